@@ -1,0 +1,76 @@
+"""Parameter types with ranges, and one-line errors for values outside them.
+
+Every public dataclass and factory of holdfast annotates its parameters with these types; pydantic does the
+checking, whether a value comes from Python, from a TOML file or from the command line.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from holdfast.errors import HoldfastError, unknown
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+def check(where: str, annotation: Any, value: Any) -> Any:
+    """``value`` as ``annotation`` demands, or a one-line error that starts with ``where``."""
+    try:
+        return _adapter(annotation).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise HoldfastError(f"{where}: {explain(error)}") from None
+
+
+def explain(error: ValidationError) -> str:
+    """The first complaint of a pydantic error, in one line."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    return f"{message}, got {first['input']!r}"
+
+
+def check_arguments(where: str, target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for ``target``, each checked against its annotation; none unknown, none missing."""
+    allowed = parameters(target)
+    for name in given:
+        if name not in allowed:
+            raise unknown(f"key in {where}", name, allowed)
+    for name, parameter in allowed.items():
+        if parameter.default is inspect.Parameter.empty and name not in given:
+            raise HoldfastError(f"{where}: the value {name!r} is missing")
+    hints = _hints(target)
+    return {name: check(f"{where}.{name}", hints[name], value) for name, value in given.items()}
+
+
+def check_fields(where: str, instance: Any) -> None:
+    """Checks (and converts) the fields of a frozen dataclass in place; call it from ``__post_init__``."""
+    hints = _hints(type(instance))
+    for name in parameters(type(instance)):
+        object.__setattr__(instance, name, check(f"{where}.{name}", hints[name], getattr(instance, name)))
+
+
+def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The named parameters of a dataclass or function."""
+    return dict(inspect.signature(target).parameters)
+
+
+@cache
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(target, include_extras=True)
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+    except Exception:  # pydantic models and dataclasses bring a config of their own
+        return TypeAdapter(annotation)

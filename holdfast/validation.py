@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 
 from holdfast.errors import HoldfastError, unknown
 
@@ -31,6 +31,15 @@ def check(where: str, annotation: Any, value: Any) -> Any:
         raise HoldfastError(f"{where}: {explain(error)}") from None
 
 
+def accepts(annotation: Any, value: Any) -> bool:
+    """Whether ``value`` is what ``annotation`` demands."""
+    try:
+        _adapter(annotation).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
 def explain(error: ValidationError) -> str:
     """The first complaint of a pydantic error, in one line."""
     first = error.errors()[0]
@@ -47,15 +56,17 @@ def check_arguments(where: str, target: Callable[..., Any], given: Mapping[str, 
     for name, parameter in allowed.items():
         if parameter.default is inspect.Parameter.empty and name not in given:
             raise HoldfastError(f"{where}: the value {name!r} is missing")
-    hints = _hints(target)
-    return {name: check(f"{where}.{name}", hints[name], value) for name, value in given.items()}
+    annotations = hints(target)
+    return {name: check(f"{where}.{name}", annotations[name], value) for name, value in given.items()}
 
 
 def check_fields(where: str, instance: Any) -> None:
     """Checks (and converts) the fields of a frozen dataclass in place; call it from ``__post_init__``."""
-    hints = _hints(type(instance))
+    annotations = hints(type(instance))
     for name in parameters(type(instance)):
-        object.__setattr__(instance, name, check(f"{where}.{name}", hints[name], getattr(instance, name)))
+        object.__setattr__(
+            instance, name, check(f"{where}.{name}", annotations[name], getattr(instance, name))
+        )
 
 
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -63,8 +74,8 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(target).parameters)
 
 
-@cache
-def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+def hints(target: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a dataclass or function, evaluated."""
     return get_type_hints(target, include_extras=True)
 
 
@@ -72,5 +83,5 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
-    except Exception:  # pydantic models and dataclasses bring a config of their own
+    except PydanticUserError:  # pydantic models and dataclasses bring a config of their own
         return TypeAdapter(annotation)

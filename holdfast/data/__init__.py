@@ -1,0 +1,34 @@
+"""Data sets, and how they are divided among nodes."""
+
+from __future__ import annotations
+
+from holdfast.data import embedded, files, synthetic  # noqa: F401 - they register themselves
+from holdfast.data.dataset import DATASETS, Dataset, prepare
+from holdfast.data.federated import FederatedData
+from holdfast.data.partition import (
+    IID,
+    PARTITIONS,
+    ClassesPerNode,
+    Dirichlet,
+    NaturalGroups,
+    Partition,
+    Shards,
+    Unequal,
+    partition,
+)
+
+__all__ = [
+    "DATASETS",
+    "IID",
+    "PARTITIONS",
+    "ClassesPerNode",
+    "Dataset",
+    "Dirichlet",
+    "FederatedData",
+    "NaturalGroups",
+    "Partition",
+    "Shards",
+    "Unequal",
+    "partition",
+    "prepare",
+]

@@ -1,0 +1,51 @@
+"""Networks: graphs, mixing matrices and their spectral figures."""
+
+from holdfast.topology.graphs import (
+    TOPOLOGIES,
+    Graph,
+    complete,
+    double_ring,
+    edge_list,
+    erdos_renyi,
+    exponential,
+    hypercube,
+    line,
+    random_geometric,
+    ring,
+    star,
+    torus,
+)
+from holdfast.topology.mixing import (
+    MIXINGS,
+    laplacian,
+    metropolis,
+    uniform,
+    uniform_neighbour,
+    validate_mixing,
+)
+from holdfast.topology.network import Network, build_network, server
+
+__all__ = [
+    "MIXINGS",
+    "TOPOLOGIES",
+    "Graph",
+    "Network",
+    "build_network",
+    "complete",
+    "double_ring",
+    "edge_list",
+    "erdos_renyi",
+    "exponential",
+    "hypercube",
+    "laplacian",
+    "line",
+    "metropolis",
+    "random_geometric",
+    "ring",
+    "server",
+    "star",
+    "torus",
+    "uniform",
+    "uniform_neighbour",
+    "validate_mixing",
+]

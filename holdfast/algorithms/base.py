@@ -1,0 +1,147 @@
+"""The whole contract between an algorithm and the engine that runs it.
+
+An algorithm is a frozen dataclass of hyperparameters with a few pure functions on tensors ``[..., d]``: the
+simulator calls them with all nodes stacked ``[n, d]``, a cluster rank with its block of rows, a deployed node
+with its own row. What a node can do is spelled out by two objects it is handed: its ``Oracle`` (its own
+objective) and its ``Peers`` (its links). Communication is a call in the middle of ``round``, so that a round
+reads like the paper's and may exchange once, twice or not at all.
+
+There are two kinds. An ``Algorithm`` has no leader: nodes exchange with their neighbours, or, when the
+network is a server, with the average of everybody. A ``ServerAlgorithm`` keeps state on the server and may
+run with a sampled cohort of clients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from torch import Tensor
+
+from holdfast.registry import Registry
+from holdfast.validation import check, check_fields, hints
+
+State = Any  # a NamedTuple of tensors [..., d], of the algorithm's own making
+M = TypeVar("M")  # a message: a tensor [..., d] or a NamedTuple of them
+R = TypeVar("R", covariant=True)  # the same, received
+
+
+class Oracle(Protocol):
+    """A node's view of its own objective f_i. Points and gradients are ``[..., d]``, one row per node."""
+
+    @property
+    def round(self) -> int:
+        """The current round, counted from 0."""
+
+    def grad(self, x: Tensor) -> Tensor:
+        """Gradient of f_i at ``x`` on the round's next minibatch (exact if the objective has no batches)."""
+
+    def grads(self, *points: Tensor) -> tuple[Tensor, ...]:
+        """Gradients at several points on the same minibatch, for variance reduction."""
+
+    def full_grad(self, x: Tensor) -> Tensor:
+        """Gradient of f_i at ``x`` over all of the node's data."""
+
+
+class Inbox(Protocol[R]):
+    """What a node received in one exchange."""
+
+    @property
+    def mixed(self) -> R:
+        """sum_j W_ij m_j over the node's neighbours and itself; for a server the mean of everybody."""
+
+    @property
+    def neighbour_sum(self) -> R:
+        """sum_j m_j over the node's neighbours, without itself."""
+
+
+class Peers(Protocol):
+    """A node's links. Every vector handed to ``exchange`` travels over each of them and is counted."""
+
+    @property
+    def degree(self) -> Tensor:
+        """Number of neighbours, ``[..., 1]``."""
+
+    def exchange(self, message: M) -> Inbox[M]:
+        """Sends ``message`` to every neighbour and waits for theirs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """Hyperparameters, checked when they are given; each may be a schedule if its type is ``Rate``."""
+
+    def __post_init__(self) -> None:
+        check_fields(type(self).__name__, self)
+
+    def at(self, round: int) -> Self:
+        """This method with every schedule among its hyperparameters evaluated at ``round``."""
+        scheduled = {name: value for name, value in vars(self).items() if callable(value)}
+        if not scheduled:
+            return self
+        now = object.__new__(type(self))
+        now.__dict__.update(vars(self))
+        for name, schedule in scheduled.items():
+            where = f"{type(self).__name__}.{name} at round {round}"
+            now.__dict__[name] = check(where, hints(type(self))[name], float(schedule(round)))
+        return now
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm(Method, ABC):
+    """A method without a leader: every node does the same and talks to its neighbours."""
+
+    needs_server: ClassVar[bool] = False  # True: correct only if the exchange averages everybody
+
+    @abstractmethod
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> State:
+        """The state of every node before the first round, all starting from the same model ``x0``."""
+
+    @abstractmethod
+    def round(self, s: State, oracle: Oracle, peers: Peers) -> State:
+        """Local work, exchange and combination: one communication round."""
+
+    @abstractmethod
+    def model(self, s: State) -> Tensor:
+        """Each node's model, ``[..., d]``, after the exchange."""
+
+
+S = TypeVar("S")  # the server's state
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerAlgorithm(Method, ABC, Generic[S]):
+    """A method led by a server that holds state; clients may be sampled.
+
+    A round: the clients of the cohort receive ``broadcast(server)``, run ``client`` and send its message; the
+    server takes in the mean of the messages. ``[d]`` on the server, ``[..., d]`` on the clients.
+    """
+
+    allows_cohorts: ClassVar[bool] = True
+
+    @abstractmethod
+    def init(self, x0: Tensor) -> State:
+        """What clients remember between rounds (an empty tuple if nothing), given ``x0`` once per client."""
+
+    @abstractmethod
+    def init_server(self, x0: Tensor) -> S:
+        """The server's state before the first round."""
+
+    @abstractmethod
+    def broadcast(self, server: S) -> Any:
+        """What every client of the cohort is sent."""
+
+    @abstractmethod
+    def client(self, s: State, received: Any, oracle: Oracle) -> tuple[State, Any]:
+        """A client's local work: its new state and its message to the server."""
+
+    @abstractmethod
+    def server(self, server: S, mean: Any, share: float) -> S:
+        """Takes in the cohort's mean message; ``share`` = cohort size / number of clients."""
+
+    @abstractmethod
+    def model(self, server: S) -> Tensor:
+        """The server's model, ``[d]``."""
+
+
+ALGORITHMS: Registry[Method] = Registry("algorithm")

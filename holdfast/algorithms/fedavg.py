@@ -1,0 +1,61 @@
+"""FedAvg and FedProx: average the models, correct nothing. Both drift when clients differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from holdfast.algorithms.base import ALGORITHMS, Oracle, ServerAlgorithm, State
+from holdfast.algorithms.schedules import Rate
+from holdfast.validation import Count, NonNegative
+
+
+class Server(NamedTuple):
+    x: Tensor
+
+
+@ALGORITHMS.register("fedavg")
+@dataclass(frozen=True)
+class FedAvg(ServerAlgorithm[Server]):
+    """Local SGD averaged by a server; biased for several local steps on unlike data (McMahan et al. 2017)."""
+
+    lr: Rate
+    local_steps: Count = 1
+    server_lr: Rate = 1.0  # other than 1: generalised FedAvg with two-sided step sizes
+
+    def init(self, x0: Tensor) -> State:
+        return ()
+
+    def init_server(self, x0: Tensor) -> Server:
+        return Server(x=x0)
+
+    def broadcast(self, server: Server) -> Tensor:
+        return server.x
+
+    def client(self, s: State, received: Tensor, oracle: Oracle) -> tuple[State, Tensor]:
+        x = received
+        for _ in range(self.local_steps):
+            x = x - self.lr * self.step_direction(x, received, oracle)
+        return s, x - received
+
+    def step_direction(self, x: Tensor, server_x: Tensor, oracle: Oracle) -> Tensor:
+        return oracle.grad(x)
+
+    def server(self, server: Server, mean: Tensor, share: float) -> Server:
+        return Server(x=server.x + self.server_lr * mean)
+
+    def model(self, server: Server) -> Tensor:
+        return server.x
+
+
+@ALGORITHMS.register("fedprox")
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg with a pull (rho/2)||x - x_server||^2 towards the server's model; less drift, still biased."""
+
+    rho: NonNegative = 0.1
+
+    def step_direction(self, x: Tensor, server_x: Tensor, oracle: Oracle) -> Tensor:
+        return oracle.grad(x) + self.rho * (x - server_x)

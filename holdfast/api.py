@@ -1,0 +1,188 @@
+"""The Python interface: ``train`` a module on split data, or ``minimize`` given functions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.algorithms.base import Method
+from holdfast.data.arrays import as_samples, as_targets
+from holdfast.data.federated import FederatedData
+from holdfast.engines.simulate.driver import Row, Run
+from holdfast.engines.simulate.simulation import Simulation
+from holdfast.errors import HoldfastError
+from holdfast.metrics.measured import choose_metrics, measure
+from holdfast.objective.flat import FlatModel
+from holdfast.objective.losses import LOSSES, Loss
+from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.objective import FunctionObjective
+from holdfast.topology import Network, server
+from holdfast.topology.graphs import Graph
+from holdfast.validation import Count, NonNegative, Seed, check
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class History:
+    """What was recorded: one row of metrics per evaluated round."""
+
+    rows: list[Row]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, metric: str) -> list[float]:
+        """All recorded values of one metric, such as ``history["test_accuracy"]``."""
+        if metric not in self.rows[0]:
+            raise HoldfastError(f"no metric {metric!r} was recorded; there are {', '.join(self.rows[0])}")
+        return [row[metric] for row in self.rows]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a data frame (needs ``pip install 'holdfast[pandas]'``)."""
+        import pandas
+
+        return pandas.DataFrame(self.rows)
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """One metric against the rounds; by default the first that was recorded."""
+        from holdfast.report.figures import history_figure
+
+        name = metric or next(key for key in self.rows[0] if key != "round")
+        return history_figure(self["round"], self[name], name)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A trained federation."""
+
+    model: nn.Module  # the average of all nodes' models
+    models: Tensor  # [n, d]: every node's parameters, flat
+    history: History
+    diverged: bool
+
+
+@dataclass(frozen=True)
+class MinimizeResult:
+    """The path of every node."""
+
+    x: Tensor  # [rounds + 1, n, d]: each node's model after the exchange of each round
+    history: History
+    diverged: bool
+
+
+def train(
+    algorithm: Method,
+    *,
+    model: nn.Module,
+    data: FederatedData | Sequence[Any],
+    topology: Network | Graph | None = None,
+    rounds: int,
+    batch_size: int | None = 32,
+    loss: str | Loss = "cross-entropy",
+    test: tuple[Any, Any] | None = None,
+    seed: int = 0,
+    l2: float = 0.0,
+    weights: Literal["uniform", "samples"] = "uniform",
+    cohort: int | None = None,
+    evaluate_every: int = 1,
+    metrics: list[str] | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> TrainResult:
+    """Trains ``model`` with ``algorithm`` on every node's own data, all nodes simulated on one device.
+
+    ``data``: the result of ``holdfast.partition``, or one (x, y) pair or torch Dataset per node.
+    ``topology``: a graph (mixed with Metropolis weights), a ``Network``, or None for a server.
+    ``batch_size``: samples per gradient, drawn with replacement; None takes all of a node's data every time.
+    ``l2``: weight of (l2/2)||x||^2 in the objective. ``cohort``: clients sampled per round (server methods).
+    """
+    for name, annotation, value in (
+        ("rounds", Count, rounds),
+        ("batch_size", Count | None, batch_size),
+        ("seed", Seed, seed),
+        ("l2", NonNegative, l2),
+        ("weights", Literal["uniform", "samples"], weights),
+        ("evaluate_every", Count, evaluate_every),
+    ):
+        check(name, annotation, value)
+    split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
+    chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
+    objective = ModelObjective(
+        FlatModel(model, torch.device(device), dtype),
+        chosen_loss,
+        split,
+        batch_size=batch_size,
+        seed=seed,
+        regulariser=Regulariser(l2=l2),
+        weights=weights,
+    )
+    test_set = None
+    if test is not None:
+        test_set = objective.test_set(as_samples("test x", test[0]), as_targets("test y", test[1]))
+    objective.check_model(test_set)
+    names = choose_metrics(metrics, has_test=test_set is not None, has_accuracy=chosen_loss.has_accuracy)
+    simulation = Simulation(
+        algorithm, objective, as_network(topology, split.nodes), seed=seed, cohort_size=cohort
+    )
+    run = Run(simulation, rounds, evaluate_every, lambda now: measure(now, test_set, names))
+    for _ in run:
+        pass
+    _warn_if_diverged(run)
+    models = simulation.models.detach()
+    return TrainResult(
+        objective.model.module(models.mean(0)), models.clone(), History(run.rows), run.diverged
+    )
+
+
+def minimize(
+    functions: Sequence[Callable[[Tensor], Tensor]],
+    x0: Tensor | Sequence[float],
+    algorithm: Method,
+    rounds: int,
+    *,
+    topology: Network | Graph | None = None,
+    seed: int = 0,
+    cohort: int | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> MinimizeResult:
+    """Minimises the mean of ``functions``, one per node, from ``x0`` [d] with exact gradients.
+
+    Each function maps a 1-D tensor to a scalar tensor and is differentiated by torch.
+    ``topology``: a graph (mixed with Metropolis weights), a ``Network``, or None for a server.
+    """
+    check("rounds", Count, rounds)
+    check("seed", Seed, seed)
+    start = torch.as_tensor(x0, dtype=dtype).detach().clone()
+    if start.dim() != 1:
+        raise HoldfastError(f"x0: expected a 1-D tensor, got shape {list(start.shape)}")
+    objective = FunctionObjective(functions, start)
+    simulation = Simulation(
+        algorithm, objective, as_network(topology, objective.nodes), seed=seed, cohort_size=cohort
+    )
+    names = ["train_loss", "consensus", "grad_norm2"]
+    run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
+    path = [simulation.models.detach().clone() for _ in run]
+    _warn_if_diverged(run)
+    return MinimizeResult(torch.stack(path), History(run.rows), run.diverged)
+
+
+def as_network(topology: Network | Graph | None, nodes: int) -> Network:
+    """A graph gets Metropolis weights; None means a server."""
+    if topology is None:
+        return server(nodes)
+    return topology if isinstance(topology, Network) else Network.of(topology)
+
+
+def _warn_if_diverged(run: Run) -> None:
+    if run.diverged:
+        name = type(run.simulation.method).__name__
+        message = f"{name} diverged (a non-finite figure) by round {run.simulation.round}: try a smaller lr"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)

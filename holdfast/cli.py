@@ -1,0 +1,183 @@
+"""The command line. Every command imports what it needs, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="holdfast",
+    help="Federated learning that does not drift. Start with: holdfast run",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+Experiment = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[EXPERIMENT.toml]", help="The experiment file; without one, the default experiment."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[key.path=value ...]",
+        help="Changes, such as network.topology=complete; a list, algorithm.lr=[0.1,0.01], makes a sweep.",
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HOLDFAST_DATA", help="Folder with data sets that are not embedded.", show_envvar=True
+    ),
+]
+Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:N.")]
+
+
+@app.command()
+def run(
+    experiment: Experiment = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    runs_dir: Annotated[Path, typer.Option(help="Where the run directory is made.")] = Path("runs"),
+    tensorboard: Annotated[
+        bool, typer.Option(help="Also log to TensorBoard (holdfast[tensorboard]).")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
+) -> None:
+    """Run an experiment: train every algorithm on the same problem, then compare them.
+
+    Without a file this is the default experiment: ten nodes on a ring, handwritten digits, three algorithms.
+    Results go to a new folder under runs/, with metrics.csv, plots, models and a self-contained report.html.
+    Ctrl-C saves and stops; [bold]holdfast resume[/bold] continues.
+
+    [bold]holdfast run network.topology=complete rounds=50[/bold]   change values
+
+    [bold]holdfast run mine.toml algorithm.lr=[0.1,0.01] seeds=[0,1,2][/bold]   sweep, over three seeds
+    """
+    from holdfast.commands import run_experiment
+
+    path, changes = _split(experiment, overrides)
+    run_experiment(path, changes, data_dir, device, runs_dir, tensorboard=tensorboard, quiet=quiet)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    device: Annotated[str | None, typer.Option(help="Another device than the run began on.")] = None,
+    tensorboard: Annotated[
+        bool, typer.Option(help="Also log to TensorBoard (holdfast[tensorboard]).")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
+) -> None:
+    """Continue a run that was interrupted, as if nothing had happened."""
+    from holdfast.commands import resume_run
+
+    resume_run(folder, device, tensorboard=tensorboard, quiet=quiet)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="One or more run directories.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The HTML file; by default report.html in the first run directory."
+        ),
+    ] = None,
+) -> None:
+    """Write the report of a run again, or one report that overlays several runs."""
+    from holdfast.commands import report_runs
+
+    report_runs(folders, output)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="algorithms, topologies, mixings, datasets, partitions, models, losses or metrics."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List what can be chosen in an experiment, with parameters, defaults and one line on each."""
+    from holdfast.commands import list_choices
+
+    list_choices(kind, as_json=json)
+
+
+@app.command()
+def inspect(
+    experiment: Experiment = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Also save the pictures (PNG and SVG) in this folder."),
+    ] = None,
+) -> None:
+    """Look before training: who holds which labels, the graph, how fast it mixes, what a run will cost."""
+    from holdfast.commands import inspect_experiment
+
+    path, changes = _split(experiment, overrides)
+    inspect_experiment(path, changes, data_dir, device, output)
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("experiment.toml"),
+    force: Annotated[bool, typer.Option(help="Overwrite a file that exists.")] = False,
+) -> None:
+    """Write the default experiment, with comments, as a file to start from."""
+    from holdfast.commands import write_default
+
+    write_default(path, force=force)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import holdfast
+
+        typer.echo(f"holdfast {holdfast.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _split(experiment: Path | None, overrides: list[str] | None) -> tuple[Path | None, list[str]]:
+    """``holdfast run key=value`` has no file: its first argument is already an override."""
+    changes = list(overrides or [])
+    if experiment is not None and "=" in str(experiment) and not experiment.exists():
+        return None, [str(experiment), *changes]
+    return experiment, changes
+
+
+def main() -> None:
+    """Runs the command line; a mistake of the user's is one line on stderr and exit code 2."""
+    from holdfast.errors import HoldfastError
+
+    try:
+        app()
+    except HoldfastError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

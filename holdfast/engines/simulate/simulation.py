@@ -1,0 +1,135 @@
+"""The simulator: all nodes of a federation trained at once on one device."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.algorithms.base import Algorithm, Method, ServerAlgorithm
+from holdfast.engines.simulate.peers import StackedPeers
+from holdfast.errors import HoldfastError
+from holdfast.objective.objective import Objective
+from holdfast.objective.oracle import BatchOracle, Work
+from holdfast.randomness import cohort
+from holdfast.topology import Network
+from holdfast.tree import from_named, named_leaves, put_rows, row_size, tree_map
+
+
+class Federation(NamedTuple):
+    """State of a server method."""
+
+    server: Any
+    clients: Any  # rows of all clients, kept once
+
+
+class Simulation:
+    """One method on one objective over one network. ``step`` runs a round; everything else looks at it."""
+
+    def __init__(
+        self,
+        method: Method,
+        objective: Objective,
+        network: Network,
+        *,
+        seed: int = 0,
+        cohort_size: int | None = None,
+    ) -> None:
+        check_fit(method, objective.nodes, network, cohort_size)
+        self.method, self.objective, self.network = method, objective, network
+        self.seed, self.cohort_size = seed, cohort_size or objective.nodes
+        self.work = Work()
+        self.peers = StackedPeers(network, like=objective.x0)
+        self.traffic = self.peers.traffic
+        self.everybody = torch.arange(objective.nodes, device=objective.x0.device)
+        self.round = 0
+        self.state = self._initial_state()
+
+    def _initial_state(self) -> Any:
+        method, x0 = self.method.at(0), self.objective.x0
+        rows = x0.expand(self.objective.nodes, -1).clone()
+        if isinstance(method, ServerAlgorithm):
+            return Federation(server=method.init_server(x0.clone()), clients=method.init(rows))
+        assert isinstance(method, Algorithm)
+        return method.init(rows, self._oracle(self.everybody), self.peers)
+
+    def step(self) -> None:
+        """Runs the next communication round."""
+        method = self.method.at(self.round)
+        if isinstance(method, ServerAlgorithm):
+            self.state = self._server_round(method, self.state)
+        else:
+            assert isinstance(method, Algorithm)
+            self.state = method.round(self.state, self._oracle(self.everybody), self.peers)
+        self.round += 1
+
+    def _server_round(self, method: ServerAlgorithm[Any], state: Federation) -> Federation:
+        chosen = self._cohort()
+        received = method.broadcast(state.server)
+        before = tree_map(lambda rows: rows[chosen], state.clients)
+        after, message = method.client(before, received, self._oracle(chosen))
+        self.traffic.numbers += len(chosen) * (row_size(received) + row_size(message))
+        mean = tree_map(lambda rows: rows.mean(0), message)
+        server = method.server(state.server, mean, len(chosen) / self.objective.nodes)
+        return Federation(server=server, clients=put_rows(state.clients, chosen, after))
+
+    def _cohort(self) -> Tensor:
+        if self.cohort_size == self.objective.nodes:
+            return self.everybody
+        picked = cohort(self.seed, self.round, self.objective.nodes, self.cohort_size)
+        return picked.to(self.everybody.device)
+
+    def _oracle(self, nodes: Tensor) -> BatchOracle:
+        return BatchOracle(self.objective, nodes, self.round, self.work)
+
+    @property
+    def models(self) -> Tensor:
+        """Each node's model after the last exchange, [n, d]; a server's model is everybody's."""
+        if isinstance(self.method, ServerAlgorithm):
+            return self.method.model(self.state.server).expand(self.objective.nodes, -1)
+        assert isinstance(self.method, Algorithm)
+        return self.method.model(self.state)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all messages so far, each counted once."""
+        return self.traffic.numbers * self.objective.x0.element_size()
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """All that ``restore`` needs to go on from here: tensors by name, and counters."""
+        tensors = {
+            name: tensor.detach().to("cpu", copy=True).contiguous()
+            for name, tensor in named_leaves(self.state)
+        }
+        counters = {
+            "round": self.round,
+            "numbers_sent": self.traffic.numbers,
+            "gradient_evaluations": self.work.gradient_evaluations,
+            "sample_gradients": self.work.sample_gradients,
+        }
+        return tensors, counters
+
+    def restore(self, tensors: dict[str, Tensor], counters: dict[str, int]) -> None:
+        """Continues from a ``snapshot``."""
+        self.state = from_named(self.state, tensors)
+        self.round = counters["round"]
+        self.traffic.numbers = counters["numbers_sent"]
+        self.work.gradient_evaluations = counters["gradient_evaluations"]
+        self.work.sample_gradients = counters["sample_gradients"]
+
+
+def check_fit(method: Method, nodes: int, network: Network, cohort_size: int | None) -> None:
+    """Refuses a method on a network it is not made for, and cohorts that cannot be drawn."""
+    name = type(method).__name__
+    leads = isinstance(method, ServerAlgorithm) or (isinstance(method, Algorithm) and method.needs_server)
+    if network.nodes != nodes:
+        raise HoldfastError(f"network: it has {network.nodes} nodes, but the data are split over {nodes}")
+    if leads and not network.is_server:
+        raise HoldfastError(f"{name} needs a server: use the topology 'server', not a graph")
+    if cohort_size is None:
+        return
+    if not isinstance(method, ServerAlgorithm) or not method.allows_cohorts:
+        raise HoldfastError(f"cohort: {name} needs every node in every round; leave the cohort out")
+    if not 1 <= cohort_size <= nodes:
+        raise HoldfastError(f"cohort: should be between 1 and the number of nodes {nodes}, got {cohort_size}")

@@ -1,0 +1,147 @@
+"""What can be measured of a simulation after a round. Every metric is one small function, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+from torch import Tensor
+
+from holdfast.algorithms.base import ServerAlgorithm
+from holdfast.engines.simulate.simulation import Simulation
+from holdfast.errors import HoldfastError, unknown
+from holdfast.objective.model_objective import ModelObjective
+
+TestSet = tuple[Tensor, Tensor]
+
+
+class Measured:
+    """The quantities that metrics are made of, for the models as they are now."""
+
+    def __init__(self, simulation: Simulation, test: TestSet | None) -> None:
+        self.simulation = simulation
+        self.objective = simulation.objective
+        self.test = test
+        self.models = simulation.models.detach()  # [n, d]
+        self.average = self.models.mean(0)  # [d]
+
+    @cached_property
+    def node_accuracies(self) -> Tensor:
+        """Test accuracy of every node's model, [n]; [1] where all nodes hold the server's."""
+        one_model = isinstance(self.simulation.method, ServerAlgorithm)
+        return self._test(self.models[:1] if one_model else self.models)[0]
+
+    @cached_property
+    def average_test(self) -> tuple[Tensor, Tensor]:
+        """Test accuracy and test loss of the average model, each [1]."""
+        return self._test(self.average.unsqueeze(0))
+
+    @cached_property
+    def global_gradient(self) -> Tensor:
+        """Gradient of f at the average model, [d]."""
+        return self.objective.global_value_and_grad(self.average)[1]
+
+    @cached_property
+    def consensus(self) -> Tensor:
+        """(1/n) sum_i ||x_i - average||^2."""
+        return (self.models - self.average).square().sum(-1).mean()
+
+    def _test(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.objective, ModelObjective)
+        assert self.test is not None
+        return self.objective.test(rows, *self.test)
+
+
+Metric = Callable[[Measured], Tensor]
+
+
+def test_accuracy(m: Measured) -> Tensor:
+    """Test accuracy, mean over the nodes' own models."""
+    return m.node_accuracies.mean()
+
+
+def worst_accuracy(m: Measured) -> Tensor:
+    """Test accuracy of the worst node."""
+    return m.node_accuracies.min()
+
+
+def average_accuracy(m: Measured) -> Tensor:
+    """Test accuracy of the average model."""
+    return m.average_test[0]
+
+
+def average_loss(m: Measured) -> Tensor:
+    """Test loss of the average model."""
+    return m.average_test[1]
+
+
+def train_loss(m: Measured) -> Tensor:
+    """The common objective f at the average model, regulariser included."""
+    return m.objective.global_value(m.average)
+
+
+def consensus(m: Measured) -> Tensor:
+    """Consensus error (1/n) sum_i ||x_i - average||^2."""
+    return m.consensus
+
+
+def grad_norm2(m: Measured) -> Tensor:
+    """Squared norm of the global gradient at the average model; reads all training data."""
+    return m.global_gradient.square().sum()
+
+
+def stationarity(m: Measured) -> Tensor:
+    """NET-FLEET's measure: grad_norm2 + consensus; reads all training data."""
+    return m.global_gradient.square().sum() + m.consensus
+
+
+METRICS: dict[str, Metric] = {
+    metric.__name__: metric
+    for metric in (
+        test_accuracy,
+        worst_accuracy,
+        average_accuracy,
+        average_loss,
+        train_loss,
+        consensus,
+        grad_norm2,
+        stationarity,
+    )
+}
+NEEDS_ACCURACY = frozenset({"test_accuracy", "worst_accuracy", "average_accuracy"})
+NEEDS_TEST_SET = NEEDS_ACCURACY | {"average_loss"}
+EXPENSIVE = frozenset({"grad_norm2", "stationarity"})  # only when asked for
+
+
+def available_metrics(has_test: bool, has_accuracy: bool) -> list[str]:
+    """The metrics that can be computed, in their order."""
+    missing = (frozenset() if has_test else NEEDS_TEST_SET) | (
+        frozenset() if has_accuracy else NEEDS_ACCURACY
+    )
+    return [name for name in METRICS if name not in missing]
+
+
+def choose_metrics(wanted: list[str] | None, *, has_test: bool, has_accuracy: bool) -> list[str]:
+    """``wanted``, checked, or by default every metric that is available and cheap."""
+    available = available_metrics(has_test, has_accuracy)
+    if wanted is None:
+        return [name for name in available if name not in EXPENSIVE]
+    for name in wanted:
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS)
+        if name not in available:
+            lacking = "a test set" if name in NEEDS_TEST_SET and not has_test else "a loss with classes"
+            raise HoldfastError(f"metric {name!r} needs {lacking}, and this problem has none")
+    return wanted
+
+
+def measure(simulation: Simulation, test: TestSet | None, metrics: list[str]) -> dict[str, float]:
+    """The chosen metrics, then what the run has cost so far."""
+    measured = Measured(simulation, test)
+    values = {name: float(METRICS[name](measured)) for name in metrics}
+    return values | {
+        "payload_bytes": simulation.payload_bytes,
+        "payload_bytes_per_link": simulation.payload_bytes / simulation.network.directed_links,
+        "gradient_evaluations": simulation.work.gradient_evaluations,
+        "sample_gradients": simulation.work.sample_gradients,
+    }

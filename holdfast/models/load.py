@@ -1,0 +1,66 @@
+"""Models by name: ours, or ``module:Class`` of the user's own."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from holdfast.errors import HoldfastError, unknown
+from holdfast.models.base import MODELS
+
+
+def load_model(
+    name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int
+) -> nn.Module:
+    """The registered model ``name``, or the user's ``module:Class``, made with ``options``.
+
+    A user's class or function also gets ``input_shape`` and ``outputs`` if it has parameters of these names.
+    """
+    context = {"input_shape": input_shape, "outputs": outputs}
+    if ":" not in name:
+        return MODELS.build(name, options, **context)
+    for key in options:
+        if key in context:
+            raise HoldfastError(f"model {name!r}: {key!r} comes from the data, leave it out")
+    maker = import_model(name)
+    signature = inspect.signature(maker)
+    arguments = {**options, **{key: value for key, value in context.items() if key in signature.parameters}}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise HoldfastError(f"model {name!r}: {error}; its signature is {signature}") from None
+    made = maker(**arguments)
+    if not isinstance(made, nn.Module):
+        raise HoldfastError(f"model {name!r} must give a torch.nn.Module, got {type(made).__name__}")
+    return made
+
+
+def import_model(spec: str) -> Callable[..., nn.Module]:
+    """The class or factory function that ``module:name`` points to, in the current folder or installed."""
+    module_name, _, attribute = spec.partition(":")
+    if not module_name or not attribute:
+        raise HoldfastError(f"model {spec!r}: expected module:Class, for example my_models:Net")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a console script does not search the current folder by itself
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        raise HoldfastError(
+            f"model {spec!r}: cannot import {module_name!r} in the current folder or the installed packages "
+            f"({type(error).__name__}: {' '.join(str(error).split())})"
+        ) from error
+    if not hasattr(module, attribute):
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise unknown(f"name in module {module_name!r}", attribute, public)
+    maker: Callable[..., nn.Module] = getattr(module, attribute)
+    if not callable(maker) or (inspect.isclass(maker) and not issubclass(maker, nn.Module)):
+        raise HoldfastError(
+            f"model {spec!r}: expected a subclass of torch.nn.Module or a function, got {maker!r}"
+        )
+    return maker

@@ -1,0 +1,61 @@
+"""A ``torch.nn.Module`` as a function of one flat parameter vector."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from holdfast.models import dropout_keys
+from holdfast.objective.support import check_supported, probe
+
+
+class FlatModel:
+    """The trainable parameters of ``module`` laid end to end; frozen ones and buffers stay inside.
+
+    Modules are run as they are handed over: a part that the user has put into eval mode stays there.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        check_supported(module)
+        self.template = module
+        self._training = deepcopy(module).to(device=device, dtype=dtype)
+        self._evaluation = deepcopy(self._training).eval()
+        trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
+        self.shapes = {name: p.shape for name, p in trainable.items()}
+        self.sizes = [p.numel() for p in trainable.values()]
+        self.dim = sum(self.sizes)
+        self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
+        self._dropout_keys = dropout_keys(self._training)
+
+    def probe(self, inputs: Tensor) -> tuple[int, ...]:
+        """The shape of the outputs for a batch; raises, naming the layer, if copies cannot be stacked."""
+        return probe(self._training, inputs)
+
+    def parameters(self, row: Tensor) -> dict[str, Tensor]:
+        """The flat vector ``row`` [d] cut into the module's named parameters."""
+        pieces = torch.split(row, self.sizes)
+        return {
+            name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=True)
+        }
+
+    def train(self, row: Tensor, inputs: Tensor, key: Tensor) -> Tensor:
+        """Outputs for a batch while training; ``key`` [4] = (seed, node, round, step) feeds dropout."""
+        given = self.parameters(row) | dict.fromkeys(self._dropout_keys, key)
+        return functional_call(self._training, given, (inputs,))  # type: ignore[no-any-return]
+
+    def evaluate(self, row: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs for a batch in eval mode."""
+        return functional_call(self._evaluation, self.parameters(row), (inputs,))  # type: ignore[no-any-return]
+
+    def module(self, row: Tensor) -> nn.Module:
+        """A copy of the user's module, in its own dtype and on the CPU, that holds the parameters ``row``."""
+        module = deepcopy(self.template).cpu()
+        values = self.parameters(row.detach().cpu())
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if name in values:
+                    parameter.copy_(values[name])
+        return module

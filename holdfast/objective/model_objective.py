@@ -1,0 +1,194 @@
+"""Local objectives made of a model, a loss and each node's own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad, grad_and_value, vmap
+
+from holdfast.data.dataset import prepare
+from holdfast.data.federated import FederatedData
+from holdfast.errors import HoldfastError
+from holdfast.objective.flat import FlatModel
+from holdfast.objective.losses import Loss
+from holdfast.randomness import batch_indices
+
+# Samples handled by one call when a whole data set is read: bounds the memory of the activations.
+CHUNK_SAMPLES = 8192
+
+
+@dataclass(frozen=True)
+class Regulariser:
+    """(l2/2) ||x||^2 + nonconvex * sum_l x_l^2 / (1 + x_l^2), the latter as in FedPD's experiments."""
+
+    l2: float = 0.0
+    nonconvex: float = 0.0
+
+    def value(self, x: Tensor) -> Tensor:
+        square = x * x
+        return (self.l2 / 2 * square + self.nonconvex * square / (1 + square)).sum(-1)
+
+    def add_grad(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """``gradient`` plus the regulariser's own at ``x``."""
+        if self.l2:
+            gradient = torch.add(gradient, x, alpha=self.l2)
+        if self.nonconvex:
+            gradient = gradient + 2 * self.nonconvex * x / (1 + x * x) ** 2
+        return gradient
+
+
+class Batch(NamedTuple):
+    """Samples with their weights in a sum of losses; a leading node dimension when stacked."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+
+class ModelObjective:
+    """f_i(x) = scale_i * mean loss over node i's samples + regulariser.
+
+    ``weights = "uniform"`` counts every node alike (scale 1); ``"samples"`` counts every sample alike: then
+    scale_i = n N_i / N, so that (1/n) sum_i f_i is the mean over all samples, whatever the method.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        loss: Loss,
+        data: FederatedData,
+        *,
+        batch_size: int | None,
+        seed: int,
+        regulariser: Regulariser | None = None,
+        weights: Literal["uniform", "samples"] = "uniform",
+        mean: float = 0.0,
+        std: float = 1.0,
+    ) -> None:
+        self.model, self.loss = model, loss
+        self.batch_size, self.seed = batch_size, seed
+        self.regulariser = regulariser or Regulariser()
+        self.mean, self.std = mean, std
+        self.x0, self.dim, self.nodes = model.x0, model.dim, data.nodes
+        device, dtype = self.x0.device, self.x0.dtype
+        self.x, self.y = data.x.to(device), data.y.to(device)
+        if self.y.is_floating_point():
+            self.y = self.y.to(dtype)
+        self.counts = torch.as_tensor(data.counts, device=device)
+        self.starts = torch.as_tensor(data.starts, device=device)
+        self.scale = torch.ones(self.nodes, device=device, dtype=dtype)
+        if weights == "samples":
+            self.scale = (self.counts * self.nodes / self.counts.sum()).to(dtype)
+        self._row_grads = vmap(grad(self._row_loss), in_dims=(0, 0, 0))
+
+    # --- a node's own gradients -------------------------------------------------------------------------
+
+    def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
+        if self.batch_size is None:
+            return [self.full_grads(x, nodes) for x in points]
+        picks = batch_indices(self.seed, nodes, self.counts[nodes], round, step, self.batch_size)
+        weight = (self.scale[nodes] / self.batch_size).unsqueeze(-1).expand(picks.shape)
+        batch = self._gather(self.starts[nodes].unsqueeze(-1) + picks, weight)
+        key = self._keys(nodes, round, step)
+        return [self.regulariser.add_grad(self._row_grads(x, batch, key), x) for x in points]
+
+    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+        key = self._keys(nodes, 0, 0)
+        total = torch.zeros_like(x)
+        for batch in self._chunks_of(nodes):
+            total = total + self._row_grads(x, batch, key)
+        return self.regulariser.add_grad(total, x)
+
+    def samples_per_minibatch(self, nodes: Tensor) -> int:
+        return self.samples(nodes) if self.batch_size is None else self.batch_size * len(nodes)
+
+    def samples(self, nodes: Tensor) -> int:
+        return int(self.counts[nodes].sum())
+
+    def _row_loss(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
+        outputs = self.model.train(row, self._prepare(batch.x), key)
+        return (self.loss.values(outputs, batch.y) * batch.weight).sum()
+
+    def _chunks_of(self, nodes: Tensor) -> Iterator[Batch]:
+        """All samples of ``nodes``, some of every node at a time; shorter nodes are padded with weight 0."""
+        counts, starts, scale = self.counts[nodes], self.starts[nodes], self.scale[nodes]
+        size = max(1, CHUNK_SAMPLES // len(nodes))
+        for first in range(0, int(counts.max()), size):
+            place = torch.arange(first, min(first + size, int(counts.max())), device=counts.device)
+            inside = place < counts.unsqueeze(-1)
+            weight = inside * (scale / counts).unsqueeze(-1)
+            rows = starts.unsqueeze(-1) + torch.minimum(place, counts.unsqueeze(-1) - 1)
+            yield self._gather(rows, weight.to(self.x0.dtype))
+
+    def _keys(self, nodes: Tensor, round: int, step: int) -> Tensor:
+        key = torch.empty(len(nodes), 4, dtype=torch.int64, device=nodes.device)
+        key[:, 0], key[:, 1], key[:, 2], key[:, 3] = self.seed, nodes, round, step
+        return key
+
+    def _gather(self, rows: Tensor, weight: Tensor) -> Batch:
+        return Batch(x=self.x[rows], y=self.y[rows], weight=weight)
+
+    def _prepare(self, x: Tensor) -> Tensor:
+        return prepare(x, self.mean, self.std, self.x0.dtype)
+
+    # --- the common objective at one point --------------------------------------------------------------
+
+    def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        value, total = torch.zeros((), dtype=x.dtype, device=x.device), torch.zeros_like(x)
+        for batch in self._chunks_of_all():
+            gradient, part = grad_and_value(self._evaluation_loss)(x, batch)
+            value, total = value + part.detach(), total + gradient.detach()
+        return value + self.regulariser.value(x), self.regulariser.add_grad(total, x)
+
+    def global_value(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            parts = [self._evaluation_loss(x, batch) for batch in self._chunks_of_all()]
+        return torch.stack(parts).sum() + self.regulariser.value(x)
+
+    def _evaluation_loss(self, row: Tensor, batch: Batch) -> Tensor:
+        outputs = self.model.evaluate(row, self._prepare(batch.x))
+        return (self.loss.values(outputs, batch.y) * batch.weight).sum()
+
+    def _chunks_of_all(self) -> Iterator[Batch]:
+        per_sample = torch.repeat_interleave(self.scale / (self.nodes * self.counts), self.counts)
+        everything = torch.arange(len(self.x), device=self.x.device)
+        for rows in torch.split(everything, CHUNK_SAMPLES):
+            yield self._gather(rows, per_sample[rows].to(self.x0.dtype))
+
+    # --- before training -----------------------------------------------------------------------------------
+
+    def check_model(self, test: tuple[Tensor, Tensor] | None) -> None:
+        """Refuses a model that does not suit the data, and labels that do not suit the loss."""
+        shape = self.model.probe(self._prepare(self.x[:2]))
+        self.loss.values(torch.zeros(shape), torch.zeros_like(self.y[:2], device="cpu"))
+        classes = max(shape[-1] if len(shape) > 1 else 1, 2)
+        for y in [self.y] if test is None else [self.y, test[1]]:
+            self.loss.check_targets(y, None if y.is_floating_point() else classes)
+
+    def test_set(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(x, y) where the objective computes."""
+        if x.shape[1:] != self.x.shape[1:]:
+            raise HoldfastError(
+                f"test x: samples are {list(x.shape[1:])}, for training {list(self.x.shape[1:])}"
+            )
+        return x.to(self.x.device), y.to(self.y.device, self.y.dtype)
+
+    # --- a test set ---------------------------------------------------------------------------------------
+
+    def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on the samples (x, y)."""
+        predict: Callable[[Tensor, Tensor], Tensor] = vmap(self.model.evaluate, in_dims=(0, None))
+        correct = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+        loss = torch.zeros_like(correct)
+        size = max(1, CHUNK_SAMPLES // len(rows))
+        with torch.no_grad():
+            for inputs, targets in zip(torch.split(x, size), torch.split(y, size), strict=True):
+                outputs = predict(rows, self._prepare(inputs))
+                loss += torch.stack([self.loss.values(out, targets).sum() for out in outputs])
+                if self.loss.has_accuracy:
+                    correct += torch.stack([self.loss.correct(out, targets).sum() for out in outputs])
+        return correct / len(x), loss / len(x)

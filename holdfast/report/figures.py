@@ -1,0 +1,287 @@
+"""Curves, the partition and the network as pictures.
+
+Figures are made without pyplot, so nothing global changes. Import this module only where a picture is wanted.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import networkx as nx
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from holdfast.errors import unknown
+from holdfast.report.format import byte_unit, count_text, quantity
+from holdfast.runs.record import RunRecord, Series, overlaid
+from holdfast.runs.record_files import Link
+
+AXES = ("round", "payload_bytes", "gradient_evaluations")
+
+INK, FAINT, GRID = "#24292f", "#6e7781", "#d8dee4"  # the HTML report swaps these in dark mode
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
+DASHES = ((0, ()), (0, (4, 2)), (0, (1.6, 1)), (0, (6, 1.5, 1, 1.5)), (0, (8, 3)), (0, (3, 1, 1, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+WIDTHS = (3.2, 2.0, 1.5)  # wide below narrow: curves that coincide both stay visible
+
+ALL_LABELS_UP_TO = 60  # nodes
+DRAWN_UP_TO = 300  # nodes
+
+
+class Style(NamedTuple):
+    colour: str
+    dash: tuple[int, tuple[float, ...]]
+    marker: str
+    width: float
+
+
+def curves_figure(records: Sequence[RunRecord], metric: str, axis: str = "round") -> Figure:
+    """``metric`` against rounds, bytes or gradients: one curve per line of the table of results."""
+    if axis not in AXES:
+        raise unknown("axis", axis, AXES)
+    shown = overlaid(records)
+    having = [record for record in shown if metric in record.metrics]
+    if not having:
+        recorded = sorted({name for record in shown for name in record.metrics})
+        raise unknown("metric", metric, recorded)
+    styles = curve_styles(shown)
+    series = [curve for record in having for curve in record.series(metric, axis) if curve.x]
+    return _draw_curves([(curve, styles[curve.label]) for curve in series], metric, axis)
+
+
+def history_figure(rounds: Sequence[float], values: Sequence[float], metric: str) -> Figure:
+    """One metric of one run against its rounds."""
+    curve = Series("", list(rounds), list(values), list(values), list(values))
+    return _draw_curves([(curve, _style(0, 0))], metric, "round")
+
+
+def partition_figure(table: np.ndarray, classes: Sequence[str] | None = None) -> Figure:
+    """Heat map of a table [n, classes]: how many samples of each class every node owns."""
+    nodes, columns = table.shape
+    names = list(classes) if classes is not None else [str(label) for label in range(columns)]
+    with_counts = nodes <= 30 and columns <= 20
+    figure = Figure(figsize=(6.4, min(8.0, max(2.6, 1.1 + 0.27 * nodes))), layout="constrained")
+    axes = figure.add_subplot()
+    mesh = axes.pcolormesh(
+        np.ma.masked_equal(table, 0),
+        cmap="Blues",
+        norm=PowerNorm(0.5, vmin=0, vmax=max(1, table.max())),  # so that a few samples differ from none
+        edgecolors=GRID if with_counts else "none",
+        linewidth=0.5,
+        rasterized=table.size > 2000,
+    )
+    axes.invert_yaxis()
+    for node, label in zip(*np.nonzero(table), strict=True) if with_counts else ():
+        count = int(table[node, label])
+        colour = "#ffffff" if count > 0.4 * table.max() else "#08306b"
+        axes.text(label + 0.5, node + 0.5, f"{count}", ha="center", va="center", size=8, color=colour)
+    axes.set_xlabel("class")
+    if columns <= 30:
+        axes.set_xticks(np.arange(columns) + 0.5, names)
+        if max(map(len, names)) > 3:
+            axes.tick_params(axis="x", rotation=35)
+    if nodes <= 40:
+        axes.set_yticks(np.arange(nodes) + 0.5, [f"{i}  ({total:,})" for i, total in enumerate(table.sum(1))])
+        axes.set_ylabel("node (samples)")
+    else:
+        axes.set_ylabel("node")
+    if not with_counts:
+        bar = figure.colorbar(mesh, ax=axes, pad=0.02, aspect=30, label="samples of the class")
+        _quiet(bar.ax)
+    _quiet(axes)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def network_figure(nodes: int, links: Sequence[Link], is_server: bool) -> Figure:
+    """The graph, nodes on a circle; with a server, the hub in the middle."""
+    figure = Figure(figsize=(4.4, 4.4), layout="constrained")
+    axes = figure.add_subplot(aspect="equal")
+    axes.axis("off")
+    if nodes > DRAWN_UP_TO:
+        words = f"{nodes:,} nodes" + (" around a server" if is_server else f", {len(links):,} links")
+        axes.text(0.5, 0.5, f"{words}:\ntoo many to draw", ha="center", va="center", color=INK)
+        return figure
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(range(nodes))
+    graph.add_weighted_edges_from(links)
+    if nodes <= ALL_LABELS_UP_TO or is_server:
+        angles = np.pi / 2 - 2 * np.pi * np.arange(nodes) / nodes  # clockwise from the top
+        at = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    else:
+        places = nx.spring_layout(graph, weight=None, iterations=200, seed=0)
+        at = np.array([places[node] for node in range(nodes)])
+    if is_server:
+        lines, weights = [[(0.0, 0.0), tuple(place)] for place in at], np.ones(nodes)
+    else:
+        lines, weights = (
+            [[tuple(at[i]), tuple(at[j])] for i, j, _ in links],
+            np.array([w for _, _, w in links]),
+        )
+    crowd = math.sqrt(10 / max(nodes, 10))  # things shrink as the nodes get many
+    widths = 0.4 + 1.4 * crowd * weights / weights.max(initial=1e-12)
+    alpha = min(0.8, 6 / math.sqrt(max(1, len(lines))))
+    axes.add_collection(LineCollection(lines, colors=FAINT, linewidths=list(widths), alpha=alpha, zorder=1))
+    axes.scatter(at[:, 0], at[:, 1], s=460 * crowd**2, color=COLOURS[0], zorder=2)
+    if nodes <= ALL_LABELS_UP_TO:
+        for node, (x, y) in enumerate(at):
+            axes.text(
+                x,
+                y,
+                f"{node}",
+                ha="center",
+                va="center_baseline",
+                color="#ffffff",
+                size=10 * crowd**0.65,
+                zorder=3,
+            )
+    if is_server:
+        axes.scatter([0], [0], s=1500, marker="s", color=COLOURS[1], zorder=2)
+        axes.text(0, 0, "server", ha="center", va="center_baseline", color="#ffffff", size=9, zorder=3)
+    axes.margins(0.08)
+    return figure
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """Writes ``stem``.png and ``stem``.svg."""
+    figure.savefig(f"{stem}.png", dpi=150, facecolor="white")
+    Path(f"{stem}.svg").write_text(svg_text(figure), encoding="utf-8")
+
+
+def svg_text(figure: Figure) -> str:
+    """The figure as SVG, its text kept as text; the same figure always gives the same bytes."""
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "holdfast"}):
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    return out.getvalue()
+
+
+def curve_styles(records: Sequence[RunRecord]) -> dict[str, Style]:
+    """A style for every label, the same in all figures.
+
+    Few curves get a colour each. Many share the colour of their algorithm and differ in dashes and markers.
+    """
+    keys = {}
+    for record in records:
+        for group in record.groups:
+            algorithm = group.jobs[0]["algorithm"]
+            keys[group.label] = algorithm, group.label.replace(record.prefix + algorithm, record.prefix, 1)
+    algorithms = list(dict.fromkeys(algorithm for algorithm, _ in keys.values()))
+    variants = list(dict.fromkeys(variant for _, variant in keys.values()))
+    if len(keys) <= len(COLOURS) or len(variants) == 1:
+        return {label: _style(i, i) for i, label in enumerate(keys)}
+    return {label: _style(algorithms.index(a), variants.index(v)) for label, (a, v) in keys.items()}
+
+
+def _style(colour: int, dash: int) -> Style:
+    return Style(
+        COLOURS[colour % len(COLOURS)],
+        DASHES[dash % len(DASHES)],
+        MARKERS[dash % len(MARKERS)],
+        WIDTHS[min(colour, len(WIDTHS) - 1)],
+    )
+
+
+def _draw_curves(curves: Sequence[tuple[Series, Style]], metric: str, axis: str) -> Figure:
+    columns = _legend_columns([_legend_label(curve) for curve, _ in curves])
+    figure = Figure(figsize=(6.4, 3.6 + 0.2 * math.ceil(len(curves) / columns)), layout="constrained")
+    axes = figure.add_subplot()
+    in_percent = 100.0 if quantity(metric).kind == "accuracy" else 1.0
+    x_unit, x_name = _x_unit(axis, [x for curve, _ in curves for x in curve.x])
+    for order, (curve, style) in enumerate(curves):
+        x = np.array(curve.x) / x_unit
+        points = len(x)
+        step = max(1, points // 6)
+        axes.plot(
+            x,
+            np.array(curve.mean) * in_percent,
+            label=_legend_label(curve),
+            color=style.colour,
+            linestyle=style.dash,
+            linewidth=style.width,
+            marker=style.marker,
+            markersize=6,
+            markeredgecolor="white",
+            markeredgewidth=0.8,
+            markevery=(order * step // len(curves), step),  # in turn, so that no marker hides another
+            solid_capstyle="round",
+            zorder=2 + order / len(curves),
+        )
+        if curve.seeds > 1:
+            low, high = np.array(curve.low) * in_percent, np.array(curve.high) * in_percent
+            axes.fill_between(x, low, high, color=style.colour, alpha=0.15, linewidth=0, zorder=1)
+    _set_range(axes, [curve for curve, _ in curves], metric, in_percent)
+    axes.set_xlabel(x_name)
+    if quantity(axis).kind == "count":
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    _quiet(axes)
+    if any(curve.label for curve, _ in curves):
+        figure.legend(
+            loc="outside upper left", ncols=columns, frameon=False, fontsize=9, labelcolor=INK, handlelength=4
+        )
+    return figure
+
+
+def _set_range(axes: Axes, curves: Sequence[Series], metric: str, in_percent: float) -> None:
+    """Scale and limits of the y axis: those of the curves that did not diverge, if there is any."""
+    steady = [curve for curve in curves if not curve.diverged] or list(curves)
+    values = np.array([v for curve in steady for v in (*curve.low, *curve.high)]) * in_percent
+    title = quantity(metric).title + (" (%)" if quantity(metric).kind == "accuracy" else "")
+    positive = values[values > 0]
+    if (
+        quantity(metric).decades
+        and len(positive)
+        and values.min() >= 0
+        and positive.max() > 10 * positive.min()
+    ):
+        margin = (positive.max() / positive.min()) ** 0.05
+        axes.set_yscale("log", nonpositive="mask")
+        axes.set_ylim(positive.min() / margin, positive.max() * margin)
+        title += ", zeros not shown" if len(positive) < len(values) else ""
+    elif len(values):
+        margin = 0.05 * (values.max() - values.min()) or 0.05 * abs(values.max()) or 1.0
+        axes.set_ylim(values.min() - margin, values.max() + margin)
+    axes.set_ylabel(title)
+
+
+def _x_unit(axis: str, values: Sequence[float]) -> tuple[float, str]:
+    """What to divide x by, and the label of the x axis."""
+    if quantity(axis).kind != "bytes":
+        return 1, quantity(axis).title
+    size, name = byte_unit(max(values, default=0.0))
+    return size, f"{quantity(axis).title} ({name})"
+
+
+def _legend_label(curve: Series) -> str:
+    return f"{curve.label} ({curve.note})" if curve.note else curve.label
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    """As many as fit side by side; a character takes about 1/90 of the width, a line sample ten of them."""
+    for columns in range(min(4, len(labels)), 1, -1):
+        parts = np.array_split(np.array(labels), columns)
+        if sum(10 + max(map(len, part)) for part in parts) <= 90:
+            return columns
+    return 1
+
+
+def _quiet(axes: Axes) -> None:
+    """Ticks and labels in our ink, thin and short."""
+    axes.tick_params(which="both", length=0, colors=INK, labelsize=9)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+    axes.spines[:].set_color(FAINT)

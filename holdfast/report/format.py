@@ -1,0 +1,179 @@
+"""Numbers and names as people read them, the same in terminal, figures and HTML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.runs.record import FinalRow, Spread
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """How a column of ``metrics.csv`` is shown."""
+
+    title: str  # on axes and in captions
+    short: str  # over a column of a table
+    reading: str = ""  # one sentence: how to read its curve
+    better: Literal["high", "low", ""] = ""
+    kind: Literal["accuracy", "number", "bytes", "count", "seconds"] = "number"
+    decades: bool = False  # drawn on a logarithmic axis when its values span more than one decade
+
+
+QUANTITIES: dict[str, Quantity] = {
+    "test_accuracy": Quantity(
+        "mean test accuracy",
+        "accuracy",
+        "Test accuracy, averaged over the nodes' own models: higher is better.",
+        "high",
+        "accuracy",
+    ),
+    "worst_accuracy": Quantity(
+        "test accuracy of the worst node",
+        "worst node",
+        "Test accuracy of the node that does worst: a gap to the mean shows nodes left behind.",
+        "high",
+        "accuracy",
+    ),
+    "average_accuracy": Quantity(
+        "test accuracy of the average model",
+        "average model",
+        "Test accuracy of the average of all nodes' models: higher is better.",
+        "high",
+        "accuracy",
+    ),
+    "average_loss": Quantity(
+        "test loss of the average model",
+        "test loss",
+        "Test loss of the average of all nodes' models: lower is better.",
+        "low",
+        decades=True,
+    ),
+    "train_loss": Quantity(
+        "training loss",
+        "train loss",
+        "The common objective at the average model: lower is better.",
+        "low",
+        decades=True,
+    ),
+    "consensus": Quantity(
+        "consensus error",
+        "consensus",
+        "Mean squared distance of the nodes' models from their average: lower means that the nodes agree.",
+        "low",
+        decades=True,
+    ),
+    "grad_norm2": Quantity(
+        "squared gradient norm",
+        "gradient²",
+        "Squared norm of the global gradient at the average model: zero at a true optimum.",
+        "low",
+        decades=True,
+    ),
+    "stationarity": Quantity(
+        "stationarity",
+        "stationarity",
+        "Squared gradient norm plus consensus error: zero where all nodes agree on an optimum.",
+        "low",
+        decades=True,
+    ),
+    "payload_bytes": Quantity("data sent by all nodes", "traffic", kind="bytes"),
+    "payload_bytes_per_link": Quantity("data sent per link", "per link", kind="bytes"),
+    "gradient_evaluations": Quantity("gradients computed by all nodes", "gradients", kind="count"),
+    "sample_gradients": Quantity("sample gradients computed by all nodes", "sample gradients", kind="count"),
+    "seconds": Quantity("time", "time", kind="seconds"),
+    "round": Quantity("communication round", "round", kind="count"),
+}
+
+
+def quantity(column: str) -> Quantity:
+    """How ``column`` is shown; one that we have no words for shows its own name."""
+    return QUANTITIES.get(column) or Quantity(column.replace("_", " "), column.replace("_", " "))
+
+
+def value_text(column: str, value: float) -> str:
+    """A value of ``column`` with its unit where it needs one; accuracies in percent, without the sign."""
+    kind = quantity(column).kind
+    if kind == "accuracy":
+        return f"{100 * value:.1f}"
+    if kind == "bytes":
+        return bytes_text(value)
+    if kind == "count":
+        return count_text(value)
+    if kind == "seconds":
+        return seconds_text(value)
+    return number_text(value)
+
+
+def spread_text(column: str, spread: Spread) -> str:
+    """Mean ± standard deviation; the mean alone for a single seed or seeds that agree exactly."""
+    mean = value_text(column, spread.mean)
+    return f"{mean} ± {value_text(column, spread.std)}" if spread.std else mean
+
+
+def number_text(value: float) -> str:
+    """Four significant digits, such as 0.1234, 12.34, 1.23e-05."""
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:.2e}"
+
+
+def byte_unit(value: float) -> tuple[int, str]:
+    """The largest binary unit that leaves ``value`` at one or more: its bytes and its name."""
+    size, name = 1, "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < size * KIB:
+            break
+        size, name = size * KIB, larger
+    return size, name
+
+
+def bytes_text(value: float) -> str:
+    """Such as 45.94 GiB."""
+    size, name = byte_unit(value)
+    return f"{value:,.0f} B" if size == 1 else f"{_three_digits(value / size)} {name}"
+
+
+def count_text(value: float) -> str:
+    """Such as 32,000 or 1.25 M."""
+    for size, name in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{_three_digits(value / size)} {name}"
+    return f"{value:,.0f}"
+
+
+def seconds_text(value: float) -> str:
+    """Such as 8.3 s, 2 min 5 s or 1 h 2 min."""
+    if value < 59.95:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def round_text(row: FinalRow) -> str:
+    """The round that the figures are of, and how many were planned where that differs."""
+    if row.round == row.rounds:
+        return str(row.round)
+    return f"{'–' if row.round is None else row.round}/{row.rounds}"
+
+
+def best_lines(rows: list[FinalRow], column: str) -> set[int]:
+    """Lines whose figure, as shown, is the best of those that are done; none if all are alike."""
+    better = quantity(column).better
+    shown = {
+        line: (row.values[column].mean, value_text(column, row.values[column].mean))
+        for line, row in enumerate(rows)
+        if column in row.values and row.status == "done"
+    }
+    if not better or len({text for _, text in shown.values()}) < 2:
+        return set()
+    _, best = max(shown.values()) if better == "high" else min(shown.values())
+    return {line for line, (_, text) in shown.items() if text == best}
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"

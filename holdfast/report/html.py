@@ -1,0 +1,183 @@
+"""The report: one HTML file with everything in it, no script and nothing fetched."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.report.figures import FAINT, GRID, INK, svg_text
+from holdfast.report.format import number_text
+from holdfast.report.html_table import results_table
+from holdfast.report.plots import Plot, curve_plots, setting_plots
+from holdfast.report.style import CSS
+from holdfast.report.verdict import troubles, verdict
+from holdfast.runs.record import RunRecord, overlaid
+from holdfast.runs.record_files import axis_text
+
+FACTS = {
+    "nodes": "nodes",
+    "directed_links": "directed links",
+    "mixing_parameter": "mixing parameter p",
+    "spectral_lambda": "spectral λ",
+    "dimension": "model parameters",
+    "samples": "training samples",
+    "min_samples_per_node": "fewest per node",
+    "max_samples_per_node": "most per node",
+    "unused_samples": "unused samples",
+    "test_samples": "test samples",
+}
+
+
+def write_report(records: Sequence[RunRecord], target: Path) -> None:
+    """Writes the report of one run, or of several overlaid, to the file ``target``."""
+    text = report_html(records)
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise HoldfastError(f"cannot write the report {target}: {error.strerror}") from None
+
+
+def report_html(records: Sequence[RunRecord]) -> str:
+    """The report as a text."""
+    shown = overlaid(records)
+    title = " and ".join(dict.fromkeys(record.name for record in shown))
+    figures = "\n".join(_figure(plot, f"curve{i}") for i, plot in enumerate(curve_plots(shown)))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}: holdfast report</title>
+<style>{CSS}</style>
+</head>
+<body>
+<header>
+<h1>{escape(title)}</h1>
+{"".join(f'<p class="subtitle">{escape(record.prefix + _subtitle(record))}</p>' for record in shown)}
+<p class="verdict">{escape(verdict(shown))}</p>
+{_troubles(shown)}
+</header>
+<main>
+<h2>Results</h2>
+{results_table(shown)}
+<h2>Curves</h2>
+<div class="figures">
+{figures}
+</div>
+<h2>Network and data</h2>
+{"".join(_setting(record, f"run{i}") for i, record in enumerate(shown))}
+<h2>Reproduce</h2>
+{_reproduce(shown)}
+</main>
+<footer>Written by holdfast. This file is complete in itself: it can be mailed, archived and printed.</footer>
+</body>
+</html>
+"""
+
+
+def _subtitle(record: RunRecord) -> str:
+    """The experiment in one line."""
+
+    def named(section: str, key: str, words: str) -> list[str]:
+        value = record.config.get(section, {}).get(key)
+        return [] if value is None else [words.format(_value(value))]
+
+    parts = [
+        *named("problem", "dataset", "{}"),
+        *named("problem", "partition", "{} partition"),
+        *named("problem", "model", "{} model"),
+        *named("problem", "nodes", "{} nodes"),
+        *named("network", "topology", "{} topology"),
+    ]
+    return " · ".join(parts)
+
+
+def _value(value: Any) -> str:
+    return " | ".join(map(axis_text, value)) if isinstance(value, list) else axis_text(value)
+
+
+def _troubles(records: Sequence[RunRecord]) -> str:
+    found = [trouble for record in records for trouble in troubles(record)]
+    return f'<ul class="trouble">{"".join(f"<li>{escape(one)}</li>" for one in found)}</ul>' if found else ""
+
+
+def _figure(plot: Plot, name: str) -> str:
+    """A picture inside the page: ids made unique, and our own greys left to the page's colours."""
+    svg = svg_text(plot.figure)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    root, rest = svg.split(">", 1)
+    view = re.search(r'viewBox="[^"]*"', root)
+    assert view is not None
+    rest = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", rest)
+    for colour, variable in ((INK, "--ink"), (FAINT, "--faint"), (GRID, "--grid")):
+        rest = rest.replace(colour, f"var({variable})")
+    label = escape(plot.caption)
+    picture = f'<svg {view[0]} role="img" aria-label="{label}">{rest}'
+    return f"<figure>{picture}<figcaption>{label}</figcaption></figure>"
+
+
+def _setting(record: RunRecord, run: str) -> str:
+    """Facts and pictures of network and partition."""
+    facts = record.summary["facts"]
+    names = {key: FACTS.get(key, key.replace("_", " ")) for key in sorted(facts, key=_place)}
+    tiles = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(_fact(facts[key]))}</dd></div>"
+        for key, name in names.items()
+    )
+    figures = "".join(_figure(plot, f"{run}-{plot.stem}") for plot in setting_plots(record))
+    heading = f"<h3>{escape(record.prefix.removesuffix(': '))}</h3>" if record.prefix else ""
+    return f"""{heading}<dl class="facts">{tiles}</dl>
+<p class="note">{escape(_setting_note(record))}</p>
+<div class="figures setting">{figures}</div>"""
+
+
+def _setting_note(record: RunRecord) -> str:
+    """What p means, and, where there are several networks and partitions, which one is shown."""
+    words = ["One exchange shrinks the squared disagreement between nodes by the factor 1 − p = λ² at least."]
+    jobs = record.summary["jobs"]
+    swept = [axis for axis in record.axes if axis.split(".")[0] in ("problem", "network")]
+    if len({job["seed"] for job in jobs}) > 1 or swept:
+        first = [
+            f"seed {jobs[0]['seed']}",
+            *(f"{axis}={axis_text(jobs[0]['axes'].get(axis))}" for axis in swept),
+        ]
+        words.append(f"Each seed draws its own network and partition; shown: {', '.join(first)}.")
+    return " ".join(words)
+
+
+def _place(fact: str) -> int:
+    """Known facts first, in our order."""
+    return list(FACTS).index(fact) if fact in FACTS else len(FACTS)
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, float):
+        return number_text(value)
+    return f"{value:,}" if isinstance(value, int) else axis_text(value)
+
+
+def _reproduce(records: Sequence[RunRecord]) -> str:
+    """The command, the experiment it runs and the machine it ran on."""
+    parts = []
+    for record in records:
+        parts.append(
+            f"""<pre>holdfast run {escape(shlex.quote(f"{record.path.resolve().name}/experiment.toml"))}</pre>
+<details><summary>{escape(record.prefix)}experiment.toml</summary><pre>{escape(record.config_text)}</pre></details>
+<details><summary>{escape(record.prefix)}environment</summary><table>{_environment(record)}</table></details>"""
+        )
+    return f"""<p>Run this in the folder that holds the run's directory. Same seeds, versions and kind of machine
+give the same figures, wall times aside.</p>
+{"".join(parts)}"""
+
+
+def _environment(record: RunRecord) -> str:
+    return "".join(
+        f'<tr><th scope="row">{escape(str(key))}</th><td class="words">{escape(axis_text(value))}</td></tr>'
+        for key, value in record.environment.items()
+    )

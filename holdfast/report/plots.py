@@ -1,0 +1,89 @@
+"""Which pictures a run gets, and what is said under each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from holdfast.errors import HoldfastError
+from holdfast.report.figures import AXES, curves_figure, network_figure, partition_figure, save_figure
+from holdfast.report.format import QUANTITIES, quantity
+from holdfast.runs.record import RunRecord, overlaid
+
+
+class Plot(NamedTuple):
+    """A picture with the name of its file and one line on how to read it."""
+
+    stem: str
+    caption: str
+    figure: Figure
+
+
+def write_plots(record: RunRecord, folder: Path) -> None:
+    """Writes every picture of a run into ``folder``, as PNG and SVG."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for plot in [*curve_plots([record]), *setting_plots(record)]:
+            save_figure(plot.figure, folder / plot.stem)
+    except OSError as error:
+        raise HoldfastError(f"cannot write the plots into {folder}: {error.strerror}") from None
+
+
+def curve_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
+    """Every metric against the rounds, the first also against what it cost."""
+    metrics = recorded_metrics(records)
+    for metric in metrics:
+        for axis in AXES if metric == metrics[0] else AXES[:1]:
+            if axis == "round" or _tells_more_than_rounds(records, axis):
+                stem = metric if axis == "round" else f"{metric}_by_{axis}"
+                yield Plot(stem, _caption(records, metric, axis), curves_figure(records, metric, axis))
+
+
+def setting_plots(record: RunRecord) -> Iterator[Plot]:
+    """The network, and for classification the partition."""
+    words = "All nodes talk to the server only." if not record.links else "Nodes and the links between them."
+    if len({weight for _, _, weight in record.links}) > 1:
+        words = "Nodes and the links between them; the thicker, the larger the mixing weight."
+    nodes = len(record.partition.samples)
+    yield Plot("network", words, network_figure(nodes, record.links, is_server=not record.links))
+    if record.partition.classes:
+        yield Plot(
+            "partition",
+            "How many samples of each class every node owns; an empty cell is none.",
+            partition_figure(record.partition.counts, record.partition.classes),
+        )
+
+
+def recorded_metrics(records: Sequence[RunRecord]) -> list[str]:
+    """All metrics that any of the records has, in their usual order."""
+    found = list(dict.fromkeys(metric for record in records for metric in record.metrics))
+    usual = list(QUANTITIES)
+    return sorted(found, key=lambda metric: usual.index(metric) if metric in usual else len(usual))
+
+
+def _tells_more_than_rounds(records: Sequence[RunRecord], axis: str) -> bool:
+    """Whether ``axis`` orders the curves anew: not if a round costs the same in all of them."""
+    per_round = {
+        round(group.values(axis, last)[0] / last, 6)
+        for record in overlaid(records)
+        for group in record.groups
+        if group.rounds and (last := group.rounds[-1]) > 0 and group.values(axis, last)
+    }
+    return len(per_round) > 1
+
+
+def _caption(records: Sequence[RunRecord], metric: str, axis: str) -> str:
+    words = [quantity(metric).reading]
+    if axis != "round":
+        words = [f"The same against the {quantity(axis).title}: a curve further left is cheaper."]
+    groups = [group for record in records for group in record.groups]
+    if any(len(group.seeds) > 1 for group in groups):
+        words.append("Line: mean over seeds; band: from the lowest to the highest seed.")
+    if any(group.status == "diverged" for group in groups):
+        words.append(
+            "A diverged curve ends where a seed left the finite numbers, and may leave the picture before."
+        )
+    return " ".join(word for word in words if word)

@@ -1,0 +1,142 @@
+"""What a run will do, checked before anything is written: its jobs, and whether they fit this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.engines.simulate.dry_run import Footprint, dry_run
+from holdfast.engines.simulate.simulation import Simulation, check_fit
+from holdfast.errors import HoldfastError
+from holdfast.runs.config import Experiment
+from holdfast.runs.setting import Setting, build_method, build_setting
+from holdfast.runs.sweep import expand
+
+
+@dataclass(frozen=True)
+class Job:
+    """One algorithm with one seed at one point of the sweep."""
+
+    id: str
+    experiment: Experiment
+    axes: dict[str, Any]
+    seed: int
+
+    @property
+    def label(self) -> str:
+        return self.experiment.algorithm.label
+
+    @property
+    def title(self) -> str:
+        """For people: the label and what sets this job apart."""
+        axes = " ".join(f"{key.rsplit('.', 1)[-1]}={short(value)}" for key, value in self.axes.items())
+        return " ".join(part for part in (self.label, axes, f"seed {self.seed}") if part)
+
+
+def short(value: Any) -> str:
+    """A swept value in a few characters: a choice by its name."""
+    if isinstance(value, dict):
+        inner = ",".join(f"{key}={short(part)}" for key, part in value.items() if key != "name")
+        return f"{value.get('name', '')}({inner})" if inner else str(value.get("name", ""))
+    return str(value)
+
+
+class Plan:
+    """The jobs of an experiment on this machine."""
+
+    def __init__(self, raw: dict[str, Any], data_dir: Path | None, device: str) -> None:
+        self.raw, self.data_dir, self.device = raw, data_dir, device
+        self.variants = expand(raw)
+        self.axes = list(dict.fromkeys(axis for variant in self.variants for axis in variant.axes))
+        self.jobs = [
+            Job(_identity(index, variant.experiment, seed), variant.experiment, variant.axes, seed)
+            for index, variant in enumerate(self.variants)
+            for seed in variant.experiment.seeds
+        ]
+        self._kept: tuple[str, Setting] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.variants[0].experiment.name
+
+    @cached_property
+    def digest(self) -> str:
+        """Identifies the experiment: a checkpoint of another one is refused."""
+        return hashlib.sha256(json.dumps(self.raw, sort_keys=True).encode()).hexdigest()
+
+    def setting(self, job: Job) -> Setting:
+        """The job's data, model and network; the last one built is kept, as the next job often shares it."""
+        shared = job.experiment.model_dump(exclude={"algorithm", "seeds", "rounds", "name"})
+        key = json.dumps([shared, job.seed], sort_keys=True, default=str)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = (key, build_setting(job.experiment, job.seed, self.data_dir, self.device))
+        return self._kept[1]
+
+    def simulation(self, job: Job) -> Simulation:
+        """The job, ready to run."""
+        setting = self.setting(job)
+        return Simulation(
+            build_method(job.experiment),
+            setting.objective,
+            setting.network,
+            seed=job.seed,
+            cohort_size=cohort_size(job.experiment),
+        )
+
+    def footprint(self, job: Job) -> Footprint:
+        """What a round of the job sends and computes."""
+        return dry_run(build_method(job.experiment), self.setting(job).network, cohort_size(job.experiment))
+
+    def memory(self, job: Job) -> int:
+        """Estimated peak bytes: state, message and three working copies of every row, data, activations."""
+        objective = self.setting(job).objective
+        footprint = self.footprint(job)
+        rows = footprint.state_vectors + footprint.vectors_per_link * objective.nodes + 3 * objective.nodes
+        number = objective.x0.element_size()
+        data = objective.x.numel() * objective.x.element_size()
+        batch = objective.samples_per_minibatch(torch.arange(objective.nodes))
+        inputs = objective.x[0].numel() * number
+        return int(rows * objective.dim * number) + data + 4 * min(batch, 8192) * inputs
+
+    def check(self) -> None:
+        """Builds everything once, so that mistakes surface before the run directory exists."""
+        available = available_memory(self.device)
+        for job in self.jobs:
+            method = build_method(job.experiment)
+            setting = self.setting(job)
+            check_fit(method, setting.objective.nodes, setting.network, cohort_size(job.experiment))
+            needed = self.memory(job)
+            if needed > available:
+                raise HoldfastError(
+                    f"{job.title} needs about {needed / 2**30:.1f} GiB, but {self.device} has "
+                    f"{available / 2**30:.1f} GiB free: use fewer nodes or a smaller model"
+                )
+
+
+def cohort_size(experiment: Experiment) -> int | None:
+    """Clients per round; None for everybody."""
+    return None if experiment.network.cohort == "all" else experiment.network.cohort
+
+
+def available_memory(device: str) -> int:
+    """Free bytes on ``device``."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _identity(index: int, experiment: Experiment, seed: int) -> str:
+    label = re.sub(r"[^A-Za-z0-9._-]+", "-", experiment.algorithm.label)
+    return f"{index:03d}-{label}-seed{seed}"

@@ -1,0 +1,281 @@
+"""Runs the jobs of a plan into a run directory, where an interrupted run can be picked up again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+import tomli_w
+
+from holdfast.engines.simulate.driver import Row, Run
+from holdfast.errors import HoldfastError
+from holdfast.metrics.measured import METRICS, measure
+from holdfast.runs.environment import describe_environment
+from holdfast.runs.files import read_tensors, write_atomic, write_json, write_tensors
+from holdfast.runs.plan import Job, Plan, short
+from holdfast.runs.setting import Setting, facts
+
+COST_COLUMNS = [
+    "payload_bytes",
+    "payload_bytes_per_link",
+    "gradient_evaluations",
+    "sample_gradients",
+    "seconds",
+]
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """The user or the system asked the run to stop; everything is saved."""
+
+
+class View(Protocol):
+    """Who watches a run: a progress bar, a TensorBoard, a test."""
+
+    def job_started(self, job: Job, first_round: int) -> None: ...
+    def round_done(self, job: Job, round: int) -> None: ...
+    def row_recorded(self, job: Job, row: Row) -> None: ...
+    def job_ended(self, job: Job, status: str) -> None: ...
+
+
+class Runner:
+    """A plan and the directory it is run into."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan, self.folder = plan, folder
+        self.views: list[View] = []
+        self.summary: dict[str, Any] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.columns: list[str] = []
+
+    # --- beginning -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def start(cls, plan: Plan, root: Path) -> Runner:
+        """Makes a new run directory under ``root``."""
+        runner = cls(plan, _new_folder(root, plan.name))
+        first = plan.setting(plan.jobs[0])
+        names = {name for job in plan.jobs for name in plan.setting(job).metrics}
+        metrics = [name for name in METRICS if name in names]
+        runner.columns = ["algorithm", "seed", *plan.axes, "round", *metrics, *COST_COLUMNS]
+        runner.summary = {
+            "name": plan.name,
+            "status": "running",
+            "digest": plan.digest,
+            "data_dir": None if plan.data_dir is None else str(plan.data_dir.resolve()),
+            "device": plan.device,
+            "facts": facts(first),
+            "jobs": [_job_entry(job) for job in plan.jobs],
+        }
+        write_atomic(runner.folder / "experiment.toml", tomli_w.dumps(plan.raw).encode())
+        write_json(runner.folder / "environment.json", describe_environment(plan.device))
+        _write_setting(runner.folder, first)
+        runner._write_metrics()
+        runner._write_summary()
+        return runner
+
+    @classmethod
+    def reopen(cls, plan: Plan, folder: Path) -> Runner:
+        """Picks up the run in ``folder``."""
+        runner = cls(plan, folder)
+        runner.summary = json.loads((folder / "summary.json").read_text())
+        if runner.summary.get("digest") != plan.digest:
+            raise HoldfastError(f"{folder}: experiment.toml was changed since the run began; start a new run")
+        with (folder / "metrics.csv").open(newline="") as file:
+            reader = csv.DictReader(file)
+            runner.columns = list(reader.fieldnames or [])
+            recorded = list(reader)
+        for job, entry in zip(plan.jobs, runner.summary["jobs"], strict=True):
+            last = (
+                entry["round"] if entry["status"] in ("done", "diverged") else runner._checkpoint_round(job)
+            )
+            runner.rows += [row for row in recorded if _belongs(row, job) and int(row["round"]) <= last]
+        runner._write_metrics()
+        return runner
+
+    # --- running -------------------------------------------------------------------------------------------
+
+    def execute(self, views: Sequence[View] = ()) -> None:
+        """Runs every job that is not finished; raises ``Interrupted`` after saving when asked to stop."""
+        self.views = list(views)
+        with _stop_signals() as stop:
+            for job, entry in zip(self.plan.jobs, self.summary["jobs"], strict=True):
+                if entry["status"] not in ("done", "diverged"):
+                    self._run(job, entry, stop)
+        self.summary["status"] = "complete"
+        self._write_summary()
+
+    def _run(self, job: Job, entry: dict[str, Any], stop: list[bool]) -> None:
+        setting = self.plan.setting(job)
+        experiment = job.experiment
+        run = Run(
+            self.plan.simulation(job),
+            experiment.rounds,
+            experiment.evaluation.every,
+            lambda now: measure(now, setting.test, setting.metrics),
+        )
+        self._restore(job, run)
+        self._notify("job_started", job, run.simulation.round)
+        for row in run:
+            if row is not None:
+                self._record(job, row)
+            self._notify("round_done", job, run.simulation.round)
+            finished = run.simulation.round == experiment.rounds or run.diverged
+            if stop[0] and not finished:
+                self._checkpoint(job, run)
+                self._update(entry, run, "running")
+                self.summary["status"] = "interrupted"
+                self._write_summary()
+                raise Interrupted
+            if run.simulation.round % experiment.checkpoint_every == 0 or finished:
+                self._checkpoint(job, run)
+                self._update(entry, run, "running")
+                self._write_summary()
+        status = "diverged" if run.diverged else "done"
+        self._update(entry, run, status)
+        if run.diverged:
+            entry["message"] = (
+                f"a figure became infinite or NaN by round {run.simulation.round}: try a smaller lr"
+            )
+        else:
+            self._save_model(job, setting, run)
+        self._write_summary()
+        self._notify("job_ended", job, status)
+
+    def _update(self, entry: dict[str, Any], run: Run, status: str) -> None:
+        entry.update(status=status, round=run.simulation.round, seconds=round(run.seconds, 3))
+
+    def _notify(self, event: str, *arguments: Any) -> None:
+        for view in self.views:
+            getattr(view, event)(*arguments)
+
+    # --- what is written -----------------------------------------------------------------------------------
+
+    def _record(self, job: Job, row: Row) -> None:
+        axes = {axis: short(value) for axis, value in job.axes.items()}
+        full = {"algorithm": job.label, "seed": job.seed, **axes, **row}
+        self.rows.append(full)
+        with (self.folder / "metrics.csv").open("a", newline="") as file:
+            csv.DictWriter(file, self.columns).writerow(full)
+        self._notify("row_recorded", job, row)
+
+    def _write_metrics(self) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.columns)
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomic(self.folder / "metrics.csv", text.getvalue().encode())
+
+    def _write_summary(self) -> None:
+        write_json(self.folder / "summary.json", self.summary)
+
+    def _save_model(self, job: Job, setting: Setting, run: Run) -> None:
+        consensus = setting.objective.model.module(run.simulation.models.detach().mean(0))
+        target = self.folder / "models" / f"{job.id}.safetensors"
+        target.parent.mkdir(exist_ok=True)
+        write_tensors(target, dict(consensus.state_dict()), {"algorithm": job.label, "seed": job.seed})
+
+    def _checkpoint_path(self, job: Job) -> Path:
+        return self.folder / "checkpoints" / f"{job.id}.safetensors"
+
+    def _checkpoint(self, job: Job, run: Run) -> None:
+        tensors, counters = run.simulation.snapshot()
+        notes = {"digest": self.plan.digest, "job": job.id, "seconds": run.seconds, **counters}
+        self._checkpoint_path(job).parent.mkdir(exist_ok=True)
+        write_tensors(self._checkpoint_path(job), tensors, notes)
+
+    def _checkpoint_round(self, job: Job) -> int:
+        path = self._checkpoint_path(job)
+        # A checkpoint of round 0 counts as none: the job begins again and records its first row.
+        return (int(read_tensors(path)[1]["round"]) or -1) if path.exists() else -1
+
+    def _restore(self, job: Job, run: Run) -> None:
+        path = self._checkpoint_path(job)
+        if not path.exists():
+            return
+        tensors, notes = read_tensors(path)
+        if (notes.get("digest"), notes.get("job")) != (self.plan.digest, job.id):
+            raise HoldfastError(
+                f"{path} is a checkpoint of another experiment; delete it to start this job anew"
+            )
+        run.simulation.restore(tensors, notes)
+        run.seconds = notes["seconds"]
+
+
+def _new_folder(root: Path, name: str) -> Path:
+    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    for attempt in range(1000):
+        folder = root / (stem if attempt == 0 else f"{stem}-{attempt + 1}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise HoldfastError(f"cannot make the run directory {folder}: {error.strerror}") from None
+        return folder
+    raise HoldfastError(f"cannot make a run directory for {stem} under {root}: too many of that name")
+
+
+def _job_entry(job: Job) -> dict[str, Any]:
+    axes = {axis: short(value) for axis, value in job.axes.items()}
+    return {
+        "id": job.id,
+        "algorithm": job.label,
+        "seed": job.seed,
+        "axes": axes,
+        "status": "pending",
+        "round": 0,
+        "rounds": job.experiment.rounds,
+        "seconds": 0.0,
+    }
+
+
+def _belongs(row: dict[str, str], job: Job) -> bool:
+    mine = {"algorithm": job.label, "seed": str(job.seed), **{k: short(v) for k, v in job.axes.items()}}
+    return all(row[key] == value for key, value in mine.items())
+
+
+def _write_setting(folder: Path, setting: Setting) -> None:
+    """The partition and the network as tables."""
+    data, classes = setting.data, setting.dataset.classes
+    labels = data.label_table(classes) if classes else np.empty((data.nodes, 0), dtype=np.int64)
+    header = ["node", "samples", *(str(label) for label in range(labels.shape[1]))]
+    lines = [[node, int(data.counts[node]), *labels[node].tolist()] for node in range(data.nodes)]
+    _write_csv(folder / "partition.csv", header, lines)
+    weights = setting.network.weights
+    links = (
+        [] if weights is None else [[i, j, float(weights[i, j])] for i, j in setting.network.links().tolist()]
+    )
+    _write_csv(folder / "network.csv", ["i", "j", "weight"], links)
+
+
+def _write_csv(path: Path, header: list[str], lines: list[list[Any]]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([header, *lines])
+    write_atomic(path, text.getvalue().encode())
+
+
+@contextmanager
+def _stop_signals() -> Iterator[list[bool]]:
+    """Ctrl-C and SIGTERM set the flag, to be looked at after the round; a second Ctrl-C stops at once."""
+    stop = [False]
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop[0] and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop[0] = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

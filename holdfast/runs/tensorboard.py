@@ -1,0 +1,39 @@
+"""Logging to TensorBoard, an optional extra."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.engines.simulate.driver import Row
+from holdfast.errors import HoldfastError
+from holdfast.runs.plan import Job
+
+
+class TensorBoardView:
+    """Writes every recorded figure of every job under ``folder``/tensorboard."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise HoldfastError(
+                "TensorBoard is not installed: pip install 'holdfast[tensorboard]', or drop --tensorboard"
+            ) from None
+        self._make_writer = SummaryWriter
+        self.folder = folder / "tensorboard"
+        self.writer: Any = None
+
+    def job_started(self, job: Job, first_round: int) -> None:
+        self.writer = self._make_writer(str(self.folder / job.id), purge_step=first_round + 1)
+
+    def round_done(self, job: Job, round: int) -> None:
+        pass
+
+    def row_recorded(self, job: Job, row: Row) -> None:
+        for name, value in row.items():
+            if name != "round":
+                self.writer.add_scalar(name, value, int(row["round"]))
+
+    def job_ended(self, job: Job, status: str) -> None:
+        self.writer.close()

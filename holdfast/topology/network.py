@@ -1,0 +1,131 @@
+"""A network as the rest of holdfast sees it: a graph with mixing weights, or a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, issparse, triu
+
+from holdfast.errors import HoldfastError
+from holdfast.topology.graphs import TOPOLOGIES, Graph
+from holdfast.topology.mixing import MIXINGS, adjacency, validate_mixing
+from holdfast.topology.spectral import spectral_lambda
+from holdfast.validation import Count, check
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Who talks to whom and with which weights; ``graph is None`` means a server that averages everybody.
+
+    Made by ``Network.of``, ``server`` or ``build_network``, which check everything.
+    """
+
+    nodes: int
+    graph: Graph | None
+    weights: csr_array | None  # [nodes, nodes] float64; None for a server, where W = J
+
+    @classmethod
+    def of(
+        cls, graph: Graph, mixing: str | csr_array | NDArray[Any] = "metropolis", **mixing_params: Any
+    ) -> Network:
+        """The network of a graph on nodes 0..n-1, with weights by name or as a matrix [n, n]."""
+        size = adjacency(graph).shape[0]
+        if isinstance(mixing, str):
+            weights = MIXINGS.build(mixing, mixing_params, graph=graph)
+        elif mixing_params:
+            raise HoldfastError(
+                f"mixing parameters ({', '.join(mixing_params)}) go with a mixing chosen by name, "
+                "not with a matrix"
+            )
+        else:
+            weights = _as_csr(mixing)
+        validate_mixing(weights, graph, bool(mixing_params.get("allow_row_stochastic")))
+        return cls(size, nx.freeze(graph.copy()), weights)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether a server averages everybody, instead of nodes exchanging with neighbours."""
+        return self.graph is None
+
+    @property
+    def directed_links(self) -> int:
+        """How many messages one exchange takes: two per link, or one up and one down per node of a server."""
+        return 2 * self.nodes if self.is_server else int(self.degrees.sum())
+
+    @cached_property
+    def degrees(self) -> NDArray[np.int64]:
+        """The number of neighbours of each node [n]; zeros for a server."""
+        return np.asarray(np.diff(self.adjacency.indptr), dtype=np.int64)
+
+    def neighbours(self, node: int) -> NDArray[np.int64]:
+        """The nodes linked with ``node``, in ascending order; none for a server."""
+        return np.asarray(self.adjacency[[node]].indices, dtype=np.int64)
+
+    def links(self) -> NDArray[np.int64]:
+        """The undirected links [E, 2] with i < j, in ascending order; none for a server."""
+        upper = triu(self.adjacency, k=1, format="coo")
+        return np.stack([upper.row, upper.col], axis=1).astype(np.int64)
+
+    @cached_property
+    def spectral_lambda(self) -> float:
+        """lambda = ‖W - J‖₂: the factor by which one exchange shrinks disagreement, at worst."""
+        return 0.0 if self.weights is None else spectral_lambda(self.weights)
+
+    @property
+    def mixing_parameter(self) -> float:
+        """p = 1 - lambda²: 1 for exact averaging, near 0 for slow networks."""
+        return 1 - self.spectral_lambda**2
+
+    def dense(self) -> NDArray[np.float64]:
+        """W as a dense matrix [n, n]; J = 11ᵀ/n for a server."""
+        if self.weights is None:
+            return np.full((self.nodes, self.nodes), 1 / self.nodes)
+        return np.asarray(self.weights.toarray())
+
+    @cached_property
+    def adjacency(self) -> csr_array:
+        """1 on links, 0 elsewhere, [n, n]; empty for a server."""
+        return csr_array((self.nodes, self.nodes)) if self.graph is None else adjacency(self.graph)
+
+
+def server(nodes: int) -> Network:
+    """A network of ``nodes`` clients whose messages a server averages."""
+    return Network(check("server.nodes", Count, nodes), graph=None, weights=None)
+
+
+def build_network(
+    topology: str,
+    topology_params: Mapping[str, Any],
+    mixing: str | None,
+    mixing_params: Mapping[str, Any],
+    nodes: int,
+    seed: int,
+) -> Network:
+    """The network an experiment describes by names; without ``mixing``, a graph gets "metropolis"."""
+    graph = TOPOLOGIES.build(topology, topology_params, nodes=nodes, seed=seed)
+    if graph is not None:
+        return Network.of(graph, mixing or "metropolis", **mixing_params)
+    if mixing is not None or mixing_params:
+        raise HoldfastError(f"topology {topology!r} averages everybody; leave the mixing out, got {mixing!r}")
+    return server(nodes)
+
+
+def _as_csr(matrix: Any) -> csr_array:
+    """A copy of a user's matrix in our format, without stored zeros."""
+    if not (issparse(matrix) or isinstance(matrix, np.ndarray)) or matrix.ndim != 2:
+        raise HoldfastError(
+            "mixing must be a name, a 2-D numpy array or a scipy sparse array, "
+            f"got {type(matrix).__name__} of shape {getattr(matrix, 'shape', 'unknown')}"
+        )
+    if matrix.dtype.kind not in "biuf":
+        raise HoldfastError(f"mixing matrix: expected real numbers, got dtype {matrix.dtype}")
+    weights = csr_array(matrix, dtype=np.float64, copy=True)
+    weights.sum_duplicates()
+    weights.eliminate_zeros()
+    return weights

@@ -1,0 +1,55 @@
+"""States and messages are tensors or (nested) NamedTuples of tensors; what is done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Tree = TypeVar("Tree", bound=Any)
+
+
+def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
+    """``function`` applied to every tensor of ``tree`` (and the matching tensors of ``others``)."""
+    if isinstance(tree, Tensor):
+        return function(tree, *others)  # type: ignore[return-value]
+    mapped = [tree_map(function, *parts) for parts in zip(tree, *others, strict=True)]
+    return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)  # type: ignore[return-value]
+
+
+def leaves(tree: Any) -> Iterator[Tensor]:
+    """Every tensor of ``tree``, in order."""
+    return (tensor for _, tensor in named_leaves(tree))
+
+
+def named_leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of ``tree`` with a dotted name, such as ``server.c``."""
+    if isinstance(tree, Tensor):
+        yield prefix or "value", tree
+        return
+    names = getattr(tree, "_fields", None) or [str(index) for index in range(len(tree))]
+    for name, part in zip(names, tree, strict=True):
+        yield from named_leaves(part, f"{prefix}.{name}" if prefix else name)
+
+
+def from_named(template: Tree, named: dict[str, Tensor]) -> Tree:
+    """A tree like ``template`` whose tensors are taken from ``named``, the inverse of ``named_leaves``."""
+    tensors = iter([named[name].to(like.device, like.dtype) for name, like in named_leaves(template)])
+    return tree_map(lambda like: next(tensors), template)
+
+
+def row_size(tree: Any) -> int:
+    """Numbers in one node's row of ``tree``: the sum of the last dimensions of its tensors."""
+    return sum(tensor.shape[-1] for tensor in leaves(tree))
+
+
+def put_rows(whole: Tree, rows: Tensor, part: Tree) -> Tree:
+    """``whole`` with its ``rows`` replaced by those of ``part``, in place: client state is kept only once."""
+    return tree_map(lambda target, source: target.index_copy_(0, rows, source), whole, part)
+
+
+def all_finite(tree: Any) -> bool:
+    """Whether no tensor of ``tree`` holds a NaN or an infinity."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in leaves(tree))

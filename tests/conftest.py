@@ -1,0 +1,61 @@
+"""Problems that the mathematical tests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Quadratics:
+    """f_i(x) = (1/2) (x - b_i)^T A_i (x - b_i): unlike curvatures and unlike minimisers."""
+
+    A: Tensor  # [n, d, d]
+    b: Tensor  # [n, d]
+
+    @property
+    def nodes(self) -> int:
+        return len(self.A)
+
+    @property
+    def dim(self) -> int:
+        return self.b.shape[-1]
+
+    @property
+    def functions(self) -> list:
+        return [lambda x, A=A, b=b: 0.5 * (x - b) @ A @ (x - b) for A, b in zip(self.A, self.b, strict=True)]
+
+    @property
+    def x0(self) -> Tensor:
+        return torch.zeros(self.dim, dtype=torch.float64)
+
+    @property
+    def optimum(self) -> Tensor:
+        return torch.linalg.solve(self.A.sum(0), (self.A @ self.b[..., None]).sum(0)).squeeze(-1)
+
+    def grads(self, x: Tensor) -> Tensor:
+        """[n, d]: every node's gradient at its own row of ``x``."""
+        return (self.A @ (x - self.b)[..., None]).squeeze(-1)
+
+
+def make_quadratics(
+    nodes: int = 10, dim: int = 4, mu: float = 0.5, L: float = 5.0, seed: int = 1
+) -> Quadratics:
+    rng = np.random.default_rng(seed)
+    matrices, minimisers = [], []
+    for _ in range(nodes):
+        basis, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
+        eigenvalues = np.exp(rng.uniform(np.log(mu), np.log(L), dim))
+        eigenvalues[0], eigenvalues[-1] = mu, L
+        matrices.append(basis @ np.diag(eigenvalues) @ basis.T)
+        minimisers.append(3 * rng.standard_normal(dim))
+    return Quadratics(torch.tensor(np.array(matrices)), torch.tensor(np.array(minimisers)))
+
+
+@pytest.fixture(scope="session")
+def quadratics() -> Quadratics:
+    return make_quadratics()

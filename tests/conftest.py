@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.api import as_network
+from holdfast.engines.simulate.simulation import Simulation
+
 
 @dataclass(frozen=True)
 class Quadratics:
@@ -39,7 +42,31 @@ class Quadratics:
 
     def grads(self, x: Tensor) -> Tensor:
         """[n, d]: every node's gradient at its own row of ``x``."""
-        return (self.A @ (x - self.b)[..., None]).squeeze(-1)
+        return self.full_grads(x, torch.arange(self.nodes))
+
+    # --- the same as an Objective: all nodes in one product, for long runs ---------------------------------
+
+    def minibatch_grads(self, points, nodes, round, step) -> list[Tensor]:
+        return [self.full_grads(x, nodes) for x in points]
+
+    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+        return (self.A[nodes] @ (x - self.b[nodes])[..., None]).squeeze(-1)
+
+    def samples_per_minibatch(self, nodes: Tensor) -> int:
+        return len(nodes)
+
+    def samples(self, nodes: Tensor) -> int:
+        return len(nodes)
+
+    def run(self, algorithm, rounds: int, topology=None, cohort_size=None) -> Tensor:
+        """[rounds + 1, n, d]: every node's model after every round."""
+        network = as_network(topology, self.nodes)
+        simulation = Simulation(algorithm, self, network, seed=3, cohort_size=cohort_size)
+        path = [simulation.models.clone()]
+        for _ in range(rounds):
+            simulation.step()
+            path.append(simulation.models.clone())
+        return torch.stack(path)
 
 
 def make_quadratics(

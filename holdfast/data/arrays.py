@@ -14,11 +14,12 @@ SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32, torch.float64)
 
 
 def as_samples(where: str, values: Any) -> Tensor:
-    """``values`` as a tensor [N, ...] of uint8 pixels, int64 tokens or finite floats; ``where`` is for errors."""
+    """``values`` as a tensor [N, ...] of uint8 pixels, int64 tokens or finite floats."""
     samples = _tensor(where, values)
     if samples.dtype not in SAMPLE_DTYPES:
         raise HoldfastError(
-            f"{where}: samples are {_name(samples.dtype)}; convert them to float32, float64, uint8 pixels or int64 tokens"
+            f"{where}: samples are {_name(samples.dtype)}; "
+            "convert them to float32, float64, uint8 pixels or int64 tokens"
         )
     _all_finite(where, samples)
     return samples

@@ -70,7 +70,7 @@ class Dataset:
 
 
 def prepare(x: Tensor, mean: float, std: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Stored samples as a model sees them: (x/255 - mean)/std for uint8, (x - mean)/std for floats, tokens as they are."""
+    """Stored samples as a model sees them: (x/255 - mean)/std for uint8, (x - mean)/std for floats."""
     if x.dtype == torch.int64:  # tokens: an embedding looks them up
         return x
     # one division and one subtraction, each only if it changes anything: this runs in every training step

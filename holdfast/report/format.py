@@ -93,7 +93,12 @@ def quantity(column: str) -> Quantity:
     return QUANTITIES.get(column) or Quantity(column.replace("_", " "), column.replace("_", " "))
 
 
-def value_text(column: str, value: float) -> str:
+def metric_title(column: str) -> str:
+    """What stands over a column of a table, such as 'accuracy (%)'."""
+    return quantity(column).short + (" (%)" if quantity(column).kind == "accuracy" else "")
+
+
+def format_value(column: str, value: float, digits: int = 4) -> str:
     """A value of ``column`` with its unit where it needs one; accuracies in percent, without the sign."""
     kind = quantity(column).kind
     if kind == "accuracy":
@@ -104,20 +109,20 @@ def value_text(column: str, value: float) -> str:
         return count_text(value)
     if kind == "seconds":
         return seconds_text(value)
-    return number_text(value)
+    return number_text(value, digits)
 
 
 def spread_text(column: str, spread: Spread) -> str:
     """Mean ± standard deviation; the mean alone for a single seed or seeds that agree exactly."""
-    mean = value_text(column, spread.mean)
-    return f"{mean} ± {value_text(column, spread.std)}" if spread.std else mean
+    mean = format_value(column, spread.mean)
+    return f"{mean} ± {format_value(column, spread.std, digits=2)}" if spread.std else mean
 
 
-def number_text(value: float) -> str:
-    """Four significant digits, such as 0.1234, 12.34, 1.23e-05."""
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return f"{value:.2e}"
+def number_text(value: float, digits: int = 4) -> str:
+    """So many significant digits, such as 0.1234, 12.34; one less in 1.23e-05."""
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.{digits}g}"
+    return f"{value:.{digits - 2}e}"
 
 
 def byte_unit(value: float) -> tuple[int, str]:
@@ -165,7 +170,7 @@ def best_lines(rows: list[FinalRow], column: str) -> set[int]:
     """Lines whose figure, as shown, is the best of those that are done; none if all are alike."""
     better = quantity(column).better
     shown = {
-        line: (row.values[column].mean, value_text(column, row.values[column].mean))
+        line: (row.values[column].mean, format_value(column, row.values[column].mean))
         for line, row in enumerate(rows)
         if column in row.values and row.status == "done"
     }

@@ -1,4 +1,4 @@
-"""The report: one HTML file with everything in it, no script and nothing fetched."""
+"""What a run leaves to look at: a report in one HTML file, with no script and nothing fetched, and plots."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.report.figures import FAINT, GRID, INK, svg_text
+from holdfast.report.figures import FAINT, GRID, INK, save_figure, svg_text
 from holdfast.report.format import number_text
 from holdfast.report.html_table import results_table
-from holdfast.report.plots import Plot, curve_plots, setting_plots
+from holdfast.report.plots import Plot, curve_plots, curves_note, setting_plots
 from holdfast.report.style import CSS
 from holdfast.report.verdict import troubles, verdict
+from holdfast.runs.files import write_atomic
 from holdfast.runs.record import RunRecord, overlaid
-from holdfast.runs.record_files import axis_text
+from holdfast.runs.record_files import short
 
 FACTS = {
     "nodes": "nodes",
@@ -37,9 +38,19 @@ def write_report(records: Sequence[RunRecord], target: Path) -> None:
     """Writes the report of one run, or of several overlaid, to the file ``target``."""
     text = report_html(records)
     try:
-        target.write_text(text, encoding="utf-8")
+        write_atomic(target, text.encode())
     except OSError as error:
         raise HoldfastError(f"cannot write the report {target}: {error.strerror}") from None
+
+
+def write_plots(record: RunRecord, folder: Path) -> None:
+    """Writes every picture of a run into ``folder``, as PNG and SVG."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for plot in [*curve_plots([record]), *setting_plots(record)]:
+            save_figure(plot.figure, folder / plot.stem)
+    except OSError as error:
+        raise HoldfastError(f"cannot write the plots into {folder}: {error.strerror}") from None
 
 
 def report_html(records: Sequence[RunRecord]) -> str:
@@ -66,6 +77,7 @@ def report_html(records: Sequence[RunRecord]) -> str:
 <h2>Results</h2>
 {results_table(shown)}
 <h2>Curves</h2>
+<p class="note">{escape(curves_note(shown))}</p>
 <div class="figures">
 {figures}
 </div>
@@ -98,7 +110,7 @@ def _subtitle(record: RunRecord) -> str:
 
 
 def _value(value: Any) -> str:
-    return " | ".join(map(axis_text, value)) if isinstance(value, list) else axis_text(value)
+    return " | ".join(map(short, value)) if isinstance(value, list) else short(value)
 
 
 def _troubles(records: Sequence[RunRecord]) -> str:
@@ -139,13 +151,13 @@ def _setting(record: RunRecord, run: str) -> str:
 
 def _setting_note(record: RunRecord) -> str:
     """What p means, and, where there are several networks and partitions, which one is shown."""
-    words = ["One exchange shrinks the squared disagreement between nodes by the factor 1 − p = λ² at least."]
+    words = ["One exchange leaves at most the fraction 1 − p = λ² of the nodes' squared disagreement."]
     jobs = record.summary["jobs"]
     swept = [axis for axis in record.axes if axis.split(".")[0] in ("problem", "network")]
     if len({job["seed"] for job in jobs}) > 1 or swept:
         first = [
             f"seed {jobs[0]['seed']}",
-            *(f"{axis}={axis_text(jobs[0]['axes'].get(axis))}" for axis in swept),
+            *(f"{axis}={short(jobs[0]['axes'].get(axis))}" for axis in swept),
         ]
         words.append(f"Each seed draws its own network and partition; shown: {', '.join(first)}.")
     return " ".join(words)
@@ -159,7 +171,7 @@ def _place(fact: str) -> int:
 def _fact(value: Any) -> str:
     if isinstance(value, float):
         return number_text(value)
-    return f"{value:,}" if isinstance(value, int) else axis_text(value)
+    return f"{value:,}" if isinstance(value, int) else short(value)
 
 
 def _reproduce(records: Sequence[RunRecord]) -> str:
@@ -171,13 +183,13 @@ def _reproduce(records: Sequence[RunRecord]) -> str:
 <details><summary>{escape(record.prefix)}experiment.toml</summary><pre>{escape(record.config_text)}</pre></details>
 <details><summary>{escape(record.prefix)}environment</summary><table>{_environment(record)}</table></details>"""
         )
-    return f"""<p>Run this in the folder that holds the run's directory. Same seeds, versions and kind of machine
-give the same figures, wall times aside.</p>
+    return f"""<p>Run this in the folder that holds the run's directory. Same seeds, versions and machine give
+the same figures, wall times aside.</p>
 {"".join(parts)}"""
 
 
 def _environment(record: RunRecord) -> str:
     return "".join(
-        f'<tr><th scope="row">{escape(str(key))}</th><td class="words">{escape(axis_text(value))}</td></tr>'
+        f'<tr><th scope="row">{escape(str(key))}</th><td class="words">{escape(short(value))}</td></tr>'
         for key, value in record.environment.items()
     )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from holdfast.errors import HoldfastError
-from holdfast.report.figures import AXES, curves_figure, network_figure, partition_figure, save_figure
+from holdfast.report.figures import AXES, curves_figure, network_figure, partition_figure
 from holdfast.report.format import QUANTITIES, quantity
 from holdfast.runs.record import RunRecord, overlaid
 
@@ -22,16 +20,6 @@ class Plot(NamedTuple):
     figure: Figure
 
 
-def write_plots(record: RunRecord, folder: Path) -> None:
-    """Writes every picture of a run into ``folder``, as PNG and SVG."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for plot in [*curve_plots([record]), *setting_plots(record)]:
-            save_figure(plot.figure, folder / plot.stem)
-    except OSError as error:
-        raise HoldfastError(f"cannot write the plots into {folder}: {error.strerror}") from None
-
-
 def curve_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
     """Every metric against the rounds, the first also against what it cost."""
     metrics = recorded_metrics(records)
@@ -39,7 +27,7 @@ def curve_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
         for axis in AXES if metric == metrics[0] else AXES[:1]:
             if axis == "round" or _tells_more_than_rounds(records, axis):
                 stem = metric if axis == "round" else f"{metric}_by_{axis}"
-                yield Plot(stem, _caption(records, metric, axis), curves_figure(records, metric, axis))
+                yield Plot(stem, _caption(metric, axis), curves_figure(records, metric, axis))
 
 
 def setting_plots(record: RunRecord) -> Iterator[Plot]:
@@ -55,6 +43,19 @@ def setting_plots(record: RunRecord) -> Iterator[Plot]:
             "How many samples of each class every node owns; an empty cell is none.",
             partition_figure(record.partition.counts, record.partition.classes),
         )
+
+
+def curves_note(records: Sequence[RunRecord]) -> str:
+    """What holds for all curves."""
+    groups = [group for record in records for group in record.groups]
+    words = ["Every recorded round; the colours are those of the table."]
+    if any(len(group.seeds) > 1 for group in groups):
+        words.append("Lines are means over seeds, bands reach from the lowest to the highest seed.")
+    if any(group.status == "diverged" for group in groups):
+        words.append(
+            "A diverged curve ends at the last finite round of all its seeds, or leaves the picture."
+        )
+    return " ".join(words)
 
 
 def recorded_metrics(records: Sequence[RunRecord]) -> list[str]:
@@ -75,15 +76,7 @@ def _tells_more_than_rounds(records: Sequence[RunRecord], axis: str) -> bool:
     return len(per_round) > 1
 
 
-def _caption(records: Sequence[RunRecord], metric: str, axis: str) -> str:
-    words = [quantity(metric).reading]
-    if axis != "round":
-        words = [f"The same against the {quantity(axis).title}: a curve further left is cheaper."]
-    groups = [group for record in records for group in record.groups]
-    if any(len(group.seeds) > 1 for group in groups):
-        words.append("Line: mean over seeds; band: from the lowest to the highest seed.")
-    if any(group.status == "diverged" for group in groups):
-        words.append(
-            "A diverged curve ends where a seed left the finite numbers, and may leave the picture before."
-        )
-    return " ".join(word for word in words if word)
+def _caption(metric: str, axis: str) -> str:
+    if axis == "round":
+        return quantity(metric).reading
+    return f"The same against the {quantity(axis).title}: a curve further left is cheaper."

@@ -14,7 +14,7 @@ CSS = """
 }
 * { box-sizing: border-box; }
 body {
-  margin: 0 auto; max-width: 1120px; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
+  margin: 0 auto; max-width: 1180px; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif;
 }
 h1 { margin: 0; font-size: 1.9rem; line-height: 1.2; overflow-wrap: anywhere; }
@@ -31,15 +31,18 @@ h3 { margin: 1.6rem 0 0.6rem; font-size: 1.05rem; overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
 .results { width: 100%; }
 th, td {
-  padding: 0.45rem 0.7rem; border-bottom: 1px solid var(--grid); text-align: right; white-space: nowrap;
+  padding: 0.45rem 0.5rem; border-bottom: 1px solid var(--grid); text-align: right; vertical-align: top;
+  white-space: nowrap;
 }
-th:first-child, td:first-child, .words { text-align: left; }
-thead th { color: var(--faint); font-weight: 600; vertical-align: bottom; }
+th:first-child, .words { text-align: left; }
+thead th { color: var(--faint); font-weight: 600; vertical-align: bottom; white-space: normal; }
+small { display: block; color: var(--faint); font-weight: 400; }
 tbody th { font-weight: 500; }
+tbody th .note { margin: 0 0 0 1.25rem; max-width: 13rem; white-space: normal; color: var(--warn-line); }
 .best { font-weight: 700; color: var(--accent); }
 .out td { color: var(--faint); }
 .swatch { display: inline-block; width: 0.75em; height: 0.75em; margin-right: 0.5em; border-radius: 50%; }
-.note { margin: 0.5rem 0 0; font-size: 0.85rem; }
+.note { margin: 0.7rem 0; font-size: 0.85rem; }
 .figures {
   display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1.2rem;
 }
@@ -50,7 +53,7 @@ figure svg { display: block; width: 100%; height: auto; max-height: 640px; }
 svg text { font-family: inherit !important; }
 figcaption { margin-top: 0.5rem; font-size: 0.85rem; }
 .facts {
-  display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 0.8rem; margin: 0;
+  display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 0.8rem; margin: 0;
 }
 .facts div { padding: 0.6rem 0.8rem; border-radius: 8px; background: var(--card); }
 .facts dt { color: var(--faint); font-size: 0.8rem; }
@@ -61,5 +64,5 @@ pre {
 details { margin-top: 0.8rem; }
 summary { cursor: pointer; font-weight: 600; }
 footer { margin-top: 3rem; color: var(--faint); font-size: 0.8rem; }
-@media print { body { max-width: none; padding: 0; } figure { break-inside: avoid; } }
+@media print { body { max-width: none; padding: 0; font-size: 12px; } figure { break-inside: avoid; } }
 """

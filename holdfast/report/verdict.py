@@ -25,8 +25,11 @@ def verdict(records: Sequence[RunRecord]) -> str:
     if not ranked:
         return "Every algorithm diverged." if any(row.values for row in rows) else "Nothing was recorded yet."
     swept = any(record.axes for record in records)
-    if swept:  # dict keeps the first, best line of each algorithm
-        ranked = list({row.algorithm: row for row in reversed(ranked)}.values())[::-1]
+    if swept:
+        best: dict[str, FinalRow] = {}
+        for row in ranked:
+            best.setdefault(row.algorithm, row)
+        ranked = list(best.values())
     one_round = len({row.round for row in ranked}) == 1
     first, *others = [_figure(row, metric, with_round=not one_round) for row in ranked]
     start = f"After {ranked[0].round} rounds, " if one_round else ""
@@ -44,17 +47,19 @@ def troubles(record: RunRecord) -> list[str]:
     jobs = record.summary["jobs"]
     if record.summary["status"] != "complete":
         done = sum(job["status"] in ("done", "diverged") for job in jobs)
-        state = "was interrupted" if record.summary["status"] == "interrupted" else "is still under way"
-        found.append(f"{record.prefix}This run {state}: {done} of {len(jobs)} jobs are finished.")
+        state = "was interrupted" if record.summary["status"] == "interrupted" else "did not end"
+        go_on = f"'holdfast resume {record.path.resolve().name}' continues it"
+        found.append(f"{record.prefix}This run {state}: {done} of {len(jobs)} jobs are finished; {go_on}.")
     for group in record.groups:
         for job in group.jobs:
             if job["status"] == "diverged":
-                why = f" ({job['message']})" if job.get("message") else ""
-                found.append(f"{group.label}, seed {job['seed']}, diverged at round {job['round']}{why}.")
+                message = job.get("message") or f"diverged at round {job['round']}"
+                found.append(f"{group.label}, seed {job['seed']}: {message}")
     return found
 
 
 def _figure(row: FinalRow, metric: str, with_round: bool) -> tuple[str, str]:
-    """The final value with its unit, and the round where that differs between rows."""
+    """The final value with its unit, unbreakable, and the round where that differs between rows."""
     unit = " %" if quantity(metric).kind == "accuracy" else ""
-    return spread_text(metric, row.values[metric]) + unit, f" (round {row.round})" if with_round else ""
+    value = (spread_text(metric, row.values[metric]) + unit).replace(" ", "\N{NO-BREAK SPACE}")
+    return value, f" (round {row.round})" if with_round else ""

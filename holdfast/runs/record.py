@@ -18,13 +18,13 @@ from holdfast.runs.record_files import (
     Partition,
     Row,
     Summary,
-    axis_text,
     read_config,
     read_environment,
     read_links,
     read_metrics,
     read_partition,
     read_summary,
+    short,
 )
 
 Status = Literal["done", "diverged", "unfinished", "pending"]
@@ -256,6 +256,8 @@ def load_record(path: Path) -> RunRecord:
 
 def overlaid(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The records with labels that tell them apart: prefixed by the run's name where there are several."""
+    if not records:
+        raise HoldfastError("no run is given: name at least one run directory")
     if len(records) == 1:
         return list(records)
     paths = [record.path.resolve() for record in records]
@@ -273,7 +275,7 @@ def overlaid(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 def _job_key(job: Job, axes: list[str]) -> tuple[str, ...]:
     """Algorithm, swept values, seed."""
-    return (job["algorithm"], *(axis_text(job["axes"].get(axis)) for axis in axes), str(job["seed"]))
+    return (job["algorithm"], *(short(job["axes"].get(axis, "")) for axis in axes), str(job["seed"]))
 
 
 def _row_key(row: Row, axes: list[str]) -> tuple[str, ...]:

@@ -43,6 +43,9 @@ class Summary(TypedDict):
     status: Literal["complete", "interrupted", "running"]
     jobs: list[Job]
     facts: dict[str, Any]
+    digest: NotRequired[str]
+    device: NotRequired[str]
+    data_dir: NotRequired[str | None]
 
 
 @dataclass(frozen=True)
@@ -63,16 +66,12 @@ class Metrics:
     rows: list[Row]
 
 
-def axis_text(value: Any) -> str:
-    """A swept value as it stands in ``metrics.csv`` and in labels; '' where the axis does not apply."""
-    if value is None:
-        return ""
+def short(value: Any) -> str:
+    """A swept value in a few characters, for ``metrics.csv`` and labels: a choice by name and parameters."""
     if isinstance(value, dict):
-        inner = ", ".join(f"{key}={axis_text(item)}" for key, item in value.items() if key != "name")
+        inner = ",".join(f"{key}={short(part)}" for key, part in value.items() if key != "name")
         return f"{value.get('name', '')}({inner})" if inner else str(value.get("name", ""))
-    if isinstance(value, str | float):
-        return str(value)
-    return json.dumps(value)
+    return str(value)
 
 
 def read_config(file: Path) -> tuple[dict[str, Any], str]:
@@ -97,20 +96,24 @@ def read_environment(file: Path) -> dict[str, Any]:
 
 
 def read_metrics(file: Path) -> Metrics:
-    """All recorded rows; an empty cell is None, a swept value stays text."""
-    header, lines = _csv(file)
+    """All recorded rows; an empty cell is None, a swept value stays text.
+
+    A last line without its end was being written when the run was killed, and does not count.
+    """
+    text = _text(file)
+    header, lines = _csv(file, text[: text.rfind("\n") + 1])
     at = header.index("round") if "round" in header else 0
     names = header[at + 1 : -len(COSTS)]
     if header != ["algorithm", "seed", *header[2:at], "round", *names, *COSTS] or len(set(header)) < len(
         header
     ):
         raise HoldfastError(f"{file} is damaged: its first line is not the header of a table of metrics")
-    text = {"algorithm", *header[2:at]}
+    words = {"algorithm", *header[2:at]}
     rows: list[Row] = []
     seen = set()
     for line, cells in lines:
         row: Row = {
-            column: cell if column in text else _number(f"{file} line {line}", column, cell)
+            column: cell if column in words else _number(f"{file} line {line}", column, cell)
             for column, cell in zip(header, cells, strict=True)
         }
         for column in ("seed", "round"):
@@ -127,7 +130,7 @@ def read_metrics(file: Path) -> Metrics:
 
 def read_partition(file: Path) -> Partition:
     """Samples of every node, in all and per class."""
-    header, lines = _csv(file)
+    header, lines = _csv(file, _text(file))
     if header[:2] != ["node", "samples"]:
         raise HoldfastError(f"{file} is damaged: its first line should begin with node,samples")
     table = np.array([_whole(file, line, header, cells) for line, cells in lines], dtype=np.int64)
@@ -139,7 +142,7 @@ def read_partition(file: Path) -> Partition:
 
 def read_links(file: Path) -> list[Link]:
     """The undirected links of the network; none for a server."""
-    header, lines = _csv(file)
+    header, lines = _csv(file, _text(file))
     if header != ["i", "j", "weight"]:
         raise HoldfastError(f"{file} is damaged: its first line should be i,j,weight")
     links = []
@@ -171,9 +174,9 @@ def _json(file: Path, shape: Any) -> Any:
     return value
 
 
-def _csv(file: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+def _csv(file: Path, text: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """The header, and the other lines with their numbers, each as long as the header."""
-    reader = csv.reader(_text(file).splitlines(), strict=True)
+    reader = csv.reader(text.splitlines(), strict=True)
     try:
         table = [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:

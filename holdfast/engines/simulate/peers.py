@@ -41,8 +41,10 @@ class StackedPeers:
 
     @cached_property
     def degree(self) -> Tensor:
-        """[n, 1]"""
-        return torch.as_tensor(self.network.degrees, device=self.like.device, dtype=self.like.dtype)[:, None]
+        """Number of neighbours, [n, 1]; behind a server everybody is everybody's neighbour."""
+        nodes = self.network.nodes
+        degrees = [nodes - 1] * nodes if self.network.is_server else self.network.degrees
+        return torch.as_tensor(degrees).to(self.like)[:, None]
 
     @cached_property
     def weights(self) -> Tensor:
@@ -57,8 +59,8 @@ class StackedPeers:
     def _matrix(self, matrix: csr_array) -> Tensor:
         nodes = self.network.nodes
         if nodes >= SPARSE_FROM_NODES and matrix.nnz < SPARSE_BELOW_DENSITY * nodes**2:
-            parts = (torch.as_tensor(part) for part in (matrix.indptr, matrix.indices, matrix.data))
-            return torch.sparse_csr_tensor(*parts, size=(nodes, nodes)).to(self.like)
+            rows, columns, values = map(torch.as_tensor, (matrix.indptr, matrix.indices, matrix.data))
+            return torch.sparse_csr_tensor(rows, columns, values, (nodes, nodes)).to(self.like)
         return torch.as_tensor(matrix.toarray()).to(self.like)
 
 

@@ -61,7 +61,7 @@ def run(
 
     [bold]holdfast run mine.toml algorithm.lr=[0.1,0.01] seeds=[0,1,2][/bold]   sweep, over three seeds
     """
-    from holdfast.commands import run_experiment
+    from holdfast.commands.run import run_experiment
 
     path, changes = _split(experiment, overrides)
     run_experiment(path, changes, data_dir, device, runs_dir, tensorboard=tensorboard, quiet=quiet)
@@ -77,7 +77,7 @@ def resume(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
 ) -> None:
     """Continue a run that was interrupted, as if nothing had happened."""
-    from holdfast.commands import resume_run
+    from holdfast.commands.run import resume_run
 
     resume_run(folder, device, tensorboard=tensorboard, quiet=quiet)
 
@@ -93,7 +93,7 @@ def report(
     ] = None,
 ) -> None:
     """Write the report of a run again, or one report that overlays several runs."""
-    from holdfast.commands import report_runs
+    from holdfast.commands.run import report_runs
 
     report_runs(folders, output)
 
@@ -102,14 +102,12 @@ def report(
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            help="algorithms, topologies, mixings, datasets, partitions, models, losses or metrics."
-        ),
+        typer.Argument(help="algorithms, topologies, datasets, models, partitions ... (all, if left out)."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """List what can be chosen in an experiment, with parameters, defaults and one line on each."""
-    from holdfast.commands import list_choices
+    from holdfast.commands.listing import list_choices
 
     list_choices(kind, as_json=json)
 
@@ -120,13 +118,12 @@ def inspect(
     overrides: Overrides = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Also save the pictures (PNG and SVG) in this folder."),
-    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path(
+        "inspect"
+    ),
 ) -> None:
     """Look before training: who holds which labels, the graph, how fast it mixes, what a run will cost."""
-    from holdfast.commands import inspect_experiment
+    from holdfast.commands.inspection import inspect_experiment
 
     path, changes = _split(experiment, overrides)
     inspect_experiment(path, changes, data_dir, device, output)
@@ -138,7 +135,7 @@ def init(
     force: Annotated[bool, typer.Option(help="Overwrite a file that exists.")] = False,
 ) -> None:
     """Write the default experiment, with comments, as a file to start from."""
-    from holdfast.commands import write_default
+    from holdfast.commands.run import write_default
 
     write_default(path, force=force)
 

@@ -104,7 +104,7 @@ def test_shapes_and_dtypes_stay(case, objective):
 
 @every_case
 def test_training_lowers_the_common_objective(case, objective):
-    simulation = simulate(case, objective, 30, lr=0.1)
+    simulation = simulate(case, objective, 90 // case.gradients, lr=0.1)
     start = objective.global_value(objective.x0)
     assert objective.global_value(simulation.models.mean(0)) < 0.9 * start
 

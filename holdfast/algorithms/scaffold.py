@@ -1,9 +1,9 @@
-"""SCAFFOLD with a server (option II) and between neighbours."""
+"""SCAFFOLD with a server and between neighbours."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +30,12 @@ class Update(NamedTuple):
 @ALGORITHMS.register("scaffold")
 @dataclass(frozen=True)
 class SCAFFOLD(ServerAlgorithm[Server]):
-    """Control variates cancel each client's bias, option II (Karimireddy et al. 2020)."""
+    """Control variates cancel each client's bias (Karimireddy et al. 2020)."""
 
     lr: Rate
     local_steps: Count = 1
     server_lr: Rate = 1.0
+    option: Literal[1, 2] = 2  # new control variate: 1 full gradient at the server's model, 2 steps' mean
 
     def init(self, x0: Tensor) -> Client:
         return Client(c=torch.zeros_like(x0))
@@ -50,7 +51,7 @@ class SCAFFOLD(ServerAlgorithm[Server]):
         y = x
         for _ in range(self.local_steps):
             y = y - self.lr * (oracle.grad(y) - s.c + c)
-        c_new = s.c - c + (x - y) / (self.local_steps * self.lr)
+        c_new = oracle.full_grad(x) if self.option == 1 else s.c - c + (x - y) / (self.local_steps * self.lr)
         return Client(c=c_new), Update(x=y - x, c=c_new - s.c)
 
     def server(self, server: Server, mean: Update, share: float) -> Server:

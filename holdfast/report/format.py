@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,7 +105,7 @@ def format_value(column: str, value: float, digits: int = 4) -> str:
     if kind == "accuracy":
         return f"{100 * value:.1f}"
     if kind == "bytes":
-        return bytes_text(value)
+        return bytes_text(value, digits)
     if kind == "count":
         return count_text(value)
     if kind == "seconds":
@@ -135,17 +136,17 @@ def byte_unit(value: float) -> tuple[int, str]:
     return size, name
 
 
-def bytes_text(value: float) -> str:
+def bytes_text(value: float, digits: int = 4) -> str:
     """Such as 45.94 GiB."""
     size, name = byte_unit(value)
-    return f"{value:,.0f} B" if size == 1 else f"{_three_digits(value / size)} {name}"
+    return f"{value:,.0f} B" if size == 1 else f"{_decimals(value / size, digits)} {name}"
 
 
 def count_text(value: float) -> str:
     """Such as 32,000 or 1.25 M."""
     for size, name in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= size:
-            return f"{_three_digits(value / size)} {name}"
+            return f"{_decimals(value / size, 3)} {name}"
     return f"{value:,.0f}"
 
 
@@ -166,11 +167,11 @@ def round_text(row: FinalRow) -> str:
     return f"{'–' if row.round is None else row.round}/{row.rounds}"
 
 
-def best_lines(rows: list[FinalRow], column: str) -> set[int]:
+def best_lines(rows: Sequence[FinalRow], column: str, digits: int = 4) -> set[int]:
     """Lines whose figure, as shown, is the best of those that are done; none if all are alike."""
     better = quantity(column).better
     shown = {
-        line: (row.values[column].mean, format_value(column, row.values[column].mean))
+        line: (row.values[column].mean, format_value(column, row.values[column].mean, digits))
         for line, row in enumerate(rows)
         if column in row.values and row.status == "done"
     }
@@ -180,5 +181,6 @@ def best_lines(rows: list[FinalRow], column: str) -> set[int]:
     return {line for line, (_, text) in shown.items() if text == best}
 
 
-def _three_digits(value: float) -> str:
-    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+def _decimals(value: float, digits: int) -> str:
+    """``value`` >= 1 with so many digits, at most two of them after the point."""
+    return f"{value:,.{max(0, min(2, digits - len(str(int(value)))))}f}"

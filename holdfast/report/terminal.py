@@ -5,41 +5,71 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.report.format import best_lines, format_value, round_text, spread_text
+from holdfast.report.format import best_lines, format_value, metric_title, round_text, spread_text
 from holdfast.runs.record import FinalRow, RunRecord, overlaid
 
-HEADS = {  # two short lines over each column, so that the usual ones fit into 100 characters
+DIGITS = 3
+HEADS = {  # two short lines over each column, so that the usual ones fit into 80 characters
     "test_accuracy": "accuracy\nmean %",
     "worst_accuracy": "worst\nnode %",
     "average_accuracy": "average\nmodel %",
+    "average_loss": "test\nloss",
     "train_loss": "train\nloss",
-    "consensus": "consensus\nerror",
+    "consensus": "consen-\nsus",
     "grad_norm2": "gradient\nnorm²",
     "stationarity": "station-\narity",
     "payload_bytes": "traffic",
-    "gradient_evaluations": "gradients",
+    "gradient_evaluations": "gradi-\nents",
     "seconds": "time",
 }
+# Left out in this order, and said so, where the terminal is too narrow for all.
+EXPENDABLE = (
+    "average_loss",
+    "gradient_evaluations",
+    "average_accuracy",
+    "seconds",
+    "stationarity",
+    "worst_accuracy",
+    "consensus",
+)
 
 
-def summary_table(records: Sequence[RunRecord]) -> Table:
-    """One line per algorithm and swept value at its last round, best figures bold; troubles below."""
+def summary_table(records: Sequence[RunRecord], width: int = 100) -> Table:
+    """One line per algorithm and swept value at its last round, for a terminal of ``width`` characters.
+
+    The best figures are bold; what went wrong stands below.
+    """
     rows = [row for record in overlaid(records) for row in record.final_table()]
     columns = [column for column in HEADS if any(column in row.values for row in rows)]
-    best = {column: best_lines(rows, column) for column in columns}
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, caption_justify="left")
+    left_out: list[str] = []
+    table = _table(rows, columns)
+    for column in EXPENDABLE:
+        if _natural_width(table) <= width:
+            break
+        if column in columns:
+            columns.remove(column)
+            left_out.append(metric_title(column))
+            table = _table(rows, columns)
+    table.caption = _caption(rows, left_out)
+    return table
+
+
+def _table(rows: Sequence[FinalRow], columns: Sequence[str]) -> Table:
+    several = len({row.seeds for row in rows}) > 1
+    best = {column: best_lines(rows, column, DIGITS) for column in columns}
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, caption_justify="left")
     table.add_column("algorithm", vertical="bottom", overflow="fold")
-    seeds = {row.seeds for row in rows}
-    for head in (*["seeds"] * (len(seeds) > 1), "round", *(HEADS[column] for column in columns)):
+    for head in (*["seeds"] * several, "round", *(HEADS[column] for column in columns)):
         table.add_column(head, justify="right", vertical="bottom", overflow="fold")
     for line, row in enumerate(rows):
+        start = [Text(row.label), *[Text(str(row.seeds))] * several, Text(round_text(row))]
         cells = [_cell(row, column, line in best[column]) for column in columns]
-        start = [Text(row.label), *[Text(str(row.seeds))] * (len(seeds) > 1), Text(round_text(row))]
         table.add_row(*start, *cells, style="" if row.status == "done" else "dim")
-    table.caption = _caption(rows)
     return table
 
 
@@ -47,17 +77,20 @@ def _cell(row: FinalRow, column: str, best: bool) -> Text:
     if column not in row.values:
         return Text("–")
     spread = row.values[column]
-    text = format_value(column, spread.mean)
+    text = format_value(column, spread.mean, DIGITS)
     if column.endswith("accuracy"):
         text = spread_text(column, spread).replace(" ", "")
     return Text(text, style="bold" if best else "")
 
 
-def _caption(rows: Sequence[FinalRow]) -> Text:
+def _caption(rows: Sequence[FinalRow], left_out: Sequence[str]) -> Text:
     caption = Text(style="not italic")
-    most = max(row.seeds for row in rows)
-    if most > 1:
-        caption.append(f"Means over {most} seeds; accuracy ± its sample standard deviation.\n")
+    if any(row.seeds > 1 for row in rows):
+        number = {row.seeds for row in rows}
+        seeds = f"{number.pop()} seeds" if len(number) == 1 else "the seeds"
+        caption.append(f"Means over {seeds}; accuracy ± its sample standard deviation.\n")
+    if left_out:
+        caption.append(f"Not shown for lack of width, but in the report: {', '.join(left_out)}.\n")
     for row in rows:
         if row.note:
             caption.append(
@@ -65,3 +98,8 @@ def _caption(rows: Sequence[FinalRow]) -> Text:
             )
     caption.rstrip()
     return caption
+
+
+def _natural_width(table: Table) -> int:
+    console = Console(width=10_000)
+    return Measurement.get(console, console.options, table).maximum

@@ -37,8 +37,13 @@ class Job:
     @property
     def title(self) -> str:
         """For people: the label and what sets this job apart."""
-        axes = " ".join(f"{key.rsplit('.', 1)[-1]}={short(value)}" for key, value in self.axes.items())
-        return " ".join(part for part in (self.label, axes, f"seed {self.seed}") if part)
+        seed = [f"seed {self.seed}"] if len(self.experiment.seeds) > 1 else []
+        return " ".join([self.label, *self.axis_labels, *seed])
+
+    @property
+    def axis_labels(self) -> list[str]:
+        """Such as ``lr=0.1``, one for each swept key."""
+        return [f"{key.rsplit('.', 1)[-1]}={short(value)}" for key, value in self.axes.items()]
 
 
 def short(value: Any) -> str:
@@ -74,11 +79,14 @@ class Plan:
 
     def setting(self, job: Job) -> Setting:
         """The job's data, model and network; the last one built is kept, as the next job often shares it."""
-        shared = job.experiment.model_dump(exclude={"algorithm", "seeds", "rounds", "name"})
-        key = json.dumps([shared, job.seed], sort_keys=True, default=str)
+        key = _setting_key(job)
         if self._kept is None or self._kept[0] != key:
             self._kept = (key, build_setting(job.experiment, job.seed, self.data_dir, self.device))
         return self._kept[1]
+
+    def shares_setting(self, first: Job, second: Job) -> bool:
+        """Whether two jobs see the same data, model, network and minibatches."""
+        return _setting_key(first) == _setting_key(second)
 
     def simulation(self, job: Job) -> Simulation:
         """The job, ready to run."""
@@ -135,6 +143,11 @@ def available_memory(device: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _setting_key(job: Job) -> str:
+    shared = job.experiment.model_dump(exclude={"algorithm", "seeds", "rounds", "name"})
+    return json.dumps([shared, job.seed], sort_keys=True)
 
 
 def _identity(index: int, experiment: Experiment, seed: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired
@@ -80,7 +79,7 @@ def read_config(file: Path) -> tuple[dict[str, Any], str]:
     try:
         return tomllib.loads(text), text
     except tomllib.TOMLDecodeError as error:
-        raise HoldfastError(f"{file} is damaged: {error}") from None
+        raise _damaged(file, error) from None
 
 
 def read_summary(file: Path) -> Summary:
@@ -103,40 +102,36 @@ def read_metrics(file: Path) -> Metrics:
     text = _text(file)
     header, lines = _csv(file, text[: text.rfind("\n") + 1])
     at = header.index("round") if "round" in header else 0
-    names = header[at + 1 : -len(COSTS)]
-    if header != ["algorithm", "seed", *header[2:at], "round", *names, *COSTS] or len(set(header)) < len(
-        header
-    ):
-        raise HoldfastError(f"{file} is damaged: its first line is not the header of a table of metrics")
-    words = {"algorithm", *header[2:at]}
+    axes, names = header[2:at], header[at + 1 : -len(COSTS)]
+    as_expected = ["algorithm", "seed", *axes, "round", *names, *COSTS]
+    if header != as_expected or len(set(header)) < len(header):
+        raise _damaged(file, "its first line is not the header of a table of metrics")
     rows: list[Row] = []
     seen = set()
-    for line, cells in lines:
+    for where, cells in lines:
         row: Row = {
-            column: cell if column in words else _number(f"{file} line {line}", column, cell)
+            column: cell if column in ("algorithm", *axes) else _number(where, column, cell)
             for column, cell in zip(header, cells, strict=True)
         }
         for column in ("seed", "round"):
             if not isinstance(row[column], int):
-                raise HoldfastError(
-                    f"{file} line {line} is damaged: {column} should be whole, got {row[column]!r}"
-                )
+                raise _damaged(where, f"{column} should be a whole number, got {row[column]!r}")
         if (key := tuple(cells[: at + 1])) in seen:
-            raise HoldfastError(f"{file} line {line} is damaged: this round of this job stands there twice")
+            raise _damaged(where, "this round of this job stands there twice")
         seen.add(key)
         rows.append(row)
-    return Metrics(header[2:at], names, rows)
+    return Metrics(axes, names, rows)
 
 
 def read_partition(file: Path) -> Partition:
     """Samples of every node, in all and per class."""
     header, lines = _csv(file, _text(file))
     if header[:2] != ["node", "samples"]:
-        raise HoldfastError(f"{file} is damaged: its first line should begin with node,samples")
-    table = np.array([_whole(file, line, header, cells) for line, cells in lines], dtype=np.int64)
-    table = table.reshape(-1, len(header))
-    if len(table) == 0 or not np.array_equal(table[:, 0], np.arange(len(table))):
-        raise HoldfastError(f"{file} is damaged: expected one line for every node, from 0 on")
+        raise _damaged(file, "its first line should begin with node,samples")
+    rows = [[_whole(where, *cell) for cell in zip(header, cells, strict=True)] for where, cells in lines]
+    if not rows or [row[0] for row in rows] != list(range(len(rows))):
+        raise _damaged(file, "expected one line for every node, from 0 on")
+    table = np.array(rows, dtype=np.int64)
     return Partition(table[:, 1], header[2:], table[:, 2:])
 
 
@@ -144,11 +139,13 @@ def read_links(file: Path) -> list[Link]:
     """The undirected links of the network; none for a server."""
     header, lines = _csv(file, _text(file))
     if header != ["i", "j", "weight"]:
-        raise HoldfastError(f"{file} is damaged: its first line should be i,j,weight")
+        raise _damaged(file, "its first line should be i,j,weight")
     links = []
-    for line, cells in lines:
-        i, j = _whole(file, line, header[:2], cells[:2])
-        links.append((i, j, float(_number(f"{file} line {line}", "weight", cells[2]) or 0.0)))
+    for where, (i, j, cell) in lines:
+        weight = _number(where, "weight", cell)
+        if weight is None:
+            raise _damaged(where, "the weight is missing")
+        links.append((_whole(where, "i", i), _whole(where, "j", j), float(weight)))
     return links
 
 
@@ -158,7 +155,7 @@ def _text(file: Path) -> str:
     except OSError as error:
         raise HoldfastError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise HoldfastError(f"{file} is damaged: it is not text") from None
+        raise _damaged(file, "it is not text") from None
 
 
 def _json(file: Path, shape: Any) -> Any:
@@ -166,30 +163,27 @@ def _json(file: Path, shape: Any) -> Any:
         value = json.loads(_text(file))
         TypeAdapter(shape).validate_python(value)
     except json.JSONDecodeError as error:
-        raise HoldfastError(f"{file} is damaged: {error}") from None
+        raise _damaged(file, error) from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise HoldfastError(f"{file} is damaged: {f'{where}: ' if where else ''}{first['msg']}") from None
+        raise _damaged(file, ": ".join([*map(str, first["loc"]), first["msg"]])) from None
     return value
 
 
-def _csv(file: Path, text: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """The header, and the other lines with their numbers, each as long as the header."""
+def _csv(file: Path, text: str) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The header, then each other line, as long as the header, with where it stands."""
     reader = csv.reader(text.splitlines(), strict=True)
     try:
-        table = [(reader.line_num, cells) for cells in reader]
+        table = [(f"{file} line {reader.line_num}", cells) for cells in reader]
     except csv.Error as error:
-        raise HoldfastError(f"{file} is damaged: {error}") from None
+        raise _damaged(file, error) from None
     if not table:
-        raise HoldfastError(f"{file} is damaged: it is empty")
+        raise _damaged(file, "it is empty")
     header = table[0][1]
-    for line, cells in table:
+    for where, cells in table:
         if len(cells) != len(header):
-            raise HoldfastError(
-                f"{file} line {line} is damaged: {len(cells)} values under {len(header)} headings"
-            )
-    return header, iter(table[1:])
+            raise _damaged(where, f"{len(cells)} values under {len(header)} headings")
+    return header, table[1:]
 
 
 def _number(where: str, column: str, cell: str) -> float | int | None:
@@ -198,13 +192,15 @@ def _number(where: str, column: str, cell: str) -> float | int | None:
     try:
         return float(cell) if any(c in cell for c in ".enai") else int(cell)
     except ValueError:
-        raise HoldfastError(f"{where} is damaged: {column} should be a number, got {cell!r}") from None
+        raise _damaged(where, f"{column} should be a number, got {cell!r}") from None
 
 
-def _whole(file: Path, line: int, header: list[str], cells: list[str]) -> list[int]:
+def _whole(where: str, column: str, cell: str) -> int:
     try:
-        return [int(cell) for cell in cells]
+        return int(cell)
     except ValueError:
-        raise HoldfastError(
-            f"{file} line {line} is damaged: {', '.join(header)} should be whole numbers"
-        ) from None
+        raise _damaged(where, f"{column} should be a whole number, got {cell!r}") from None
+
+
+def _damaged(where: Path | str, why: object) -> HoldfastError:
+    return HoldfastError(f"{where} is damaged: {why}")

@@ -250,14 +250,10 @@ def _write_setting(folder: Path, setting: Setting) -> None:
     header = ["node", "samples", *(str(label) for label in range(labels.shape[1]))]
     lines = [[node, int(data.counts[node]), *labels[node].tolist()] for node in range(data.nodes)]
     _write_csv(folder / "partition.csv", header, lines)
-    weights = setting.network.weights
-    links = (
-        [] if weights is None else [[i, j, float(weights[i, j])] for i, j in setting.network.links().tolist()]
-    )
-    _write_csv(folder / "network.csv", ["i", "j", "weight"], links)
+    _write_csv(folder / "network.csv", ["i", "j", "weight"], setting.network.weighted_links())
 
 
-def _write_csv(path: Path, header: list[str], lines: list[list[Any]]) -> None:
+def _write_csv(path: Path, header: list[str], lines: Sequence[Sequence[Any]]) -> None:
     text = io.StringIO(newline="")
     csv.writer(text).writerows([header, *lines])
     write_atomic(path, text.getvalue().encode())

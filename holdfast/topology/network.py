@@ -72,6 +72,11 @@ class Network:
         upper = triu(self.adjacency, k=1, format="coo")
         return np.stack([upper.row, upper.col], axis=1).astype(np.int64)
 
+    def weighted_links(self) -> list[tuple[int, int, float]]:
+        """The undirected links (i, j, W_ij) with i < j; none for a server."""
+        weights = self.weights
+        return [] if weights is None else [(i, j, float(weights[i, j])) for i, j in self.links().tolist()]
+
     @cached_property
     def spectral_lambda(self) -> float:
         """lambda = ‖W - J‖₂: the factor by which one exchange shrinks disagreement, at worst."""

@@ -1,4 +1,4 @@
-"""What the commands of the command line do."""
+"""``holdfast run``, ``resume``, ``report`` and ``init``."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bo
     """``holdfast resume``"""
     record = load_record(folder)
     kept = record.summary.get("data_dir")
-    data_dir = Path(kept) if kept else None
+    data_dir = Path(str(kept)) if kept else None
     raw = read_experiment(folder / "experiment.toml", [])
-    plan = Plan(raw, data_dir, device or record.summary.get("device", "cpu"))
+    plan = Plan(raw, data_dir, device or str(record.summary.get("device", "cpu")))
     plan.check()
     _carry_out(Runner.reopen(plan, folder), tensorboard=tensorboard, quiet=quiet)
 
@@ -59,13 +59,12 @@ def _carry_out(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
             runner.execute(views)
         except Interrupted:
             stack.close()
-            typer_hint = f"holdfast resume {runner.folder}"
-            print(f"stopped; everything is saved. Continue with: {typer_hint}", file=sys.stderr)
+            print(f"stopped, all is saved; continue with: holdfast resume {runner.folder}", file=sys.stderr)
             sys.exit(130)
     record = load_record(runner.folder)
     write_plots(record, runner.folder / "plots")
     write_report([record], runner.folder / "report.html")
-    console.print(summary_table([record]))
+    console.print(summary_table([record], console.width))
     for job in record.summary["jobs"]:
         if job["status"] == "diverged":
             console.print(f"[red]{job['algorithm']}, seed {job['seed']}, diverged[/red]: {job['message']}")
@@ -84,7 +83,7 @@ def report_runs(folders: list[Path], output: Path | None) -> None:
     target = output or records[0].path / ("report.html" if len(records) == 1 else "comparison.html")
     write_report(records, target)
     console = Console()
-    console.print(summary_table(records))
+    console.print(summary_table(records, console.width))
     console.print(f"report: [bold]{target}[/bold]")
 
 

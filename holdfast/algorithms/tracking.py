@@ -1,0 +1,127 @@
+"""Gradient tracking: every node carries an estimate of the network's mean gradient and steps along it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.algorithms.schedules import Rate
+from holdfast.validation import Count, Whole
+
+
+class Node(NamedTuple):
+    x: Tensor  # the node's own model
+    y: Tensor  # tracker: its mean over the network is the mean of g, always
+    g: Tensor  # the gradient that the tracker last took in
+
+
+class Message(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+def move(x: Tensor, y: Tensor, g: Tensor, oracle: Oracle) -> Node:
+    """Goes to ``x`` and lets the tracker ``y``, which has taken in ``g``, follow the gradient there."""
+    new = oracle.grad(x)
+    return Node(x=x, y=y + new - g, g=new)
+
+
+def combine_then_adapt(s: Node, oracle: Oracle, peers: Peers, lr: float) -> Node:
+    """One step of gradient tracking: mixed model, but the node's own tracker as it was before mixing."""
+    mixed = peers.exchange(Message(x=s.x, y=s.y)).mixed
+    return move(mixed.x - lr * s.y, mixed.y, s.g, oracle)
+
+
+@dataclass(frozen=True)
+class Tracking(Algorithm):
+    """What the methods with a tracker have in common: they start it at the first gradient."""
+
+    lr: Rate
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
+        g = oracle.grad(x0)
+        return Node(x=x0, y=g, g=g)
+
+    def model(self, s: Node) -> Tensor:
+        return s.x
+
+
+@ALGORITHMS.register("gt-sgd")
+@dataclass(frozen=True)
+class GTSGD(Tracking):
+    """Gradient tracking: one step along the tracked mean gradient per round, exact (Xin et al. 2021)."""
+
+    order: Literal["cta", "atc"] = "cta"  # combine-then-adapt, or adapt-then-combine with two exchanges
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        if self.order == "cta":
+            return combine_then_adapt(s, oracle, peers, self.lr)
+        adapted = move(peers.exchange(s.x - self.lr * s.y).mixed, s.y, s.g, oracle)
+        return adapted._replace(y=peers.exchange(adapted.y).mixed)
+
+
+@ALGORITHMS.register("net-fleet")
+@dataclass(frozen=True)
+class NETFLEET(Tracking):
+    """Local steps along a tracker that is corrected recursively, exact (Zhang et al. 2022, Alg. 1)."""
+
+    local_steps: Count = 1  # K, of which the first follows the exchange; 1 is gradient tracking
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        s = combine_then_adapt(s, oracle, peers, self.lr)  # lines 4-7
+        for _ in range(self.local_steps - 1):
+            s = move(s.x - self.lr * s.y, s.y, s.g, oracle)  # lines 9-11
+        return s
+
+
+@ALGORITHMS.register("dsgt")
+@dataclass(frozen=True)
+class DSGT(Tracking):
+    """Reconstruction: plain local SGD steps, then one of gradient tracking; biased (Lu et al. 2020)."""
+
+    local_steps: Whole = 1  # K plain steps before the tracking step; 0 is gradient tracking
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        x = s.x
+        for _ in range(self.local_steps):
+            x = x - self.lr * oracle.grad(x)
+        # g stays the gradient at the last tracking point, so that the trackers keep their mean.
+        return combine_then_adapt(s._replace(x=x), oracle, peers, self.lr)
+
+
+class Corrected(NamedTuple):
+    x: Tensor  # neighbours' weighted average of the models
+    c: Tensor  # correction; tends to minus the node's own gradient at the optimum, sums to zero
+
+
+class Progress(NamedTuple):
+    x: Tensor
+    z: Tensor  # mean corrected gradient of the round
+
+
+@ALGORITHMS.register("k-gt")
+@dataclass(frozen=True)
+class KGT(Algorithm):
+    """Local steps with a correction that tracks the round's mean gradient, exact (Liu et al. 2023)."""
+
+    lr: Rate
+    local_steps: Count = 1
+    server_lr: Rate = 1.0  # share of the local progress that is kept; 1 makes it decentralised SCAFFOLD
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Corrected:
+        return Corrected(x=x0, c=torch.zeros_like(x0))
+
+    def round(self, s: Corrected, oracle: Oracle, peers: Peers) -> Corrected:
+        y = s.x
+        for _ in range(self.local_steps):
+            y = y - self.lr * (oracle.grad(y) + s.c)
+        z = (s.x - y) / (self.local_steps * self.lr)
+        mixed = peers.exchange(Progress(x=s.x + self.server_lr * (y - s.x), z=z)).mixed
+        return Corrected(x=mixed.x, c=s.c - z + mixed.z)
+
+    def model(self, s: Corrected) -> Tensor:
+        return s.x

@@ -1,0 +1,71 @@
+"""Corrected local steps behind a server that holds no state of its own: VRL-SGD and FedLin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.algorithms.schedules import Rate
+from holdfast.validation import Count
+
+
+class Node(NamedTuple):
+    x: Tensor  # everybody's mean model
+    delta: Tensor  # the node's mean gradient minus everybody's; sums to zero
+
+
+@ALGORITHMS.register("vrl-sgd")
+@dataclass(frozen=True)
+class VRLSGD(Algorithm):
+    """SCAFFOLD's iterates for half its traffic: each node keeps only its deviation (Liang et al. 2019)."""
+
+    needs_server: ClassVar[bool] = True
+
+    lr: Rate
+    local_steps: Count = 1
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
+        return Node(x=x0, delta=torch.zeros_like(x0))
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        y = s.x
+        for _ in range(self.local_steps):
+            y = y - self.lr * (oracle.grad(y) - s.delta)
+        mean = peers.exchange(y).mixed
+        return Node(x=mean, delta=s.delta + (mean - y) / (self.local_steps * self.lr))
+
+    def model(self, s: Node) -> Tensor:
+        return s.x
+
+
+class Model(NamedTuple):
+    x: Tensor  # everybody's mean model
+
+
+@ALGORITHMS.register("fedlin")
+@dataclass(frozen=True)
+class FedLin(Algorithm):
+    """Local steps corrected by fresh full gradients, for two round trips per round (Mitra et al. 2021)."""
+
+    needs_server: ClassVar[bool] = True
+
+    lr: Rate
+    local_steps: Count = 1
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Model:
+        return Model(x=x0)
+
+    def round(self, s: Model, oracle: Oracle, peers: Peers) -> Model:
+        own = oracle.full_grad(s.x)
+        everybody = peers.exchange(own).mixed
+        y = s.x
+        for _ in range(self.local_steps):
+            y = y - self.lr * (oracle.grad(y) - own + everybody)
+        return Model(x=peers.exchange(y).mixed)
+
+    def model(self, s: Model) -> Tensor:
+        return s.x

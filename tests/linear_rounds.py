@@ -1,0 +1,61 @@
+"""On quadratics with exact gradients a round is an affine map of the state; its matrix tells how fast it contracts."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from conftest import Quadratics
+from torch import Tensor
+
+from holdfast.api import as_network
+from holdfast.engines.simulate.simulation import Simulation
+from holdfast.tree import leaves, tree_map
+
+MU, L = 0.5, 5.0
+
+
+def reference_quadratics(dim: int, nodes: int = 10) -> Quadratics:
+    """The problem whose contraction factors and biases are known from an independent implementation."""
+    rng = np.random.default_rng(1)
+    matrices = []
+    for _ in range(nodes):
+        basis, _ = np.linalg.qr(rng.standard_normal((dim, dim)))
+        eigenvalues = np.exp(rng.uniform(np.log(MU), np.log(L), dim))
+        eigenvalues[:2] = MU, L
+        matrices.append(basis @ np.diag(eigenvalues) @ basis.T)
+    minimisers = 3 * rng.standard_normal((nodes, dim))
+    return Quadratics(torch.tensor(np.array(matrices)), torch.tensor(minimisers))
+
+
+def round_matrix(problem: Quadratics, algorithm, topology=None) -> Tensor:
+    """M of the round z -> M z + c, where z holds all numbers of the state: one round from every unit vector."""
+    simulation = Simulation(algorithm, problem, as_network(topology, problem.nodes))
+    template = simulation.state
+
+    def after_round(z: Tensor) -> Tensor:
+        parts = iter(z.clone().split([tensor.numel() for tensor in leaves(template)]))
+        simulation.state = tree_map(lambda like: next(parts).reshape(like.shape), template)
+        simulation.step()
+        return flat(simulation.state)
+
+    origin = after_round(torch.zeros_like(flat(template)))
+    units = torch.eye(len(origin), dtype=origin.dtype)
+    return torch.stack([after_round(unit) - origin for unit in units], dim=1)
+
+
+def flat(state) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in leaves(state)])
+
+
+def contraction(problem: Quadratics, algorithm, topology=None) -> tuple[float, int]:
+    """Spectral radius of a round without the eigenvalues 1 of conserved sums, and the number of those."""
+    values = torch.linalg.eigvals(round_matrix(problem, algorithm, topology))
+    conserved = (values - 1).abs() < 1e-7
+    return float(values[~conserved].abs().max()), int(conserved.sum())
+
+
+def measured_decay(problem: Quadratics, algorithm, rounds: int, topology=None, over: int = 50) -> float:
+    """Factor per round by which the distance of the mean model to the optimum fell in the last ``over`` rounds."""
+    path = problem.run(algorithm, rounds, topology).mean(1)
+    errors = (path - problem.optimum).norm(dim=-1)
+    return float((errors[-1] / errors[-1 - over]) ** (1 / over))

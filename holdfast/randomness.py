@@ -8,12 +8,14 @@ whatever was drawn before.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from holdfast.errors import HoldfastError
-from holdfast.validation import Count, Probability, check
+from holdfast.validation import Count, check
 
 Word = int | Tensor
 
@@ -28,6 +30,7 @@ class Stream(IntEnum):
     COHORT = 2
     LINK = 3
     COMPUTE = 4
+    CAPABILITY = 5
     DROPOUT = 1 << 16  # the layers of a model count up from here
 
 
@@ -71,10 +74,10 @@ def uniform(seed: int, stream: Stream, round: Word, step: Word, index: Tensor) -
     return (words[..., 0] << 21 | words[..., 1] >> 11).double() * 2.0**-53
 
 
-def coin(seed: int, round: int, probability: float) -> bool:
-    """The coin that all nodes share: true with ``probability``."""
-    check("probability", Probability, probability)
-    return bool(uniform(seed, Stream.COIN, round, 0, torch.tensor(0)) < probability)
+def coin(seed: int, round: int, draw: int, probability: float) -> bool:
+    """The round's ``draw``-th coin that all nodes share: true with ``probability``."""
+    check("probability", Annotated[float, Field(ge=0, le=1)], probability)
+    return bool(uniform(seed, Stream.COIN, round, draw, torch.tensor(0)) < probability)
 
 
 def cohort(seed: int, round: int, nodes: int, size: int) -> Tensor:

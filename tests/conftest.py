@@ -52,6 +52,9 @@ class Quadratics:
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         return (self.A[nodes] @ (x - self.b[nodes])[..., None]).squeeze(-1)
 
+    def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
+        return self.A[nodes]
+
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         return len(nodes)
 

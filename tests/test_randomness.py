@@ -124,12 +124,12 @@ def test_uniform_takes_large_indices():
 
 
 def test_coin():
-    tosses = [coin(0, round, 0.3) for round in range(1000)]
+    tosses = [coin(0, round, 0, 0.3) for round in range(1000)]
     assert abs(sum(tosses) - 300) < 4 * (1000 * 0.3 * 0.7) ** 0.5  # four standard deviations
-    assert all(coin(0, round, 1.0) for round in range(20))
-    assert tosses != [coin(1, round, 0.3) for round in range(1000)]
+    assert all(coin(0, round, 0, 1.0) for round in range(20))
+    assert tosses != [coin(1, round, 0, 0.3) for round in range(1000)]
     with pytest.raises(HoldfastError, match="probability: should be greater than 0, got 0"):
-        coin(0, 0, 0.0)
+        coin(0, 0, 0, -0.1)
 
 
 def test_cohort():

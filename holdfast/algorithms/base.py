@@ -34,14 +34,28 @@ class Oracle(Protocol):
     def round(self) -> int:
         """The current round, counted from 0."""
 
-    def grad(self, x: Tensor) -> Tensor:
-        """Gradient of f_i at ``x`` on the round's next minibatch (exact if the objective has no batches)."""
+    def grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """Gradient of f_i at ``x`` on the round's next minibatch (exact if the objective has no batches).
+
+        With ``where`` [..., 1], only the marked rows are computed; the others are zero and cost nothing.
+        """
 
     def grads(self, *points: Tensor) -> tuple[Tensor, ...]:
         """Gradients at several points on the same minibatch, for variance reduction."""
 
-    def full_grad(self, x: Tensor) -> Tensor:
-        """Gradient of f_i at ``x`` over all of the node's data."""
+    def full_grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """Gradient of f_i at ``x`` over all of the node's data; ``where`` as for ``grad``."""
+
+    def argmin(self, linear: Tensor, centre: Tensor, weight: float, start: Tensor) -> Tensor:
+        """argmin_u f_i(u) + <linear, u> + (weight/2) ||u - centre||^2, exactly, from ``start``."""
+
+    @property
+    def able(self) -> Tensor:
+        """Whether the node is able to compute in this round, [..., 1]; always, unless nodes are sporadic."""
+
+    @property
+    def chance(self) -> Tensor:
+        """The probability of being ``able``, [..., 1] float64."""
 
 
 class Inbox(Protocol[R]):
@@ -56,6 +70,23 @@ class Inbox(Protocol[R]):
         """sum_j m_j over the node's neighbours, without itself."""
 
 
+class Edges(Protocol):
+    """A node's links one by one: tensors ``[e, d]`` with one row for each link of each node."""
+
+    @property
+    def sign(self) -> Tensor:
+        """+1 at the end with the larger node number, -1 at the other, [e, 1]."""
+
+    def spread(self, x: Tensor) -> Tensor:
+        """The node's row [..., d] at each of its links, [e, d]."""
+
+    def total(self, z: Tensor) -> Tensor:
+        """The sum over the node's links, [..., d]."""
+
+    def swap(self, z: Tensor) -> Tensor:
+        """Sends each row over its own link and returns what came from the other end, [e, d]."""
+
+
 class Peers(Protocol):
     """A node's links. Every vector handed to ``exchange`` travels over each of them and is counted."""
 
@@ -63,8 +94,15 @@ class Peers(Protocol):
     def degree(self) -> Tensor:
         """Number of neighbours, ``[..., 1]``."""
 
-    def exchange(self, message: M) -> Inbox[M]:
-        """Sends ``message`` to every neighbour and waits for theirs."""
+    @property
+    def edges(self) -> Edges:
+        """The node's links one by one, for methods that send every neighbour something else."""
+
+    def exchange(self, message: M, sporadic: bool = False) -> Inbox[M]:
+        """Sends ``message`` to every neighbour and waits for theirs; ``sporadic``: over available links."""
+
+    def coin(self, probability: float) -> bool:
+        """A coin that falls alike for everybody: true with ``probability``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +130,7 @@ class Algorithm(Method, ABC):
     """A method without a leader: every node does the same and talks to its neighbours."""
 
     needs_server: ClassVar[bool] = False  # True: correct only if the exchange averages everybody
+    needs_graph: ClassVar[bool] = False  # True: works along links, so a server will not do
 
     @abstractmethod
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> State:

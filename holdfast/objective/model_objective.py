@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, vmap
+from torch.func import grad, grad_and_value, hessian, vmap
 
 from holdfast.data.dataset import prepare
 from holdfast.data.federated import FederatedData
@@ -39,6 +39,10 @@ class Regulariser:
         if self.nonconvex:
             gradient = gradient + 2 * self.nonconvex * x / (1 + x * x) ** 2
         return gradient
+
+    def curvature(self, x: Tensor) -> Tensor:
+        """The diagonal of the regulariser's Hessian at ``x``."""
+        return self.l2 + 2 * self.nonconvex * (1 - 3 * x * x) / (1 + x * x) ** 3
 
 
 class Batch(NamedTuple):
@@ -83,7 +87,8 @@ class ModelObjective:
         self.scale = torch.ones(self.nodes, device=device, dtype=dtype)
         if weights == "samples":
             self.scale = (self.counts * self.nodes / self.counts.sum()).to(dtype)
-        self._row_grads = vmap(grad(self._row_loss), in_dims=(0, 0, 0))
+        self._row_grads = vmap(grad(self._row_loss))
+        self._row_hessians = vmap(hessian(self._row_loss))
 
     # --- a node's own gradients -------------------------------------------------------------------------
 
@@ -102,6 +107,13 @@ class ModelObjective:
         for batch in self._chunks_of(nodes):
             total = total + self._row_grads(x, batch, key)
         return self.regulariser.add_grad(total, x)
+
+    def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
+        key = self._keys(nodes, 0, 0)
+        total = torch.diag_embed(self.regulariser.curvature(x))
+        for batch in self._chunks_of(nodes):
+            total = total + self._row_hessians(x, batch, key)
+        return total
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         return self.samples(nodes) if self.batch_size is None else self.batch_size * len(nodes)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.func import hessian
 
 from holdfast.errors import HoldfastError
 
@@ -27,6 +28,9 @@ class Objective(Protocol):
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         """Gradients [m, d] of f_i at ``x`` [m, d] over all of each node's data."""
+
+    def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """Hessians [m, d, d] of f_i at ``x`` [m, d] over all of each node's data, for exact solves."""
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         """Samples that one call of ``minibatch_grads`` at one point reads, over all ``nodes``."""
@@ -66,6 +70,10 @@ class FunctionObjective:
         chosen = [self.functions[node] for node in nodes.tolist()]
         total = torch.stack([function(row) for function, row in zip(chosen, x.unbind(), strict=True)]).sum()
         return torch.autograd.grad(total, x, materialize_grads=True)[0]
+
+    def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
+        chosen = [self.functions[node] for node in nodes.tolist()]
+        return torch.stack([hessian(function)(row) for function, row in zip(chosen, x, strict=True)])
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         return len(nodes)

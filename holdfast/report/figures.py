@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from holdfast.errors import unknown
 from holdfast.report.format import byte_unit, count_text, quantity
@@ -62,7 +62,7 @@ def curves_figure(records: Sequence[RunRecord], metric: str, axis: str = "round"
 def history_figure(rounds: Sequence[float], values: Sequence[float], metric: str) -> Figure:
     """One metric of one run against its rounds."""
     curve = Series("", list(rounds), list(values), list(values), list(values))
-    return _draw_curves([(curve, _style(0, 0))], metric, "round")
+    return _draw_curves([(curve, _style(0, 0, 1))], metric, "round")
 
 
 def partition_figure(table: np.ndarray, classes: Sequence[str] | None = None) -> Figure:
@@ -171,24 +171,28 @@ def curve_styles(records: Sequence[RunRecord]) -> dict[str, Style]:
 
     Few curves get a colour each. Many share the colour of their algorithm and differ in dashes and markers.
     """
-    keys = {}
-    for record in records:
-        for group in record.groups:
-            algorithm = group.jobs[0]["algorithm"]
-            keys[group.label] = algorithm, group.label.replace(record.prefix + algorithm, record.prefix, 1)
-    algorithms = list(dict.fromkeys(algorithm for algorithm, _ in keys.values()))
-    variants = list(dict.fromkeys(variant for _, variant in keys.values()))
-    if len(keys) <= len(COLOURS) or len(variants) == 1:
-        return {label: _style(i, i) for i, label in enumerate(keys)}
-    return {label: _style(algorithms.index(a), variants.index(v)) for label, (a, v) in keys.items()}
+    groups = [group for record in records for group in record.groups]
+    algorithms = list(dict.fromkeys(group.jobs[0]["algorithm"] for group in groups))
+    seen: dict[str, int] = dict.fromkeys(algorithms, 0)
+    styles = {}
+    for order, group in enumerate(groups):
+        algorithm = group.jobs[0]["algorithm"]
+        place = algorithms.index(algorithm)
+        alone = len(algorithms) == 1
+        if len(groups) <= len(COLOURS):
+            styles[group.label] = _style(order, order, order if alone else place)
+        else:
+            styles[group.label] = _style(order if alone else place, seen[algorithm], place)
+        seen[algorithm] += 1
+    return styles
 
 
-def _style(colour: int, dash: int) -> Style:
+def _style(colour: int, dash: int, width: int) -> Style:
     return Style(
         COLOURS[colour % len(COLOURS)],
         DASHES[dash % len(DASHES)],
         MARKERS[dash % len(MARKERS)],
-        WIDTHS[min(colour, len(WIDTHS) - 1)],
+        WIDTHS[min(width, len(WIDTHS) - 1)],
     )
 
 
@@ -198,13 +202,14 @@ def _draw_curves(curves: Sequence[tuple[Series, Style]], metric: str, axis: str)
     axes = figure.add_subplot()
     in_percent = 100.0 if quantity(metric).kind == "accuracy" else 1.0
     x_unit, x_name = _x_unit(axis, [x for curve, _ in curves for x in curve.x])
+    _set_range(axes, [curve for curve, _ in curves], metric, in_percent)
     for order, (curve, style) in enumerate(curves):
         x = np.array(curve.x) / x_unit
-        points = len(x)
-        step = max(1, points // 6)
+        mean, low, high = (_visible(axes, y, in_percent) for y in (curve.mean, curve.low, curve.high))
+        step = max(1, len(x) // 6)
         axes.plot(
             x,
-            np.array(curve.mean) * in_percent,
+            mean,
             label=_legend_label(curve),
             color=style.colour,
             linestyle=style.dash,
@@ -218,9 +223,7 @@ def _draw_curves(curves: Sequence[tuple[Series, Style]], metric: str, axis: str)
             zorder=2 + order / len(curves),
         )
         if curve.seeds > 1:
-            low, high = np.array(curve.low) * in_percent, np.array(curve.high) * in_percent
             axes.fill_between(x, low, high, color=style.colour, alpha=0.15, linewidth=0, zorder=1)
-    _set_range(axes, [curve for curve, _ in curves], metric, in_percent)
     axes.set_xlabel(x_name)
     if quantity(axis).kind == "count":
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
@@ -239,23 +242,36 @@ def _draw_curves(curves: Sequence[tuple[Series, Style]], metric: str, axis: str)
 def _set_range(axes: Axes, curves: Sequence[Series], metric: str, in_percent: float) -> None:
     """Scale and limits of the y axis: those of the curves that did not diverge, if there is any."""
     steady = [curve for curve in curves if not curve.diverged] or list(curves)
-    values = np.array([v for curve in steady for v in (*curve.low, *curve.high)]) * in_percent
+    x = np.array([x for curve in steady for x in (*curve.x, *curve.x)])
+    y = np.array([y for curve in steady for y in (*curve.low, *curve.high)]) * in_percent
     title = quantity(metric).title + (" (%)" if quantity(metric).kind == "accuracy" else "")
-    positive = values[values > 0]
-    if (
-        quantity(metric).decades
-        and len(positive)
-        and values.min() >= 0
-        and positive.max() > 10 * positive.min()
-    ):
-        margin = (positive.max() / positive.min()) ** 0.05
-        axes.set_yscale("log", nonpositive="mask")
-        axes.set_ylim(positive.min() / margin, positive.max() * margin)
-        title += ", zeros not shown" if len(positive) < len(values) else ""
-    elif len(values):
-        margin = 0.05 * (values.max() - values.min()) or 0.05 * abs(values.max()) or 1.0
-        axes.set_ylim(values.min() - margin, values.max() + margin)
+    # All nodes start from one model, so the consensus error begins at zero or at a rounding error.
+    settled = y[(x > 0) & (y > 0)]
+    shown = y[y > 1e-3 * settled.min(initial=np.inf)]
+    if quantity(metric).decades and len(shown) and y.min() >= 0 and shown.max() > 10 * shown.min():
+        _log_scale(axes, shown.min(), shown.max())
+        if len(shown) < len(y):
+            title += ", zeros not shown" if np.any(y[x > 0] == 0) else ", start not shown"
+    elif len(y):
+        margin = 0.05 * (y.max() - y.min()) or 0.05 * abs(y.max()) or 1.0
+        axes.set_ylim(y.min() - margin, y.max() + margin)
     axes.set_ylabel(title)
+
+
+def _log_scale(axes: Axes, low: float, high: float) -> None:
+    margin = (high / low) ** 0.05
+    axes.set_yscale("log")
+    axes.set_ylim(low / margin, high * margin)
+    if high < 100 * low:  # too few powers of ten for labels
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+
+
+def _visible(axes: Axes, values: Sequence[float], in_percent: float) -> np.ndarray:
+    """What to draw of a curve: on a logarithmic axis nothing below its lower end."""
+    y = np.array(values) * in_percent
+    return np.where(y < axes.get_ylim()[0], np.nan, y) if axes.get_yscale() == "log" else y
 
 
 def _x_unit(axis: str, values: Sequence[float]) -> tuple[float, str]:

@@ -168,17 +168,22 @@ def round_text(row: FinalRow) -> str:
 
 
 def best_lines(rows: Sequence[FinalRow], column: str, digits: int = 4) -> set[int]:
-    """Lines whose figure, as shown, is the best of those that are done; none if all are alike."""
+    """Lines whose figure, as shown, is the best of those that are done and share the problem.
+
+    Where all are alike, none is best.
+    """
+    best: set[int] = set()
     better = quantity(column).better
-    shown = {
-        line: (row.values[column].mean, format_value(column, row.values[column].mean, digits))
-        for line, row in enumerate(rows)
-        if column in row.values and row.status == "done"
-    }
-    if not better or len({text for _, text in shown.values()}) < 2:
-        return set()
-    _, best = max(shown.values()) if better == "high" else min(shown.values())
-    return {line for line, (_, text) in shown.items() if text == best}
+    for problem in {row.problem for row in rows} if better else ():
+        shown = {
+            line: (row.values[column].mean, format_value(column, row.values[column].mean, digits))
+            for line, row in enumerate(rows)
+            if column in row.values and row.status == "done" and row.problem == problem
+        }
+        if len({text for _, text in shown.values()}) > 1:
+            _, winner = max(shown.values()) if better == "high" else min(shown.values())
+            best |= {line for line, (_, text) in shown.items() if text == winner}
+    return best
 
 
 def _decimals(value: float, digits: int) -> str:

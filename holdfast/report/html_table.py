@@ -59,6 +59,10 @@ def _cell(column: str, spread: Spread | None, best: bool) -> str:
 
 def _note(rows: Sequence[FinalRow]) -> str:
     words = ["Figures of the last recorded round; the best of each column is bold."]
+    if len({row.problem for row in rows}) > 1:
+        words[0] = (
+            "Figures of the last recorded round; the best of each column, for the same problem, is bold."
+        )
     if any(row.seeds > 1 for row in rows):
         words.append(
             "Mean ± sample standard deviation over seeds, at the last round that all of them reached."

@@ -8,37 +8,66 @@ from holdfast.report.format import quantity, spread_text
 from holdfast.runs.record import FinalRow, RunRecord, overlaid
 
 NAMED_AT_MOST = 5
+SENTENCES_AT_MOST = 3
 
 
 def verdict(records: Sequence[RunRecord]) -> str:
-    """One sentence: the final accuracy (else the training loss, else the first metric) of each algorithm."""
+    """The final accuracy (else the training loss, else the first metric) of each algorithm, in one sentence.
+
+    A swept problem gets a sentence for each of its values; of a swept algorithm the best setting is named.
+    """
     rows = [row for record in overlaid(records) for row in record.final_table()]
     metrics = [metric for record in records for metric in record.metrics]
     metric = next((name for name in ("test_accuracy", "train_loss", *metrics) if name in metrics), None)
     if metric is None:
         return "No metric was recorded."
+    problems = dict.fromkeys(row.problem for row in rows)
+    sentences = [_sentence([row for row in rows if row.problem == problem], metric) for problem in problems]
+    sentences = [sentence for sentence in sentences if sentence]
+    if len(sentences) > SENTENCES_AT_MOST:
+        more = len(sentences) - SENTENCES_AT_MOST
+        sentences = [*sentences[:SENTENCES_AT_MOST], f"The table has {more} more."]
+    if sentences:
+        return " ".join(sentences)
+    return "Every algorithm diverged." if any(row.values for row in rows) else "Nothing was recorded yet."
+
+
+def _sentence(rows: Sequence[FinalRow], metric: str) -> str:
+    """The algorithms on one problem, best first; empty if none has anything to show."""
     ranked = sorted(
         (row for row in rows if metric in row.values and row.status != "diverged"),
         key=lambda row: row.values[metric].mean,
         reverse=quantity(metric).better == "high",
     )
     if not ranked:
-        return "Every algorithm diverged." if any(row.values for row in rows) else "Nothing was recorded yet."
-    swept = any(record.axes for record in records)
-    if swept:
-        best: dict[str, FinalRow] = {}
-        for row in ranked:
-            best.setdefault(row.algorithm, row)
-        ranked = list(best.values())
-    one_round = len({row.round for row in ranked}) == 1
-    first, *others = [_figure(row, metric, with_round=not one_round) for row in ranked]
-    start = f"After {ranked[0].round} rounds, " if one_round else ""
-    sentence = f"{start}{ranked[0].label} reaches {first[0]} {quantity(metric).title}{first[1]}"
-    named = [f"{row.label} {value}{when}" for row, (value, when) in zip(ranked[1:], others, strict=True)]
-    if len(named) > NAMED_AT_MOST:
-        named = [*named[:NAMED_AT_MOST], f"{len(named) - NAMED_AT_MOST} more in the table"]
-    best_of = " (the best setting of each algorithm)" if swept and len(rows) > len(ranked) else ""
-    return "; ".join([sentence, ", ".join(named)] if named else [sentence]) + best_of + "."
+        return ""
+    best: dict[str, FinalRow] = {}
+    for row in ranked:
+        best.setdefault(row.algorithm, row)
+    winner, *others = best.values()
+    rounds = {row.round for row in best.values()}
+    start = [f"with {winner.problem}"] if winner.problem else []
+    start += [f"after {winner.round} rounds"] if len(rounds) == 1 else []
+    when = {row.label: "" if len(rounds) == 1 else f" (round {row.round})" for row in best.values()}
+    value = f"{_figure(winner, metric)} {quantity(metric).title}"
+    claim = f"{_name(winner)} reaches {value}{when[winner.label]}"
+    named = [f"{_name(row)} {_figure(row, metric)}{when[row.label]}" for row in others[:NAMED_AT_MOST]]
+    if len(others) > NAMED_AT_MOST:
+        named.append(f"{len(others) - NAMED_AT_MOST} more in the table")
+    rest = f"; {', '.join(named)}" if named else ""
+    best_of = " (the best setting of each algorithm)" if len(rows) > len(best) and winner.tuning else ""
+    sentence = ", ".join([*start, claim]) + rest + best_of + "."
+    return sentence[0].upper() + sentence[1:] if start else sentence
+
+
+def _name(row: FinalRow) -> str:
+    return f"{row.algorithm} {row.tuning}".rstrip()
+
+
+def _figure(row: FinalRow, metric: str) -> str:
+    """The final value with its unit, unbreakable."""
+    unit = " %" if quantity(metric).kind == "accuracy" else ""
+    return (spread_text(metric, row.values[metric]) + unit).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def troubles(record: RunRecord) -> list[str]:
@@ -56,10 +85,3 @@ def troubles(record: RunRecord) -> list[str]:
                 message = job.get("message") or f"diverged at round {job['round']}"
                 found.append(f"{group.label}, seed {job['seed']}: {message}")
     return found
-
-
-def _figure(row: FinalRow, metric: str, with_round: bool) -> tuple[str, str]:
-    """The final value with its unit, unbreakable, and the round where that differs between rows."""
-    unit = " %" if quantity(metric).kind == "accuracy" else ""
-    value = (spread_text(metric, row.values[metric]) + unit).replace(" ", "\N{NO-BREAK SPACE}")
-    return value, f" (round {row.round})" if with_round else ""

@@ -55,8 +55,10 @@ class Series:
 class FinalRow:
     """One line of the table of results: the last round that all seeds reached with finite figures."""
 
-    label: str
+    label: str  # everything of the next three
     algorithm: str
+    tuning: str  # swept values of the algorithm, such as "lr=0.1"
+    problem: str  # other swept values, such as "h=0.1": only lines that share them compare
     seeds: int  # that the figures are taken over
     round: int | None  # None: nothing was recorded
     rounds: int  # planned
@@ -70,9 +72,16 @@ class FinalRow:
 class Group:
     """All seeds of one algorithm at one point of the sweep: one curve, one line of the table."""
 
-    label: str
+    algorithm: str
+    tuning: str  # as in FinalRow
+    problem: str
     jobs: list[Job]
     seeds: list[dict[int, Row]]  # for every seed that counts: round -> row; finite rows only
+
+    @property
+    def label(self) -> str:
+        """Such as ``local-gecl h=0.5 lr=0.1``."""
+        return " ".join(part for part in (self.algorithm, self.problem, self.tuning) if part)
 
     @cached_property
     def rounds(self) -> list[int]:
@@ -152,7 +161,8 @@ class RunRecord:
             ended = [job for job in members if job["status"] in ("done", "diverged")]
             started = [job for job in members if _job_key(job, self.axes) in recorded]
             seeds = [recorded.get(_job_key(job, self.axes), {}) for job in ended or started]
-            groups.append(Group(self._label(key), members, seeds))
+            problem, tuning = self._swept(key[1:])
+            groups.append(Group(self.prefix + key[0], tuning, problem, members, seeds))
         return groups
 
     def series(self, metric: str, axis: str = "round") -> list[Series]:
@@ -192,7 +202,9 @@ class RunRecord:
             best = _spread([max(seed) for seed in zip(*by_round, strict=True)])
         return FinalRow(
             label=group.label,
-            algorithm=self.prefix + group.jobs[0]["algorithm"],
+            algorithm=group.algorithm,
+            tuning=group.tuning,
+            problem=group.problem,
             seeds=len(group.seeds),
             round=group.rounds[-1] if group.rounds else None,
             rounds=group.jobs[0]["rounds"],
@@ -202,14 +214,17 @@ class RunRecord:
             note=group.note,
         )
 
-    def _label(self, key: tuple[str, ...]) -> str:
-        """Such as ``local-gecl lr=0.1``: the algorithm, then the swept values under their short names."""
+    def _swept(self, values: Sequence[str]) -> tuple[str, str]:
+        """Swept values of problem and network, and of the algorithm, under the short names of their keys."""
         last = [axis.rsplit(".", 1)[-1] for axis in self.axes]
-        names = [
-            short if last.count(short) == 1 else axis for short, axis in zip(last, self.axes, strict=True)
+        names = [end if last.count(end) == 1 else axis for end, axis in zip(last, self.axes, strict=True)]
+        shown = [
+            (axis, f"{name}={value}")
+            for axis, name, value in zip(self.axes, names, values, strict=True)
+            if value
         ]
-        swept = [f"{name}={value}" for name, value in zip(names, key[1:], strict=True) if value]
-        return self.prefix + " ".join([key[0], *swept])
+        tuning = [text for axis, text in shown if axis.startswith("algorithm.")]
+        return " ".join(text for _, text in shown if text not in tuning), " ".join(tuning)
 
 
 def load_record(path: Path) -> RunRecord:

@@ -1,5 +1,6 @@
 """Networks: graphs, mixing matrices and their spectral figures."""
 
+from holdfast.topology.activity import DISTRIBUTIONS, Activity, BetaChance, Distribution, UniformChance
 from holdfast.topology.graphs import (
     TOPOLOGIES,
     Graph,
@@ -26,10 +27,15 @@ from holdfast.topology.mixing import (
 from holdfast.topology.network import Network, build_network, server
 
 __all__ = [
+    "DISTRIBUTIONS",
     "MIXINGS",
     "TOPOLOGIES",
+    "Activity",
+    "BetaChance",
+    "Distribution",
     "Graph",
     "Network",
+    "UniformChance",
     "build_network",
     "complete",
     "double_ring",

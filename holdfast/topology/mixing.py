@@ -75,7 +75,7 @@ def _fill_diagonal(links: csr_array) -> csr_array:
 
 
 def adjacency(graph: Graph) -> csr_array:
-    """The checked graph as a symmetric 0/1 matrix [n, n]: undirected, connected, nodes 0..n-1, no self loops.
+    """The checked graph as a symmetric 0/1 matrix [n, n]: undirected, nodes 0..n-1, no self loops.
 
     Attributes of the links, weights among them, are not used.
     """
@@ -95,7 +95,6 @@ def adjacency(graph: Graph) -> csr_array:
     A = nx.to_scipy_sparse_array(graph, nodelist=range(nodes), weight=None, format="csr")
     A = A.astype(np.float64)
     A.sort_indices()
-    _require_connected(A, "the graph is", "add links")
     return A
 
 
@@ -105,8 +104,8 @@ def _labels(graph: Graph) -> str:
 
 
 def validate_mixing(W: csr_array, graph: Graph, allow_row_stochastic: bool = False) -> None:
-    """Raises unless W is finite, non-negative, symmetric, with row sums of one, zero where there is no link,
-    and connects all nodes. ``allow_row_stochastic`` waives the symmetry.
+    """Raises unless W is finite, non-negative, symmetric, with row sums of one, and zero where there is no
+    link. ``allow_row_stochastic`` waives the symmetry.
     """
     A = adjacency(graph)
     if W.shape != A.shape:
@@ -133,7 +132,6 @@ def validate_mixing(W: csr_array, graph: Graph, allow_row_stochastic: bool = Fal
         raise HoldfastError(
             f"mixing matrix: {_first(outside, outside.data != 0)} must be 0, as these nodes have no link"
         )
-    _require_connected(W, "the mixing matrix leaves the nodes", "give every link a positive weight")
 
 
 def _first(matrix: csr_array, wanted: NDArray[np.bool_]) -> str:
@@ -143,7 +141,8 @@ def _first(matrix: csr_array, wanted: NDArray[np.bool_]) -> str:
     return f"[{entries.row[where]}, {entries.col[where]}] = {entries.data[where]:g}"
 
 
-def _require_connected(matrix: csr_array, subject: str, advice: str) -> None:
+def require_connected(matrix: csr_array, subject: str, advice: str) -> None:
+    """Raises, naming the nodes that are cut off, unless the links of ``matrix`` connect all nodes."""
     count, component = connected_components(matrix, directed=False)
     if count > 1:
         cut_off = np.flatnonzero(component != np.bincount(component).argmax()).tolist()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import networkx as nx
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse, triu
 
 from holdfast.errors import HoldfastError
+from holdfast.topology.activity import Activity, Chance, Probabilities
 from holdfast.topology.graphs import TOPOLOGIES, Graph
-from holdfast.topology.mixing import MIXINGS, adjacency, validate_mixing
+from holdfast.topology.mixing import MIXINGS, adjacency, require_connected, validate_mixing
 from holdfast.topology.spectral import spectral_lambda
 from holdfast.validation import Count, check
 
@@ -29,12 +30,38 @@ class Network:
     nodes: int
     graph: Graph | None
     weights: csr_array | None  # [nodes, nodes] float64; None for a server, where W = J
+    activity: Activity | None = None  # how often nodes compute and links transmit; None: always
+    sequence: Callable[[int], Network] | None = None  # the network of each round, if it varies
 
     @classmethod
     def of(
         cls, graph: Graph, mixing: str | csr_array | NDArray[Any] = "metropolis", **mixing_params: Any
     ) -> Network:
         """The network of a graph on nodes 0..n-1, with weights by name or as a matrix [n, n]."""
+        require_connected(adjacency(graph), "the graph is", "add links")
+        network = cls._of_any(graph, mixing, **mixing_params)
+        require_connected(
+            network.weights, "the mixing matrix leaves the nodes", "give every link a positive weight"
+        )
+        return network
+
+    @classmethod
+    def varying(cls, graphs: Callable[[int], Graph], every: int = 1, mixing: str = "metropolis") -> Network:
+        """A network that changes: ``graphs(e)`` is its graph in rounds e * every to (e + 1) * every - 1.
+
+        The single graphs need not be connected, as long as the nodes are connected over time.
+        """
+        check("every", Count, every)
+
+        @lru_cache(maxsize=4)
+        def of_epoch(epoch: int) -> Network:
+            return cls._of_any(graphs(epoch), mixing)
+
+        return replace(of_epoch(0), sequence=lambda round: of_epoch(round // every))
+
+    @classmethod
+    def _of_any(cls, graph: Graph, mixing: str | csr_array | NDArray[Any], **mixing_params: Any) -> Network:
+        """As ``of``, but the graph may be disconnected."""
         size = adjacency(graph).shape[0]
         if isinstance(mixing, str):
             weights = MIXINGS.build(mixing, mixing_params, graph=graph)
@@ -47,6 +74,30 @@ class Network:
             weights = _as_csr(mixing)
         validate_mixing(weights, graph, bool(mixing_params.get("allow_row_stochastic")))
         return cls(size, nx.freeze(graph.copy()), weights)
+
+    def sporadic(
+        self,
+        compute: Chance = 1.0,
+        links: Chance = 1.0,
+        *,
+        seed: int = 0,
+        redraw_every: int | None = None,
+    ) -> Network:
+        """This network with nodes that compute, and links that transmit, only now and then."""
+        activity = Activity(compute, links, seed, redraw_every)
+        network = replace(self, activity=activity)
+        network.probabilities(0)
+        return network
+
+    def at(self, round: int) -> Network:
+        """The network in ``round``: itself, unless it varies in time."""
+        if self.sequence is None:
+            return self
+        return self.sequence(round)
+
+    def probabilities(self, round: int) -> Probabilities:
+        """Of every node to compute, [n], and of every link to transmit, [E], in ``round``."""
+        return (self.activity or Activity()).at(round, self.nodes, self.at(round).links())
 
     @property
     def is_server(self) -> bool:
@@ -69,6 +120,10 @@ class Network:
 
     def links(self) -> NDArray[np.int64]:
         """The undirected links [E, 2] with i < j, in ascending order; none for a server."""
+        return self._links
+
+    @cached_property
+    def _links(self) -> NDArray[np.int64]:
         upper = triu(self.adjacency, k=1, format="coo")
         return np.stack([upper.row, upper.col], axis=1).astype(np.int64)
 

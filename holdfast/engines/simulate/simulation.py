@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.algorithms.base import Algorithm, Method, ServerAlgorithm
-from holdfast.engines.simulate.peers import StackedPeers
+from holdfast.engines.simulate.links import StackedLinks
+from holdfast.engines.simulate.peers import StackedPeers, Traffic
 from holdfast.errors import HoldfastError
 from holdfast.objective.objective import Objective
 from holdfast.objective.oracle import BatchOracle, Work
@@ -40,8 +42,8 @@ class Simulation:
         self.method, self.objective, self.network = method, objective, network
         self.seed, self.cohort_size = seed, cohort_size or objective.nodes
         self.work = Work()
-        self.peers = StackedPeers(network, like=objective.x0)
-        self.traffic = self.peers.traffic
+        self.traffic = Traffic()
+        self.links = StackedLinks(network.at(0), like=objective.x0)
         self.everybody = torch.arange(objective.nodes, device=objective.x0.device)
         self.round = 0
         self.state = self._initial_state()
@@ -52,7 +54,7 @@ class Simulation:
         if isinstance(method, ServerAlgorithm):
             return Federation(server=method.init_server(x0.clone()), clients=method.init(rows))
         assert isinstance(method, Algorithm)
-        return method.init(rows, self._oracle(self.everybody), self.peers)
+        return method.init(rows, self._oracle(self.everybody), self._peers())
 
     def step(self) -> None:
         """Runs the next communication round."""
@@ -61,7 +63,7 @@ class Simulation:
             self.state = self._server_round(method, self.state)
         else:
             assert isinstance(method, Algorithm)
-            self.state = method.round(self.state, self._oracle(self.everybody), self.peers)
+            self.state = method.round(self.state, self._oracle(self.everybody), self._peers())
         self.round += 1
 
     def _server_round(self, method: ServerAlgorithm[Any], state: Federation) -> Federation:
@@ -81,7 +83,17 @@ class Simulation:
         return picked.to(self.everybody.device)
 
     def _oracle(self, nodes: Tensor) -> BatchOracle:
-        return BatchOracle(self.objective, nodes, self.round, self.work)
+        chances = None
+        if self.network.activity is not None:
+            chances = torch.as_tensor(self.network.probabilities(self.round).compute, device=nodes.device)
+        return BatchOracle(self.objective, nodes, self.seed, self.round, self.work, chances)
+
+    def _peers(self) -> StackedPeers:
+        network = self.network.at(self.round)
+        if network is not self.links.network:
+            self.links = StackedLinks(network, like=self.objective.x0)
+        chances = self.network.probabilities(self.round).links
+        return StackedPeers(self.links, self.seed, self.round, self.traffic, chances)
 
     @property
     def models(self) -> Tensor:
@@ -96,7 +108,7 @@ class Simulation:
         """Bytes of all messages so far, each counted once."""
         return self.traffic.numbers * self.objective.x0.element_size()
 
-    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that ``restore`` needs to go on from here: tensors by name, and counters."""
         tensors = {
             name: tensor.detach().to("cpu", copy=True).contiguous()
@@ -104,19 +116,17 @@ class Simulation:
         }
         counters = {
             "round": self.round,
-            "numbers_sent": self.traffic.numbers,
-            "gradient_evaluations": self.work.gradient_evaluations,
-            "sample_gradients": self.work.sample_gradients,
+            "traffic": asdict(self.traffic),
+            "work": asdict(self.work),
         }
         return tensors, counters
 
-    def restore(self, tensors: dict[str, Tensor], counters: dict[str, int]) -> None:
+    def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
         """Continues from a ``snapshot``."""
         self.state = from_named(self.state, tensors)
         self.round = counters["round"]
-        self.traffic.numbers = counters["numbers_sent"]
-        self.work.gradient_evaluations = counters["gradient_evaluations"]
-        self.work.sample_gradients = counters["sample_gradients"]
+        self.traffic = Traffic(**counters["traffic"])
+        self.work = Work(**counters["work"])
 
 
 def check_fit(method: Method, nodes: int, network: Network, cohort_size: int | None) -> None:
@@ -127,6 +137,10 @@ def check_fit(method: Method, nodes: int, network: Network, cohort_size: int | N
         raise HoldfastError(f"network: it has {network.nodes} nodes, but the data are split over {nodes}")
     if leads and not network.is_server:
         raise HoldfastError(f"{name} needs a server: use the topology 'server', not a graph")
+    if isinstance(method, Algorithm) and method.needs_graph and network.is_server:
+        raise HoldfastError(
+            f"{name} works along links: use a graph such as the topology 'ring', not a server"
+        )
     if cohort_size is None:
         return
     if not isinstance(method, ServerAlgorithm) or not method.allows_cohorts:

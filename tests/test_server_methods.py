@@ -1,0 +1,134 @@
+"""VRL-SGD, FedLin and SCAFFOLD's option I: equivalences, invariants and rates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import Quadratics
+from linear_rounds import contraction, measured_decay, reference_quadratics
+from test_equivalences import assert_same
+from test_invariants import stochastic_digits
+
+import holdfast as hf
+from holdfast.algorithms import VRLSGD, FedLin
+from holdfast.engines.simulate.simulation import Simulation
+
+ROUNDS, LR, K = 40, 0.02, 5
+
+
+@pytest.fixture(scope="module")
+def reference() -> Quadratics:
+    return reference_quadratics(dim=6)
+
+
+@pytest.fixture(params=["exact", "stochastic"])
+def objective(request, reference):
+    return reference if request.param == "exact" else stochastic_digits()
+
+
+def test_vrl_sgd_is_scaffold_for_half_the_traffic(objective):
+    """With the same minibatches the same models, and delta_i = c_i - c."""
+    server = hf.server(objective.nodes)
+    vrl = Simulation(VRLSGD(lr=LR, local_steps=K), objective, server)
+    scaffold = Simulation(hf.SCAFFOLD(lr=LR, local_steps=K), objective, server)
+    for _ in range(ROUNDS):
+        vrl.step()
+        scaffold.step()
+        assert_same(vrl.models, scaffold.models)
+        assert_same(vrl.state.delta, scaffold.state.clients.c - scaffold.state.server.c)
+        assert 2 * vrl.payload_bytes == scaffold.payload_bytes
+
+
+def test_vrl_sgd_deviations_sum_to_zero(objective):
+    simulation = Simulation(VRLSGD(lr=LR, local_steps=K), objective, hf.server(objective.nodes))
+    for _ in range(20):
+        simulation.step()
+        delta = simulation.state.delta
+        assert delta.sum(0).abs().max() <= 1e-12 * delta.abs().max() * objective.nodes
+    assert delta.abs().max() > 1e-3
+
+
+def test_fedlin_is_scaffold_option_1_whose_variates_are_fresh(reference):
+    """SCAFFOLD's variates are a round old: let every other round only renew them, and the two are the same.
+
+    With a server step of 1e-300 the model stays where it is, to the last bit.
+    """
+    fedlin = reference.run(FedLin(lr=LR, local_steps=K), ROUNDS)
+    options = {"lr": LR, "local_steps": K, "option": 1}
+    renewed = hf.SCAFFOLD(**options, server_lr=lambda round: (1e-300, 1.0)[round % 2])
+    assert_same(fedlin, reference.run(renewed, 2 * ROUNDS)[::2])
+    assert (fedlin - reference.run(hf.SCAFFOLD(**options), ROUNDS)).abs().max() > 0.01
+
+
+def test_option_1_variates_are_the_full_gradients_at_the_servers_last_model(objective):
+    simulation = Simulation(
+        hf.SCAFFOLD(lr=LR, local_steps=K, option=1), objective, hf.server(objective.nodes)
+    )
+    for _ in range(5):
+        before = simulation.models.clone()
+        simulation.step()
+        server, clients = simulation.state
+        everybody = torch.arange(objective.nodes)
+        assert torch.equal(clients.c, objective.full_grads(before, everybody))
+        assert torch.allclose(server.c, clients.c.mean(0), rtol=0, atol=1e-12)
+
+
+def test_option_1_keeps_the_mean_variate_when_clients_are_sampled(objective):
+    algorithm = hf.SCAFFOLD(lr=LR, local_steps=K, option=1)
+    simulation = Simulation(algorithm, objective, hf.server(objective.nodes), seed=5, cohort_size=3)
+    for _ in range(20):
+        simulation.step()
+        server, clients = simulation.state
+        assert torch.allclose(server.c, clients.c.mean(0), rtol=0, atol=1e-12)
+    assert server.c.abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("algorithm", [FedLin(lr=0.1), hf.SCAFFOLD(lr=0.1, option=1)], ids=str)
+def test_one_fresh_local_step_is_gradient_descent(reference, algorithm):
+    """One step needs no correction: the corrections cancel in the mean."""
+    assert_same(reference.run(algorithm, ROUNDS), reference.run(hf.FedAvg(lr=0.1, local_steps=1), ROUNDS))
+
+
+KNOWN = [  # the algorithm, fitted factor per round, spectral radius: an independent implementation's
+    (VRLSGD(lr=0.02, local_steps=10), 0.707, 0.715),
+    (FedLin(lr=0.05, local_steps=10), 0.404, 0.418),
+    (hf.SCAFFOLD(lr=0.02, local_steps=10), 0.707, 0.715),
+    (hf.SCAFFOLD(lr=0.01, local_steps=10, server_lr=2.0), 0.691, 0.702),
+    (hf.LocalGECLServer(lr=0.02, local_steps=10), 0.704, 0.712),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "factor", "radius"), KNOWN, ids=str)
+def test_they_reach_the_optimum_at_the_known_rate(reference, algorithm, factor, radius):
+    path = reference.run(algorithm, 120)
+    assert (path[-1] - reference.optimum).norm(dim=-1).max() < 1e-10
+    assert measured_decay(reference, path) == pytest.approx(factor, abs=0.005)
+    assert contraction(reference, algorithm)[0] == pytest.approx(radius, abs=0.001)
+
+
+def test_option_1_reaches_the_optimum_as_fast_as_its_matrix_says(reference):
+    algorithm = hf.SCAFFOLD(lr=0.02, local_steps=10, option=1)
+    path = reference.run(algorithm, 120)
+    assert (path[-1] - reference.optimum).norm(dim=-1).max() < 1e-10
+    radius, conserved = contraction(reference, algorithm)
+    assert measured_decay(reference, path) == pytest.approx(radius, abs=0.01)
+    assert conserved == reference.dim  # mean of the clients' variates minus the server's
+
+
+def test_the_reference_problem_shows_the_known_drift_of_fedavg(reference):
+    """The draw is the one that the known rates were measured on: three biases agree in all digits."""
+    for lr, server_lr, bias in ((0.1, 1.0, 0.815), (0.01, 1.0, 0.099), (0.002, 5.0, 0.0197)):
+        algorithm = hf.FedAvg(lr=lr, local_steps=10, server_lr=server_lr)
+        model = reference.run(algorithm, 300)[-1, 0]
+        assert (model - reference.optimum).norm() == pytest.approx(bias, rel=0.005)
+
+
+@pytest.mark.parametrize("algorithm", [VRLSGD(lr=0.1), FedLin(lr=0.1)], ids=str)
+def test_a_graph_is_refused(reference, algorithm):
+    with pytest.raises(hf.HoldfastError, match=r"needs a server: use the topology 'server', not a graph"):
+        reference.run(algorithm, 1, hf.ring(10))
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(hf.HoldfastError, match=r"SCAFFOLD.option: should be 1 or 2, got 3"):
+        hf.SCAFFOLD(lr=0.1, option=3)

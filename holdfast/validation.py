@@ -7,6 +7,7 @@ checking, whether a value comes from Python, from a TOML file or from the comman
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, get_type_hints
@@ -21,6 +22,8 @@ Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+LONGEST_REPR = 80  # characters of a value quoted in an error
 
 
 def check(where: str, annotation: Any, value: Any) -> Any:
@@ -41,10 +44,30 @@ def accepts(annotation: Any, value: Any) -> bool:
 
 
 def explain(error: ValidationError) -> str:
-    """The first complaint of a pydantic error, in one line."""
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ").replace("Input should", "should")
-    return f"{message}, got {first['input']!r}"
+    """The first complaint of a pydantic error, in one line: what is allowed and what was given."""
+    first, *others = error.errors()
+    if first["type"] == "missing":
+        return "is missing"
+    if first["type"] == "value_error":  # an error of our own, which says all
+        return first["msg"].removeprefix("Value error, ")
+    words = [
+        other["ctx"]["expected"]  # the choices of a union such as int | Literal["full"]
+        for other in others
+        if other["type"] == "literal_error" and place(other["loc"]) == place(first["loc"])
+    ]
+    message = re.sub(r"^\w+ should", "should", first["msg"]).partition(" after validation")[0]
+    return f"{' or '.join([message, *words])}, got {quoted(first['input'])}"
+
+
+def place(location: tuple[int | str, ...]) -> str:
+    """Where in a table pydantic found a mistake, such as ``network.cohort``, without its names of types."""
+    return ".".join(str(part) for part in location if isinstance(part, int) or part.isidentifier())
+
+
+def quoted(value: Any) -> str:
+    """``repr(value)`` in part of a line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST_REPR else f"{text[: LONGEST_REPR - 3]}..."
 
 
 def check_arguments(where: str, target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -202,6 +202,8 @@ def test_verdict_without_accuracy_goes_by_the_loss(tmp_path: Path) -> None:
 def test_verdict_when_there_is_little_to_say(tmp_path: Path) -> None:
     waiting = load_record(write_run(tmp_path / "waiting", [job("a", 0, [], "pending")], status="running"))
     assert verdict([waiting]) == "Nothing was recorded yet."
+    assert "Nothing was recorded yet." in " ".join(Page(report_html([waiting])).words)
+    assert "a: not started" in printed([waiting])
     diverged = load_record(write_run(tmp_path / "diverged", [job("a", 0, accuracies(0.1), "diverged")]))
     assert verdict([diverged]) == "Every algorithm diverged."
 
@@ -226,13 +228,13 @@ def test_results_in_the_report(good: RunRecord, reports: dict[str, str]) -> None
         "accuracy (%)": "92.0± 2.8",
         "best round (%)": "92.0± 2.8",
         "train loss": "0.08± 0.028",
-        "consensus": "0.01",
+        "consensus": "0.01± 0",
         "traffic": "20.00 MiB",
         "gradients": "2,000",
         "time": "10.0 s",
     }
     assert dict(zip(head, gossip, strict=True))["traffic"] == "10.00 MiB"
-    assert dict(zip(head, gossip, strict=True))["best round (%)"] == "60.0"
+    assert dict(zip(head, gossip, strict=True))["best round (%)"] == "60.0± 0.0"
     assert escape(verdict([good])) in reports["good"]
 
 
@@ -398,6 +400,9 @@ def test_history_figure() -> None:
     axes = history_figure([0, 1, 2], [0.1, 0.2, 0.4], "test_accuracy").axes[0]
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [[0, 10], [1, 20], [2, 40]], rtol=1e-14)
     assert axes.figure.legends == []
+    diverged = history_figure([0, 1, 2], [1.0, 30.0, float("inf")], "train_loss").axes[0]
+    np.testing.assert_allclose(diverged.lines[0].get_xydata(), [[0, 1], [1, 30]], rtol=1e-14)
+    assert diverged.lines[0].get_label() == "not finite from round 2 on"
 
 
 def test_partition_figure() -> None:

@@ -111,7 +111,7 @@ def test_bad_graphs() -> None:
         "not connected: 10 components",
         "nodes 20, 21, 22, 23, 24 and 4 more cut off",
     )
-    refused(lambda: topology.laplacian(nx.empty_graph(3)), "not connected: 3 components")
+    refused(lambda: Network.of(nx.empty_graph(3), "laplacian"), "not connected: 3 components")
     refused(lambda: Network.of(nx.path_graph(1)), "at least 2 nodes, got 1")
     refused(lambda: Network.of(nx.Graph()), "at least 2 nodes, got 0")
     refused(

@@ -60,8 +60,11 @@ def curves_figure(records: Sequence[RunRecord], metric: str, axis: str = "round"
 
 
 def history_figure(rounds: Sequence[float], values: Sequence[float], metric: str) -> Figure:
-    """One metric of one run against its rounds."""
-    curve = Series("", list(rounds), list(values), list(values), list(values))
+    """One metric of one run against its rounds; where it is not finite, the legend says so."""
+    finite = [(x, y) for x, y in zip(rounds, values, strict=True) if math.isfinite(y)]
+    lost = [x for x, y in zip(rounds, values, strict=True) if not math.isfinite(y)]
+    x, y = [x for x, _ in finite], [y for _, y in finite]
+    curve = Series(f"not finite from round {lost[0]:g} on" if lost else "", x, y, y, y)
     return _draw_curves([(curve, _style(0, 0, 1))], metric, "round")
 
 

@@ -114,9 +114,9 @@ def format_value(column: str, value: float, digits: int = 4) -> str:
 
 
 def spread_text(column: str, spread: Spread) -> str:
-    """Mean ± standard deviation; the mean alone for a single seed or seeds that agree exactly."""
+    """Mean ± standard deviation; the mean alone for a single seed."""
     mean = format_value(column, spread.mean)
-    return f"{mean} ± {format_value(column, spread.std, digits=2)}" if spread.std else mean
+    return f"{mean} ± {format_value(column, spread.std, digits=2)}" if spread.std is not None else mean
 
 
 def number_text(value: float, digits: int = 4) -> str:

@@ -9,11 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from holdfast.algorithms import ALGORITHMS
 from holdfast.errors import HoldfastError, unknown
-from holdfast.validation import Count, NonNegative, Seed
+from holdfast.validation import Count, NonNegative, Seed, quoted
 
 
 class Choice(BaseModel):
@@ -26,6 +26,12 @@ class Choice(BaseModel):
     @property
     def parameters(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+
+def _distinct(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"every seed should stand there once, got {quoted(seeds)}")
+    return seeds
 
 
 def _as_choice(value: Any) -> Any:
@@ -79,7 +85,7 @@ class Experiment(_Section):
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9._-]+$")
     rounds: Count
-    seeds: list[Seed] = Field(default=[0], min_length=1)
+    seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default=[0], min_length=1)
     checkpoint_every: Count = 50
     dtype: Literal["float32", "float64"] = "float32"
     problem: ProblemConfig
@@ -99,7 +105,7 @@ def read_experiment(path: Path | None, overrides: list[str]) -> dict[str, Any]:
         raw = tomllib.loads(default_experiment())
     else:
         try:
-            raw = tomllib.loads(path.read_text())
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise HoldfastError(f"cannot read the experiment {path}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -138,6 +144,8 @@ def _algorithm_targets(raw: dict[str, Any], path: list[str]) -> tuple[list[dict[
     entries = _algorithms(raw)
     raw["algorithm"] = entries
     named = [entry for entry in entries if path[1] in (entry.get("label"), entry.get("name"))]
+    if named and len(path) == 2:
+        raise HoldfastError(f"override: expected a parameter, such as algorithm.{path[1]}.lr=0.1")
     if named:
         return named, path[2:]
     if len(path) > 2 and path[1] in ALGORITHMS:
@@ -153,7 +161,7 @@ def _algorithms(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise HoldfastError("algorithm: give at least one, such as [[algorithm]] name = 'local-gecl'")
     for entry in entries:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise HoldfastError(f"algorithm: expected a name or a table with a name, got {entry!r}")
+            raise HoldfastError(f"algorithm: expected a name or a table with a name, got {quoted(entry)}")
     return entries
 
 
@@ -188,7 +196,7 @@ def _check_sections(raw: Mapping[str, Any]) -> None:
         section = Experiment.model_fields[key].annotation
         if isinstance(section, type) and issubclass(section, _Section):
             if not isinstance(value, dict):
-                raise HoldfastError(f"{key}: expected a table, got {value!r}")
+                raise HoldfastError(f"{key}: expected a table, got {quoted(value)}")
             for inner in value:
                 if inner not in section.model_fields:
                     raise unknown(f"key in [{key}]", inner, section.model_fields)

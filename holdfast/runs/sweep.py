@@ -21,7 +21,7 @@ from holdfast.objective.losses import LOSSES
 from holdfast.registry import Registry
 from holdfast.runs.config import Experiment
 from holdfast.topology import MIXINGS, TOPOLOGIES
-from holdfast.validation import accepts, explain, hints
+from holdfast.validation import accepts, explain, hints, place, quoted
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "problem.dataset": DATASETS,
@@ -78,6 +78,12 @@ def _find_axes(
         elif isinstance(value, list) and not _is_list_valued(here, table, value):
             if not value:
                 raise HoldfastError(f"{'.'.join(here)}: an empty list leaves nothing to run")
+            for element in value:
+                if value.count(element) > 1:
+                    raise HoldfastError(
+                        f"{'.'.join(here)}: a list is a sweep over its elements, and {quoted(element)} stands "
+                        "in it twice"
+                    )
             yield here, value
 
 
@@ -90,17 +96,17 @@ def _is_list_valued(path: tuple[str, ...], table: Mapping[str, Any], value: list
     if registry is None or not isinstance(name, str) or name not in registry:
         return False
     annotation = hints(registry[name]).get(path[-1])
-    return annotation is not None and accepts(annotation, value)
+    if annotation is None:
+        return False
+    # A list with no valid element is taken as a mistaken value, so that the error speaks of the whole list.
+    return accepts(annotation, value) or not any(accepts(annotation, element) for element in value)
 
 
 def _validated(point: dict[str, Any]) -> Experiment:
     try:
         experiment = Experiment.model_validate(point)
     except ValidationError as error:
-        where = ".".join(
-            str(part) for part in error.errors()[0]["loc"] if not str(part).startswith("function-")
-        )
-        raise HoldfastError(f"{where}: {explain(error)}") from None
+        raise HoldfastError(f"{place(error.errors()[0]['loc'])}: {explain(error)}") from None
     if not experiment.algorithm.label:
         experiment.algorithm.label = experiment.algorithm.name
     return experiment

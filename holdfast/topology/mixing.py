@@ -34,6 +34,8 @@ def metropolis(graph: Graph) -> csr_array:
 def laplacian(graph: Graph) -> csr_array:
     """W = I - 2 L / (3 lambda_max(L)) with the graph's Laplacian L; eigenvalues lie in [1/3, 1]."""
     A = adjacency(graph)
+    if not A.nnz:  # a varying network may have moments without any link
+        return _fill_diagonal(A)
     L = (diags_array(A.sum(axis=1)) - A).tocsr()
     return _fill_diagonal(A * (2 / (3 * largest_eigenvalues(L, 1)[0])))
 

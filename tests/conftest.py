@@ -52,6 +52,9 @@ class Quadratics:
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         return (self.A[nodes] @ (x - self.b[nodes])[..., None]).squeeze(-1)
 
+    def values(self, x: Tensor, nodes: Tensor) -> Tensor:
+        return 0.5 * ((x - self.b[nodes]) * self.full_grads(x, nodes)).sum(-1)
+
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
         return self.A[nodes]
 

@@ -11,7 +11,8 @@ from test_invariants import stochastic_digits
 
 import holdfast as hf
 from holdfast.algorithms import VRLSGD, FedLin
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.algorithms.scaffold import Client
+from holdfast.engines.simulate.simulation import Federation, Simulation
 
 ROUNDS, LR, K = 40, 0.02, 5
 
@@ -21,7 +22,7 @@ def reference() -> Quadratics:
     return reference_quadratics(dim=6)
 
 
-@pytest.fixture(params=["exact", "stochastic"])
+@pytest.fixture(scope="module", params=["exact", "stochastic"])
 def objective(request, reference):
     return reference if request.param == "exact" else stochastic_digits()
 
@@ -48,16 +49,34 @@ def test_vrl_sgd_deviations_sum_to_zero(objective):
     assert delta.abs().max() > 1e-3
 
 
-def test_fedlin_is_scaffold_option_1_whose_variates_are_fresh(reference):
-    """SCAFFOLD's variates are a round old: let every other round only renew them, and the two are the same.
+def test_fedlin_is_scaffold_option_1_whose_variates_are_fresh(objective):
+    """SCAFFOLD's variates are a round old, those that FedLin fetches in its first exchange are not.
 
-    With a server step of 1e-300 the model stays where it is, to the last bit.
+    Renewed before every round they lead to the same steps; as they are they do not.
     """
-    fedlin = reference.run(FedLin(lr=LR, local_steps=K), ROUNDS)
-    options = {"lr": LR, "local_steps": K, "option": 1}
-    renewed = hf.SCAFFOLD(**options, server_lr=lambda round: (1e-300, 1.0)[round % 2])
-    assert_same(fedlin, reference.run(renewed, 2 * ROUNDS)[::2])
-    assert (fedlin - reference.run(hf.SCAFFOLD(**options), ROUNDS)).abs().max() > 0.01
+    server, everybody = hf.server(objective.nodes), torch.arange(objective.nodes)
+    fedlin = Simulation(FedLin(lr=LR, local_steps=K), objective, server)
+    fresh, plain = (
+        Simulation(hf.SCAFFOLD(lr=LR, local_steps=K, option=1), objective, server) for _ in range(2)
+    )
+    for _ in range(ROUNDS):
+        own = objective.full_grads(fresh.models.contiguous(), everybody)
+        fresh.state = Federation(fresh.state.server._replace(c=own.mean(0)), Client(c=own))
+        for simulation in (fedlin, fresh, plain):
+            simulation.step()
+        assert_same(fedlin.models, fresh.models)
+        assert (fedlin.models - plain.models).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    "algorithm", [FedLin(lr=LR, local_steps=K), hf.SCAFFOLD(lr=LR, local_steps=K, option=1)], ids=str
+)
+def test_one_gradient_of_a_round_reads_all_data(objective, algorithm):
+    simulation = Simulation(algorithm, objective, hf.server(objective.nodes))
+    simulation.step()
+    everybody = torch.arange(objective.nodes)
+    minibatches = K * objective.samples_per_minibatch(everybody)
+    assert simulation.work.sample_gradients == minibatches + objective.samples(everybody)
 
 
 def test_option_1_variates_are_the_full_gradients_at_the_servers_last_model(objective):

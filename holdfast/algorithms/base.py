@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from torch import Tensor
 
 from holdfast.registry import Registry
+from holdfast.solvers.base import Solver
 from holdfast.validation import check, check_fields, hints
 
 State = Any  # a NamedTuple of tensors [..., d], of the algorithm's own making
@@ -46,8 +47,10 @@ class Oracle(Protocol):
     def full_grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """Gradient of f_i at ``x`` over all of the node's data; ``where`` as for ``grad``."""
 
-    def argmin(self, linear: Tensor, centre: Tensor, weight: float, start: Tensor) -> Tensor:
-        """argmin_u f_i(u) + <linear, u> + (weight/2) ||u - centre||^2, exactly, from ``start``."""
+    def argmin(
+        self, linear: Tensor, centre: Tensor, weight: float | Tensor, start: Tensor, solver: Solver = ...
+    ) -> Tensor:
+        """argmin_u f_i(u) + <linear, u> + (weight/2) ||u - centre||^2 from ``start``; by default exactly."""
 
     @property
     def able(self) -> Tensor:

@@ -23,7 +23,8 @@ class Measured:
         self.objective = simulation.objective
         self.test = test
         self.models = simulation.models.detach()  # [n, d]
-        self.average = self.models.mean(0)  # [d]
+        # Around one of them, so that models that are equal have exactly that average.
+        self.average = self.models[0] + (self.models - self.models[0]).mean(0)  # [d]
 
     @cached_property
     def node_accuracies(self) -> Tensor:

@@ -22,7 +22,16 @@ def load_model(
 
     A user's class or function also gets ``input_shape`` and ``outputs`` if it has parameters of these names.
     """
-    context = {"input_shape": input_shape, "outputs": outputs}
+    try:
+        return _load(name, options, {"input_shape": input_shape, "outputs": outputs})
+    except HoldfastError:
+        raise
+    except Exception as error:  # whatever the user's code, or torch for want of memory, complains about
+        reason = " ".join(str(error).split())
+        raise HoldfastError(f"model {name!r} cannot be made ({type(error).__name__}: {reason})") from error
+
+
+def _load(name: str, options: Mapping[str, Any], context: Mapping[str, Any]) -> nn.Module:
     if ":" not in name:
         return MODELS.build(name, options, **context)
     for key in options:

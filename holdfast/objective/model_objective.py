@@ -87,6 +87,7 @@ class ModelObjective:
         self.scale = torch.ones(self.nodes, device=device, dtype=dtype)
         if weights == "samples":
             self.scale = (self.counts * self.nodes / self.counts.sum()).to(dtype)
+        self._row_losses = vmap(self._row_loss)
         self._row_grads = vmap(grad(self._row_loss))
         self._row_hessians = vmap(hessian(self._row_loss))
 
@@ -107,6 +108,14 @@ class ModelObjective:
         for batch in self._chunks_of(nodes):
             total = total + self._row_grads(x, batch, key)
         return self.regulariser.add_grad(total, x)
+
+    def values(self, x: Tensor, nodes: Tensor) -> Tensor:
+        key = self._keys(nodes, 0, 0)
+        total = self.regulariser.value(x)
+        with torch.no_grad():
+            for batch in self._chunks_of(nodes):
+                total = total + self._row_losses(x, batch, key)
+        return total
 
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
         key = self._keys(nodes, 0, 0)

@@ -29,6 +29,9 @@ class Objective(Protocol):
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         """Gradients [m, d] of f_i at ``x`` [m, d] over all of each node's data."""
 
+    def values(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """f_i, [m], at ``x`` [m, d] over all of each node's data."""
+
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
         """Hessians [m, d, d] of f_i at ``x`` [m, d] over all of each node's data, for exact solves."""
 
@@ -70,6 +73,10 @@ class FunctionObjective:
         chosen = [self.functions[node] for node in nodes.tolist()]
         total = torch.stack([function(row) for function, row in zip(chosen, x.unbind(), strict=True)]).sum()
         return torch.autograd.grad(total, x, materialize_grads=True)[0]
+
+    def values(self, x: Tensor, nodes: Tensor) -> Tensor:
+        chosen = [self.functions[node] for node in nodes.tolist()]
+        return torch.stack([function(row).detach() for function, row in zip(chosen, x, strict=True)])
 
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
         chosen = [self.functions[node] for node in nodes.tolist()]

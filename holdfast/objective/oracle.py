@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.objective.newton import newton_argmin
 from holdfast.objective.objective import Objective
 from holdfast.randomness import Stream, uniform
+from holdfast.solvers import Newton, Solver
+
+EXACT = Newton()
 
 
 @dataclass
@@ -47,11 +49,18 @@ class BatchOracle:
     def full_grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         return self._compute(x, where, self._full)
 
-    def argmin(self, linear: Tensor, centre: Tensor, weight: float, start: Tensor) -> Tensor:
-        def hessian(x: Tensor) -> Tensor:
-            return self.objective.hessians(x, self.nodes)
+    def argmin(
+        self,
+        linear: Tensor,
+        centre: Tensor,
+        weight: float | Tensor,
+        start: Tensor,
+        solver: Solver = EXACT,
+    ) -> Tensor:
+        return solver.solve(OracleProblem(self, linear, centre, weight), self._rows(start))
 
-        return newton_argmin(self.full_grad, hessian, linear, centre, weight, self._rows(start))
+    def full_value(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        return self._compute(x, where, lambda rows, nodes: self.objective.values(rows, nodes)[:, None], 1)
 
     @property
     def able(self) -> Tensor:
@@ -65,16 +74,23 @@ class BatchOracle:
         return self.chances[self.nodes][:, None]
 
     def _compute(
-        self, x: Tensor, where: Tensor | None, gradient: Callable[[Tensor, Tensor], Tensor]
+        self,
+        x: Tensor,
+        where: Tensor | None,
+        function: Callable[[Tensor, Tensor], Tensor],
+        width: int | None = None,
     ) -> Tensor:
-        """The gradient of the rows that ``where`` [m, 1] marks; the others cost nothing and are zero."""
+        """``function`` of the rows that ``where`` [m, 1] marks; the others cost nothing and are zero.
+
+        ``width`` is the size of its rows, if not that of ``x``.
+        """
         rows = self._rows(x)
         if where is None:
-            return gradient(rows, self.nodes)
+            return function(rows, self.nodes)
         chosen = where.squeeze(-1).nonzero().squeeze(-1)
-        result = torch.zeros_like(rows)
+        result = rows.new_zeros(len(rows), width or rows.shape[-1])
         if len(chosen):
-            result[chosen] = gradient(rows[chosen], self.nodes[chosen])
+            result[chosen] = function(rows[chosen], self.nodes[chosen])
         return result
 
     def _minibatch(self, points: list[Tensor], nodes: Tensor) -> list[Tensor]:
@@ -100,3 +116,36 @@ class BatchOracle:
         The same numbers in another layout may take another kernel and round differently.
         """
         return x.expand(len(self.nodes), x.shape[-1]).contiguous()
+
+
+@dataclass(frozen=True)
+class OracleProblem:
+    """f_i(u) + <linear, u> + (weight/2) ||u - centre||^2 of an oracle's nodes, for a local solver."""
+
+    oracle: BatchOracle
+    linear: Tensor
+    centre: Tensor
+    weight: float | Tensor  # [m, 1] where nodes differ
+
+    def value(self, u: Tensor, where: Tensor | None = None) -> Tensor:
+        away = (u - self.centre).square().sum(-1, keepdim=True)
+        added = (self.linear * u).sum(-1, keepdim=True) + self.weight / 2 * away
+        return self._masked(self.oracle.full_value(u, where), added, where)
+
+    def grad(self, u: Tensor, where: Tensor | None = None) -> Tensor:
+        return self._masked(self.oracle.full_grad(u, where), self._slope(u), where)
+
+    def minibatch_grad(self, u: Tensor, where: Tensor | None = None) -> Tensor:
+        return self._masked(self.oracle.grad(u, where), self._slope(u), where)
+
+    def hessian(self, u: Tensor) -> Tensor:
+        identity = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+        weight = self.weight[..., None] if isinstance(self.weight, Tensor) else self.weight
+        return self.oracle.objective.hessians(u, self.oracle.nodes) + weight * identity
+
+    def _slope(self, u: Tensor) -> Tensor:
+        return self.linear + self.weight * (u - self.centre)
+
+    @staticmethod
+    def _masked(own: Tensor, added: Tensor, where: Tensor | None) -> Tensor:
+        return own + added if where is None else own + added * where

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +14,10 @@ import torch
 
 from holdfast.engines.simulate.dry_run import Footprint, dry_run
 from holdfast.engines.simulate.simulation import Simulation, check_fit
-from holdfast.errors import HoldfastError
+from holdfast.memory import require_memory
+from holdfast.objective.model_objective import CHUNK_SAMPLES
 from holdfast.runs.config import Experiment
-from holdfast.runs.setting import Setting, build_method, build_setting
+from holdfast.runs.setting import Setting, build_method, build_setting, torch_device
 from holdfast.runs.sweep import expand
 
 
@@ -104,45 +104,31 @@ class Plan:
         return dry_run(build_method(job.experiment), self.setting(job).network, cohort_size(job.experiment))
 
     def memory(self, job: Job) -> int:
-        """Estimated peak bytes: state, message and three working copies of every row, data, activations."""
-        objective = self.setting(job).objective
-        footprint = self.footprint(job)
-        rows = footprint.state_vectors + footprint.vectors_per_link * objective.nodes + 3 * objective.nodes
-        number = objective.x0.element_size()
-        data = objective.x.numel() * objective.x.element_size()
-        batch = objective.samples_per_minibatch(torch.arange(objective.nodes))
-        inputs = objective.x[0].numel() * number
-        return int(rows * objective.dim * number) + data + 4 * min(batch, 8192) * inputs
+        """Estimated peak bytes: state, message and working copies of every row, data, activations."""
+        setting, footprint = self.setting(job), self.footprint(job)
+        nodes, x, batch = setting.data.nodes, setting.data.x, job.experiment.problem.batch_size
+        rows = footprint.state_vectors + footprint.vectors_per_link * nodes + 3 * nodes
+        module_copies = 4
+        number = getattr(torch, job.experiment.dtype).itemsize
+        samples = len(x) if batch == "full" else batch * nodes
+        activations = 4 * min(samples, CHUNK_SAMPLES) * x[0].numel() * number
+        vectors = (rows + module_copies) * setting.dim * number
+        return int(vectors + x.numel() * x.element_size() + activations)
 
     def check(self) -> None:
         """Builds everything once, so that mistakes surface before the run directory exists."""
-        available = available_memory(self.device)
+        torch_device(self.device)
         for job in self.jobs:
             method = build_method(job.experiment)
             setting = self.setting(job)
-            check_fit(method, setting.objective.nodes, setting.network, cohort_size(job.experiment))
-            needed = self.memory(job)
-            if needed > available:
-                raise HoldfastError(
-                    f"{job.title} needs about {needed / 2**30:.1f} GiB, but {self.device} has "
-                    f"{available / 2**30:.1f} GiB free: use fewer nodes or a smaller model"
-                )
+            check_fit(method, setting.data.nodes, setting.network, cohort_size(job.experiment))
+            require_memory(job.title, self.memory(job), self.device)
+            setting.objective.check_model(setting.test)
 
 
 def cohort_size(experiment: Experiment) -> int | None:
     """Clients per round; None for everybody."""
     return None if experiment.network.cohort == "all" else experiment.network.cohort
-
-
-def available_memory(device: str) -> int:
-    """Free bytes on ``device``."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _setting_key(job: Job) -> str:

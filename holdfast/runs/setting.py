@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,9 @@ from holdfast.algorithms import ALGORITHMS, Method
 from holdfast.data import DATASETS, PARTITIONS, Dataset, FederatedData, partition
 from holdfast.errors import HoldfastError
 from holdfast.metrics.measured import choose_metrics
-from holdfast.models import MODELS, import_model
+from holdfast.models import load_model
 from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import LOSSES
+from holdfast.objective.losses import LOSSES, Loss
 from holdfast.objective.model_objective import ModelObjective, Regulariser
 from holdfast.runs.config import Choice, Experiment
 from holdfast.topology import Network, build_network
@@ -25,14 +26,53 @@ from holdfast.topology import Network, build_network
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that the algorithms of an experiment share for one seed."""
+    """Everything that the algorithms of an experiment share for one seed; the model is made when needed."""
 
+    experiment: Experiment
+    seed: int
+    device: str
     dataset: Dataset
     data: FederatedData
     network: Network
-    objective: ModelObjective
-    test: tuple[Tensor, Tensor] | None
+    loss: Loss
     metrics: list[str]
+
+    @cached_property
+    def dim(self) -> int:
+        """Number of trainable parameters; a model of ours is counted without taking up memory."""
+        if ":" in self.experiment.problem.model.name:
+            return self.objective.dim
+        with torch.device("meta"):
+            module = self._module()
+        return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+    @cached_property
+    def objective(self) -> ModelObjective:
+        """The nodes' local objectives, all from the same initial model."""
+        problem = self.experiment.problem
+        return ModelObjective(
+            FlatModel(self._module(), torch_device(self.device), getattr(torch, self.experiment.dtype)),
+            self.loss,
+            self.data,
+            batch_size=None if problem.batch_size == "full" else problem.batch_size,
+            seed=self.seed,
+            regulariser=Regulariser(problem.l2, problem.nonconvex),
+            weights=problem.weights,
+            mean=self.dataset.mean,
+            std=self.dataset.std,
+        )
+
+    @cached_property
+    def test(self) -> tuple[Tensor, Tensor] | None:
+        """The test set, if there is one, where the objective computes."""
+        dataset = self.dataset
+        return self.objective.test_set(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
+
+    def _module(self) -> nn.Module:
+        choice, outputs = self.experiment.problem.model, self.loss.outputs(self.dataset.classes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return load_model(choice.name, choice.parameters, self.dataset.input_shape, outputs)
 
 
 def build_method(experiment: Experiment) -> Method:
@@ -41,7 +81,7 @@ def build_method(experiment: Experiment) -> Method:
 
 
 def build_setting(experiment: Experiment, seed: int, data_dir: Path | None, device: str) -> Setting:
-    """Loads, splits and checks everything; the same for every algorithm."""
+    """Loads, splits and checks everything but the model; the same for every algorithm."""
     problem = experiment.problem
     dataset = load_dataset(problem.dataset, problem.nodes, seed, data_dir)
     data = partition(
@@ -62,58 +102,29 @@ def build_setting(experiment: Experiment, seed: int, data_dir: Path | None, devi
         seed=seed,
     )
     loss = LOSSES.build(problem.loss.name, problem.loss.parameters)
-    module = build_model(problem.model, dataset.input_shape, loss.outputs(dataset.classes), seed)
-    objective = ModelObjective(
-        FlatModel(module, torch_device(device), getattr(torch, experiment.dtype)),
-        loss,
-        data,
-        batch_size=None if problem.batch_size == "full" else problem.batch_size,
-        seed=seed,
-        regulariser=Regulariser(problem.l2, problem.nonconvex),
-        weights=problem.weights,
-        mean=dataset.mean,
-        std=dataset.std,
-    )
-    test = objective.test_set(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
-    objective.check_model(test)
     wanted = None if experiment.evaluation.metrics == "default" else experiment.evaluation.metrics
-    metrics = choose_metrics(wanted, has_test=test is not None, has_accuracy=loss.has_accuracy)
-    return Setting(dataset, data, network, objective, test, metrics)
+    metrics = choose_metrics(wanted, has_test=len(dataset.x_test) > 0, has_accuracy=loss.has_accuracy)
+    return Setting(experiment, seed, device, dataset, data, network, loss, metrics)
 
 
 def load_dataset(choice: Choice, nodes: int, seed: int, data_dir: Path | None) -> Dataset:
     """The named data set; the last few stay in memory, since many jobs read the same one."""
-    return _load_dataset(choice.name, tuple(sorted(choice.parameters.items())), nodes, seed, data_dir)
+    return _load_dataset(choice.name, json.dumps(choice.parameters, sort_keys=True), nodes, seed, data_dir)
 
 
 @lru_cache(maxsize=4)
-def _load_dataset(
-    name: str, parameters: tuple[tuple[str, Any], ...], nodes: int, seed: int, data_dir: Path | None
-) -> Dataset:
-    return DATASETS.build(name, dict(parameters), nodes=nodes, seed=seed, data_dir=data_dir)
-
-
-def build_model(choice: Choice, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-    """A registered model, or the user's own ``module:Class``, initialised from ``seed``."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if ":" not in choice.name:
-            return MODELS.build(choice.name, choice.parameters, input_shape=input_shape, outputs=outputs)
-        maker = import_model(choice.name)
-        try:
-            return maker(**choice.parameters)
-        except TypeError as error:
-            raise HoldfastError(f"problem.model: {choice.name} cannot be built: {error}") from None
+def _load_dataset(name: str, parameters: str, nodes: int, seed: int, data_dir: Path | None) -> Dataset:
+    return DATASETS.build(name, json.loads(parameters), nodes=nodes, seed=seed, data_dir=data_dir)
 
 
 def torch_device(name: str) -> torch.device:
     """The device called ``name``, if this machine has it."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise HoldfastError(f"device: expected 'cpu', 'cuda' or 'cuda:0', got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise HoldfastError("device: 'cuda' was asked for, but torch sees no GPU here; use --device cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise HoldfastError(f"device: should be 'cpu', 'cuda' or 'cuda:N', got {name!r}")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise HoldfastError(f"device: {name!r} was asked for, but torch sees {count} GPUs here; use 'cpu'")
     return device
 
 
@@ -121,7 +132,7 @@ def facts(setting: Setting) -> dict[str, float]:
     """What is worth knowing about a setting before training."""
     network, data = setting.network, setting.data
     return {
-        "dimension": setting.objective.dim,
+        "dimension": setting.dim,
         "nodes": network.nodes,
         "directed_links": network.directed_links,
         "spectral_lambda": network.spectral_lambda,

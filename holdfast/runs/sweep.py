@@ -81,8 +81,8 @@ def _find_axes(
             for element in value:
                 if value.count(element) > 1:
                     raise HoldfastError(
-                        f"{'.'.join(here)}: a list is a sweep over its elements, and {quoted(element)} stands "
-                        "in it twice"
+                        f"{'.'.join(here)}: a list is a sweep over its elements, but {quoted(element)} "
+                        "stands in it twice"
                     )
             yield here, value
 

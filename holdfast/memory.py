@@ -1,0 +1,31 @@
+"""Whether something fits into memory, asked before it is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from holdfast.errors import HoldfastError
+
+
+def require_memory(what: str, needed: float, device: str = "cpu") -> None:
+    """Refuses ``what`` if the ``needed`` bytes are more than are free on ``device``."""
+    available = available_memory(device)
+    if needed > available:
+        raise HoldfastError(
+            f"{what} needs about {needed / 2**30:,.1f} GiB of memory, but {device} has only "
+            f"{available / 2**30:,.1f} GiB free: use fewer nodes or a smaller model"
+        )
+
+
+def available_memory(device: str) -> int:
+    """Free bytes on ``device``."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,40 @@
+"""Exact local solves for small models: Newton's method on every node at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import HoldfastError
+from holdfast.solvers.base import SOLVERS, LocalProblem, Solver
+from holdfast.validation import Count
+
+MAX_DIMENSION = 4000
+
+
+@SOLVERS.register("newton")
+@dataclass(frozen=True)
+class Newton(Solver):
+    """Newton's method until rounding stops it, exact; for models of up to 4,000 parameters."""
+
+    max_steps: Count = 100
+
+    def solve(self, problem: LocalProblem, start: Tensor) -> Tensor:
+        if start.shape[-1] > MAX_DIMENSION:
+            raise HoldfastError(
+                f"the solver 'newton' takes at most {MAX_DIMENSION} parameters, but the model has "
+                f"{start.shape[-1]}; choose a solver by gradient steps"
+            )
+        rounding = 64 * torch.finfo(start.dtype).eps
+        u: Tensor = start
+        for _ in range(self.max_steps):
+            step: Tensor = torch.linalg.solve(problem.hessian(u), problem.grad(u))
+            u = u - step
+            if bool((step.norm(dim=-1) <= rounding * (1 + u.norm(dim=-1))).all()):
+                return u
+        raise HoldfastError(
+            f"the solver 'newton' did not settle in {self.max_steps} steps: the local problem is not convex "
+            "enough; choose a larger proximal weight or a solver by gradient steps"
+        )

@@ -33,11 +33,23 @@ def cosine(start: Positive, rounds: Count, end: NonNegative = 0.0) -> Rate:
     """Falls from ``start`` towards ``end`` along half a cosine over ``rounds`` rounds, then stays."""
 
     def value(round: int) -> float:
-        # The last round still takes a positive step: the curve would reach `end` one round later.
-        progress = min(round, rounds - 1) / rounds
-        return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+        return end + (start - end) * (1 + math.cos(math.pi * _progress(round, rounds))) / 2
 
     return _named(f"cosine({start}, rounds={rounds}, end={end})", value)
+
+
+@SCHEDULES.register("linear")
+def linear(start: NonNegative, rounds: Count, end: NonNegative = 0.0) -> Rate:
+    """Goes from ``start`` towards ``end`` along a straight line over ``rounds`` rounds, then stays."""
+    return _named(
+        f"linear({start}, rounds={rounds}, end={end})",
+        lambda round: start + (end - start) * _progress(round, rounds),
+    )
+
+
+def _progress(round: int, rounds: int) -> float:
+    """From 0 up to the last round's, short of 1: `end` would come one round later, as it may be 0."""
+    return min(round, rounds - 1) / rounds
 
 
 @dataclass(frozen=True)
@@ -68,8 +80,10 @@ def _from_config(value: Any) -> Any:
 
 if TYPE_CHECKING:
     # Engines evaluate schedules before each round (`Algorithm.at`), so methods compute with plain numbers.
-    Rate = float
+    Rate = float  # positive
+    Chance = float  # a probability, 0 and 1 included
 else:
     Rate = Annotated[
         Annotated[float, Field(gt=0, allow_inf_nan=False)] | Schedule, BeforeValidator(_from_config)
     ]
+    Chance = Annotated[Annotated[float, Field(ge=0, le=1)] | Schedule, BeforeValidator(_from_config)]

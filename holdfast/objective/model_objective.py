@@ -15,7 +15,7 @@ from holdfast.data.federated import FederatedData
 from holdfast.errors import HoldfastError
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import Loss
-from holdfast.randomness import batch_indices
+from holdfast.randomness import Word, batch_indices
 
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
 CHUNK_SAMPLES = 8192
@@ -93,14 +93,24 @@ class ModelObjective:
 
     # --- a node's own gradients -------------------------------------------------------------------------
 
-    def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
+    def minibatch_grads(
+        self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
+    ) -> list[Tensor]:
         if self.batch_size is None:
             return [self.full_grads(x, nodes) for x in points]
+        return [self._minibatch_grad(x, nodes, round, step) for x in points]
+
+    def compile(self) -> None:
+        """Fuses drawing, gathering, normalising and differentiating into one compiled program."""
+        self._minibatch_grad = torch.compile(self._minibatch_grad, dynamic=False)  # type: ignore[method-assign]
+
+    def _minibatch_grad(self, x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
+        assert self.batch_size is not None
         picks = batch_indices(self.seed, nodes, self.counts[nodes], round, step, self.batch_size)
         weight = (self.scale[nodes] / self.batch_size).unsqueeze(-1).expand(picks.shape)
         batch = self._gather(self.starts[nodes].unsqueeze(-1) + picks, weight)
-        key = self._keys(nodes, round, step)
-        return [self.regulariser.add_grad(self._row_grads(x, batch, key), x) for x in points]
+        gradient = self._row_grads(x, batch, self._keys(nodes, round, step))
+        return self.regulariser.add_grad(gradient, x)
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         key = self._keys(nodes, 0, 0)
@@ -128,6 +138,8 @@ class ModelObjective:
         return self.samples(nodes) if self.batch_size is None else self.batch_size * len(nodes)
 
     def samples(self, nodes: Tensor) -> int:
+        if len(nodes) == self.nodes:
+            return len(self.x)
         return int(self.counts[nodes].sum())
 
     def _row_loss(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
@@ -145,10 +157,10 @@ class ModelObjective:
             rows = starts.unsqueeze(-1) + torch.minimum(place, counts.unsqueeze(-1) - 1)
             yield self._gather(rows, weight.to(self.x0.dtype))
 
-    def _keys(self, nodes: Tensor, round: int, step: int) -> Tensor:
-        key = torch.empty(len(nodes), 4, dtype=torch.int64, device=nodes.device)
-        key[:, 0], key[:, 1], key[:, 2], key[:, 3] = self.seed, nodes, round, step
-        return key
+    def _keys(self, nodes: Tensor, round: Word, step: Word) -> Tensor:
+        """(seed, node, round, step) of every node, [m, 4]: what dropout draws its masks from."""
+        parts = [torch.as_tensor(part, device=nodes.device) for part in (self.seed, nodes, round, step)]
+        return torch.stack([part.expand(len(nodes)) for part in parts], dim=-1)
 
     def _gather(self, rows: Tensor, weight: Tensor) -> Batch:
         return Batch(x=self.x[rows], y=self.y[rows], weight=weight)

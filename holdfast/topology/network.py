@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -15,9 +15,11 @@ from scipy.sparse import csr_array, issparse, triu
 from holdfast.errors import HoldfastError
 from holdfast.topology.activity import Activity, Chance, Probabilities
 from holdfast.topology.graphs import TOPOLOGIES, Graph
-from holdfast.topology.mixing import MIXINGS, adjacency, require_connected, validate_mixing
+from holdfast.topology.mixing import MIXINGS, adjacency, fill_diagonal, require_connected, validate_mixing
 from holdfast.topology.spectral import spectral_lambda
-from holdfast.validation import Count, check
+from holdfast.validation import Count, check, parameters
+
+ALWAYS = Activity()
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,18 +48,34 @@ class Network:
         return network
 
     @classmethod
-    def varying(cls, graphs: Callable[[int], Graph], every: int = 1, mixing: str = "metropolis") -> Network:
+    def varying(
+        cls,
+        graphs: Callable[[int], Graph],
+        every: int = 1,
+        mixing: str = "metropolis",
+        **mixing_params: Any,
+    ) -> Network:
         """A network that changes: ``graphs(e)`` is its graph in rounds e * every to (e + 1) * every - 1.
 
-        The single graphs need not be connected, as long as the nodes are connected over time.
+        The single graphs need not be connected, as long as the nodes are connected over time. Asked twice
+        for the same e, ``graphs`` must return the same graph, or a run could not be resumed.
+        Degrees, links and spectral figures of the whole network are those of the first graph.
         """
         check("every", Count, every)
+        first = cls._of_any(graphs(0), mixing, **mixing_params)
+        if not first.directed_links:
+            raise HoldfastError("varying: the first graph has no links; begin with one that has some")
 
         @lru_cache(maxsize=4)
         def of_epoch(epoch: int) -> Network:
-            return cls._of_any(graphs(epoch), mixing)
+            network = cls._of_any(graphs(epoch), mixing, **mixing_params) if epoch else first
+            if network.nodes != first.nodes:
+                raise HoldfastError(
+                    f"varying: graph {epoch} has {network.nodes} nodes, but the first has {first.nodes}"
+                )
+            return network
 
-        return replace(of_epoch(0), sequence=lambda round: of_epoch(round // every))
+        return replace(first, sequence=lambda round: of_epoch(round // every))
 
     @classmethod
     def _of_any(cls, graph: Graph, mixing: str | csr_array | NDArray[Any], **mixing_params: Any) -> Network:
@@ -82,22 +100,46 @@ class Network:
         *,
         seed: int = 0,
         redraw_every: int | None = None,
+        latched: bool = False,
     ) -> Network:
-        """This network with nodes that compute, and links that transmit, only now and then."""
-        activity = Activity(compute, links, seed, redraw_every)
-        network = replace(self, activity=activity)
+        """This network with nodes that compute, and links that transmit, only now and then.
+
+        Only methods made for it leave nodes and links out; the others wait for everybody, which shows in the
+        measured delays. See ``Activity`` for how probabilities are given.
+        """
+        if self.is_server:
+            raise HoldfastError("a server has no sporadic links or nodes: use a graph such as 'ring'")
+        if self.sequence is not None and isinstance(links, Mapping | Sequence | np.ndarray):
+            raise HoldfastError(
+                "links: those of a varying network change; give one probability for all, a distribution or "
+                "a function of the round"
+            )
+        network = replace(self, activity=Activity(compute, links, seed, redraw_every, latched))
         network.probabilities(0)
         return network
 
     def at(self, round: int) -> Network:
-        """The network in ``round``: itself, unless it varies in time."""
-        if self.sequence is None:
-            return self
-        return self.sequence(round)
+        """The network in ``round``, without activity: itself, unless it varies in time."""
+        return self if self.sequence is None else self.sequence(round)
 
     def probabilities(self, round: int) -> Probabilities:
         """Of every node to compute, [n], and of every link to transmit, [E], in ``round``."""
-        return (self.activity or Activity()).at(round, self.nodes, self.at(round).links())
+        activity = self.activity or ALWAYS
+        return _probabilities(activity, activity.since(round), self.at(round))
+
+    def available_links(self, seed: int, round: int, draw: int) -> NDArray[np.bool_]:
+        """Which links, [E], are available for the ``draw``-th sporadic exchange of ``round``."""
+        chances, links = self.probabilities(round).links, self.at(round).links()
+        if self.activity is None:
+            return np.ones(len(links), dtype=bool)
+        return self.activity.available(chances, self.nodes, links, seed, round, draw)
+
+    def weights_over(self, available: NDArray[np.bool_]) -> csr_array:
+        """P, [n, n]: W with only the ``available`` links, [E]; the weight of the others stays at home."""
+        assert self.weights is not None, "a server has no links"
+        if available.all():
+            return self.weights
+        return fill_diagonal(csr_array(self.weights.multiply(_symmetric(self.links()[available], self.nodes))))
 
     @property
     def is_server(self) -> bool:
@@ -154,6 +196,17 @@ class Network:
         return csr_array((self.nodes, self.nodes)) if self.graph is None else adjacency(self.graph)
 
 
+@lru_cache(maxsize=8)
+def _probabilities(activity: Activity, round: int, network: Network) -> Probabilities:
+    return activity.at(round, network.nodes, network.links())
+
+
+def _symmetric(links: NDArray[np.int64], nodes: int) -> csr_array:
+    """1 on the given ``links``, in both directions, [n, n]."""
+    own, other = np.concatenate([links, links[:, ::-1]]).T
+    return csr_array((np.ones(len(own)), (own, other)), shape=(nodes, nodes))
+
+
 def server(nodes: int) -> Network:
     """A network of ``nodes`` clients whose messages a server averages."""
     return Network(check("server.nodes", Count, nodes), graph=None, weights=None)
@@ -166,8 +219,24 @@ def build_network(
     mixing_params: Mapping[str, Any],
     nodes: int,
     seed: int,
+    graph_every: int | None = None,
 ) -> Network:
-    """The network an experiment describes by names; without ``mixing``, a graph gets "metropolis"."""
+    """The network an experiment describes by names; without ``mixing``, a graph gets "metropolis".
+
+    ``graph_every``: a random topology is drawn anew every so many rounds.
+    """
+    if graph_every is not None:
+        random = [name for name in TOPOLOGIES if "seed" in parameters(TOPOLOGIES[name])]
+        if topology not in random:
+            raise HoldfastError(
+                f"graph_every: topology {topology!r} has nothing to draw anew; choose {' or '.join(random)}"
+            )
+
+        def graphs(epoch: int) -> Graph:
+            drawn_from = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+            return TOPOLOGIES.build(topology, topology_params, nodes=nodes, seed=drawn_from)
+
+        return Network.varying(graphs, graph_every, mixing or "metropolis", **mixing_params)
     graph = TOPOLOGIES.build(topology, topology_params, nodes=nodes, seed=seed)
     if graph is not None:
         return Network.of(graph, mixing or "metropolis", **mixing_params)

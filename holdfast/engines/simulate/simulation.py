@@ -19,6 +19,10 @@ from holdfast.topology import Network
 from holdfast.tree import from_named, named_leaves, put_rows, row_size, tree_map
 
 
+# Minibatches drawn before the first round have step numbers of their own, far from any round's.
+INITIAL_STEP = 2**31
+
+
 class Federation(NamedTuple):
     """State of a server method."""
 
@@ -54,7 +58,9 @@ class Simulation:
         if isinstance(method, ServerAlgorithm):
             return Federation(server=method.init_server(x0.clone()), clients=method.init(rows))
         assert isinstance(method, Algorithm)
-        return method.init(rows, self._oracle(self.everybody), self._peers())
+        oracle = self._oracle(self.everybody)
+        oracle.step = INITIAL_STEP
+        return method.init(rows, oracle, self._peers())
 
     def step(self) -> None:
         """Runs the next communication round."""
@@ -127,6 +133,20 @@ class Simulation:
         self.round = counters["round"]
         self.traffic = Traffic(**counters["traffic"])
         self.work = Work(**counters["work"])
+
+
+def _own_memory(clients: Any, shared: Tensor) -> Any:
+    """``clients`` with no memory in common: rows are put back in place. Copies nothing without need."""
+    taken = {shared.data_ptr()}
+
+    def own(rows: Tensor) -> Tensor:
+        dense = rows.contiguous()
+        if dense.data_ptr() in taken:
+            dense = dense.clone()
+        taken.add(dense.data_ptr())
+        return dense
+
+    return tree_map(own, clients)
 
 
 def check_fit(method: Method, nodes: int, network: Network, cohort_size: int | None) -> None:

@@ -1,0 +1,69 @@
+"""FedDyn: every client's objective is regularised so that all of them share the common optimum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.algorithms.base import ALGORITHMS, Oracle, ServerAlgorithm
+from holdfast.algorithms.proximal import LocalProblem, check_solver_options
+from holdfast.algorithms.schedules import Rate
+from holdfast.validation import Count
+
+
+class Client(NamedTuple):
+    g: Tensor  # tends to the client's own gradient at the optimum
+
+
+class Server(NamedTuple):
+    x: Tensor
+    h: Tensor  # always the mean of all clients' g
+
+
+SOLVER_USES = {"exact": (), "gd": ("lr", "local_steps"), "sgd": ("lr", "local_steps")}
+
+
+@ALGORITHMS.register("feddyn")
+@dataclass(frozen=True)
+class FedDyn(ServerAlgorithm[Server]):
+    """Dynamic regularisation: exact with half of SCAFFOLD's traffic, cohorts too (Acar et al. 2021)."""
+
+    alpha: Rate  # weight of (alpha/2) ||x_i - x||^2
+    solver: Literal["exact", "gd", "sgd"] = "sgd"  # gd: full gradients, sgd: minibatches
+    lr: Rate | None = None  # gd, sgd: step size; 1/(L + alpha) is safe
+    local_steps: Count = 1  # gd, sgd
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_solver_options(self, self.solver, SOLVER_USES)
+
+    def init(self, x0: Tensor) -> Client:
+        return Client(g=torch.zeros_like(x0))
+
+    def init_server(self, x0: Tensor) -> Server:
+        return Server(x=x0, h=torch.zeros_like(x0))
+
+    def broadcast(self, server: Server) -> Tensor:
+        return server.x
+
+    def client(self, s: Client, received: Tensor, oracle: Oracle) -> tuple[Client, Tensor]:
+        problem = LocalProblem(linear=-s.g, centre=received, weight=self.alpha)
+        if self.solver == "exact":
+            x = problem.exact(received, oracle)
+        else:
+            assert self.lr is not None
+            gradient = oracle.grad if self.solver == "sgd" else oracle.full_grad
+            x = problem.steps(received, gradient, [self.lr] * self.local_steps)
+        moved = x - received
+        return Client(g=s.g - self.alpha * moved), moved
+
+    def server(self, server: Server, mean: Tensor, share: float) -> Server:
+        # Clients outside the cohort keep their g: (1/n) times the cohort's sum, not its mean.
+        h = server.h - self.alpha * share * mean
+        return Server(x=server.x + mean - h / self.alpha, h=h)
+
+    def model(self, server: Server) -> Tensor:
+        return server.x

@@ -1,0 +1,122 @@
+"""FedPD: a primal-dual method with a choice of local solvers that may skip communication."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.algorithms.proximal import LocalProblem, check_solver_options
+from holdfast.algorithms.schedules import Chance, Rate
+from holdfast.errors import HoldfastError
+from holdfast.validation import Count, NonNegative
+
+
+class Node(NamedTuple):
+    x: Tensor  # the node's own model
+    common: (
+        Tensor  # x_{0,i}: its copy of the common model; copies drift apart while rounds skip communication
+    )
+    dual: Tensor  # lambda_i; tends to minus the node's own gradient at the optimum
+
+
+class ReducedNode(NamedTuple):
+    """A node whose solver is variance-reduced."""
+
+    x: Tensor
+    common: Tensor
+    dual: Tensor
+    g: Tensor  # estimate of the node's full gradient at x, carried from round to round
+
+
+SOLVER_USES = {
+    "exact": (),
+    "gd": ("lr", "local_steps", "tolerance"),
+    "sgd": ("lr", "local_steps", "decreasing"),
+    "vr": ("local_steps", "refresh_every", "gamma"),
+}
+
+
+@ALGORITHMS.register("fedpd")
+@dataclass(frozen=True)
+class FedPD(Algorithm):
+    """Augmented Lagrangian with a dual per node; exact if every round communicates (Zhang et al. 2021)."""
+
+    needs_server: ClassVar[bool] = True
+
+    eta: Rate  # inverse weight of the penalty ||x_i - x_0||^2 / (2 eta)
+    solver: Literal["exact", "gd", "sgd", "vr"] = "sgd"  # Oracle I: gd, sgd (Alg. 3); Oracle II: vr (Alg. 4)
+    lr: Rate | None = None  # gd, sgd: step size eta_1; 1/(L + 1/eta) is safe
+    local_steps: Count = 1  # gd, sgd, vr: Q
+    tolerance: NonNegative = 0.0  # gd: a node whose squared gradient is below it stops early (eq. 8)
+    decreasing: bool = False  # sgd: step q = 1..Q of round r is lr / sqrt(Q r / 5 + q)
+    refresh_every: Count = 20  # vr: rounds between full gradients, I
+    gamma: Rate | None = None  # vr: larger moves farther in a step; by default 4 eta
+    skip: Chance = 0.0  # probability p of a round without communication
+    communicate_every: Count = 1  # instead of ``skip``: only in the last of every so many rounds
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_solver_options(self, self.solver, SOLVER_USES)
+        always = not callable(self.skip) and self.skip == 0
+        if not callable(self.skip) and self.skip == 1:
+            raise HoldfastError("FedPD.skip: should be less than 1, got 1.0: nodes would never communicate")
+        if self.communicate_every > 1 and not always:
+            raise HoldfastError("FedPD: give either skip or communicate_every, not both")
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node | ReducedNode:
+        dual = torch.zeros_like(x0)
+        if self.solver == "vr":
+            return ReducedNode(x=x0, common=x0, dual=dual, g=torch.zeros_like(x0))
+        return Node(x=x0, common=x0, dual=dual)
+
+    def round(self, s: Node | ReducedNode, oracle: Oracle, peers: Peers) -> Node | ReducedNode:
+        s = reduced_steps(self, s, oracle) if isinstance(s, ReducedNode) else self.solve(s, oracle)
+        dual = s.dual + (s.x - s.common) / self.eta
+        common = s.x + self.eta * dual
+        if self.communicates(oracle.round, peers):
+            common = peers.exchange(common).mixed
+        return s._replace(common=common, dual=dual)
+
+    def solve(self, s: Node, oracle: Oracle) -> Node:
+        """Moves x towards the minimiser of the node's augmented Lagrangian, starting at the last x."""
+        problem = LocalProblem(linear=s.dual, centre=s.common, weight=1 / self.eta)
+        if self.solver == "exact":
+            return s._replace(x=problem.exact(s.x, oracle))
+        rates = self.step_sizes(oracle.round)
+        if self.tolerance:
+            return s._replace(x=problem.steps_until(self.tolerance, s.x, oracle, rates))
+        gradient = oracle.grad if self.solver == "sgd" else oracle.full_grad
+        return s._replace(x=problem.steps(s.x, gradient, rates))
+
+    def step_sizes(self, round: int) -> list[float]:
+        """eta_1 for each of the round's local steps."""
+        assert self.lr is not None
+        lr, steps = self.lr, self.local_steps
+        if self.decreasing:
+            return [lr / math.sqrt(steps * round / 5 + q) for q in range(1, steps + 1)]
+        return [lr] * steps
+
+    def communicates(self, round: int, peers: Peers) -> bool:
+        if self.communicate_every > 1:
+            return (round + 1) % self.communicate_every == 0
+        return not peers.coin(self.skip)
+
+    def model(self, s: Node | ReducedNode) -> Tensor:
+        return s.common
+
+
+def reduced_steps(method: FedPD, s: ReducedNode, oracle: Oracle) -> ReducedNode:
+    """Oracle II (Alg. 4): exact steps on the linearised Lagrangian, whose slope g follows that of f_i."""
+    eta, gamma = method.eta, method.gamma or 4 * method.eta
+    u = s.x
+    g = oracle.full_grad(u) if oracle.round % method.refresh_every == 0 else s.g
+    for _ in range(method.local_steps):
+        new = (eta * u + gamma * s.common - eta * gamma * (g + s.dual)) / (eta + gamma)
+        there, here = oracle.grads(new, u)  # the same samples at both points
+        u, g = new, g + there - here
+    return s._replace(x=u, g=g)

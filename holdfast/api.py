@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from holdfast.algorithms.base import Method
-from holdfast.data.arrays import as_samples, as_targets
-from holdfast.data.federated import FederatedData
+from holdfast.data.federated import FederatedData, as_pair
 from holdfast.engines.simulate.driver import Row, Run
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.errors import HoldfastError
@@ -21,9 +21,10 @@ from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import LOSSES, Loss
 from holdfast.objective.model_objective import ModelObjective, Regulariser
 from holdfast.objective.objective import FunctionObjective
+from holdfast.runs.setting import torch_device
 from holdfast.topology import Network, server
 from holdfast.topology.graphs import Graph
-from holdfast.validation import Count, NonNegative, Seed, check
+from holdfast.validation import Count, NonNegative, Seed, check, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -47,8 +48,10 @@ class History:
 
     def to_pandas(self) -> pandas.DataFrame:
         """The rows as a data frame (needs ``pip install 'holdfast[pandas]'``)."""
-        import pandas
-
+        try:
+            import pandas
+        except ImportError:
+            raise HoldfastError("pandas is not installed: pip install 'holdfast[pandas]'") from None
         return pandas.DataFrame(self.rows)
 
     def plot(self, metric: str | None = None) -> Figure:
@@ -73,7 +76,7 @@ class TrainResult:
 class MinimizeResult:
     """The path of every node."""
 
-    x: Tensor  # [rounds + 1, n, d]: each node's model after the exchange of each round
+    x: Tensor  # [rounds + 1, n, d]: each node's model after the exchange of each round; fewer if it diverged
     history: History
     diverged: bool
 
@@ -87,7 +90,7 @@ def train(
     rounds: int,
     batch_size: int | None = 32,
     loss: str | Loss = "cross-entropy",
-    test: tuple[Any, Any] | None = None,
+    test: tuple[Any, Any] | Dataset[Any] | None = None,
     seed: int = 0,
     l2: float = 0.0,
     weights: Literal["uniform", "samples"] = "uniform",
@@ -105,18 +108,20 @@ def train(
     ``l2``: weight of (l2/2)||x||^2 in the objective. ``cohort``: clients sampled per round (server methods).
     """
     for name, annotation, value in (
-        ("rounds", Count, rounds),
+        ("model", nn.Module, model),
         ("batch_size", Count | None, batch_size),
-        ("seed", Seed, seed),
+        ("loss", str | Loss, loss),
         ("l2", NonNegative, l2),
         ("weights", Literal["uniform", "samples"], weights),
         ("evaluate_every", Count, evaluate_every),
+        ("metrics", list[str] | None, metrics),
     ):
         check(name, annotation, value)
+    _check_call(algorithm, rounds, seed, cohort, dtype)
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
     objective = ModelObjective(
-        FlatModel(model, torch.device(device), dtype),
+        FlatModel(model, torch_device(str(device)), dtype),
         chosen_loss,
         split,
         batch_size=batch_size,
@@ -126,7 +131,13 @@ def train(
     )
     test_set = None
     if test is not None:
-        test_set = objective.test_set(as_samples("test x", test[0]), as_targets("test y", test[1]))
+        x, y = as_pair("test", test)
+        if (x.dtype, y.dtype) != (split.x.dtype, split.y.dtype):
+            raise HoldfastError(
+                f"test: samples and targets are {x.dtype} and {y.dtype}, for training {split.x.dtype} and "
+                f"{split.y.dtype}; convert them"
+            )
+        test_set = objective.test_set(x, y)
     objective.check_model(test_set)
     names = choose_metrics(metrics, has_test=test_set is not None, has_accuracy=chosen_loss.has_accuracy)
     simulation = Simulation(
@@ -158,11 +169,13 @@ def minimize(
     Each function maps a 1-D tensor to a scalar tensor and is differentiated by torch.
     ``topology``: a graph (mixed with Metropolis weights), a ``Network``, or None for a server.
     """
-    check("rounds", Count, rounds)
-    check("seed", Seed, seed)
+    _check_call(algorithm, rounds, seed, cohort, dtype)
+    check("functions", Sequence[Callable[..., Any]], functions)
     start = torch.as_tensor(x0, dtype=dtype).detach().clone()
-    if start.dim() != 1:
+    if start.dim() != 1 or len(start) == 0:
         raise HoldfastError(f"x0: expected a 1-D tensor, got shape {list(start.shape)}")
+    if not start.isfinite().all():
+        raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
     objective = FunctionObjective(functions, start)
     simulation = Simulation(
         algorithm, objective, as_network(topology, objective.nodes), seed=seed, cohort_size=cohort
@@ -179,6 +192,19 @@ def as_network(topology: Network | Graph | None, nodes: int) -> Network:
     if topology is None:
         return server(nodes)
     return topology if isinstance(topology, Network) else Network.of(topology)
+
+
+def _check_call(algorithm: Method, rounds: int, seed: int, cohort: int | None, dtype: torch.dtype) -> None:
+    """What ``train`` and ``minimize`` are both given."""
+    if not isinstance(algorithm, Method):
+        raise HoldfastError(
+            f"algorithm: expected one such as holdfast.LocalGECL(lr=0.05), got {quoted(algorithm)}"
+        )
+    check("rounds", Count, rounds)
+    check("seed", Seed, seed)
+    check("cohort", Count | None, cohort)
+    if dtype not in (torch.float32, torch.float64):
+        raise HoldfastError(f"dtype: should be torch.float32 or torch.float64, got {dtype!r}")
 
 
 def _warn_if_diverged(run: Run) -> None:

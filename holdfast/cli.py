@@ -20,13 +20,13 @@ app = typer.Typer(
 Experiment = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[EXPERIMENT.toml]", help="The experiment file; without one, the default experiment."
+        metavar="EXPERIMENT.toml", help="The experiment file; without one, the default experiment."
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[key.path=value ...]",
+        metavar="key.path=value",
         help="Changes, such as network.topology=complete; a list, algorithm.lr=[0.1,0.01], makes a sweep.",
     ),
 ]
@@ -36,6 +36,10 @@ DataDir = Annotated[
         envvar="HOLDFAST_DATA", help="Folder with data sets that are not embedded.", show_envvar=True
     ),
 ]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also log to TensorBoard (pip install tensorboard).")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:N.")]
 
 
@@ -46,10 +50,8 @@ def run(
     data_dir: DataDir = None,
     device: Device = "cpu",
     runs_dir: Annotated[Path, typer.Option(help="Where the run directory is made.")] = Path("runs"),
-    tensorboard: Annotated[
-        bool, typer.Option(help="Also log to TensorBoard (holdfast[tensorboard]).")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
+    tensorboard: TensorBoard = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run an experiment: train every algorithm on the same problem, then compare them.
 
@@ -71,10 +73,8 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
     device: Annotated[str | None, typer.Option(help="Another device than the run began on.")] = None,
-    tensorboard: Annotated[
-        bool, typer.Option(help="Also log to TensorBoard (holdfast[tensorboard]).")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")] = False,
+    tensorboard: TensorBoard = False,
+    quiet: Quiet = False,
 ) -> None:
     """Continue a run that was interrupted, as if nothing had happened."""
     from holdfast.commands.run import resume_run
@@ -84,11 +84,13 @@ def resume(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="One or more run directories.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="One or more run directories.")],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The HTML file; by default report.html in the first run directory."
+            "--output",
+            "-o",
+            help="The HTML file; by default report.html (comparison.html, for several) in the first RUN.",
         ),
     ] = None,
 ) -> None:
@@ -104,7 +106,7 @@ def list_(
         str | None,
         typer.Argument(help="algorithms, topologies, datasets, models, partitions ... (all, if left out)."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """List what can be chosen in an experiment, with parameters, defaults and one line on each."""
     from holdfast.commands.listing import list_choices
@@ -132,7 +134,7 @@ def inspect(
 @app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("experiment.toml"),
-    force: Annotated[bool, typer.Option(help="Overwrite a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,
 ) -> None:
     """Write the default experiment, with comments, as a file to start from."""
     from holdfast.commands.run import write_default
@@ -151,7 +153,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     pass
@@ -166,13 +168,13 @@ def _split(experiment: Path | None, overrides: list[str] | None) -> tuple[Path |
 
 
 def main() -> None:
-    """Runs the command line; a mistake of the user's is one line on stderr and exit code 2."""
+    """Runs the command line; what the user or the machine is to blame for is one line and exit code 2."""
     from holdfast.errors import HoldfastError
 
     try:
         app()
-    except HoldfastError as error:
-        typer.echo(f"error: {error}", err=True)
+    except (HoldfastError, OSError, MemoryError) as error:
+        typer.echo(f"error: {error or 'out of memory'}", err=True)
         sys.exit(2)
 
 

@@ -20,6 +20,9 @@ class Quadratics:
     A: Tensor  # [n, d, d]
     b: Tensor  # [n, d]
 
+    l1 = 0.0
+    smooth = True
+
     @property
     def nodes(self) -> int:
         return len(self.A)
@@ -57,6 +60,9 @@ class Quadratics:
 
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
         return self.A[nodes]
+
+    def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
+        return (self.A[nodes] @ v[..., None]).squeeze(-1)
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         return len(nodes)

@@ -41,7 +41,7 @@ def test_prepare_scales_pixels_and_leaves_plain_floats_alone() -> None:
             "x_train: sample 1 has a value that is not finite",
         ),
         ({"x_test": torch.tensor([[torch.inf]])}, "x_test: sample 0"),
-        ({"x_train": torch.zeros(3, 1, dtype=torch.int64)}, "samples are int64; convert"),
+        ({"x_train": torch.zeros(3, 1, dtype=torch.int32)}, "samples are int32; convert"),
         ({"x_train": torch.zeros(0, 1), "y_train": torch.zeros(0, dtype=torch.int64)}, "no training sample"),
         ({"x_test": torch.zeros(1, 2)}, "x_test: samples are torch.float32 [2]"),
         ({"groups": torch.tensor([0, 1])}, "groups has 2"),

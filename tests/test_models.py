@@ -122,7 +122,7 @@ def test_wrong_input_shapes(name, input_shape, message):
 
 
 def test_direct_calls_are_checked_too():
-    with pytest.raises(HoldfastError, match=r"model 'mlp'\.hidden: List should have at least 1 item"):
+    with pytest.raises(HoldfastError, match=r"model 'mlp'\.hidden: should have at least 1 item"):
         mlp((2,), 2, hidden=[])
     with pytest.raises(
         HoldfastError, match=r"model 'linear'\.outputs: should be greater than or equal to 1, got 0"

@@ -48,9 +48,18 @@ class Oracle(Protocol):
         """Gradient of f_i at ``x`` over all of the node's data; ``where`` as for ``grad``."""
 
     def argmin(
-        self, linear: Tensor, centre: Tensor, weight: float | Tensor, start: Tensor, solver: Solver = ...
+        self,
+        linear: Tensor,
+        centre: Tensor,
+        weight: float | Tensor,
+        start: Tensor,
+        solver: Solver = ...,
+        gradient_norm: float | None = None,
     ) -> Tensor:
-        """argmin_u f_i(u) + <linear, u> + (weight/2) ||u - centre||^2 from ``start``; by default exactly."""
+        """argmin_u f_i(u) + <linear, u> + (weight/2) ||u - centre||^2 from ``start``; by default exactly.
+
+        With ``gradient_norm`` the solver stops at that norm of the gradient instead of by its own rule.
+        """
 
     @property
     def able(self) -> Tensor:
@@ -79,6 +88,10 @@ class Edges(Protocol):
     @property
     def sign(self) -> Tensor:
         """+1 at the end with the larger node number, -1 at the other, [e, 1]."""
+
+    @property
+    def degree(self) -> Tensor:
+        """The larger number of neighbours of the two ends, alike at both, [e, 1]."""
 
     def spread(self, x: Tensor) -> Tensor:
         """The node's row [..., d] at each of its links, [e, d]."""
@@ -126,6 +139,13 @@ class Method:
             where = f"{type(self).__name__}.{name} at round {round}"
             now.__dict__[name] = check(where, hints(type(self))[name], float(schedule(round)))
         return now
+
+    def dual(self, s: State) -> Tensor | None:
+        """The nodes' estimates of grad f_i(x*), [..., d], if the method keeps any, for the metric dual_error.
+
+        ``s`` is the state of the nodes; of a server method, that of its clients.
+        """
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

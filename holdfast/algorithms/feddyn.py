@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.base import ALGORITHMS, Oracle, ServerAlgorithm
-from holdfast.algorithms.proximal import LocalProblem, check_solver_options
+from holdfast.algorithms.proximal import GradientSteps, check_solver_options
 from holdfast.algorithms.schedules import Rate
+from holdfast.solvers import Newton, Solver
 from holdfast.validation import Count
 
 
@@ -50,15 +51,14 @@ class FedDyn(ServerAlgorithm[Server]):
         return server.x
 
     def client(self, s: Client, received: Tensor, oracle: Oracle) -> tuple[Client, Tensor]:
-        problem = LocalProblem(linear=-s.g, centre=received, weight=self.alpha)
-        if self.solver == "exact":
-            x = problem.exact(received, oracle)
-        else:
-            assert self.lr is not None
-            gradient = oracle.grad if self.solver == "sgd" else oracle.full_grad
-            x = problem.steps(received, gradient, [self.lr] * self.local_steps)
-        moved = x - received
+        moved = oracle.argmin(-s.g, received, self.alpha, received, self.local_solver) - received
         return Client(g=s.g - self.alpha * moved), moved
+
+    @property
+    def local_solver(self) -> Solver:
+        if self.lr is None:
+            return Newton()
+        return GradientSteps([self.lr] * self.local_steps, minibatch=self.solver == "sgd")
 
     def server(self, server: Server, mean: Tensor, share: float) -> Server:
         # Clients outside the cohort keep their g: (1/n) times the cohort's sum, not its mean.

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
-from holdfast.algorithms.proximal import LocalProblem, check_solver_options
+from holdfast.algorithms.proximal import GradientSteps, check_solver_options
 from holdfast.algorithms.schedules import Chance, Rate
 from holdfast.errors import HoldfastError
+from holdfast.solvers import Newton, Solver
 from holdfast.validation import Count, NonNegative
 
 
 class Node(NamedTuple):
     x: Tensor  # the node's own model
-    common: (
-        Tensor  # x_{0,i}: its copy of the common model; copies drift apart while rounds skip communication
-    )
+    common: Tensor  # x_{0,i}: its copy of the common model; copies differ after rounds without communication
     dual: Tensor  # lambda_i; tends to minus the node's own gradient at the optimum
 
 
@@ -62,10 +61,9 @@ class FedPD(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_solver_options(self, self.solver, SOLVER_USES)
-        always = not callable(self.skip) and self.skip == 0
-        if not callable(self.skip) and self.skip == 1:
+        if self.skip == 1:  # a schedule may say so for some rounds
             raise HoldfastError("FedPD.skip: should be less than 1, got 1.0: nodes would never communicate")
-        if self.communicate_every > 1 and not always:
+        if self.communicate_every > 1 and self.skip != 0:
             raise HoldfastError("FedPD: give either skip or communicate_every, not both")
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node | ReducedNode:
@@ -75,44 +73,39 @@ class FedPD(Algorithm):
         return Node(x=x0, common=x0, dual=dual)
 
     def round(self, s: Node | ReducedNode, oracle: Oracle, peers: Peers) -> Node | ReducedNode:
-        s = reduced_steps(self, s, oracle) if isinstance(s, ReducedNode) else self.solve(s, oracle)
+        if isinstance(s, ReducedNode):
+            s = oracle_2(self, s, oracle)
+        else:
+            s = s._replace(x=oracle.argmin(s.dual, s.common, 1 / self.eta, s.x, self.oracle_1(oracle.round)))
         dual = s.dual + (s.x - s.common) / self.eta
         common = s.x + self.eta * dual
         if self.communicates(oracle.round, peers):
             common = peers.exchange(common).mixed
         return s._replace(common=common, dual=dual)
 
-    def solve(self, s: Node, oracle: Oracle) -> Node:
-        """Moves x towards the minimiser of the node's augmented Lagrangian, starting at the last x."""
-        problem = LocalProblem(linear=s.dual, centre=s.common, weight=1 / self.eta)
-        if self.solver == "exact":
-            return s._replace(x=problem.exact(s.x, oracle))
-        rates = self.step_sizes(oracle.round)
-        if self.tolerance:
-            return s._replace(x=problem.steps_until(self.tolerance, s.x, oracle, rates))
-        gradient = oracle.grad if self.solver == "sgd" else oracle.full_grad
-        return s._replace(x=problem.steps(s.x, gradient, rates))
-
-    def step_sizes(self, round: int) -> list[float]:
-        """eta_1 for each of the round's local steps."""
-        assert self.lr is not None
+    def oracle_1(self, round: int) -> Solver:
+        """Oracle I (Alg. 3), for the node's augmented Lagrangian; it starts at the last x."""
+        if self.lr is None:
+            return Newton()
         lr, steps = self.lr, self.local_steps
+        rates = [lr] * steps
         if self.decreasing:
-            return [lr / math.sqrt(steps * round / 5 + q) for q in range(1, steps + 1)]
-        return [lr] * steps
+            rates = [lr / math.sqrt(steps * round / 5 + q) for q in range(1, steps + 1)]
+        return GradientSteps(rates, minibatch=self.solver == "sgd", tolerance=self.tolerance)
 
     def communicates(self, round: int, peers: Peers) -> bool:
         if self.communicate_every > 1:
             return (round + 1) % self.communicate_every == 0
-        return not peers.coin(self.skip)
+        return self.skip == 0 or not peers.coin(self.skip)
 
     def model(self, s: Node | ReducedNode) -> Tensor:
         return s.common
 
 
-def reduced_steps(method: FedPD, s: ReducedNode, oracle: Oracle) -> ReducedNode:
+def oracle_2(method: FedPD, s: ReducedNode, oracle: Oracle) -> ReducedNode:
     """Oracle II (Alg. 4): exact steps on the linearised Lagrangian, whose slope g follows that of f_i."""
-    eta, gamma = method.eta, method.gamma or 4 * method.eta
+    eta = method.eta
+    gamma = 4 * eta if method.gamma is None else method.gamma
     u = s.x
     g = oracle.full_grad(u) if oracle.round % method.refresh_every == 0 else s.g
     for _ in range(method.local_steps):

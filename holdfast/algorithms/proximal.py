@@ -1,53 +1,41 @@
-"""The local problem of primal-dual methods: f_i(u) + <linear, u> + (weight/2) ||u - centre||^2."""
+"""Local solves by gradient steps, for FedPD and FedDyn, and the check of the options that go with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import Method, Oracle
+from holdfast.algorithms.base import Method
 from holdfast.errors import HoldfastError
+from holdfast.solvers import LocalProblem, Solver
 
 
 @dataclass(frozen=True)
-class LocalProblem:
-    """What a node adds to its objective f_i; ``linear`` and ``centre`` are ``[..., d]``."""
+class GradientSteps(Solver):
+    """One gradient step of each of the ``rates``; a node that is done early costs no further gradients."""
 
-    linear: Tensor
-    centre: Tensor
-    weight: float
+    rates: list[float]
+    minibatch: bool = False  # or all of the node's data for every gradient
+    tolerance: float = 0.0  # a node is done when its squared gradient is within it; 0: never
 
-    def slope(self, u: Tensor, gradient: Tensor) -> Tensor:
-        """The problem's gradient at ``u``, where that of f_i is ``gradient``."""
-        return gradient + self.linear + self.weight * (u - self.centre)
+    def __post_init__(self) -> None:
+        """Checks nothing: methods make it from their own, checked hyperparameters (or buffers for these)."""
 
-    def exact(self, start: Tensor, oracle: Oracle) -> Tensor:
-        """The minimiser."""
-        return oracle.argmin(self.linear, self.centre, self.weight, start)
-
-    def steps(self, start: Tensor, gradient: Callable[[Tensor], Tensor], rates: Iterable[float]) -> Tensor:
-        """One step of each of the given ``rates`` with f_i's ``gradient``, full or on a minibatch."""
-        u = start
-        for rate in rates:
-            u = u - rate * self.slope(u, gradient(u))
-        return u
-
-    def steps_until(self, tolerance: float, start: Tensor, oracle: Oracle, rates: Iterable[float]) -> Tensor:
-        """Steps with full gradients until a node's squared slope is within ``tolerance``, or rates run out.
-
-        A node that is done stays where it is and costs no further gradients.
-        """
-        u = start
-        busy = torch.ones_like(start[..., :1], dtype=torch.bool)
-        for rate in rates:
-            slope = self.slope(u, oracle.full_grad(u, where=busy))
-            busy = busy & ~(slope.square().sum(-1, keepdim=True) <= tolerance)
-            if not busy.any():
-                break
-            u = torch.where(busy, u - rate * slope, u)
+    def solve(self, problem: LocalProblem, start: Tensor) -> Tensor:
+        gradient = problem.minibatch_grad if self.minibatch else problem.grad
+        u, busy = start, None
+        for rate in self.rates:
+            slope = gradient(u, busy)
+            if self.tolerance:
+                busy = ~(slope.square().sum(-1, keepdim=True) <= self.tolerance)
+                if not busy.any():
+                    break
+                slope = slope * busy
+            u = u - rate * slope
+        if busy is not None:
+            problem.report_unfinished(busy)
         return u
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.commands.run import print_path
 from holdfast.report.figures import network_figure, partition_figure, save_figure
 from holdfast.report.format import bytes_text, count_text, seconds_text
 from holdfast.runs.config import read_experiment
@@ -31,28 +32,32 @@ def inspect_experiment(
     shared = [job for job in plan.jobs if plan.shares_setting(job, first)]
     if len(shared) < len(plan.jobs):
         console.print(f"{len(plan.jobs)} jobs in all; shown: the setting of the first, {first.title}\n")
-    console.print(partition_table(setting))
+    data = setting.data
+    console.print(f"partition: {len(data.x):,} samples on {data.nodes} nodes, {data.unused:,} unused")
+    console.print(partition_table(setting, console.width))
     console.print(_network_lines(setting))
+    objective = setting.objective
+    size = bytes_text(objective.dim * objective.x0.element_size())
+    console.print(f"model: {objective.dim:,} parameters = {size}")
     console.print(_cost_table(plan, shared))
     for stem in _save_pictures(setting, output):
-        console.print(f"picture: [bold]{stem}.png[/bold] (and .svg)")
+        print_path(console, "picture", stem.with_suffix(".png"))
 
 
-def partition_table(setting: Setting) -> Table:
-    """Samples of every class on every node, the darker the more."""
+def partition_table(setting: Setting, width: int) -> Table:
+    """Samples of every class on every node, the darker the more; for many classes only how many it holds."""
     data, classes = setting.data, setting.dataset.classes
     labels = data.label_table(classes) if classes else np.zeros((data.nodes, 0), dtype=np.int64)
-    table = Table(title=f"{len(data.x):,} samples on {data.nodes} nodes, {data.unused:,} unused", box=None)
-    table.title_justify = "left"
-    table.add_column("node", justify="right")
-    table.add_column("samples", justify="right")
-    for label in range(labels.shape[1]):
-        table.add_column(str(label), justify="right")
-    darkest = max(1, int(labels.max(initial=0)))
+    most = int(labels.max(initial=1))
+    cell = len(f" {most:,} ")
+    fits = len("node samples") + cell * labels.shape[1] <= width
+    heads = [str(label) for label in range(labels.shape[1])] if fits else ["classes"]
+    table = Table(box=None, padding=0)
+    for head in ("node", " samples", *(f"{head:>{cell - 1}} " for head in heads)):
+        table.add_column(head, justify="right", no_wrap=True)
     for node in range(min(data.nodes, SHOWN_NODES)):
-        table.add_row(
-            str(node), f"{data.counts[node]:,}", *(_heat(n, darkest) for n in labels[node].tolist())
-        )
+        held = (_heat(n, most) for n in labels[node].tolist()) if fits else [f"{(labels[node] > 0).sum()} "]
+        table.add_row(str(node), f"{data.counts[node]:,}", *held)
     if data.nodes > SHOWN_NODES:
         table.caption = f"and {data.nodes - SHOWN_NODES} nodes more"
     return table
@@ -60,16 +65,16 @@ def partition_table(setting: Setting) -> Table:
 
 def _heat(count: int, darkest: int) -> Text:
     if count == 0:
-        return Text("·", style="dim")
+        return Text("· ", style="dim")
     shade = 235 - round(155 * (count / darkest) ** 0.5)
     ink = "black" if shade > 140 else "white"
-    return Text(f" {count} ", style=f"{ink} on rgb({shade},{shade + 10 if shade < 225 else 235},235)")
+    return Text(f" {count:,} ", style=f"{ink} on rgb({shade},{shade + 10 if shade < 225 else 235},235)")
 
 
 def _network_lines(setting: Setting) -> str:
     network = setting.network
     if network.is_server:
-        return f"\nnetwork: a server and {network.nodes} clients; every round is an exact average\n"
+        return f"\nnetwork: a server and {network.nodes} clients; it averages exactly, p = 1, lambda = 0\n"
     degrees = network.degrees
     return (
         f"\nnetwork: {network.nodes} nodes, {network.directed_links // 2} links, "
@@ -81,17 +86,16 @@ def _network_lines(setting: Setting) -> str:
 def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
     objective = plan.setting(jobs[0]).objective
     vector = objective.dim * objective.x0.element_size()
-    table = Table(title=f"model: {objective.dim:,} parameters = {bytes_text(vector)}", box=None)
-    table.title_justify = "left"
-    table.add_column("algorithm")
+    table = Table(box=None, pad_edge=False, collapse_padding=True, caption_justify="left")
+    table.add_column("algorithm", overflow="fold", vertical="bottom", min_width=10)
     for column in (
         "vectors\n/link",
         "traffic\n/round",
-        "traffic",
+        "traffic\nin all",
         "grads\n/node",
         "memory",
         "time\n/round",
-        "time",
+        "time\nin all",
     ):
         table.add_column(column, justify="right", no_wrap=True)
     for job in jobs:
@@ -105,10 +109,10 @@ def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
             bytes_text(total),
             count_text(footprint.gradients_per_round),
             bytes_text(plan.memory(job)),
-            f"{1000 * seconds:.3g} ms",
+            seconds_text(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms",
             seconds_text(seconds * rounds),
         )
-    table.caption = "Time is estimated from rounds tried just now; measuring metrics comes on top."
+    table.caption = "\nTime is estimated from rounds tried just now; measuring metrics comes on top."
     return table
 
 

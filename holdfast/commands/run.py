@@ -7,17 +7,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from holdfast.errors import HoldfastError
+from holdfast.files import write_atomic
 from holdfast.report.html import write_plots, write_report
 from holdfast.report.terminal import summary_table
 from holdfast.runs.config import default_experiment, read_experiment
-from holdfast.runs.files import write_atomic
 from holdfast.runs.plan import Plan
 from holdfast.runs.progress import LiveView
 from holdfast.runs.record import load_record
 from holdfast.runs.runner import Interrupted, Runner, View
-from holdfast.runs.tensorboard import TensorBoardView
+from holdfast.runs.tensorboard import TensorBoardView, summary_writer
 
 
 def run_experiment(
@@ -33,6 +34,8 @@ def run_experiment(
     """``holdfast run``"""
     plan = Plan(read_experiment(path, overrides), data_dir, device)
     plan.check()
+    if tensorboard:
+        summary_writer()  # complains before there is a run directory
     _carry_out(Runner.start(plan, runs_dir), tensorboard=tensorboard, quiet=quiet)
 
 
@@ -50,7 +53,7 @@ def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bo
 def _carry_out(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
     """Runs what is left to run, then writes plots and report."""
     console = Console(quiet=quiet)
-    console.print(f"run directory: [bold]{runner.folder}[/bold]")
+    print_path(console, "run directory", runner.folder)
     with ExitStack() as stack:
         views: list[View] = [TensorBoardView(runner.folder)] if tensorboard else []
         if not quiet:
@@ -62,17 +65,23 @@ def _carry_out(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
             print(f"stopped, all is saved; continue with: holdfast resume {runner.folder}", file=sys.stderr)
             sys.exit(130)
     record = load_record(runner.folder)
-    write_plots(record, runner.folder / "plots")
-    write_report([record], runner.folder / "report.html")
+    with console.status("writing plots and report"):
+        write_plots(record, runner.folder / "plots")
+        write_report([record], runner.folder / "report.html")
     console.print(summary_table([record], console.width))
-    for job in record.summary["jobs"]:
-        if job["status"] == "diverged":
-            console.print(f"[red]{job['algorithm']}, seed {job['seed']}, diverged[/red]: {job['message']}")
-    console.print(f"report: [bold]{runner.folder / 'report.html'}[/bold]")
+    for job, entry in zip(runner.plan.jobs, runner.summary["jobs"], strict=True):
+        if entry["status"] == "diverged":
+            console.print(Text.assemble((f"{job.title} diverged", "red"), f": {entry['message']}"))
+    print_path(console, "report", runner.folder / "report.html")
     if quiet:
         print(runner.folder)
-    if all(job["status"] == "diverged" for job in record.summary["jobs"]):
+    if all(entry["status"] == "diverged" for entry in runner.summary["jobs"]):
         sys.exit(1)
+
+
+def print_path(console: Console, what: str, path: Path) -> None:
+    """``what: path``, the path in one piece however narrow the terminal."""
+    console.print(Text.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)
 
 
 def report_runs(folders: list[Path], output: Path | None) -> None:
@@ -84,7 +93,7 @@ def report_runs(folders: list[Path], output: Path | None) -> None:
     write_report(records, target)
     console = Console()
     console.print(summary_table(records, console.width))
-    console.print(f"report: [bold]{target}[/bold]")
+    print_path(console, "report", target)
 
 
 def write_default(path: Path, *, force: bool) -> None:

@@ -74,9 +74,12 @@ class FederatedData:
 
         A torch Dataset is read once, so random transforms in it are drawn once.
         """
+        expected = "expected a list with one (x, y) pair or torch Dataset per node"
+        if not isinstance(parts, Sequence):
+            raise HoldfastError(f"data: {expected}, got {type(parts).__name__}")
         if len(parts) == 0:
-            raise HoldfastError("data: there is no node; expected one (x, y) pair or torch Dataset per node")
-        pairs = [_pair(f"node {i}", part) for i, part in enumerate(parts)]
+            raise HoldfastError(f"data: there is no node; {expected}")
+        pairs = [as_pair(f"node {i}", part) for i, part in enumerate(parts)]
         no_empty_node(np.array([len(x) for x, _ in pairs]))
         for which, name in enumerate(("x", "y")):
             first = pairs[0][which]
@@ -101,7 +104,8 @@ def no_empty_node(counts: np.ndarray) -> None:
         )
 
 
-def _pair(where: str, part: Any) -> tuple[Tensor, Tensor]:
+def as_pair(where: str, part: Any) -> tuple[Tensor, Tensor]:
+    """Samples and targets of a pair (x, y) or a map-style torch Dataset, checked."""
     if isinstance(part, TorchDataset):
         if isinstance(part, IterableDataset) or not hasattr(part, "__len__"):
             raise HoldfastError(f"{where}: an iterable torch Dataset has no length; expected a map-style one")

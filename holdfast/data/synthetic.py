@@ -10,6 +10,7 @@ from pydantic import Field
 from holdfast.data.arrays import as_owners, as_samples, as_targets
 from holdfast.data.dataset import DATASETS, Dataset
 from holdfast.errors import HoldfastError
+from holdfast.memory import require_memory
 from holdfast.validation import Count, NonNegative, Positive, Seed, check_arguments
 
 AtLeastTwo = Annotated[int, Field(ge=2)]
@@ -33,6 +34,7 @@ def quadratics(
     check_arguments("dataset 'quadratics'", quadratics, locals())
     if mu > L:
         raise HoldfastError(f"dataset 'quadratics': L should be at least mu = {mu}, got {L}")
+    require_memory(f"dataset 'quadratics' with {nodes} nodes and dim = {dim}", 6 * 8 * nodes * dim**2)
     rng = np.random.default_rng(seed)
     gauss = rng.standard_normal((nodes, dim, dim))
     Q, R = np.linalg.qr(gauss)
@@ -60,6 +62,10 @@ def penalised_logistic(
     Strong: node i labels by its own model x_i ~ U[-10, 10]^dim, as sign(a^T x_i + N(0, 1)).
     """
     check_arguments("dataset 'penalised-logistic'", penalised_logistic, locals())
+    require_memory(
+        f"dataset 'penalised-logistic' with {nodes} nodes, samples = {samples} and dim = {dim}",
+        3 * 8 * nodes * samples * dim,
+    )
     rng = np.random.default_rng(seed)
     a = np.concatenate([rng.standard_normal((nodes, samples, dim - 1)), np.ones((nodes, samples, 1))], axis=2)
     if heterogeneity == "weak":

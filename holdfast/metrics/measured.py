@@ -8,9 +8,10 @@ from functools import cached_property
 from torch import Tensor
 
 from holdfast.algorithms.base import ServerAlgorithm
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.simulate.simulation import Federation, Simulation
 from holdfast.errors import HoldfastError, unknown
 from holdfast.objective.model_objective import ModelObjective
+from holdfast.objective.reference import gradients_at_optimum, in_float64, known_optimum
 
 TestSet = tuple[Tensor, Tensor]
 
@@ -46,6 +47,18 @@ class Measured:
     def consensus(self) -> Tensor:
         """(1/n) sum_i ||x_i - average||^2."""
         return (self.models - self.average).square().sum(-1).mean()
+
+    @cached_property
+    def duals(self) -> Tensor:
+        """The nodes' estimates of their own gradients at the optimum, [n, d]."""
+        state = self.simulation.state
+        duals = self.simulation.method.dual(state.clients if isinstance(state, Federation) else state)
+        if duals is None:
+            name = type(self.simulation.method).__name__
+            raise HoldfastError(
+                f"metric 'dual_error': {name} keeps no estimate of the gradients at the optimum"
+            )
+        return duals
 
     def _test(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         assert isinstance(self.objective, ModelObjective)
@@ -96,6 +109,26 @@ def stationarity(m: Measured) -> Tensor:
     return m.global_gradient.square().sum() + m.consensus
 
 
+def rel_energy(m: Measured) -> Tensor:
+    """(f - f*)/f* at the average model; convex problems: finds the optimum first, reads all training data."""
+    best = known_optimum(m.objective).value
+    if best == 0:
+        raise HoldfastError("metric 'rel_energy': the optimal value is 0; use 'optimum_distance' instead")
+    energy: Tensor = in_float64(m.objective).global_value(m.average.double())
+    return (energy - best) / abs(best)
+
+
+def optimum_distance(m: Measured) -> Tensor:
+    """Distance ||average - x*|| to the optimum; convex problems."""
+    away: Tensor = m.average - known_optimum(m.objective).x
+    return away.norm()  # type: ignore[no-any-return]
+
+
+def dual_error(m: Measured) -> Tensor:
+    """sum_i ||dual_i - grad f_i(x*)||^2; convex problems, and methods that keep duals."""
+    return (m.duals - gradients_at_optimum(m.objective)).square().sum()
+
+
 METRICS: dict[str, Metric] = {
     metric.__name__: metric
     for metric in (
@@ -107,11 +140,15 @@ METRICS: dict[str, Metric] = {
         consensus,
         grad_norm2,
         stationarity,
+        rel_energy,
+        optimum_distance,
+        dual_error,
     )
 }
 NEEDS_ACCURACY = frozenset({"test_accuracy", "worst_accuracy", "average_accuracy"})
 NEEDS_TEST_SET = NEEDS_ACCURACY | {"average_loss"}
-EXPENSIVE = frozenset({"grad_norm2", "stationarity"})  # only when asked for
+EXPENSIVE = frozenset({"grad_norm2", "stationarity", "rel_energy", "optimum_distance", "dual_error"})
+"""Only when asked for."""
 
 
 def available_metrics(has_test: bool, has_accuracy: bool) -> list[str]:
@@ -137,12 +174,25 @@ def choose_metrics(wanted: list[str] | None, *, has_test: bool, has_accuracy: bo
 
 
 def measure(simulation: Simulation, test: TestSet | None, metrics: list[str]) -> dict[str, float]:
-    """The chosen metrics, then what the run has cost so far."""
+    """The chosen metrics, then what the run has cost so far: delays too where nodes or links are sporadic."""
     measured = Measured(simulation, test)
     values = {name: float(METRICS[name](measured)) for name in metrics}
-    return values | {
+    costs = {
         "payload_bytes": simulation.payload_bytes,
         "payload_bytes_per_link": simulation.payload_bytes / simulation.network.directed_links,
         "gradient_evaluations": simulation.work.gradient_evaluations,
         "sample_gradients": simulation.work.sample_gradients,
     }
+    return values | costs | (delays(simulation) if simulation.network.activity is not None else {})
+
+
+DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total"]
+
+
+def delays(simulation: Simulation) -> dict[str, float]:
+    """DSpodFL's delays so far: 1 for each gradient by all nodes, 1 for each vector over all links, their sum.
+
+    A node that computes with probability d_i takes 1/d_i, and a link 1/b_ij, of its share in that 1.
+    """
+    processing, transmission = simulation.work.delay, simulation.traffic.delay
+    return dict(zip(DELAY_COLUMNS, (processing, transmission, processing + transmission), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from holdfast.errors import HoldfastError
 from holdfast.registry import Registry
+from holdfast.validation import NonNegative, check_fields
 
 
 class Loss(ABC):
@@ -30,6 +32,14 @@ class Loss(ABC):
     @abstractmethod
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each sample, ``[B]``."""
+
+    @property
+    def curvature(self) -> float | None:
+        """Of a convex loss: a bound on the eigenvalues of its Hessian in the outputs; infinite for kinks.
+
+        None where no bound is known.
+        """
+        return None
 
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """1.0 for each sample that is classified correctly, else 0.0: ``[B]``."""
@@ -65,6 +75,10 @@ class _Multiclass(Loss):
 class CrossEntropy(_Multiclass):
     """Cross entropy of the softmax (multinomial logistic regression)."""
 
+    @property
+    def curvature(self) -> float:
+        return 0.5  # of diag(p) - p p^T, for p = (1/2, 1/2, 0, ...)
+
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(_scores(outputs, targets), targets, reduction="none")
 
@@ -72,12 +86,29 @@ class CrossEntropy(_Multiclass):
 @LOSSES.register("hinge")
 @dataclass(frozen=True)
 class Hinge(_Multiclass):
-    """Multi-class hinge with margin 1: the sum over the wrong classes j of max(0, 1 - s_y + s_j), over C."""
+    """Multi-class hinge with margin 1: the sum over the wrong classes j of max(0, 1 - s_y + s_j), over C.
+
+    ``smoothing`` > 0 rounds each kink off by a parabola of that width, for solvers by gradient steps; it
+    lowers the loss by at most smoothing/2. (The dual, the other way to treat kinks, has a variable for every
+    sample and class, where methods keep and exchange vectors like the model.)
+    """
+
+    smoothing: NonNegative = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields("Hinge", self)
+
+    @property
+    def curvature(self) -> float:
+        return 1 / self.smoothing if self.smoothing else math.inf  # C/C: a star's Laplacian over C
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scores = _scores(outputs, targets)
         right = targets[:, None]
         excess = functional.relu(1 - scores.gather(-1, right) + scores)
+        if self.smoothing:
+            inner = excess.clamp(max=self.smoothing)
+            excess = excess - inner + inner.square() / (2 * self.smoothing)
         wrong = torch.arange(scores.shape[-1], device=scores.device) != right
         return (excess * wrong).mean(-1)
 
@@ -103,6 +134,10 @@ class Logistic(Loss):
         outside = targets[(targets != low) & (targets != 1)]
         _expect(outside.numel() == 0, f"{low} or 1 where their type is {targets.dtype}", outside[:1].tolist())
 
+    @property
+    def curvature(self) -> float:
+        return 0.25
+
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         # The type of the labels, not their values, says which kind they are: no guessing per batch.
         signs = targets if targets.is_floating_point() else 2 * targets - 1
@@ -127,6 +162,10 @@ class SquaredError(Loss):
         _expect(targets.is_floating_point(), "floating-point numbers", targets.dtype)
         outside = targets[~targets.isfinite()]
         _expect(outside.numel() == 0, "finite", outside[:1].tolist())
+
+    @property
+    def curvature(self) -> float:
+        return 1.0
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (_single(outputs, targets) - targets).square() / 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,17 +22,21 @@ from holdfast.randomness import Word, batch_indices
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
 CHUNK_SAMPLES = 8192
 
+Weighting = Literal["uniform", "samples"]
+
 
 @dataclass(frozen=True)
 class Regulariser:
-    """(l2/2) ||x||^2 + nonconvex * sum_l x_l^2 / (1 + x_l^2), the latter as in FedPD's experiments."""
+    """(l2/2) ||x||^2 + l1 ||x||_1 + nonconvex * sum_l x_l^2 / (1 + x_l^2), the last as in FedPD's paper."""
 
     l2: float = 0.0
     nonconvex: float = 0.0
+    l1: float = 0.0
 
     def value(self, x: Tensor) -> Tensor:
         square = x * x
-        return (self.l2 / 2 * square + self.nonconvex * square / (1 + square)).sum(-1)
+        added = self.l2 / 2 * square + self.nonconvex * square / (1 + square)
+        return (added + self.l1 * x.abs() if self.l1 else added).sum(-1)
 
     def add_grad(self, gradient: Tensor, x: Tensor) -> Tensor:
         """``gradient`` plus the regulariser's own at ``x``."""
@@ -38,6 +44,8 @@ class Regulariser:
             gradient = torch.add(gradient, x, alpha=self.l2)
         if self.nonconvex:
             gradient = gradient + 2 * self.nonconvex * x / (1 + x * x) ** 2
+        if self.l1:
+            gradient = torch.add(gradient, x.sign(), alpha=self.l1)
         return gradient
 
     def curvature(self, x: Tensor) -> Tensor:
@@ -69,13 +77,15 @@ class ModelObjective:
         batch_size: int | None,
         seed: int,
         regulariser: Regulariser | None = None,
-        weights: Literal["uniform", "samples"] = "uniform",
+        weights: Weighting = "uniform",
         mean: float = 0.0,
         std: float = 1.0,
     ) -> None:
         self.model, self.loss = model, loss
         self.batch_size, self.seed = batch_size, seed
         self.regulariser = regulariser or Regulariser()
+        self.l1, self.smooth = self.regulariser.l1, loss.curvature != math.inf
+        self.weights: Weighting = weights
         self.mean, self.std = mean, std
         self.x0, self.dim, self.nodes = model.x0, model.dim, data.nodes
         device, dtype = self.x0.device, self.x0.dtype
@@ -90,6 +100,7 @@ class ModelObjective:
         self._row_losses = vmap(self._row_loss)
         self._row_grads = vmap(grad(self._row_loss))
         self._row_hessians = vmap(hessian(self._row_loss))
+        self._row_products = vmap(self._row_product)
 
     # --- a node's own gradients -------------------------------------------------------------------------
 
@@ -102,7 +113,14 @@ class ModelObjective:
 
     def compile(self) -> None:
         """Fuses drawing, gathering, normalising and differentiating into one compiled program."""
-        self._minibatch_grad = torch.compile(self._minibatch_grad, dynamic=False)  # type: ignore[method-assign]
+        compiled = torch.compile(self._minibatch_grad, dynamic=False)
+
+        def on_device(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
+            # As tensors, so that a new round or step is no new program.
+            words = [word if isinstance(word, Tensor) else nodes.new_full((), word) for word in (round, step)]
+            return compiled(x, nodes, *words)
+
+        self._minibatch_grad = on_device  # type: ignore[method-assign]
 
     def _minibatch_grad(self, x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
         assert self.batch_size is not None
@@ -134,6 +152,13 @@ class ModelObjective:
             total = total + self._row_hessians(x, batch, key)
         return total
 
+    def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
+        key = self._keys(nodes, 0, 0)
+        total = self.regulariser.curvature(x) * v
+        for batch in self._chunks_of(nodes):
+            total = total + self._row_products(x, v, batch, key)
+        return total
+
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         return self.samples(nodes) if self.batch_size is None else self.batch_size * len(nodes)
 
@@ -145,6 +170,14 @@ class ModelObjective:
     def _row_loss(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         outputs = self.model.train(row, self._prepare(batch.x), key)
         return (self.loss.values(outputs, batch.y) * batch.weight).sum()
+
+    def _row_product(self, row: Tensor, direction: Tensor, batch: Batch, key: Tensor) -> Tensor:
+        def slope(at: Tensor) -> Tensor:
+            along: Tensor = grad(self._row_loss)(at, batch, key) @ direction
+            return along
+
+        product: Tensor = grad(slope)(row)
+        return product
 
     def _chunks_of(self, nodes: Tensor) -> Iterator[Batch]:
         """All samples of ``nodes``, some of every node at a time; shorter nodes are padded with weight 0."""
@@ -159,8 +192,11 @@ class ModelObjective:
 
     def _keys(self, nodes: Tensor, round: Word, step: Word) -> Tensor:
         """(seed, node, round, step) of every node, [m, 4]: what dropout draws its masks from."""
-        parts = [torch.as_tensor(part, device=nodes.device) for part in (self.seed, nodes, round, step)]
-        return torch.stack([part.expand(len(nodes)) for part in parts], dim=-1)
+        parts = [
+            part.expand(len(nodes)) if isinstance(part, Tensor) else nodes.new_full((len(nodes),), part)
+            for part in (self.seed, nodes, round, step)
+        ]
+        return torch.stack(parts, dim=-1)
 
     def _gather(self, rows: Tensor, weight: Tensor) -> Batch:
         return Batch(x=self.x[rows], y=self.y[rows], weight=weight)
@@ -191,6 +227,33 @@ class ModelObjective:
         everything = torch.arange(len(self.x), device=self.x.device)
         for rows in torch.split(everything, CHUNK_SAMPLES):
             yield self._gather(rows, per_sample[rows].to(self.x0.dtype))
+
+    # --- the same with something changed ------------------------------------------------------------------
+
+    @cached_property
+    def in_float64(self) -> ModelObjective:
+        """The same objective in float64, for reference values; itself if it is already."""
+        return self if self.x0.dtype == torch.float64 else self.variant(dtype=torch.float64)
+
+    def variant(
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        loss: Loss | None = None,
+        regulariser: Regulariser | None = None,
+    ) -> ModelObjective:
+        """The same model on the same data with another number type, loss or regulariser; data are shared."""
+        return ModelObjective(
+            FlatModel(self.model.template, self.x0.device, dtype or self.x0.dtype),
+            loss or self.loss,
+            FederatedData(self.x, self.y, self.counts.cpu().numpy()),
+            batch_size=self.batch_size,
+            seed=self.seed,
+            regulariser=regulariser or self.regulariser,
+            weights=self.weights,
+            mean=self.mean,
+            std=self.std,
+        )
 
     # --- before training -----------------------------------------------------------------------------------
 

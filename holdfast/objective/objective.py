@@ -11,9 +11,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.func import hessian
+from torch.func import grad, hessian, jvp
 
 from holdfast.errors import HoldfastError
+from holdfast.validation import NonNegative, check
 
 
 class Objective(Protocol):
@@ -22,6 +23,8 @@ class Objective(Protocol):
     nodes: int
     dim: int
     x0: Tensor  # [d]: the model everybody starts from; its dtype and device are the objective's
+    l1: float  # the weight of ||x||_1 in every f_i; its share in gradients is l1 sign(x), with sign(0) = 0
+    smooth: bool  # whether every f_i is differentiable apart from that
 
     def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
         """Gradients [m, d] of f_i, i in ``nodes`` [m], at each of ``points``, on one minibatch per node."""
@@ -34,6 +37,9 @@ class Objective(Protocol):
 
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
         """Hessians [m, d, d] of f_i at ``x`` [m, d] over all of each node's data, for exact solves."""
+
+    def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
+        """Those Hessians times ``v`` [m, d], without forming them."""
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         """Samples that one call of ``minibatch_grads`` at one point reads, over all ``nodes``."""
@@ -49,12 +55,15 @@ class Objective(Protocol):
 
 
 class FunctionObjective:
-    """One differentiable function of a 1-D tensor per node, with exact gradients."""
+    """One differentiable function of a 1-D tensor per node, with exact gradients, plus l1 ||x||_1."""
 
-    def __init__(self, functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> None:
+    smooth = True  # as the user promises
+
+    def __init__(self, functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor, l1: float = 0.0) -> None:
         if not functions:
             raise HoldfastError("functions: expected one differentiable function per node, got none")
-        self.functions = list(functions)
+        self.l1 = check("l1", NonNegative, l1)
+        self.functions = [_plus_l1(function, l1) for function in functions] if l1 else list(functions)
         self.nodes = len(functions)
         self.x0 = x0
         self.dim = x0.numel()
@@ -82,6 +91,10 @@ class FunctionObjective:
         chosen = [self.functions[node] for node in nodes.tolist()]
         return torch.stack([hessian(function)(row) for function, row in zip(chosen, x, strict=True)])
 
+    def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
+        slopes = [grad(self.functions[node]) for node in nodes.tolist()]
+        return torch.stack([jvp(slope, (a,), (b,))[1] for slope, a, b in zip(slopes, x, v, strict=True)])
+
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         return len(nodes)
 
@@ -98,3 +111,7 @@ class FunctionObjective:
 
     def _mean(self, x: Tensor) -> Tensor:
         return torch.stack([function(x) for function in self.functions]).mean()
+
+
+def _plus_l1(function: Callable[[Tensor], Tensor], l1: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: function(x) + l1 * x.abs().sum()

@@ -22,6 +22,8 @@ class Work:
     gradient_evaluations: int = 0  # one per node, call and point
     sample_gradients: int = 0  # samples those evaluations read
     delay: float = 0.0  # DSpodFL's tau_proc: 1 for every gradient that all nodes compute
+    value_evaluations: int = 0  # by solvers, one per node and point: no gradient, so not counted as one
+    unfinished_solves: int = 0  # local solves that ended before their tolerance was met, one per node
 
 
 @dataclass
@@ -56,11 +58,13 @@ class BatchOracle:
         weight: float | Tensor,
         start: Tensor,
         solver: Solver = EXACT,
+        gradient_norm: float | None = None,
     ) -> Tensor:
-        return solver.solve(OracleProblem(self, linear, centre, weight), self._rows(start))
+        problem = OracleProblem(self, linear, centre, weight, gradient_norm)
+        return solver.solve(problem, self._rows(start))
 
     def full_value(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        return self._compute(x, where, lambda rows, nodes: self.objective.values(rows, nodes)[:, None], 1)
+        return self._compute(x, where, self._values, 1)
 
     @property
     def able(self) -> Tensor:
@@ -101,6 +105,10 @@ class BatchOracle:
         self._count(1, nodes, self.objective.samples(nodes))
         return self.objective.full_grads(x, nodes)
 
+    def _values(self, x: Tensor, nodes: Tensor) -> Tensor:
+        self.work.value_evaluations += len(nodes)
+        return self.objective.values(x, nodes)[:, None]
+
     def _count(self, points: int, nodes: Tensor, samples: int) -> None:
         self.work.gradient_evaluations += points * len(nodes)
         self.work.sample_gradients += points * samples
@@ -126,6 +134,15 @@ class OracleProblem:
     linear: Tensor
     centre: Tensor
     weight: float | Tensor  # [m, 1] where nodes differ
+    gradient_norm: float | None = None
+
+    @property
+    def l1(self) -> float:
+        return self.oracle.objective.l1
+
+    @property
+    def smooth(self) -> bool:
+        return self.oracle.objective.smooth
 
     def value(self, u: Tensor, where: Tensor | None = None) -> Tensor:
         away = (u - self.centre).square().sum(-1, keepdim=True)
@@ -133,18 +150,21 @@ class OracleProblem:
         return self._masked(self.oracle.full_value(u, where), added, where)
 
     def grad(self, u: Tensor, where: Tensor | None = None) -> Tensor:
-        return self._masked(self.oracle.full_grad(u, where), self._slope(u), where)
+        return self._masked(self.oracle.full_grad(u, where), self.slope(u), where)
 
     def minibatch_grad(self, u: Tensor, where: Tensor | None = None) -> Tensor:
-        return self._masked(self.oracle.grad(u, where), self._slope(u), where)
+        return self._masked(self.oracle.grad(u, where), self.slope(u), where)
 
     def hessian(self, u: Tensor) -> Tensor:
         identity = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
         weight = self.weight[..., None] if isinstance(self.weight, Tensor) else self.weight
         return self.oracle.objective.hessians(u, self.oracle.nodes) + weight * identity
 
-    def _slope(self, u: Tensor) -> Tensor:
+    def slope(self, u: Tensor) -> Tensor:
         return self.linear + self.weight * (u - self.centre)
+
+    def report_unfinished(self, rows: Tensor) -> None:
+        self.oracle.work.unfinished_solves += int(rows.sum())
 
     @staticmethod
     def _masked(own: Tensor, added: Tensor, where: Tensor | None) -> Tensor:

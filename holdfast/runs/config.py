@@ -65,6 +65,11 @@ class NetworkConfig(_Section):
     topology: Chosen = Choice(name="ring")
     mixing: Chosen | None = None  # Metropolis weights, unless a server averages
     cohort: Count | Literal["all"] = "all"
+    graph_every: Count | None = None  # rounds after which a random topology is drawn anew; None: never
+    compute: Any = None  # how likely nodes are able to compute in a round; None: always
+    links: Any = None  # how likely links are available in a round; None: always
+    redraw_every: Count | None = None  # rounds after which drawn probabilities are drawn anew; None: never
+    latched_links: bool = False  # links stay available once they were
 
 
 class EvaluationConfig(_Section):

@@ -14,7 +14,7 @@ import torch
 import holdfast
 
 
-def describe_environment(device: str) -> dict[str, str | int | None]:
+def describe_environment(device: str, seeds: list[int]) -> dict[str, str | int | list[int] | None]:
     """Everything one would ask when a result cannot be reproduced."""
     chosen = torch.device(device)
     gpu = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else None
@@ -28,6 +28,7 @@ def describe_environment(device: str) -> dict[str, str | int | None]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": device,
+        "seeds": seeds,
         "gpu": gpu,
         "cuda": torch.version.cuda,
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -37,6 +38,10 @@ def describe_environment(device: str) -> dict[str, str | int | None]:
 def _commit() -> str | None:
     """The commit of holdfast's own source, with ``+`` if changed since; None if it is not a checkout."""
     source = Path(holdfast.__file__).resolve().parent
+    if not (
+        source.parent / ".git"
+    ).exists():  # installed; the folder above may be a checkout of something else
+        return None
     try:
         ask = ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
         answer = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)

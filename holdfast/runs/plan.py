@@ -72,6 +72,10 @@ class Plan:
     def name(self) -> str:
         return self.variants[0].experiment.name
 
+    @property
+    def seeds(self) -> list[int]:
+        return self.variants[0].experiment.seeds
+
     @cached_property
     def digest(self) -> str:
         """Identifies the experiment: a checkpoint of another one is refused."""

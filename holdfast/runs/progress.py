@@ -9,9 +9,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.engines.simulate.driver import Row
-from holdfast.report.format import format_value, metric_title
+from holdfast.report.format import format_value
+from holdfast.report.terminal import DIGITS, HEADS
 from holdfast.runs.plan import Job, Plan
 
 LIVE_METRICS = ("test_accuracy", "worst_accuracy", "train_loss", "consensus", "grad_norm2", "payload_bytes")
@@ -25,7 +27,7 @@ class LiveView:
         self.status: dict[str, str] = {}
         self.jobs = plan.jobs
         self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", markup=False, style="bold"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("rounds, left:"),
@@ -35,7 +37,8 @@ class LiveView:
         self.task: TaskID = self.bar.add_task(
             "starting", total=sum(job.experiment.rounds for job in plan.jobs)
         )
-        self.live = Live(self.bar, console=console, refresh_per_second=8)
+        # Gone when the run is over: the table of results takes its place.
+        self.live = Live(self.bar, console=console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
         self.live.__enter__()
@@ -67,14 +70,14 @@ class LiveView:
         """The latest figures, at most of the last dozen jobs."""
         shown = [job for job in self.jobs if job.id in self.latest][-12:]
         metrics = [name for name in LIVE_METRICS if any(name in self.latest[job.id] for job in shown)]
-        table = Table(box=None, pad_edge=False)
-        table.add_column("algorithm")
-        table.add_column("round", justify="right")
-        for name in metrics:
-            table.add_column(metric_title(name), justify="right")
+        table = Table(box=None, pad_edge=False, collapse_padding=True)
+        for head in ("algorithm", "round", *(HEADS[name] for name in metrics)):
+            table.add_column(head, justify="left" if head == "algorithm" else "right", vertical="bottom")
         for job in shown:
             row = self.latest[job.id]
-            figures = [format_value(name, row[name]) if name in row else "" for name in metrics]
-            title = f"{job.title} [red]diverged[/red]" if self.status.get(job.id) == "diverged" else job.title
+            figures = [format_value(name, row[name], DIGITS) if name in row else "" for name in metrics]
+            title = Text(job.title)
+            if self.status.get(job.id) == "diverged":
+                title.append(" diverged", style="red")
             table.add_row(title, f"{row['round']:.0f}/{job.experiment.rounds}", *figures)
         return table

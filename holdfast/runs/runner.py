@@ -15,12 +15,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import tomli_w
+from torch import Tensor
 
 from holdfast.engines.simulate.driver import Row, Run
 from holdfast.errors import HoldfastError
+from holdfast.files import read_tensors, write_atomic, write_json, write_tensors
 from holdfast.metrics.measured import METRICS, measure
 from holdfast.runs.environment import describe_environment
-from holdfast.runs.files import read_tensors, write_atomic, write_json, write_tensors
 from holdfast.runs.plan import Job, Plan, short
 from holdfast.runs.setting import Setting, facts
 
@@ -76,7 +77,7 @@ class Runner:
             "jobs": [_job_entry(job) for job in plan.jobs],
         }
         write_atomic(runner.folder / "experiment.toml", tomli_w.dumps(plan.raw).encode())
-        write_json(runner.folder / "environment.json", describe_environment(plan.device))
+        write_json(runner.folder / "environment.json", describe_environment(plan.device, plan.seeds))
         _write_setting(runner.folder, first)
         runner._write_metrics()
         runner._write_summary()
@@ -89,14 +90,13 @@ class Runner:
         runner.summary = json.loads((folder / "summary.json").read_text())
         if runner.summary.get("digest") != plan.digest:
             raise HoldfastError(f"{folder}: experiment.toml was changed since the run began; start a new run")
-        with (folder / "metrics.csv").open(newline="") as file:
-            reader = csv.DictReader(file)
-            runner.columns = list(reader.fieldnames or [])
-            recorded = list(reader)
+        text = (folder / "metrics.csv").read_text(encoding="utf-8")
+        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+        runner.columns = list(reader.fieldnames or [])
+        recorded = list(reader)
         for job, entry in zip(plan.jobs, runner.summary["jobs"], strict=True):
-            last = (
-                entry["round"] if entry["status"] in ("done", "diverged") else runner._checkpoint_round(job)
-            )
+            ended = entry["status"] in ("done", "diverged")
+            last = entry["round"] if ended else runner._checkpoint_round(job)
             runner.rows += [row for row in recorded if _belongs(row, job) and int(row["round"]) <= last]
         runner._write_metrics()
         return runner
@@ -128,7 +128,9 @@ class Runner:
             if row is not None:
                 self._record(job, row)
             self._notify("round_done", job, run.simulation.round)
-            finished = run.simulation.round == experiment.rounds or run.diverged
+            if run.diverged:
+                break
+            finished = run.simulation.round == experiment.rounds
             if stop[0] and not finished:
                 self._checkpoint(job, run)
                 self._update(entry, run, "running")
@@ -163,13 +165,13 @@ class Runner:
         axes = {axis: short(value) for axis, value in job.axes.items()}
         full = {"algorithm": job.label, "seed": job.seed, **axes, **row}
         self.rows.append(full)
-        with (self.folder / "metrics.csv").open("a", newline="") as file:
-            csv.DictWriter(file, self.columns).writerow(full)
+        with (self.folder / "metrics.csv").open("a", encoding="utf-8", newline="") as file:
+            csv.DictWriter(file, self.columns, lineterminator="\n").writerow(full)
         self._notify("row_recorded", job, row)
 
     def _write_metrics(self) -> None:
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self.columns)
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
         write_atomic(self.folder / "metrics.csv", text.getvalue().encode())
@@ -181,7 +183,9 @@ class Runner:
         consensus = setting.objective.model.module(run.simulation.models.detach().mean(0))
         target = self.folder / "models" / f"{job.id}.safetensors"
         target.parent.mkdir(exist_ok=True)
-        write_tensors(target, dict(consensus.state_dict()), {"algorithm": job.label, "seed": job.seed})
+        # Copies: safetensors takes no tensors that share memory, as tied weights do.
+        tensors = {name: tensor.clone().contiguous() for name, tensor in consensus.state_dict().items()}
+        write_tensors(target, tensors, {"algorithm": job.label, "seed": job.seed})
 
     def _checkpoint_path(self, job: Job) -> Path:
         return self.folder / "checkpoints" / f"{job.id}.safetensors"
@@ -189,25 +193,31 @@ class Runner:
     def _checkpoint(self, job: Job, run: Run) -> None:
         tensors, counters = run.simulation.snapshot()
         notes = {"digest": self.plan.digest, "job": job.id, "seconds": run.seconds, **counters}
+        self._write_metrics()  # synced first: after a power cut no row before the checkpoint is missing
         self._checkpoint_path(job).parent.mkdir(exist_ok=True)
         write_tensors(self._checkpoint_path(job), tensors, notes)
 
-    def _checkpoint_round(self, job: Job) -> int:
-        path = self._checkpoint_path(job)
-        # A checkpoint of round 0 counts as none: the job begins again and records its first row.
-        return (int(read_tensors(path)[1]["round"]) or -1) if path.exists() else -1
-
-    def _restore(self, job: Job, run: Run) -> None:
+    def _read_checkpoint(self, job: Job) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         path = self._checkpoint_path(job)
         if not path.exists():
-            return
+            return None
         tensors, notes = read_tensors(path)
         if (notes.get("digest"), notes.get("job")) != (self.plan.digest, job.id):
             raise HoldfastError(
                 f"{path} is a checkpoint of another experiment; delete it to start this job anew"
             )
-        run.simulation.restore(tensors, notes)
-        run.seconds = notes["seconds"]
+        return tensors, notes
+
+    def _checkpoint_round(self, job: Job) -> int:
+        checkpoint = self._read_checkpoint(job)
+        # A checkpoint of round 0 counts as none: the job begins again and records its first row.
+        return (int(checkpoint[1]["round"]) or -1) if checkpoint else -1
+
+    def _restore(self, job: Job, run: Run) -> None:
+        checkpoint = self._read_checkpoint(job)
+        if checkpoint:
+            run.simulation.restore(*checkpoint)
+            run.seconds = checkpoint[1]["seconds"]
 
 
 def _new_folder(root: Path, name: str) -> Path:
@@ -255,7 +265,7 @@ def _write_setting(folder: Path, setting: Setting) -> None:
 
 def _write_csv(path: Path, header: list[str], lines: Sequence[Sequence[Any]]) -> None:
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([header, *lines])
+    csv.writer(text, lineterminator="\n").writerows([header, *lines])
     write_atomic(path, text.getvalue().encode())
 
 

@@ -20,8 +20,8 @@ from holdfast.models import load_model
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import LOSSES, Loss
 from holdfast.objective.model_objective import ModelObjective, Regulariser
-from holdfast.runs.config import Choice, Experiment
-from holdfast.topology import Network, build_network
+from holdfast.runs.config import Choice, Experiment, NetworkConfig
+from holdfast.topology import Network, build_network, read_chance
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,32 @@ def build_setting(experiment: Experiment, seed: int, data_dir: Path | None, devi
         seed=seed,
         groups=dataset.groups,
     )
-    mixing = experiment.network.mixing
-    network = build_network(
-        experiment.network.topology.name,
-        experiment.network.topology.parameters,
-        mixing.name if mixing else None,
-        mixing.parameters if mixing else {},
-        nodes=problem.nodes,
-        seed=seed,
-    )
+    network = _network(experiment.network, problem.nodes, seed)
     loss = LOSSES.build(problem.loss.name, problem.loss.parameters)
     wanted = None if experiment.evaluation.metrics == "default" else experiment.evaluation.metrics
     metrics = choose_metrics(wanted, has_test=len(dataset.x_test) > 0, has_accuracy=loss.has_accuracy)
     return Setting(experiment, seed, device, dataset, data, network, loss, metrics)
+
+
+def _network(config: NetworkConfig, nodes: int, seed: int) -> Network:
+    network = build_network(
+        config.topology.name,
+        config.topology.parameters,
+        config.mixing.name if config.mixing else None,
+        config.mixing.parameters if config.mixing else {},
+        nodes=nodes,
+        seed=seed,
+        graph_every=config.graph_every,
+    )
+    if (config.compute, config.links, config.redraw_every, config.latched_links) == (None, None, None, False):
+        return network
+    return network.sporadic(
+        1.0 if config.compute is None else read_chance("compute", config.compute),
+        1.0 if config.links is None else read_chance("links", config.links),
+        seed=seed,
+        redraw_every=config.redraw_every,
+        latched_links=config.latched_links,
+    )
 
 
 def load_dataset(choice: Choice, nodes: int, seed: int, data_dir: Path | None) -> Dataset:

@@ -91,6 +91,8 @@ def _is_list_valued(path: tuple[str, ...], table: Mapping[str, Any], value: list
     """Whether a list is the value itself (say, the hidden sizes of an MLP), not a sweep over its elements."""
     if path in (("seeds",), ("evaluation", "metrics")):
         return True
+    if path in (("network", "compute"), ("network", "links")):
+        return not any(isinstance(element, list | dict) for element in value)
     registry = REGISTRIES.get(".".join(path[:-1]))
     name = table.get("name")
     if registry is None or not isinstance(name, str) or name not in registry:

@@ -10,17 +10,22 @@ from holdfast.errors import HoldfastError
 from holdfast.runs.plan import Job
 
 
+def summary_writer() -> Any:
+    """torch's class that writes event files, if TensorBoard is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise HoldfastError(
+            "TensorBoard is not installed: pip install 'holdfast[tensorboard]', or drop --tensorboard"
+        ) from None
+    return SummaryWriter
+
+
 class TensorBoardView:
     """Writes every recorded figure of every job under ``folder``/tensorboard."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise HoldfastError(
-                "TensorBoard is not installed: pip install 'holdfast[tensorboard]', or drop --tensorboard"
-            ) from None
-        self._make_writer = SummaryWriter
+        self._make_writer = summary_writer()
         self.folder = folder / "tensorboard"
         self.writer: Any = None
 
@@ -34,6 +39,7 @@ class TensorBoardView:
         for name, value in row.items():
             if name != "round":
                 self.writer.add_scalar(name, value, int(row["round"]))
+        self.writer.flush()
 
     def job_ended(self, job: Job, status: str) -> None:
         self.writer.close()

@@ -1,6 +1,25 @@
 """Local solvers behind one call, ``oracle.argmin``."""
 
+from holdfast.solvers.aogm import AOGM
 from holdfast.solvers.base import SOLVERS, LocalProblem, LocalSolver, Solver
+from holdfast.solvers.fista import FISTA
+from holdfast.solvers.gradient import SGD, GradientDescent
+from holdfast.solvers.lbfgs import LBFGS
 from holdfast.solvers.newton import Newton
+from holdfast.solvers.stopping import GapRule, allowed_gap, gradient_norm_for_gap
 
-__all__ = ["SOLVERS", "LocalProblem", "LocalSolver", "Newton", "Solver"]
+__all__ = [
+    "AOGM",
+    "FISTA",
+    "LBFGS",
+    "SGD",
+    "SOLVERS",
+    "GapRule",
+    "GradientDescent",
+    "LocalProblem",
+    "LocalSolver",
+    "Newton",
+    "Solver",
+    "allowed_gap",
+    "gradient_norm_for_gap",
+]

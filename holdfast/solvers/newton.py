@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import HoldfastError
-from holdfast.solvers.base import SOLVERS, LocalProblem, Solver
+from holdfast.solvers.base import SOLVERS, LocalProblem, Solver, require_smooth
 from holdfast.validation import Count
 
 MAX_DIMENSION = 4000
@@ -17,11 +17,16 @@ MAX_DIMENSION = 4000
 @SOLVERS.register("newton")
 @dataclass(frozen=True)
 class Newton(Solver):
-    """Newton's method until rounding stops it, exact; for models of up to 4,000 parameters."""
+    """Newton's method until rounding stops it, exact; for models of up to 4,000 parameters.
+
+    The ideal that gradient methods are compared with: of its work only the gradients are counted, one per
+    step, not the Hessians.
+    """
 
     max_steps: Count = 100
 
     def solve(self, problem: LocalProblem, start: Tensor) -> Tensor:
+        require_smooth("newton", problem)
         if start.shape[-1] > MAX_DIMENSION:
             raise HoldfastError(
                 f"the solver 'newton' takes at most {MAX_DIMENSION} parameters, but the model has "

@@ -1,6 +1,13 @@
 """Networks: graphs, mixing matrices and their spectral figures."""
 
-from holdfast.topology.activity import DISTRIBUTIONS, Activity, BetaChance, Distribution, UniformChance
+from holdfast.topology.activity import (
+    DISTRIBUTIONS,
+    Activity,
+    BetaChance,
+    Distribution,
+    UniformChance,
+    read_chance,
+)
 from holdfast.topology.graphs import (
     TOPOLOGIES,
     Graph,
@@ -25,6 +32,7 @@ from holdfast.topology.mixing import (
     validate_mixing,
 )
 from holdfast.topology.network import Network, build_network, server
+from holdfast.topology.sporadic_theory import expected_p, expected_p_squared, rho_tilde
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -41,12 +49,16 @@ __all__ = [
     "double_ring",
     "edge_list",
     "erdos_renyi",
+    "expected_p",
+    "expected_p_squared",
     "exponential",
     "hypercube",
     "laplacian",
     "line",
     "metropolis",
     "random_geometric",
+    "read_chance",
+    "rho_tilde",
     "ring",
     "server",
     "star",

@@ -89,24 +89,24 @@ class Activity:
     also a mapping from pairs (i, j), the others being 1; a ``Distribution``, drawn once, or anew every
     ``redraw_every`` rounds; or a function of the round that returns any of the former.
 
-    ``latched``: a link that was available once stays so, as in DSpodFL's released code (not in the paper).
+    ``latched_links``: a link that was available once stays so, as in DSpodFL's released code, not its paper.
     """
 
     compute: Chance = 1.0
     links: Chance = 1.0
     seed: Seed = 0
     redraw_every: Count | None = None
-    latched: bool = False
+    latched_links: bool = False
 
     def __post_init__(self) -> None:
         check("seed", Seed, self.seed)
         check("redraw_every", Count | None, self.redraw_every)
-        check("latched", bool, self.latched)
+        check("latched_links", bool, self.latched_links)
         may_be_drawn = [isinstance(chance, Distribution) or callable(chance) for chance in self._both]
         if self.redraw_every and not any(may_be_drawn):
             raise HoldfastError("redraw_every: neither compute nor links is drawn from a distribution")
-        if self.latched and (callable(self.links) or (self.redraw_every and may_be_drawn[1])):
-            raise HoldfastError("latched: the probabilities of links that stay available must be constant")
+        if self.latched_links and (callable(self.links) or (self.redraw_every and may_be_drawn[1])):
+            raise HoldfastError("latched_links: the probabilities of links must not change")
 
     @property
     def _both(self) -> tuple[Chance, Chance]:
@@ -131,7 +131,7 @@ class Activity:
     ) -> NDArray[np.bool_]:
         """Which links, [E], are available in ``round``: drawn once per link, so both ends see the same."""
         number = torch.as_tensor(links[:, 0] * nodes + links[:, 1])
-        if self.latched:  # one number for all rounds decides when the link comes up first
+        if self.latched_links:  # one number for all rounds decides when the link comes up first
             first = uniform(seed, Stream.LINK, 0, draw, number).numpy()
             return np.asarray(first < 1 - (1 - chances) ** (round + 1))
         return np.asarray(uniform(seed, Stream.LINK, round, draw, number).numpy() < chances)
@@ -170,12 +170,12 @@ def _probabilities(name: str, chance: Any, count: int, what: str) -> Floats:
     outside = values[~((values > 0) & (values <= 1))]
     if outside.size:
         raise HoldfastError(f"{name}: probabilities should lie in (0, 1], got {outside.flat[0]:g}")
-    return np.broadcast_to(values.astype(np.float64), (count,))
+    return np.full(count, values, dtype=np.float64)
 
 
 def _one_per_link(name: str, chances: Mapping[tuple[int, int], float], pairs: Links) -> list[float]:
     """What ``chances`` gives to some of the links, and 1 for the others."""
-    by_link = {(i, j): 1.0 for i, j in pairs.tolist()}
+    by_link = dict.fromkeys(map(tuple, pairs.tolist()), 1.0)
     for (i, j), chance in check(name, dict[tuple[int, int], float], dict(chances)).items():
         if (min(i, j), max(i, j)) not in by_link:
             raise HoldfastError(f"{name}: there is no link between {i} and {j}")
@@ -184,7 +184,7 @@ def _one_per_link(name: str, chances: Mapping[tuple[int, int], float], pairs: Li
 
 
 def read_chance(name: str, value: Any) -> Chance:
-    """Probabilities as in an experiment file: plain, ``{distribution = "beta", ...}`` or ``{"0-1" = 0.5}``."""
+    """As it stands in an experiment file: plain, ``{distribution = "beta", ...}`` or ``{"0-1" = 0.5}``."""
     if not isinstance(value, dict):
         return value  # type: ignore[no-any-return]
     if "distribution" in value:

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from holdfast.errors import HoldfastError
+from holdfast.memory import require_memory
 from holdfast.registry import Registry
 from holdfast.validation import Count, Positive, Seed, check_arguments
 
@@ -26,6 +27,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_DRAWS = 200
 """Random graphs are drawn at most this often before we say that the chosen parameters do not connect."""
+
+BYTES_PER_LINK = 500
+"""What a link takes up in networkx graphs and sparse matrices, measured on complete graphs."""
 
 TwoOrMore = Annotated[int, Field(ge=2)]
 FiveOrMore = Annotated[int, Field(ge=5)]
@@ -70,6 +74,7 @@ def double_ring(nodes: FiveOrMore) -> Graph:
 @_topology("complete")
 def complete(nodes: TwoOrMore) -> Graph:
     """Everybody is linked with everybody."""
+    require_memory(f"topology 'complete' with {nodes} nodes", BYTES_PER_LINK * nodes**2 / 2)
     graph: Graph = nx.complete_graph(nodes)
     return graph
 
@@ -132,6 +137,9 @@ def exponential(nodes: TwoOrMore) -> Graph:
 @_topology("erdos-renyi")
 def erdos_renyi(nodes: TwoOrMore, p: LinkProbability, seed: Seed) -> Graph:
     """Each pair is linked with probability p; drawn again until connected."""
+    require_memory(
+        f"topology 'erdos-renyi' with {nodes} nodes and p={p:g}", BYTES_PER_LINK * p * nodes**2 / 2
+    )
     rng = np.random.default_rng(seed)
     return _first_connected(
         lambda: nx.fast_gnp_random_graph(nodes, p, seed=rng),

@@ -27,7 +27,7 @@ def metropolis(graph: Graph) -> csr_array:
     degrees = np.diff(A.indptr)
     links = A.tocoo()
     weights = 1 / (1 + np.maximum(degrees[links.row], degrees[links.col]))
-    return fill_diagonal(csr_array((weights, (links.row, links.col)), shape=A.shape))
+    return _fill_diagonal(csr_array((weights, (links.row, links.col)), shape=A.shape))
 
 
 @MIXINGS.register("laplacian")
@@ -35,9 +35,9 @@ def laplacian(graph: Graph) -> csr_array:
     """W = I - 2 L / (3 lambda_max(L)) with the graph's Laplacian L; eigenvalues lie in [1/3, 1]."""
     A = adjacency(graph)
     if not A.nnz:  # a varying network may have moments without any link
-        return fill_diagonal(A)
+        return _fill_diagonal(A)
     L = (diags_array(A.sum(axis=1)) - A).tocsr()
-    return fill_diagonal(A * (2 / (3 * largest_eigenvalues(L, 1)[0])))
+    return _fill_diagonal(A * (2 / (3 * largest_eigenvalues(L, 1)[0])))
 
 
 @MIXINGS.register("uniform")
@@ -66,10 +66,10 @@ def uniform_neighbour(graph: Graph, allow_row_stochastic: bool = False) -> csr_a
             "mixing 'uniform-neighbour' needs equal degrees to be doubly stochastic, but they range from "
             f"{degrees.min()} to {degrees.max()}; use mixing 'metropolis' (or allow_row_stochastic = true)"
         )
-    return fill_diagonal(csr_array(diags_array(1 / (1 + degrees)) @ A))
+    return _fill_diagonal(csr_array(diags_array(1 / (1 + degrees)) @ A))
 
 
-def fill_diagonal(links: csr_array) -> csr_array:
+def _fill_diagonal(links: csr_array) -> csr_array:
     """The weights of the links with what is missing to row sums of one put on the diagonal."""
     W = (links + diags_array(1 - links.sum(axis=1))).tocsr()
     W.sort_indices()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import networkx as nx
 import numpy as np
@@ -15,7 +15,7 @@ from scipy.sparse import csr_array, issparse, triu
 from holdfast.errors import HoldfastError
 from holdfast.topology.activity import Activity, Chance, Probabilities
 from holdfast.topology.graphs import TOPOLOGIES, Graph
-from holdfast.topology.mixing import MIXINGS, adjacency, fill_diagonal, require_connected, validate_mixing
+from holdfast.topology.mixing import MIXINGS, adjacency, require_connected, validate_mixing
 from holdfast.topology.spectral import spectral_lambda
 from holdfast.validation import Count, check, parameters
 
@@ -100,7 +100,7 @@ class Network:
         *,
         seed: int = 0,
         redraw_every: int | None = None,
-        latched: bool = False,
+        latched_links: bool = False,
     ) -> Network:
         """This network with nodes that compute, and links that transmit, only now and then.
 
@@ -114,7 +114,8 @@ class Network:
                 "links: those of a varying network change; give one probability for all, a distribution or "
                 "a function of the round"
             )
-        network = replace(self, activity=Activity(compute, links, seed, redraw_every, latched))
+        activity = Activity(compute, links, seed, redraw_every, latched_links)
+        network = replace(self, activity=activity)
         network.probabilities(0)
         return network
 
@@ -139,7 +140,12 @@ class Network:
         assert self.weights is not None, "a server has no links"
         if available.all():
             return self.weights
-        return fill_diagonal(csr_array(self.weights.multiply(_symmetric(self.links()[available], self.nodes))))
+        own, other, link = self.directed
+        crossing = self._directed_weights * available[link]
+        home = 1 - np.bincount(own, crossing, self.nodes)
+        diagonal = np.arange(self.nodes)
+        rows, columns = np.concatenate([own, diagonal]), np.concatenate([other, diagonal])
+        return csr_array((np.concatenate([crossing, home]), (rows, columns)), shape=self.weights.shape)
 
     @property
     def is_server(self) -> bool:
@@ -169,10 +175,25 @@ class Network:
         upper = triu(self.adjacency, k=1, format="coo")
         return np.stack([upper.row, upper.col], axis=1).astype(np.int64)
 
+    @cached_property
+    def directed(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """(own, other, link), each [2E]: both directions of every link, sorted by the end they belong to."""
+        links = self.links()
+        own, other = np.concatenate([links, links[:, ::-1]]).T
+        order = np.lexsort((other, own))
+        return own[order], other[order], np.tile(np.arange(len(links)), 2)[order]
+
+    @cached_property
+    def _directed_weights(self) -> NDArray[np.float64]:
+        own, other, _ = self.directed
+        return np.asarray(cast(csr_array, self.weights)[own, other])
+
     def weighted_links(self) -> list[tuple[int, int, float]]:
         """The undirected links (i, j, W_ij) with i < j; none for a server."""
-        weights = self.weights
-        return [] if weights is None else [(i, j, float(weights[i, j])) for i, j in self.links().tolist()]
+        if self.weights is None:
+            return []
+        i, j = self.links().T
+        return list(zip(i.tolist(), j.tolist(), self.weights[i, j].tolist(), strict=True))
 
     @cached_property
     def spectral_lambda(self) -> float:
@@ -201,12 +222,6 @@ def _probabilities(activity: Activity, round: int, network: Network) -> Probabil
     return activity.at(round, network.nodes, network.links())
 
 
-def _symmetric(links: NDArray[np.int64], nodes: int) -> csr_array:
-    """1 on the given ``links``, in both directions, [n, n]."""
-    own, other = np.concatenate([links, links[:, ::-1]]).T
-    return csr_array((np.ones(len(own)), (own, other)), shape=(nodes, nodes))
-
-
 def server(nodes: int) -> Network:
     """A network of ``nodes`` clients whose messages a server averages."""
     return Network(check("server.nodes", Count, nodes), graph=None, weights=None)
@@ -226,15 +241,15 @@ def build_network(
     ``graph_every``: a random topology is drawn anew every so many rounds.
     """
     if graph_every is not None:
-        random = [name for name in TOPOLOGIES if "seed" in parameters(TOPOLOGIES[name])]
-        if topology not in random:
+        if "seed" not in parameters(TOPOLOGIES[topology]):
+            random = [name for name in TOPOLOGIES if "seed" in parameters(TOPOLOGIES[name])]
             raise HoldfastError(
                 f"graph_every: topology {topology!r} has nothing to draw anew; choose {' or '.join(random)}"
             )
 
         def graphs(epoch: int) -> Graph:
-            drawn_from = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
-            return TOPOLOGIES.build(topology, topology_params, nodes=nodes, seed=drawn_from)
+            own_seed = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+            return cast(Graph, TOPOLOGIES.build(topology, topology_params, nodes=nodes, seed=own_seed))
 
         return Network.varying(graphs, graph_every, mixing or "metropolis", **mixing_params)
     graph = TOPOLOGIES.build(topology, topology_params, nodes=nodes, seed=seed)

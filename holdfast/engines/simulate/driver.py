@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.engines.simulate.simulation import Simulation
+from holdfast.tree import all_finite
 
 Row = dict[str, float]
 
@@ -38,5 +39,7 @@ class Run:
     def _record(self) -> Row:
         row: Row = {"round": self.simulation.round, **self.measure(self.simulation), "seconds": self.seconds}
         self.rows.append(row)
-        self.diverged = not all(math.isfinite(value) for value in row.values())
+        # Accuracies stay finite whatever the models, so these are looked at as well.
+        finite = all(math.isfinite(value) for value in row.values())
+        self.diverged = not (finite and all_finite(self.simulation.models))
         return row

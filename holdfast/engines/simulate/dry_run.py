@@ -29,6 +29,8 @@ class ZeroObjective:
     """f_i = 0 in one dimension."""
 
     dim = 1
+    l1 = 0.0
+    smooth = True
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
@@ -45,6 +47,9 @@ class ZeroObjective:
 
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
         return torch.ones(len(nodes), 1, 1)  # invertible, also where no quadratic is added
+
+    def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
+        return v
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         return 0

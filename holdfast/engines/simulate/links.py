@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, diags_array
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from holdfast.topology import Network
@@ -34,14 +35,9 @@ class StackedLinks:
         """1 on links, 0 elsewhere, [n, n]."""
         return self._matrix(self.network.adjacency)
 
-    def weights_over(self, active: NDArray[np.bool_]) -> Tensor:
-        """P, [n, n]: W with only the ``active`` links, [E]; the weight of the others stays at home."""
-        nodes, (i, j) = self.network.nodes, self.network.links()[active].T
-        assert self.network.weights is not None
-        weights = self.network.weights[i, j]
-        upper = csr_array((weights, (i, j)), shape=(nodes, nodes))
-        crossing = upper + upper.T
-        return self._matrix(csr_array(crossing + diags_array(1 - crossing.sum(axis=1))))
+    def weights_over(self, available: NDArray[np.bool_]) -> Tensor:
+        """P, [n, n]: W with only the ``available`` links, [E]; the weight of the others stays at home."""
+        return self._matrix(self.network.weights_over(available))
 
     @cached_property
     def degree(self) -> Tensor:
@@ -50,14 +46,15 @@ class StackedLinks:
         degrees = [nodes - 1] * nodes if self.network.is_server else self.network.degrees
         return torch.as_tensor(degrees).to(self.like)[:, None]
 
+    def vectors(self, numbers: int) -> float:
+        """So many ``numbers`` of a message as a multiple of the model's dimension."""
+        return numbers / self.like.numel()
+
     @cached_property
     def ends(self) -> tuple[Tensor, Tensor]:
         """(own, other), each [2E]: the nodes at the two ends of every directed link, sorted by own."""
-        links = self.network.links()
-        own, other = np.concatenate([links, links[:, ::-1]]).T
-        order = np.lexsort((other, own))
-        device = self.like.device
-        return torch.as_tensor(own[order], device=device), torch.as_tensor(other[order], device=device)
+        own, other, _ = self.network.directed
+        return torch.as_tensor(own).to(self.like.device), torch.as_tensor(other).to(self.like.device)
 
     @cached_property
     def reverse(self) -> Tensor:
@@ -67,17 +64,19 @@ class StackedLinks:
 
     @cached_property
     def gathering(self) -> Tensor:
-        """[n, 2E], sparse: sums the rows of every node's own directed links."""
+        """[n, 2E]: sums the rows of every node's own directed links."""
         own = self.ends[0].cpu().numpy()
         shape = (self.network.nodes, len(own))
-        return self._sparse(csr_array((np.ones(len(own)), (own, np.arange(len(own)))), shape=shape))
+        return self._matrix(csr_array((np.ones(len(own)), (own, np.arange(len(own)))), shape=shape))
 
     def _matrix(self, matrix: csr_array) -> Tensor:
-        nodes = self.network.nodes
-        if nodes >= SPARSE_FROM_NODES and matrix.nnz < SPARSE_BELOW_DENSITY * nodes**2:
+        rows, columns = matrix.shape
+        if rows >= SPARSE_FROM_NODES and matrix.nnz < SPARSE_BELOW_DENSITY * rows * columns:
             return self._sparse(matrix)
         return torch.as_tensor(matrix.toarray()).to(self.like)
 
     def _sparse(self, matrix: csr_array) -> Tensor:
         rows, columns, values = map(torch.as_tensor, (matrix.indptr, matrix.indices, matrix.data))
-        return torch.sparse_csr_tensor(rows, columns, values, matrix.shape).to(self.like)
+        with warnings.catch_warnings():  # that sparse tensors are young, and not checked unless asked for
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.sparse_csr_tensor(rows, columns, values, matrix.shape).to(self.like)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.engines.simulate.links import StackedLinks
-from holdfast.randomness import Stream, coin, uniform
+from holdfast.errors import HoldfastError
+from holdfast.randomness import coin
 from holdfast.topology import Network
 from holdfast.tree import row_size, tree_map
 
@@ -24,37 +25,31 @@ class Traffic:
     """What has been sent so far."""
 
     numbers: int = 0  # each counted once per message
-    delay: float = 0.0  # DSpodFL's tau_trans: 1 for every exchange in which all links take part
+    delay: float = 0.0  # DSpodFL's tau_trans: 1 for every vector [d] that all links carry
 
 
 @dataclass
 class StackedPeers:
     """Every node's links in one round; messages are ``[n, d]``."""
 
-    links: StackedLinks
+    network: Network
+    links: StackedLinks  # those of the network in this round
     seed: int
     round: int
     traffic: Traffic
-    chances: NDArray[np.float64]  # [E]: every link's probability of being available
     draws: int = 0  # shared coins and sporadic exchanges of this round so far
-
-    @property
-    def network(self) -> Network:
-        return self.links.network
 
     @property
     def degree(self) -> Tensor:
         return self.links.degree
 
     def exchange(self, message: M, sporadic: bool = False) -> StackedInbox[M]:
-        if not sporadic:
-            self.traffic.numbers += self.network.directed_links * row_size(message)
-            self.traffic.delay += 1.0
-            return StackedInbox(message, self.links)
-        active = self._active_links()
-        self.traffic.numbers += 2 * int(active.sum()) * row_size(message)
-        self.traffic.delay += self._share_of_delay(active)
-        return StackedInbox(message, self.links, active)
+        available = self._draw_links() if sporadic else None
+        size = row_size(message)
+        messages = self.links.network.directed_links if available is None else 2 * int(available.sum())
+        self.traffic.numbers += messages * size
+        self.traffic.delay += self._share_of_delay(available) * self.links.vectors(size)
+        return StackedInbox(message, self.links, available)
 
     def coin(self, probability: float) -> bool:
         self.draws += 1
@@ -62,21 +57,24 @@ class StackedPeers:
 
     @cached_property
     def edges(self) -> StackedEdges:
+        if self.network.sequence is not None:
+            raise HoldfastError(
+                "network: a method that keeps vectors for its links needs links that stay the same"
+            )
         return StackedEdges(self.links, self.traffic)
 
-    def _active_links(self) -> NDArray[np.bool_]:
+    def _draw_links(self) -> NDArray[np.bool_]:
         self.draws += 1
-        ends = torch.as_tensor(self.network.links())
-        number = ends[:, 0] * self.network.nodes + ends[:, 1]
-        u = uniform(self.seed, Stream.LINK, self.round, self.draws, number).numpy()
-        return np.asarray(u < self.chances)
+        return self.network.available_links(self.seed, self.round, self.draws)
 
-    def _share_of_delay(self, active: NDArray[np.bool_]) -> float:
-        """sum_i (1/deg_i) sum_j active_ij / b_ij, over the same sum with all links active."""
-        ends = self.network.links()
-        per_node = 1 / np.maximum(self.network.degrees, 1)
-        cost = (per_node[ends[:, 0]] + per_node[ends[:, 1]]) / self.chances
-        return float(cost[active].sum() / cost.sum()) if len(cost) else 0.0
+    def _share_of_delay(self, available: NDArray[np.bool_] | None) -> float:
+        """sum_i (1/deg_i) sum_j available_ij / b_ij, over the same sum with all links."""
+        if available is None:
+            return 1.0
+        ends = self.links.network.links()
+        per_node = 1 / np.maximum(self.links.network.degrees, 1)
+        cost = (per_node[ends[:, 0]] + per_node[ends[:, 1]]) / self.network.probabilities(self.round).links
+        return float(cost[available].sum() / cost.sum()) if len(cost) else 0.0
 
 
 @dataclass(frozen=True)
@@ -85,18 +83,18 @@ class StackedInbox(Generic[M]):
 
     sent: M
     links: StackedLinks
-    active: NDArray[np.bool_] | None = None  # [E]; None: all
+    available: NDArray[np.bool_] | None = None  # [E]: the links that took part; None: all
 
     @cached_property
     def mixed(self) -> M:
         if self.links.network.is_server:
             return tree_map(lambda t: t.mean(0, keepdim=True).expand_as(t), self.sent)
-        weights = self.links.weights if self.active is None else self.links.weights_over(self.active)
+        weights = self.links.weights if self.available is None else self.links.weights_over(self.available)
         return tree_map(lambda t: weights @ t, self.sent)
 
     @cached_property
     def neighbour_sum(self) -> M:
-        assert self.active is None, "sporadic methods use mixed"
+        assert self.available is None, "sporadic methods use mixed"
         if self.links.network.is_server:
             return tree_map(lambda t: t.sum(0, keepdim=True) - t, self.sent)
         return tree_map(lambda t: self.links.adjacency @ t, self.sent)
@@ -114,6 +112,11 @@ class StackedEdges:
         own, other = self.links.ends
         return torch.where(own > other, 1.0, -1.0).to(self.links.like)[:, None]
 
+    @cached_property
+    def degree(self) -> Tensor:
+        own, other = self.links.ends
+        return torch.maximum(self.links.degree[own], self.links.degree[other])
+
     def spread(self, x: Tensor) -> Tensor:
         return x[self.links.ends[0]]
 
@@ -122,5 +125,5 @@ class StackedEdges:
 
     def swap(self, z: Tensor) -> Tensor:
         self.traffic.numbers += z.numel()
-        self.traffic.delay += 1.0
+        self.traffic.delay += self.links.vectors(z.shape[-1])
         return z[self.links.reverse]

@@ -54,29 +54,33 @@ class Simulation:
 
     def _initial_state(self) -> Any:
         method, x0 = self.method.at(0), self.objective.x0
-        rows = x0.expand(self.objective.nodes, -1).clone()
+        rows = x0.expand(self.objective.nodes, -1)
         if isinstance(method, ServerAlgorithm):
-            return Federation(server=method.init_server(x0.clone()), clients=method.init(rows))
+            clients = _own_memory(method.init(rows), shared=x0)
+            return Federation(server=method.init_server(x0.clone()), clients=clients)
         assert isinstance(method, Algorithm)
-        oracle = self._oracle(self.everybody)
+        oracle = self._oracle(self.everybody, 0)
         oracle.step = INITIAL_STEP
-        return method.init(rows, oracle, self._peers())
+        return method.init(rows.clone(), oracle, self._peers(0))
 
     def step(self) -> None:
         """Runs the next communication round."""
-        method = self.method.at(self.round)
-        if isinstance(method, ServerAlgorithm):
-            self.state = self._server_round(method, self.state)
-        else:
-            assert isinstance(method, Algorithm)
-            self.state = method.round(self.state, self._oracle(self.everybody), self._peers())
+        self.state = self._advance(self.method.at(self.round), self.state, self.round, self._cohort())
         self.round += 1
 
-    def _server_round(self, method: ServerAlgorithm[Any], state: Federation) -> Federation:
-        chosen = self._cohort()
+    def _advance(self, method: Method, state: Any, round: int, chosen: Tensor) -> Any:
+        """The state after ``round``, in which the clients ``chosen`` take part if there is a server."""
+        if isinstance(method, ServerAlgorithm):
+            return self._server_round(method, state, round, chosen)
+        assert isinstance(method, Algorithm)
+        return method.round(state, self._oracle(self.everybody, round), self._peers(round))
+
+    def _server_round(
+        self, method: ServerAlgorithm[Any], state: Federation, round: int, chosen: Tensor
+    ) -> Federation:
         received = method.broadcast(state.server)
         before = tree_map(lambda rows: rows[chosen], state.clients)
-        after, message = method.client(before, received, self._oracle(chosen))
+        after, message = method.client(before, received, self._oracle(chosen, round))
         self.traffic.numbers += len(chosen) * (row_size(received) + row_size(message))
         mean = tree_map(lambda rows: rows.mean(0), message)
         server = method.server(state.server, mean, len(chosen) / self.objective.nodes)
@@ -88,18 +92,17 @@ class Simulation:
         picked = cohort(self.seed, self.round, self.objective.nodes, self.cohort_size)
         return picked.to(self.everybody.device)
 
-    def _oracle(self, nodes: Tensor) -> BatchOracle:
+    def _oracle(self, nodes: Tensor, round: int) -> BatchOracle:
         chances = None
         if self.network.activity is not None:
             chances = torch.as_tensor(self.network.probabilities(self.round).compute, device=nodes.device)
-        return BatchOracle(self.objective, nodes, self.seed, self.round, self.work, chances)
+        return BatchOracle(self.objective, nodes, self.seed, round, self.work, chances)
 
-    def _peers(self) -> StackedPeers:
-        network = self.network.at(self.round)
-        if network is not self.links.network:
-            self.links = StackedLinks(network, like=self.objective.x0)
-        chances = self.network.probabilities(self.round).links
-        return StackedPeers(self.links, self.seed, self.round, self.traffic, chances)
+    def _peers(self, round: int) -> StackedPeers:
+        now = self.network.at(self.round)
+        if now is not self.links.network:
+            self.links = StackedLinks(now, like=self.objective.x0)
+        return StackedPeers(self.network, self.links, self.seed, round, self.traffic)
 
     @property
     def models(self) -> Tensor:

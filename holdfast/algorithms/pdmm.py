@@ -1,0 +1,89 @@
+"""PDMM and ECL: a dual variable at each end of every link (Local G-ECL, eq. 5).
+
+Printed there, a node goes on with its own dual; it must take the one it receives, as here, or it diverges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from holdfast.algorithms.base import ALGORITHMS, Algorithm, Edges, Oracle, Peers
+from holdfast.algorithms.schedules import Rate
+from holdfast.solvers import LocalSolver, Newton
+from holdfast.validation import Count, Positive
+
+EXACT = Newton()
+
+
+class Node(NamedTuple):
+    x: Tensor  # the node's model
+    z: Tensor  # [e, d]: one dual for each of its links; A z - x is a share of its gradient at the optimum
+
+
+def start(x0: Tensor, edges: Edges) -> Node:
+    """All duals at zero."""
+    return Node(x=x0, z=torch.zeros_like(edges.spread(x0)))
+
+
+def reflect(z: Tensor, x: Tensor, edges: Edges) -> Tensor:
+    """What arrives over each link when everybody sends y = z - 2 A x."""
+    return edges.swap(z - 2 * edges.sign * edges.spread(x))
+
+
+@ALGORITHMS.register("pdmm")
+@dataclass(frozen=True)
+class PDMM(Algorithm):
+    """Local solves with a dual at each end of every link (Zhang & Heusdens 2018; Local G-ECL, eq. 5)."""
+
+    needs_graph: ClassVar[bool] = True
+
+    gamma: Positive  # how strongly a link pulls its two ends together
+    theta: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of the received dual; 0.5 is ADMM, slow but safe
+    solver: LocalSolver = EXACT
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
+        return start(x0, peers.edges)
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        edges = peers.edges
+        # sum_j (gamma/2) ||A u - z||^2 = (gamma deg/2) ||u||^2 - gamma <sum_j A z, u> + const
+        pull = -self.gamma * edges.total(edges.sign * s.z)
+        x = oracle.argmin(pull, torch.zeros_like(s.x), self.gamma * peers.degree, s.x, self.solver)
+        return Node(x=x, z=(1 - self.theta) * s.z + self.theta * reflect(s.z, x, edges))
+
+    def model(self, s: Node) -> Tensor:
+        return s.x
+
+
+@ALGORITHMS.register("ecl")
+@dataclass(frozen=True)
+class ECL(Algorithm):
+    """PDMM with gradient steps instead of exact solves, Edge-Consensus Learning (Niwa et al. 2020)."""
+
+    needs_graph: ClassVar[bool] = True
+
+    lr: Rate
+    local_steps: Count = 1
+    gamma: Positive | None = None  # as in PDMM; by default 1 / (lr * local_steps * the link's larger degree)
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
+        return start(x0, peers.edges)
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        edges = peers.edges
+        # Alike at both ends of a link: weights by the node's own degree would favour nodes with many links.
+        default = 1 / (self.lr * self.local_steps * edges.degree)
+        gamma = default if self.gamma is None else torch.full_like(default, self.gamma)
+        pull, weight = edges.total(gamma * edges.sign * s.z), edges.total(gamma)
+        x = s.x
+        for _ in range(self.local_steps):
+            x = (x - self.lr * (oracle.grad(x) - pull)) / (1 + self.lr * weight)
+        return Node(x=x, z=reflect(s.z, x, edges))
+
+    def model(self, s: Node) -> Tensor:
+        return s.x

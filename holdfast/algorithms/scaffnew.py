@@ -1,0 +1,42 @@
+"""Scaffnew (ProxSkip): corrected gradient steps until a shared coin calls for communication."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.algorithms.schedules import Rate
+from holdfast.validation import Probability
+
+
+class Node(NamedTuple):
+    x: Tensor  # everybody's mean model
+    h: Tensor  # tends to the node's own gradient at the optimum; sums to zero
+
+
+@ALGORITHMS.register("scaffnew")
+@dataclass(frozen=True)
+class Scaffnew(Algorithm):
+    """Rounds of random length, 1/p steps on average; fast with p = sqrt(mu/L) (Mishchenko et al. 2022)."""
+
+    needs_server: ClassVar[bool] = True
+
+    lr: Rate  # 1/L is safe
+    p: Probability  # of communicating after a step; 1 makes it gradient descent
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
+        return Node(x=x0, h=torch.zeros_like(x0))
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        x = s.x - self.lr * (oracle.grad(s.x) - s.h)
+        while not peers.coin(self.p):
+            x = x - self.lr * (oracle.grad(x) - s.h)
+        mean = peers.exchange(x).mixed
+        return Node(x=mean, h=s.h + self.p / self.lr * (mean - x))
+
+    def model(self, s: Node) -> Tensor:
+        return s.x

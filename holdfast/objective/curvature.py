@@ -1,0 +1,121 @@
+"""Convexity and curvature of objectives: what step sizes and rates of convex methods are made of."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.data.dataset import prepare
+from holdfast.errors import HoldfastError
+from holdfast.objective.losses import Loss, SquaredError
+from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.objective import Objective
+
+DENSE_DIMENSION = 500  # up to here Hessians are formed, and their eigenvalues are exact
+PRECISION = 1e-6  # relative, of eigenvalues found by Hessian-vector products
+
+
+class Curvature(NamedTuple):
+    """Every f_i is ``mu``-strongly convex and, but for an l1 term, ``L``-smooth."""
+
+    mu: float
+    L: float
+    everywhere: bool  # bounds that hold at all points, or eigenvalues at the initial model
+
+    @property
+    def kappa(self) -> float:
+        """The condition number L/mu."""
+        return self.L / self.mu if self.mu else math.inf
+
+
+def estimate_curvature(objective: Objective) -> Curvature:
+    """The least mu and the largest L over the nodes, in float64.
+
+    Where a convex loss meets a model that is linear in its parameters, both are bounds for all points: mu is
+    the regulariser's (for few parameters and squared errors, also that of the data), L the regulariser's plus
+    the loss's bound on second derivatives times the largest eigenvalue of the nodes' Gram matrices. Otherwise
+    L, and mu of given functions, are eigenvalues of the Hessians at the initial model: that tells all about
+    quadratics and little about others.
+    """
+    if not objective.smooth:
+        raise HoldfastError(
+            "L: the exact hinge has kinks, so there is none; give the loss some smoothing, or use rho = 0"
+        )
+    if isinstance(objective, ModelObjective):
+        exact, bound = objective.in_float64, objective.loss.curvature
+        if bound is not None and why_not_convex(exact) is None:
+            gram = exact.variant(loss=_SquaredOutputs(), regulariser=Regulariser())
+            lowest, highest = _extreme_eigenvalues(gram, lowest=isinstance(exact.loss, SquaredError))
+            l2 = exact.regulariser.l2
+            return Curvature(l2 + bound * lowest, l2 + bound * highest, everywhere=True)
+        return Curvature(exact.regulariser.l2, _extreme_eigenvalues(exact, lowest=False)[1], everywhere=False)
+    return Curvature(*_extreme_eigenvalues(objective, lowest=True), everywhere=False)
+
+
+def why_not_convex(objective: Objective) -> str | None:
+    """What keeps an objective from being convex, or None; given functions are taken to be convex."""
+    if not isinstance(objective, ModelObjective):
+        return None
+    if objective.regulariser.nonconvex:
+        return "the regulariser is not convex"
+    if objective.loss.curvature is None:
+        return f"nothing is known about the loss {type(objective.loss).__name__}"
+    return None if _is_affine(objective.in_float64) else "the model is not linear in its parameters"
+
+
+def _is_affine(objective: ModelObjective) -> bool:
+    """Whether model(x + y) + model(0) = model(x) + model(y) at two random points, which decides it."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, objective.dim, dtype=torch.float64, generator=generator).to(objective.x0)
+    samples = prepare(objective.x[:64], objective.mean, objective.std, torch.float64)
+    with torch.no_grad():
+        outputs = [objective.model.evaluate(at, samples) for at in (x + y, torch.zeros_like(x), x, y)]
+    together, zero, first, second = outputs
+    scale = first.abs().max() + second.abs().max()
+    return bool((together + zero - first - second).abs().max() <= 1e-10 * scale)
+
+
+class _SquaredOutputs(Loss):
+    """||outputs||^2 / 2, whose Hessian in the parameters of an affine model is the Gram matrix."""
+
+    def outputs(self, classes: int | None) -> int:
+        raise NotImplementedError
+
+    def check_targets(self, targets: Tensor, classes: int | None) -> None:
+        raise NotImplementedError
+
+    def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.reshape(len(targets), -1).square().sum(-1) / 2
+
+
+def _extreme_eigenvalues(objective: Objective, *, lowest: bool) -> tuple[float, float]:
+    """The smallest (0 unless ``lowest``) and the largest eigenvalue of the nodes' Hessians at x0."""
+    x, nodes = objective.x0.unsqueeze(0), torch.arange(objective.nodes, device=objective.x0.device)
+    if objective.dim <= DENSE_DIMENSION:
+        per_node = [torch.linalg.eigvalsh(objective.hessians(x, nodes[i : i + 1])) for i in nodes.tolist()]
+        values = torch.cat(per_node)
+        return float(values.min()) if lowest else 0.0, float(values.max())
+    if lowest and not isinstance(objective, ModelObjective):
+        raise HoldfastError(
+            f"mu: it is estimated for up to {DENSE_DIMENSION} parameters, there are {objective.dim}: give it"
+        )
+    return 0.0, max(_largest_eigenvalue(objective, nodes[i : i + 1]) for i in nodes.tolist())
+
+
+def _largest_eigenvalue(objective: Objective, node: Tensor) -> float:
+    """By Lanczos' method, the power iteration that remembers: Hessian-vector products alone."""
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    x = objective.x0.unsqueeze(0)
+
+    def product(v: np.ndarray) -> np.ndarray:
+        direction = torch.as_tensor(v.reshape(1, -1)).to(x)
+        return objective.hessian_products(x, direction, node).reshape(-1).cpu().numpy()
+
+    operator = LinearOperator((objective.dim, objective.dim), matvec=product, dtype=np.float64)
+    first = np.random.default_rng(0).standard_normal(objective.dim)
+    return float(eigsh(operator, k=1, which="LA", v0=first, tol=PRECISION, return_eigenvectors=False)[0])

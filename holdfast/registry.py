@@ -28,14 +28,16 @@ class Registry(Generic[T]):
         self.kind = kind
         self.context = context
         self._makers: dict[str, Callable[..., T]] = {}
+        self._notes: dict[str, dict[str, str]] = {}
 
-    def register(self, name: str) -> Callable[[F], F]:
-        """Decorator: makes the class or function available as ``name``."""
+    def register(self, name: str, **notes: str) -> Callable[[F], F]:
+        """Decorator: makes the class or function available as ``name``; ``notes`` are listed with it."""
 
         def add(maker: F) -> F:
             if name in self._makers:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
             self._makers[name] = maker
+            self._notes[name] = notes
             return maker
 
         return add
@@ -59,7 +61,7 @@ class Registry(Generic[T]):
         return maker(**check_arguments(f"{self.kind} {name!r}", maker, {**given, **known}))
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Name, one-line summary and parameters, each required or with its default."""
+        """Name, one-line summary, parameters (each required or with its default) and notes."""
         maker = self[name]
         options = [
             {"name": key, "type": _type_name(parameter), "required": True}
@@ -68,7 +70,7 @@ class Registry(Generic[T]):
             for key, parameter in parameters(maker).items()
             if key not in self.context
         ]
-        return {"name": name, "summary": _summary(maker), "parameters": options}
+        return {"name": name, "summary": _summary(maker), "parameters": options, **self._notes[name]}
 
 
 def _summary(maker: Callable[..., Any]) -> str:

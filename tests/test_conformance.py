@@ -169,8 +169,9 @@ def test_traffic_and_gradients_are_what_the_paper_says(case, objective):
 def test_the_dry_run_predicts_the_traffic(case, objective):
     footprint = dry_run(method(case), network(case))
     simulation = simulate(case, objective, 4)
-    predicted = footprint.vectors_at_start + 4 * footprint.vectors_per_round
-    assert simulation.payload_bytes == predicted * objective.dim * objective.x0.element_size()
+    vectors = footprint.vectors_at_start + 4 * footprint.vectors_per_round
+    numbers = vectors * objective.dim + 4 * footprint.scalars_per_round
+    assert simulation.payload_bytes == numbers * objective.x0.element_size()
 
 
 @every_case

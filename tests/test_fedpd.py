@@ -17,6 +17,7 @@ from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
 from holdfast.algorithms.schedules import constant, linear
 from holdfast.engines.simulate.simulation import Simulation
+from holdfast.objective.objective import FunctionObjective
 from holdfast.randomness import coin
 from holdfast.tree import leaves
 
@@ -330,6 +331,21 @@ def test_it_learns_digits(algorithm):
 def test_only_variance_reduction_keeps_a_gradient(reference):
     assert simulate(FedPD(0.1, "exact"), reference).state._fields == ("x", "common", "dual")
     assert simulate(FedPD(0.1, "vr"), reference).state._fields == ("x", "common", "dual", "g")
+
+
+@pytest.mark.parametrize(
+    "solver", [{"solver": "exact"}, {"solver": "gd", "lr": 0.1}, {"lr": 0.1}, {"solver": "vr"}]
+)
+def test_a_round_makes_a_new_state_of_the_same_shapes_and_types(solver):
+    objective = FunctionObjective([lambda x: (x @ x) / 2, lambda x: (x - 1) @ (x - 1)], torch.ones(3))
+    simulation = simulate(FedPD(eta=0.1, communicate_every=2, **solver), objective)
+    for _ in range(3):
+        state = simulation.state
+        before = [tensor.clone() for tensor in leaves(state)]
+        simulation.step()
+        assert all(torch.equal(a, b) for a, b in zip(before, leaves(state), strict=True))
+        for tensor in leaves(simulation.state):
+            assert (tensor.shape, tensor.dtype) == ((2, 3), torch.float32)
 
 
 # --- what bad input gets -----------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ def objective(request, quadratics):
     ids=str,
 )
 def test_duals_sum_to_zero(objective, algorithm):
-    simulation = Simulation(algorithm, objective, hf.Network.of(hf.erdos_renyi(objective.nodes, p=0.6, seed=1)))
+    simulation = Simulation(
+        algorithm, objective, hf.Network.of(hf.erdos_renyi(objective.nodes, p=0.6, seed=1))
+    )
     for _ in range(20):
         simulation.step()
         dual = simulation.state.dual

@@ -72,7 +72,9 @@ def interrupted(root: Path, *overrides: str) -> Path:
 
 
 @pytest.mark.parametrize("overrides", EXPERIMENTS.values(), ids=EXPERIMENTS)
-def test_a_run_in_pieces_records_what_a_run_in_one_piece_does(overrides: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_run_in_pieces_records_what_a_run_in_one_piece_does(
+    overrides: tuple[str, ...], tmp_path: Path
+) -> None:
     plan = make_plan(tmp_path, *overrides)
     whole = run_plan(plan, tmp_path)
     pieces, stops = run_in_pieces(plan, tmp_path, piece=3)

@@ -45,7 +45,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_everything_promised_is_in_the_run_directory(finished: Path) -> None:
-    jobs = [f"{i:03d}-{name}-seed{seed}" for i, name in enumerate(["local-gecl", "gossip"]) for seed in (0, 1)]
+    jobs = [
+        f"{i:03d}-{name}-seed{seed}" for i, name in enumerate(["local-gecl", "gossip"]) for seed in (0, 1)
+    ]
     assert finished.name.startswith("small-20")
     for name in ("experiment.toml", "environment.json", "metrics.csv", "summary.json", "report.html"):
         assert (finished / name).stat().st_size > 0
@@ -125,7 +127,9 @@ def test_tensorboard_has_every_recorded_figure(finished: Path) -> None:
     mine = [row for row in rows(finished) if (row["algorithm"], row["seed"]) == ("gossip", "1")]
     logged = [(scalar.step, scalar.value) for scalar in events.Scalars("train_loss")]
     assert [step for step, _ in logged] == [0, 2, 4]
-    assert [value for _, value in logged] == pytest.approx([float(row["train_loss"]) for row in mine], rel=1e-6)
+    assert [value for _, value in logged] == pytest.approx(
+        [float(row["train_loss"]) for row in mine], rel=1e-6
+    )
 
 
 def test_an_algorithm_alone_gives_the_rows_it_gives_beside_others(finished: Path, tmp_path: Path) -> None:
@@ -228,11 +232,15 @@ def test_lists_that_are_values_are_no_sweeps(tmp_path: Path) -> None:
 
 
 def test_swept_keys_are_columns(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, "problem.partition.h=[0.5,inf]", "seeds=[0,3]", "rounds=1", "algorithm.lr=[0.1]")
+    plan = make_plan(
+        tmp_path, "problem.partition.h=[0.5,inf]", "seeds=[0,3]", "rounds=1", "algorithm.lr=[0.1]"
+    )
     folder = run_plan(plan, tmp_path)
     header = (folder / "metrics.csv").read_text().splitlines()[0].split(",")
     assert header[:5] == ["algorithm", "seed", "problem.partition.h", "algorithm.lr", "round"]
-    found = [(row["algorithm"], row["seed"], row["problem.partition.h"], row["round"]) for row in rows(folder)]
+    found = [
+        (row["algorithm"], row["seed"], row["problem.partition.h"], row["round"]) for row in rows(folder)
+    ]
     assert found == [
         (algorithm, seed, h, round)
         for h in ("0.5", "inf")
@@ -240,7 +248,9 @@ def test_swept_keys_are_columns(tmp_path: Path) -> None:
         for seed in ("0", "3")
         for round in ("0", "1")
     ]
-    unlike, alike = (row for row in rows(folder) if row["algorithm"] + row["seed"] + row["round"] == "gossip01")
+    unlike, alike = (
+        row for row in rows(folder) if row["algorithm"] + row["seed"] + row["round"] == "gossip01"
+    )
     assert unlike["train_loss"] != alike["train_loss"]
     assert len(load_record(folder).final_table()) == 4
 

@@ -23,7 +23,7 @@ class Node(NamedTuple):
     y_ahead: Tensor  # the dual extrapolated
 
 
-@ALGORITHMS.register("apda-inexact")
+@ALGORITHMS.register("apda-inexact", family="primal-dual, with a server", paper="DualFL's baseline (reconstruction)")
 @dataclass(frozen=True)
 class APDAInexact(Algorithm):
     """Accelerated primal-dual steps, local proximal points as inexact as you like (reconstruction)."""

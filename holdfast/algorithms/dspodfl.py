@@ -16,7 +16,7 @@ class Node(NamedTuple):
     x: Tensor
 
 
-@ALGORITHMS.register("dspodfl")
+@ALGORITHMS.register("dspodfl", family="sporadic", paper="DSpodFL, eq. 2-4")
 @dataclass(frozen=True)
 class DSpodFL(Algorithm):
     """DGD whose nodes and links take part when they can; favours busy nodes unless corrected (DSpodFL).

@@ -16,7 +16,7 @@ class Server(NamedTuple):
     x: Tensor
 
 
-@ALGORITHMS.register("fedavg")
+@ALGORITHMS.register("fedavg", family="plain averaging", paper="McMahan et al. 2017")
 @dataclass(frozen=True)
 class FedAvg(ServerAlgorithm[Server]):
     """Local SGD averaged by a server; biased for several local steps on unlike data (McMahan et al. 2017)."""
@@ -50,7 +50,7 @@ class FedAvg(ServerAlgorithm[Server]):
         return server.x
 
 
-@ALGORITHMS.register("fedprox")
+@ALGORITHMS.register("fedprox", family="plain averaging", paper="Li et al. 2020")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """FedAvg with a pull (rho/2)||x - x_server||^2 towards the server's model; less drift, still biased."""

@@ -30,7 +30,7 @@ class Server(NamedTuple):
     x: Tensor  # always the mean of all clients' reflected points 2 x_i - y_i
 
 
-@ALGORITHMS.register("feddr")
+@ALGORITHMS.register("feddr", family="primal-dual, with a server", paper="Tran-Dinh et al. 2021")
 @dataclass(frozen=True)
 class FedDR(ServerAlgorithm[Server]):
     """Randomised Douglas-Rachford splitting; clients may be sampled (Tran-Dinh et al. 2021).
@@ -71,7 +71,7 @@ class Node(NamedTuple):
     x: Tensor  # everybody's mean z
 
 
-@ALGORITHMS.register("fedsplit")
+@ALGORITHMS.register("fedsplit", family="primal-dual, with a server", paper="Pathak and Wainwright 2020")
 @dataclass(frozen=True)
 class FedSplit(Algorithm):
     """Peaceman-Rachford splitting, fastest with eta = 1/sqrt(mu L) (Pathak and Wainwright 2020)."""

@@ -18,7 +18,7 @@ class Server(NamedTuple):
     elapsed: Tensor  # [1]: total length of those steps, by which the regulariser acts on z
 
 
-@ALGORITHMS.register("feddualavg")
+@ALGORITHMS.register("feddualavg", family="primal-dual, with a server", paper="Yuan et al. 2021")
 @dataclass(frozen=True)
 class FedDualAvg(ServerAlgorithm[Server]):
     """Dual averaging for f + l1 ||x||_1 + (l2/2) ||x||^2; without both it is FedAvg (Yuan et al. 2021).

@@ -27,7 +27,7 @@ class Server(NamedTuple):
 SOLVER_USES = {"exact": (), "gd": ("lr", "local_steps"), "sgd": ("lr", "local_steps")}
 
 
-@ALGORITHMS.register("feddyn")
+@ALGORITHMS.register("feddyn", family="primal-dual, with a server", paper="Acar et al. 2021")
 @dataclass(frozen=True)
 class FedDyn(ServerAlgorithm[Server]):
     """Dynamic regularisation: exact with half of SCAFFOLD's traffic, cohorts too (Acar et al. 2021)."""

@@ -25,7 +25,7 @@ class Server(NamedTuple):
     v: Tensor  # always the mean of all clients' duals
 
 
-@ALGORITHMS.register("5gcs")
+@ALGORITHMS.register("5gcs", family="primal-dual, with a server", paper="Grudzien et al. 2022 (reconstruction)")
 @dataclass(frozen=True)
 class FiveGCS(ServerAlgorithm[Server]):
     """Point-SAGA-like dual updates of a sampled cohort, accelerated in rounds (reconstruction).

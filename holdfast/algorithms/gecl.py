@@ -41,7 +41,7 @@ def model_differences(s: Node, inbox: Inbox[Message], peers: Peers, step: float)
     return others.x + step * others.v - peers.degree * s.mixed
 
 
-@ALGORITHMS.register("gecl")
+@ALGORITHMS.register("gecl", family="corrected, between neighbours", paper="Local G-ECL, eq. 6")
 @dataclass(frozen=True)
 class GECL(Algorithm):
     """One dual-corrected gradient step per exchange, a form of gradient tracking (Local G-ECL, eq. 6)."""
@@ -65,7 +65,7 @@ class GECL(Algorithm):
         return s.mixed
 
 
-@ALGORITHMS.register("local-gecl")
+@ALGORITHMS.register("local-gecl", family="corrected, between neighbours", paper="Local G-ECL, Alg. 1 (reconstruction)")
 @dataclass(frozen=True)
 class LocalGECL(Algorithm):
     """Local steps corrected by a dual variable, exact on any connected graph (Local G-ECL, Alg. 1)."""
@@ -97,7 +97,7 @@ class LocalGECL(Algorithm):
         return s.mixed
 
 
-@ALGORITHMS.register("local-gecl-server")
+@ALGORITHMS.register("local-gecl-server", family="corrected, with a server", paper="Local G-ECL, Alg. 2")
 @dataclass(frozen=True)
 class LocalGECLServer(Algorithm):
     """Local G-ECL with a server: the same iterates as on a complete graph for half the traffic (Alg. 2)."""

@@ -16,7 +16,7 @@ class Node(NamedTuple):
     x: Tensor
 
 
-@ALGORITHMS.register("dsgd")
+@ALGORITHMS.register("dsgd", family="plain averaging", paper="Lian et al. 2017")
 @dataclass(frozen=True)
 class DSGD(Algorithm):
     """One gradient step and one mixing per round, DGD with stochastic gradients (Lian et al. 2017)."""
@@ -37,7 +37,7 @@ class DSGD(Algorithm):
         return s.x
 
 
-@ALGORITHMS.register("gossip")
+@ALGORITHMS.register("gossip", family="plain averaging", paper="Local G-ECL, NET-FLEET (as LD-SGD)")
 @dataclass(frozen=True)
 class Gossip(Algorithm):
     """Local SGD steps, then averaging with neighbours; also known as LD-SGD."""

@@ -19,7 +19,7 @@ class Node(NamedTuple):
     m: Tensor  # the node's own decaying sum of gradients, kept from round to round
 
 
-@ALGORITHMS.register("pd-sgdm")
+@ALGORITHMS.register("pd-sgdm", family="plain averaging", paper="Gao and Huang 2020")
 @dataclass(frozen=True)
 class PDSGDM(Algorithm):
     """Local SGD steps with momentum, then averaging with neighbours; biased (Gao and Huang 2020)."""

@@ -35,7 +35,7 @@ def reflect(z: Tensor, x: Tensor, edges: Edges) -> Tensor:
     return edges.swap(z - 2 * edges.sign * edges.spread(x))
 
 
-@ALGORITHMS.register("pdmm")
+@ALGORITHMS.register("pdmm", family="a dual on every link", paper="Zhang and Heusdens 2018; Local G-ECL, eq. 5")
 @dataclass(frozen=True)
 class PDMM(Algorithm):
     """Local solves with a dual at each end of every link (Zhang & Heusdens 2018; Local G-ECL, eq. 5)."""
@@ -60,7 +60,7 @@ class PDMM(Algorithm):
         return s.x
 
 
-@ALGORITHMS.register("ecl")
+@ALGORITHMS.register("ecl", family="a dual on every link", paper="Niwa et al. 2020")
 @dataclass(frozen=True)
 class ECL(Algorithm):
     """PDMM with gradient steps instead of exact solves, Edge-Consensus Learning (Niwa et al. 2020)."""

@@ -18,7 +18,7 @@ class Node(NamedTuple):
     h: Tensor  # tends to the node's own gradient at the optimum; sums to zero
 
 
-@ALGORITHMS.register("scaffnew")
+@ALGORITHMS.register("scaffnew", family="primal-dual, with a server", paper="Mishchenko et al. 2022")
 @dataclass(frozen=True)
 class Scaffnew(Algorithm):
     """Rounds of random length, 1/p steps on average; fast with p = sqrt(mu/L) (Mishchenko et al. 2022)."""

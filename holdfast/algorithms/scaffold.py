@@ -27,7 +27,7 @@ class Update(NamedTuple):
     c: Tensor
 
 
-@ALGORITHMS.register("scaffold")
+@ALGORITHMS.register("scaffold", family="corrected, with a server", paper="Karimireddy et al. 2020")
 @dataclass(frozen=True)
 class SCAFFOLD(ServerAlgorithm[Server]):
     """Control variates cancel each client's bias (Karimireddy et al. 2020)."""
@@ -68,7 +68,7 @@ class Node(NamedTuple):
     c_mean: Tensor  # its estimate of the mean control variate
 
 
-@ALGORITHMS.register("d-scaffold")
+@ALGORITHMS.register("d-scaffold", family="corrected, between neighbours", paper="Local G-ECL's baseline (reconstruction)")
 @dataclass(frozen=True)
 class DSCAFFOLD(Algorithm):
     """SCAFFOLD between neighbours: every node tracks the mean control variate by gossip (reconstruction)."""

@@ -50,7 +50,7 @@ class Tracking(Algorithm):
         return s.x
 
 
-@ALGORITHMS.register("gt-sgd")
+@ALGORITHMS.register("gt-sgd", family="corrected, between neighbours", paper="Xin et al. 2020; NET-FLEET's baseline")
 @dataclass(frozen=True)
 class GTSGD(Tracking):
     """Gradient tracking: one step along the tracked mean gradient per round, exact (Xin et al. 2021)."""
@@ -64,7 +64,7 @@ class GTSGD(Tracking):
         return adapted._replace(y=peers.exchange(adapted.y).mixed)
 
 
-@ALGORITHMS.register("net-fleet")
+@ALGORITHMS.register("net-fleet", family="corrected, between neighbours", paper="NET-FLEET, Alg. 1")
 @dataclass(frozen=True)
 class NETFLEET(Tracking):
     """Local steps along a tracker that is corrected recursively, exact (Zhang et al. 2022, Alg. 1)."""
@@ -78,7 +78,7 @@ class NETFLEET(Tracking):
         return s
 
 
-@ALGORITHMS.register("dsgt")
+@ALGORITHMS.register("dsgt", family="corrected, between neighbours", paper="NET-FLEET's baseline (reconstruction)")
 @dataclass(frozen=True)
 class DSGT(Tracking):
     """Reconstruction: plain local SGD steps, then one of gradient tracking; biased (Lu et al. 2020)."""
@@ -103,7 +103,7 @@ class Progress(NamedTuple):
     z: Tensor  # mean corrected gradient of the round
 
 
-@ALGORITHMS.register("k-gt")
+@ALGORITHMS.register("k-gt", family="corrected, between neighbours", paper="Liu et al. 2023")
 @dataclass(frozen=True)
 class KGT(Algorithm):
     """Local steps with a correction that tracks the round's mean gradient, exact (Liu et al. 2023)."""

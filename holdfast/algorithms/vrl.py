@@ -18,7 +18,7 @@ class Node(NamedTuple):
     delta: Tensor  # the node's mean gradient minus everybody's; sums to zero
 
 
-@ALGORITHMS.register("vrl-sgd")
+@ALGORITHMS.register("vrl-sgd", family="corrected, with a server", paper="Liang et al. 2019")
 @dataclass(frozen=True)
 class VRLSGD(Algorithm):
     """SCAFFOLD's iterates for half its traffic: each node keeps only its deviation (Liang et al. 2019)."""
@@ -46,7 +46,7 @@ class Model(NamedTuple):
     x: Tensor  # everybody's mean model
 
 
-@ALGORITHMS.register("fedlin")
+@ALGORITHMS.register("fedlin", family="corrected, with a server", paper="Mitra et al. 2021")
 @dataclass(frozen=True)
 class FedLin(Algorithm):
     """Local steps corrected by fresh full gradients, for two round trips per round (Mitra et al. 2021)."""

@@ -14,12 +14,14 @@ from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.base import Algorithm, ServerAlgorithm
 from holdfast.algorithms.schedules import SCHEDULES
 from holdfast.data import DATASETS, PARTITIONS
+from holdfast.engines.simulate.dry_run import dry_run
 from holdfast.errors import unknown
 from holdfast.metrics.measured import EXPENSIVE, METRICS
 from holdfast.models import MODELS
 from holdfast.objective.losses import LOSSES
 from holdfast.registry import Registry
-from holdfast.topology import MIXINGS, TOPOLOGIES
+from holdfast.solvers import SOLVERS
+from holdfast.topology import DISTRIBUTIONS, MIXINGS, TOPOLOGIES, Network, ring, server
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "algorithms": ALGORITHMS,
@@ -30,8 +32,18 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "models": MODELS,
     "losses": LOSSES,
     "schedules": SCHEDULES,
+    "solvers": SOLVERS,
+    "distributions": DISTRIBUTIONS,
 }
 KINDS = [*REGISTRIES, "metrics"]
+FAMILIES = [
+    "plain averaging",
+    "corrected, between neighbours",
+    "corrected, with a server",
+    "a dual on every link",
+    "primal-dual, with a server",
+    "sporadic",
+]
 
 
 def list_choices(kind: str | None, *, as_json: bool) -> None:
@@ -64,28 +76,57 @@ def entries(kind: str) -> list[dict[str, Any]]:
     listed = [registry.describe(name) for name in registry]
     if kind == "algorithms":
         for entry in listed:
-            entry["network"] = _network_of(registry[entry["name"]])
+            entry |= _costs(registry[entry["name"]], entry["parameters"])
+        listed.sort(key=lambda entry: FAMILIES.index(entry["family"]))
     return listed
 
 
-def _network_of(maker: Any) -> str:
-    """What an algorithm runs on."""
-    if issubclass(maker, ServerAlgorithm):
-        return "server, cohorts" if maker.allows_cohorts else "server"
-    assert issubclass(maker, Algorithm)
-    return "server" if maker.needs_server else "any graph or server"
+def _costs(maker: Any, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    """Where a method runs, what it sends per round and keeps per node, with default hyperparameters."""
+    sample = {parameter["name"]: 0.1 for parameter in parameters if parameter["required"]}
+    if "lr" in sample.keys() | {parameter["name"] for parameter in parameters}:
+        sample["lr"] = 0.1
+    method = maker(**sample)
+    served = isinstance(method, ServerAlgorithm) or method.needs_server
+    nodes = 4
+    network = server(nodes) if served else Network.of(ring(nodes))
+    footprint = dry_run(method, network)
+    cohorts = isinstance(method, ServerAlgorithm) and method.allows_cohorts
+    return {
+        "network": ("server, cohorts" if cohorts else "server") if served else _graphs(method),
+        "vectors_per_round": footprint.vectors_per_round / (nodes if served else network.directed_links),
+        "vectors_per": "client, up and down" if served else "directed link",
+        "state_vectors_per_node": footprint.state_vectors / nodes,
+    }
+
+
+def _graphs(method: Algorithm) -> str:
+    return "graph" if method.needs_graph else "graph or server"
 
 
 def _print(console: Console, kind: str, listed: list[dict[str, Any]]) -> None:
     console.print(f"\n[bold underline]{kind}[/bold underline]")
+    family = None
     for entry in listed:
-        runs_on = f"  [dim]{entry['network']}[/dim]" if "network" in entry else ""
+        if entry.get("family") != family:
+            family = entry["family"]
+            console.print(f"\n[bold]{family}[/bold]")
         note = "" if entry.get("default", True) else " [dim](only when asked for)[/dim]"
-        console.print(f"[bold cyan]{entry['name']}[/bold cyan]{runs_on}", highlight=False)
+        console.print(f"[bold cyan]{entry['name']}[/bold cyan]", highlight=False)
         console.print(Padding(f"{escape(entry['summary'])}{note}", (0, 0, 0, 4)), highlight=False)
+        if "family" in entry:
+            console.print(Padding(f"[dim]{_facts(entry)}[/dim]", (0, 0, 0, 4)), highlight=False)
         if entry["parameters"]:
             parameters = ", ".join(_parameter(parameter) for parameter in entry["parameters"])
             console.print(Padding(f"[green]{escape(parameters)}[/green]", (0, 0, 0, 4)), highlight=False)
+
+
+def _facts(entry: dict[str, Any]) -> str:
+    """The paper and the costs of an algorithm."""
+    return (
+        f"{entry['paper']}; on: {entry['network']}; sends {entry['vectors_per_round']:g} vectors per "
+        f"{entry['vectors_per']}, keeps {entry['state_vectors_per_node']:g} per node"
+    )
 
 
 def _parameter(parameter: dict[str, Any]) -> str:

@@ -92,6 +92,8 @@ class BatchOracle:
         if where is None:
             return function(rows, self.nodes)
         chosen = where.squeeze(-1).nonzero().squeeze(-1)
+        if len(chosen) == len(rows):
+            return function(rows, self.nodes)
         result = rows.new_zeros(len(rows), width or rows.shape[-1])
         if len(chosen):
             result[chosen] = function(rows[chosen], self.nodes[chosen])

@@ -53,7 +53,10 @@ class IterativeSolver(Solver):
         unfinished = torch.zeros_like(active)
         for _ in range(self.max_steps):
             after, done, stuck = self.advance(problem, state, active, rule)
-            state = tree_map(lambda new, old, rows=active: choose(rows, new, old), after, state)
+            if bool(active.all()):
+                state = after
+            else:
+                state = tree_map(lambda new, old, rows=active: choose(rows, new, old), after, state)
             unfinished = unfinished | (active & stuck & ~done)
             active = active & ~done & ~stuck
             if not bool(active.any()):

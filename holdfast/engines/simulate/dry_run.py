@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.algorithms.base import Method
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.simulate.simulation import Federation, Simulation
 from holdfast.topology import Network
 from holdfast.tree import leaves
 
@@ -21,20 +22,20 @@ class Footprint:
     vectors_at_start: int  # sent over the whole network before the first round
     vectors_per_round: int  # sent over the whole network in a round
     vectors_per_link: float  # the same, per directed link
-    state_vectors: int  # kept by the whole network between rounds
+    scalars_per_round: int  # single numbers sent beside them
+    state_vectors: int  # kept by all nodes together between rounds
     gradients_per_round: float  # per node
 
 
 class ZeroObjective:
-    """f_i = 0 in one dimension."""
+    """f_i = 0."""
 
-    dim = 1
     l1 = 0.0
     smooth = True
 
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
-        self.x0 = torch.zeros(1)
+    def __init__(self, nodes: int, dim: int = 1) -> None:
+        self.nodes, self.dim = nodes, dim
+        self.x0 = torch.zeros(dim)
 
     def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
         return [torch.zeros_like(x) for x in points]
@@ -46,7 +47,7 @@ class ZeroObjective:
         return torch.zeros(len(nodes))
 
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
-        return torch.ones(len(nodes), 1, 1)  # invertible, also where no quadratic is added
+        return torch.eye(self.dim).expand(len(nodes), -1, -1)  # invertible, also where no quadratic is added
 
     def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
         return v
@@ -65,15 +66,34 @@ class ZeroObjective:
 
 
 def dry_run(method: Method, network: Network, cohort_size: int | None = None) -> Footprint:
-    """One round of ``method`` over ``network`` in one dimension, counted."""
-    simulation = Simulation(method, ZeroObjective(network.nodes), network, cohort_size=cohort_size)
-    at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
-    simulation.step()
-    per_round = simulation.traffic.numbers - at_start
+    """One round of ``method`` over ``network``, counted: in one dimension and in two, to tell d from 1."""
+    one, two = (_count(method, network, cohort_size, dim) for dim in (1, 2))
     return Footprint(
-        vectors_at_start=at_start,
-        vectors_per_round=per_round,
-        vectors_per_link=per_round / network.directed_links,
-        state_vectors=sum(tensor.numel() for tensor in leaves(simulation.state)),
-        gradients_per_round=(simulation.work.gradient_evaluations - gradients) / network.nodes,
+        vectors_at_start=two.at_start - one.at_start,
+        vectors_per_round=two.per_round - one.per_round,
+        scalars_per_round=2 * one.per_round - two.per_round,
+        vectors_per_link=(two.per_round - one.per_round) / network.directed_links,
+        state_vectors=two.state - one.state,
+        gradients_per_round=one.gradients / network.nodes,
+    )
+
+
+class _Counts(NamedTuple):
+    at_start: int
+    per_round: int
+    state: int
+    gradients: int
+
+
+def _count(method: Method, network: Network, cohort_size: int | None, dim: int) -> _Counts:
+    simulation = Simulation(method, ZeroObjective(network.nodes, dim), network, cohort_size=cohort_size)
+    at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
+    kept = simulation.state.clients if isinstance(simulation.state, Federation) else simulation.state
+    state = sum(tensor.numel() for tensor in leaves(kept))
+    simulation.step()
+    return _Counts(
+        at_start,
+        simulation.traffic.numbers - at_start,
+        state,
+        simulation.work.gradient_evaluations - gradients,
     )

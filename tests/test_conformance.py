@@ -22,6 +22,7 @@ from holdfast.objective.model_objective import ModelObjective
 from holdfast.tree import leaves
 
 NODES = 5
+THREE_STEPS = {"name": "sgd", "lr": 0.1, "steps": 3}  # inexact local solves, so that costs are known
 
 
 class Case(NamedTuple):
@@ -32,6 +33,8 @@ class Case(NamedTuple):
     vectors: int  # per directed link and round; for a server up + down, per client
     gradients: int  # per node and round
     server: bool = False
+    rate: str | None = "lr"  # the hyperparameter that the battery sets and makes a schedule of
+    scalars: int = 0  # single numbers sent per client and round beside the vectors
 
 
 CASES = [
@@ -56,6 +59,25 @@ CASES = [
     Case("pd-sgdm", {"local_steps": 3, "momentum": 0.5}, 1, 3),
     Case("vrl-sgd", {"local_steps": 3}, 2, 3, server=True),
     Case("fedlin", {"local_steps": 3}, 4, 4, server=True),
+    Case("dspodfl", {}, 1, 1),
+    Case("ecl", {"local_steps": 3}, 1, 3),
+    Case("pdmm", {"gamma": 1.0, "solver": THREE_STEPS}, 1, 3, rate="gamma"),
+    Case("fedpd", {"eta": 0.5, "local_steps": 3}, 2, 3, server=True),
+    Case("fedpd", {"eta": 0.5, "solver": "vr", "local_steps": 2, "refresh_every": 1}, 2, 5, True, rate="eta"),
+    Case("feddyn", {"alpha": 1.0, "local_steps": 3}, 2, 3, server=True),
+    Case("feddr", {"eta": 1.0, "solver": THREE_STEPS}, 2, 3, server=True, rate="eta"),
+    Case("fedsplit", {"eta": 1.0, "solver": THREE_STEPS}, 2, 3, server=True, rate="eta"),
+    Case("feddualavg", {"local_steps": 3, "l2": 1e-3}, 2, 3, server=True, scalars=1),
+    Case("scaffnew", {"p": 1.0}, 2, 1, server=True),
+    Case(
+        "apda-inexact",
+        {"lr": 1.0, "beta": 0.5, "mu": 0.0, "dual_lr": 0.3, "solver": THREE_STEPS},
+        2,
+        4,
+        server=True,
+    ),
+    Case("5gcs", {"lr": 1.0, "mu": 0.01, "solver": THREE_STEPS}, 2, 4, server=True),
+    Case("dualfl", {"nu": 0.02, "alpha": 0.02, "solver": THREE_STEPS}, 2, 3, server=True, rate=None),
 ]
 
 
@@ -66,8 +88,12 @@ def case_id(case: Case) -> str:
 every_case = pytest.mark.parametrize("case", CASES, ids=case_id)
 
 
-def method(case: Case, lr=0.05) -> Method:
-    return ALGORITHMS.build(case.name, {"lr": lr, **case.options})
+def method(case: Case, rate=None) -> Method:
+    """The method with its step size, or whatever plays that part, set to ``rate``."""
+    if case.rate is None:
+        return ALGORITHMS.build(case.name, case.options)
+    default = case.options.get(case.rate, 0.05)
+    return ALGORITHMS.build(case.name, {**case.options, case.rate: default if rate is None else rate})
 
 
 def network(case: Case) -> hf.Network:
@@ -86,8 +112,8 @@ def objective(request) -> ModelObjective:
     return ModelObjective(flat, CrossEntropy(), data, batch_size=16, seed=7)
 
 
-def simulate(case: Case, objective: ModelObjective, rounds: int, lr=0.05) -> Simulation:
-    simulation = Simulation(method(case, lr), objective, network(case), seed=7)
+def simulate(case: Case, objective: ModelObjective, rounds: int, rate=None) -> Simulation:
+    simulation = Simulation(method(case, rate), objective, network(case), seed=7)
     for _ in range(rounds):
         simulation.step()
     return simulation
@@ -113,7 +139,7 @@ def test_shapes_and_dtypes_stay(case, objective):
 
 @every_case
 def test_training_lowers_the_common_objective(case, objective):
-    simulation = simulate(case, objective, 90 // case.gradients, lr=0.1)
+    simulation = simulate(case, objective, 180 // case.gradients)
     start = objective.global_value(objective.x0)
     assert objective.global_value(simulation.models.mean(0)) < 0.9 * start
 
@@ -161,7 +187,8 @@ def test_traffic_and_gradients_are_what_the_paper_says(case, objective):
     for _ in range(3):
         simulation.step()
     links = NODES if case.server else 2 * NODES  # a ring has two directed links per node
-    assert simulation.traffic.numbers - at_start == 3 * case.vectors * links * objective.dim
+    numbers = case.vectors * objective.dim + case.scalars
+    assert simulation.traffic.numbers - at_start == 3 * links * numbers
     assert simulation.work.gradient_evaluations - gradients == 3 * case.gradients * NODES
 
 
@@ -174,18 +201,22 @@ def test_the_dry_run_predicts_the_traffic(case, objective):
     assert simulation.payload_bytes == numbers * objective.x0.element_size()
 
 
-@every_case
+scheduled_cases = pytest.mark.parametrize("case", [case for case in CASES if case.rate], ids=case_id)
+
+
+@scheduled_cases
 def test_step_sizes_may_be_schedules(case, objective):
-    assert same_state(simulate(case, objective, 4), simulate(case, objective, 4, lr=constant(0.05)))
-    halved = simulate(case, objective, 4, lr=halving(0.05, every=2))
-    assert same_state(simulate(case, objective, 2), simulate(case, objective, 2, lr=halving(0.05, every=2)))
+    start = case.options.get(case.rate, 0.05)
+    assert same_state(simulate(case, objective, 4), simulate(case, objective, 4, constant(start)))
+    halved = simulate(case, objective, 4, halving(start, every=2))
+    assert same_state(simulate(case, objective, 2), simulate(case, objective, 2, halving(start, every=2)))
     assert not same_state(simulate(case, objective, 4), halved)
 
 
-@every_case
-def test_a_step_size_may_be_any_function_of_the_round(case, objective):
+@scheduled_cases
+def test_a_schedule_that_returns_nonsense_is_named_with_its_round(case, objective):
     def bad(round: int) -> float:
         return 0.05 if round < 2 else float("nan")
 
-    with pytest.raises(hf.HoldfastError, match=r"lr at round 2: .* got nan"):
-        simulate(case, objective, 3, lr=bad)
+    with pytest.raises(hf.HoldfastError, match=rf"{case.rate} at round 2: .* got nan"):
+        simulate(case, objective, 3, bad)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import Quadratics
+from conftest import Quadratics, make_quadratics
 from torch import Tensor
 
 import holdfast as hf
@@ -190,6 +190,27 @@ def test_nothing_happens_without_activity(quadratics):
     assert delays(simulation) == dict.fromkeys(DELAY_COLUMNS, 0)
     assert simulation.traffic.numbers == simulation.work.gradient_evaluations == 0
     assert torch.equal(simulation.models, quadratics.x0.expand(10, -1))
+
+
+def test_delays_by_hand():
+    """d = 1, 1/2, 1/4, 1/10 take 1, 2, 4, 10 of 17; a line with b = 1/2, 1/4, 1 takes 3, 4, 1.5 of 8.5.
+
+    The latter are 2 + 2/2, 4/2 + 4/2 and 1/2 + 1: each of a link's ends counts 1/b_ij over its own degree.
+    """
+    problem, line = make_quadratics(nodes=4), Network.of(hf.line(4))
+    alone = Simulation(DSpodFL(lr=0.1), problem, line.sporadic([1, 1 / 2, 1 / 4, 1 / 10], NEVER))
+    idle = line.sporadic(NEVER, [1 / 2, 1 / 4, 1])
+    talking = Simulation(DSpodFL(lr=0.1), problem, idle, seed=5)
+    for round in range(30):
+        before = alone.models, delays(alone), delays(talking)
+        alone.step()
+        talking.step()
+        computed = (alone.models != before[0]).any(-1).double()
+        took = float(computed @ torch.tensor([1.0, 2, 4, 10], dtype=torch.float64)) / 17
+        assert delays(alone)["tau_proc"] - before[1]["tau_proc"] == pytest.approx(took, abs=1e-13)
+        took = idle.available_links(5, round, 1) @ np.array([3, 4, 1.5]) / 8.5
+        assert delays(talking)["tau_trans"] - before[2]["tau_trans"] == pytest.approx(took, abs=1e-13)
+    assert delays(alone)["tau_trans"] == delays(talking)["tau_proc"] == 0
 
 
 def test_expected_delays_are_harmonic_means(quadratics):

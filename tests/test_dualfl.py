@@ -24,7 +24,7 @@ from holdfast.algorithms import FedAvg
 from holdfast.algorithms.dualfl import DualFL, momentum
 from holdfast.api import as_network
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.solvers import SGD
+from holdfast.solvers import AOGM, SGD
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +181,34 @@ def test_too_large_a_momentum_parameter_costs_rounds_but_not_the_limit():
     assert tuned < large
 
 
+@pytest.mark.parametrize(("rule", "nu"), [("strong-convexity", 0.9 * MU), ("dual-point", MU)])
+def test_local_solves_need_not_be_more_exact_than_the_theorem_asks(reference, rule, nu):
+    """(3.8): the rate is kept for less than half the local work."""
+    bounded = DualFL.for_problem(MU, L, nu=nu, solver=AOGM(), gap_rule=rule)
+    exact = DualFL.for_problem(MU, L, nu=nu, solver=AOGM(stop="gradient", tolerance=1e-11))
+    runs = [simulate(algorithm, reference) for algorithm in (bounded, exact)]
+    errors = [[float((run.models - reference.optimum).norm(dim=-1).max())] for run in runs]
+    for _ in range(40):
+        for run, error in zip(runs, errors, strict=True):
+            run.step()
+            error.append(float((run.models - reference.optimum).norm(dim=-1).max()))
+    factor = math.sqrt(1 - math.sqrt(nu / L))
+    for n, error in enumerate(errors[0]):
+        assert error <= 2 * errors[0][0] * factor**n
+    assert errors[0][-1] > 10 * errors[1][-1]  # the tolerance is felt
+    assert runs[0].work.gradient_evaluations < runs[1].work.gradient_evaluations / 2
+    assert runs[0].work.unfinished_solves == 0
+
+
+def test_the_allowed_gradient_norm_follows_the_theorems():
+    """sqrt(2 nu Gamma), Gamma = (1 - sqrt(rho))^n / (N 1.01^n) or 1 / (N nu (n + 1)^4.01)."""
+    smooth = DualFL(nu=0.5, rho=0.25, gap_rule="dual-point")
+    assert smooth.gradient_norm(2, nodes=8) == pytest.approx(math.sqrt((0.5 / 1.01) ** 2 / 8))
+    nonsmooth = DualFL(nu=0.5, gap_rule="dual-point")
+    assert nonsmooth.gradient_norm(1, nodes=8) == pytest.approx(math.sqrt(1 / (8 * 0.5 * 2**4.01)))
+    assert DualFL(nu=0.5, rho=0.25).gradient_norm(2, nodes=8) is None
+
+
 # --- nonsmooth and strongly convex ------------------------------------------------------------------------
 
 
@@ -262,6 +290,11 @@ def test_the_theorems_parameters():
         (lambda: DualFL(nu=1.0, rho=-0.1), r"DualFL.rho: should be greater than or equal to 0, got -0.1"),
         (lambda: DualFL(nu=1.0, alpha=-1.0), r"DualFL.alpha: should be greater than or equal to 0, got -1.0"),
         (lambda: DualFL(nu=1.0, shrink_alpha_every=5), r"there is no alpha to shrink; give alpha too"),
+        (lambda: DualFL(nu=1.0, mu=2.0), r"DualFL.mu: only the gap_rule 'strong-convexity' uses it"),
+        (
+            lambda: DualFL.for_problem(0.5, 5.0, gap_rule="strong-convexity"),
+            r"'strong-convexity' needs nu < mu, got nu = 0.5 and mu = 0.5: choose nu = 0.45 or the rule",
+        ),
         (lambda: DualFL.for_problem(0.5, nu=0.6), r"nu: should be at most mu \+ alpha = 0.5, got 0.6"),
         (lambda: DualFL.for_problem(0.5, 0.4), r"L: should be at least mu = 0.5, got 0.4"),
         (lambda: DualFL.for_problem(0.0, 1.0), r"mu: should be greater than 0 unless alpha is given, got 0"),

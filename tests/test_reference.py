@@ -1,4 +1,4 @@
-"""The reference optimum with its cache, curvature, and the metrics that are measured against the optimum."""
+"""The reference optimum, its cache, and what is measured against it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from convex_problems import digits, regression
 from torch import nn
 
 import holdfast as hf
@@ -15,9 +16,7 @@ from holdfast.data.federated import FederatedData
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.errors import HoldfastError
 from holdfast.metrics.measured import choose_metrics, measure
-from holdfast.objective.curvature import DENSE_DIMENSION, estimate_curvature, why_not_convex
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy, Hinge, Logistic, SquaredError
+from holdfast.objective.losses import Hinge
 from holdfast.objective.model_objective import ModelObjective, Regulariser
 from holdfast.objective.objective import FunctionObjective
 from holdfast.objective.reference import GRADIENT_NORM, fingerprint, known_optimum, reference_optimum
@@ -27,32 +26,6 @@ from holdfast.objective.reference import GRADIENT_NORM, fingerprint, known_optim
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "holdfast" / "optima"
-
-
-def digits(loss=None, module=None, dtype=torch.float64, x=None, counts=(400, 300, 200), **options):
-    """Digits on three nodes of unlike sizes; 650 parameters."""
-    data = DATASETS.build("digits", {})
-    total = sum(counts)
-    samples = data.x_train[:total].flatten(1) if x is None else x
-    return ModelObjective(
-        FlatModel(module or nn.Linear(64, 10), torch.device("cpu"), dtype),
-        loss or CrossEntropy(),
-        FederatedData(samples, data.y_train[:total], np.array(counts)),
-        batch_size=None,
-        seed=0,
-        **({"regulariser": Regulariser(l2=0.01), "mean": data.mean, "std": data.std} | options),
-    )
-
-
-def regression(dim: int = 3, l2: float = 0.0) -> ModelObjective:
-    """Least squares without bias on four nodes, whose optimum is a linear system."""
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((40, dim)), rng.standard_normal(40)
-    data = FederatedData(torch.tensor(x), torch.tensor(y), np.array([5, 10, 10, 15]))
-    model = FlatModel(nn.Linear(dim, 1, bias=False), torch.device("cpu"), torch.float64)
-    return ModelObjective(
-        model, SquaredError(), data, batch_size=None, seed=0, regulariser=Regulariser(l2=l2)
-    )
 
 
 # --- the optimum -------------------------------------------------------------------------------------------
@@ -178,81 +151,6 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path):
     with pytest.warns(UserWarning, match="the reference optimum is not kept"):
         found = reference_optimum(regression(l2=0.1), cache_dir=tmp_path / "file")
     assert found.grad_norm < GRADIENT_NORM
-
-
-# --- curvature ---------------------------------------------------------------------------------------------
-
-
-def test_curvature_of_quadratics_is_that_of_their_matrices(quadratics):
-    found = estimate_curvature(FunctionObjective(quadratics.functions, quadratics.x0))
-    assert found.mu == pytest.approx(0.5, rel=1e-12)
-    assert pytest.approx(5.0, rel=1e-12) == found.L
-    assert found.kappa == pytest.approx(10, rel=1e-12)
-    assert not found.everywhere
-
-
-def gram_eigenvalues(objective: ModelObjective) -> np.ndarray:
-    """[n]: the largest of X_i^T X_i / N_i, the bias being one more column of ones."""
-    x = (
-        objective.x.numpy() / (255 if objective.x.dtype == torch.uint8 else 1) - objective.mean
-    ) / objective.std
-    parts = np.split(np.hstack([x, np.ones((len(x), 1))]), np.cumsum(objective.counts.numpy())[:-1])
-    return np.array([np.linalg.eigvalsh(part.T @ part / len(part))[-1] for part in parts])
-
-
-@pytest.mark.parametrize("loss", [CrossEntropy(), Hinge(smoothing=0.25)], ids=["cross-entropy", "hinge"])
-def test_curvature_bounds_every_hessian(loss):
-    """Found by Lanczos' method, as there are 650 parameters: the loss's bound times the Gram matrix."""
-    objective = digits(loss, counts=(60, 50, 40))
-    assert objective.dim > DENSE_DIMENSION
-    found = estimate_curvature(objective)
-    assert found.mu == 0.01
-    assert pytest.approx(0.01 + loss.curvature * gram_eigenvalues(objective).max(), rel=1e-6) == found.L
-    assert found.everywhere
-    x = torch.randn(3, 650, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    eigenvalues = torch.linalg.eigvalsh(objective.hessians(x, torch.arange(3)))
-    assert eigenvalues.max() <= found.L
-    assert eigenvalues.min() >= found.mu - 1e-12
-
-
-def test_curvature_counts_the_weights_of_nodes():
-    counts = (60, 50, 10)
-    uniform, samples = digits(counts=counts), digits(weights="samples", counts=counts)
-    scales = np.array(counts) / 40
-    expected = 0.01 + 0.5 * (scales * gram_eigenvalues(uniform)).max()
-    assert pytest.approx(expected, rel=1e-6) == estimate_curvature(samples).L
-
-
-def test_curvature_of_least_squares_knows_mu_from_the_data():
-    objective = regression(l2=0.1)
-    eigenvalues = torch.linalg.eigvalsh(objective.hessians(objective.x0.expand(4, -1), torch.arange(4)))
-    found = estimate_curvature(objective)
-    assert found.mu == pytest.approx(float(eigenvalues.min()), rel=1e-12)
-    assert pytest.approx(float(eigenvalues.max()), rel=1e-12) == found.L
-
-
-def test_hessian_products_are_products_with_hessians():
-    objective = digits(counts=(30, 20, 10))
-    x, v = torch.randn(2, 3, 650, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    expected = (objective.hessians(x, torch.arange(3)) @ v[..., None]).squeeze(-1)
-    found = objective.hessian_products(x, v, torch.arange(3))
-    assert (found - expected).abs().max() < 1e-12 * expected.abs().max()
-
-
-def test_curvature_that_does_not_exist_or_cannot_be_found_says_so():
-    with pytest.raises(HoldfastError, match="the exact hinge has kinks"):
-        estimate_curvature(digits(Hinge()))
-    many = FunctionObjective([lambda x: (x**2).sum()], torch.zeros(DENSE_DIMENSION + 1).double())
-    with pytest.raises(HoldfastError, match=r"mu: .* 501: give it"):
-        estimate_curvature(many)
-
-
-def test_convexity_is_recognised():
-    assert why_not_convex(digits()) is None
-    assert why_not_convex(digits(module=nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10)))) is not None
-    binary = FederatedData(torch.randn(20, 5), torch.ones(20), np.array([20]))
-    model = FlatModel(nn.Linear(5, 1), torch.device("cpu"), torch.float32)
-    assert why_not_convex(ModelObjective(model, Logistic(), binary, batch_size=4, seed=0)) is None
 
 
 # --- metrics -----------------------------------------------------------------------------------------------

@@ -16,7 +16,17 @@ from command_line import SMALL, experiment_file, holdfast, make_plan, process, r
 from holdfast.runs.plan import Plan
 from holdfast.runs.runner import Interrupted, Runner
 
-LONG = ["rounds=3000", "evaluation.every=50", "checkpoint_every=20", 'evaluation.metrics=["train_loss"]']
+# Long enough to be hit by a signal that is sent after the first rows.
+LONG = [
+    "rounds=100",
+    "evaluation.every=5",
+    "checkpoint_every=10",
+    "problem.dataset=penalised-logistic",
+    "problem.partition=groups",
+    "problem.loss=logistic",
+    "problem.model=linear",
+    'evaluation.metrics=["train_loss"]',
+]
 EXPERIMENTS = {
     "two algorithms": (),
     "three seeds": ("seeds=[0,1,2]", "rounds=3"),
@@ -123,7 +133,7 @@ def stop_after_rows(folder: Path, number: signal.Signals, wanted: int) -> tuple[
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_stops(number: signal.Signals, tmp_path: Path, uninterrupted) -> None:
-    code, err, folder = stop_after_rows(tmp_path, number, wanted=3)
+    code, err, folder = stop_after_rows(tmp_path, number, wanted=1)
     assert code == 130
     assert err == f"stopped, all is saved; continue with: holdfast resume runs/{folder.name}\n"
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"

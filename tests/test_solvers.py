@@ -2,84 +2,23 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
 import torch
-from conftest import Quadratics, make_quadratics
+from local_problems import EXACTLY, LINEAR, Recorded, ill_conditioned, logistic, oracle_of, solve
 from torch import Tensor
 
-from holdfast.data import DATASETS, IID, partition
 from holdfast.errors import HoldfastError
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy, Hinge
-from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.losses import Hinge
 from holdfast.objective.objective import FunctionObjective
-from holdfast.objective.oracle import BatchOracle, Work
 from holdfast.solvers import (
     AOGM,
     FISTA,
     LBFGS,
     SGD,
-    SOLVERS,
     GradientDescent,
     Newton,
-    allowed_gap,
-    gradient_norm_for_gap,
 )
 from holdfast.solvers.fista import least_subgradient
-
-
-class Recorded:
-    """An objective that remembers what it is asked: ("grad" or "value", points, nodes, answers)."""
-
-    def __init__(self, objective) -> None:
-        self.objective = objective
-        self.calls: list[tuple[str, Tensor, Tensor, Tensor]] = []
-
-    def __getattr__(self, name: str):
-        return getattr(self.objective, name)
-
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
-        self.calls.append(("grad", x, nodes, self.objective.full_grads(x, nodes)))
-        return self.calls[-1][-1]
-
-    def values(self, x: Tensor, nodes: Tensor) -> Tensor:
-        self.calls.append(("value", x, nodes, self.objective.values(x, nodes)))
-        return self.calls[-1][-1]
-
-    def count(self, kind: str) -> list[int]:
-        """How often each node was asked."""
-        asked = torch.cat([nodes for what, _, nodes, _ in self.calls if what == kind])
-        return torch.bincount(asked, minlength=self.nodes).tolist()
-
-
-def oracle_of(objective, nodes: list[int] | None = None) -> BatchOracle:
-    chosen = torch.arange(objective.nodes) if nodes is None else torch.tensor(nodes)
-    return BatchOracle(objective, chosen, seed=0, round=0, work=Work())
-
-
-def ill_conditioned(*kappas: float) -> Quadratics:
-    """u^T A u / 2, a node for each kappa: 20 eigenvalues from 1/kappa to 1, evenly spaced in logarithm."""
-    spectra = [torch.logspace(-math.log10(kappa), 0, 20, dtype=torch.float64) for kappa in kappas]
-    return Quadratics(
-        torch.stack([s.diag() for s in spectra]), torch.zeros(len(kappas), 20, dtype=torch.float64)
-    )
-
-
-LINEAR = -torch.tensor(np.random.default_rng(0).standard_normal(20))
-
-
-def solve(objective, solver, linear=0.0, weight=0.0, start=0.0, nodes=None, gradient_norm=None):
-    """The answers [m, d] and the oracle, with the work done."""
-    oracle = oracle_of(objective, nodes)
-    rows = torch.zeros(len(oracle.nodes), objective.dim, dtype=objective.x0.dtype)
-    answer = oracle.argmin(
-        rows + linear, rows, weight, rows + start, solver=solver, gradient_norm=gradient_norm
-    )
-    return answer, oracle.work
-
 
 # --- the cost of a solve -----------------------------------------------------------------------------------
 
@@ -151,8 +90,6 @@ def test_backtracking_accepts_no_step_that_breaks_the_descent_condition(function
 
 # --- the answer --------------------------------------------------------------------------------------------
 
-EXACTLY = {"stop": "gradient", "tolerance": 1e-10}
-
 
 @pytest.mark.parametrize(
     "solver",
@@ -166,23 +103,6 @@ def test_solvers_agree_with_newton_on_quadratics(quadratics, solver):
     answer, work = solve(quadratics, solver, **given)
     assert (answer - exact).norm(dim=-1).max() < 1e-10
     assert work.unfinished_solves == 0
-
-
-def logistic(loss=None, dtype=torch.float64, batch_size=None, **regulariser) -> ModelObjective:
-    """Digits at half their resolution on four nodes: 170 parameters."""
-    digits = DATASETS.build("digits", {})
-    data = partition(digits.x_train[:400, ..., ::2, ::2], digits.y_train[:400], IID(), nodes=4, seed=0)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 10))
-    return ModelObjective(
-        FlatModel(model, torch.device("cpu"), dtype),
-        loss or CrossEntropy(),
-        data,
-        batch_size=batch_size,
-        seed=0,
-        regulariser=Regulariser(**({"l2": 0.1} | regulariser)),
-        mean=digits.mean,
-        std=digits.std,
-    )
 
 
 @pytest.mark.parametrize(
@@ -269,85 +189,3 @@ def test_a_smoothed_hinge_is_within_reach_of_gradient_methods():
     lower = exact.values(first, torch.arange(4)) - objective.values(first, torch.arange(4))
     assert (lower > 0).all()
     assert (lower <= 0.1 / 2).all()
-
-
-# --- what a solver says ------------------------------------------------------------------------------------
-
-
-def test_a_limit_is_reported_for_each_node_that_hits_it():
-    """Of condition numbers 10 and 1000 (with 29 and 362 iterations) the second is not done in 100."""
-    problem = ill_conditioned(10, 1000)
-    assert solve(problem, AOGM(max_steps=100), LINEAR)[1].unfinished_solves == 1
-    assert solve(problem, AOGM(max_steps=10), LINEAR)[1].unfinished_solves == 2
-    assert solve(problem, AOGM(max_steps=10, tolerance=None), LINEAR)[1].unfinished_solves == 0
-
-
-def test_steps_too_long_end_at_once_and_are_reported():
-    objective = Recorded(ill_conditioned(10))
-    _, work = solve(objective, GradientDescent(lr=1e9), LINEAR)
-    assert work.unfinished_solves == 1
-    assert work.gradient_evaluations < 100
-
-
-def test_float32_refuses_what_it_cannot_reach():
-    objective = logistic(dtype=torch.float32)
-    with pytest.raises(HoldfastError, match=r"tolerance of 1e-12 in float32, .* use float64, or .* 1e-06"):
-        solve(objective, AOGM())
-    with pytest.raises(HoldfastError, match=r"gradient norm of 1.0e-10 in float32, .*leaves about .*e-0[78]"):
-        solve(objective, AOGM(**EXACTLY))
-    with pytest.raises(HoldfastError, match="use float64"):
-        solve(objective, AOGM(), gradient_norm=1e-12)
-    coarse, work = solve(objective, AOGM(tolerance=1e-6))
-    exact, _ = solve(logistic(), Newton())
-    assert work.unfinished_solves == 0
-    assert (coarse - exact).norm() < 0.01 * exact.norm()
-
-
-def test_theory_may_ask_for_an_accuracy(quadratics):
-    """R2: for nu < mu the duality gap, grad^T (A - nu I)^-1 grad / 2 for quadratics, is small enough."""
-    mu, nu, linear = 0.5, 0.4, quadratics.b.flip(0)
-    gap = allowed_gap(6, quadratics.nodes, nu=nu, rho=0.05, gamma=0.1)
-    assert gap == pytest.approx(((1 - math.sqrt(0.05)) / 1.1) ** 6 / 10, rel=1e-14)
-    norm = gradient_norm_for_gap(gap, "strong-convexity", mu=mu, nu=nu)
-    answer, work = solve(quadratics, AOGM(), linear, gradient_norm=norm)
-    gradient = quadratics.grads(answer) + linear
-    shifted = quadratics.A - nu * torch.eye(4, dtype=torch.float64)
-    gaps = (gradient * torch.linalg.solve(shifted, gradient)).sum(-1) / 2
-    assert work.unfinished_solves == 0
-    assert 0 < gaps.max() <= gap
-    longer, _ = solve(quadratics, AOGM(), linear, gradient_norm=norm / 100)
-    assert (quadratics.grads(longer) + linear).norm(dim=-1).max() <= norm / 100
-
-
-def test_tolerances_of_the_theory_by_hand():
-    assert allowed_gap(1, 8, nu=0.5, rho=0.0, gamma=1.0) == 1 / (8 * 0.5 * 32)
-    assert allowed_gap(0, 8, nu=0.5, rho=0.25, gamma=1.0) == 1 / 8
-    assert allowed_gap(2, 8, nu=0.5, rho=0.25, gamma=1.0) == pytest.approx(0.25**2 / 8)
-    assert gradient_norm_for_gap(2.0, "strong-convexity", mu=1.25, nu=0.25) == 2.0
-    assert gradient_norm_for_gap(2.0, "dual-point", mu=0.25, nu=0.25) == 1.0
-
-
-def test_rules_that_cannot_hold_say_so(quadratics):
-    with pytest.raises(HoldfastError, match=r"needs nu < mu, got nu = 0.01 and mu = 0.01: .* such as 0.009"):
-        gradient_norm_for_gap(1e-3, "strong-convexity", mu=0.01, nu=0.01)
-    with pytest.raises(HoldfastError, match="rho: should be at least 0 and less than 1, got 1"):
-        allowed_gap(0, 8, nu=0.1, rho=1.0, gamma=1.0)
-    with pytest.raises(HoldfastError, match="'sgd' cannot promise an accuracy"):
-        solve(quadratics, SGD(lr=0.1, steps=3), gradient_norm=1e-3)
-
-
-def test_solvers_are_chosen_by_name_with_checked_options():
-    assert set(SOLVERS) == {"aogm", "fista", "gd", "lbfgs", "newton", "sgd"}
-    assert SOLVERS.build("aogm", {"tolerance": 1e-8}) == AOGM(tolerance=1e-8)
-    with pytest.raises(HoldfastError, match="tolerance: should be greater than 0, got -1"):
-        AOGM(tolerance=-1.0)
-    with pytest.raises(HoldfastError, match="the value 'lr' is missing"):
-        SOLVERS.build("gd", {})
-    with pytest.raises(HoldfastError, match="did you mean 'max_steps'"):
-        SOLVERS.build("lbfgs", {"maxsteps": 3})
-
-
-def test_quadratics_of_the_fixture_have_the_curvatures_used_here():
-    eigenvalues = torch.linalg.eigvalsh(make_quadratics().A)
-    assert eigenvalues.min() == pytest.approx(0.5)
-    assert eigenvalues.max() == pytest.approx(5.0)

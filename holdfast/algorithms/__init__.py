@@ -1,10 +1,20 @@
 """Every method, one file per method or close family; ``base`` holds the contract."""
 
+from holdfast.algorithms.apda import APDAInexact
 from holdfast.algorithms.base import ALGORITHMS, Algorithm, Method, ServerAlgorithm
+from holdfast.algorithms.dspodfl import DSpodFL
+from holdfast.algorithms.dualfl import DualFL
 from holdfast.algorithms.fedavg import FedAvg, FedProx
+from holdfast.algorithms.feddr import FedDR, FedSplit
+from holdfast.algorithms.feddualavg import FedDualAvg
+from holdfast.algorithms.feddyn import FedDyn
+from holdfast.algorithms.fedpd import FedPD
+from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.gecl import GECL, LocalGECL, LocalGECLServer
 from holdfast.algorithms.gossip import DSGD, Gossip
 from holdfast.algorithms.momentum import PDSGDM
+from holdfast.algorithms.pdmm import ECL, PDMM
+from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD
 from holdfast.algorithms.schedules import constant, cosine, halving
 from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET
@@ -15,21 +25,33 @@ __all__ = [
     "DSCAFFOLD",
     "DSGD",
     "DSGT",
+    "ECL",
     "GECL",
     "GTSGD",
     "KGT",
     "NETFLEET",
+    "PDMM",
     "PDSGDM",
     "SCAFFOLD",
     "VRLSGD",
+    "APDAInexact",
     "Algorithm",
+    "DSpodFL",
+    "DualFL",
     "FedAvg",
+    "FedDR",
+    "FedDualAvg",
+    "FedDyn",
     "FedLin",
+    "FedPD",
     "FedProx",
+    "FedSplit",
+    "FiveGCS",
     "Gossip",
     "LocalGECL",
     "LocalGECLServer",
     "Method",
+    "Scaffnew",
     "ServerAlgorithm",
     "constant",
     "cosine",

@@ -23,17 +23,19 @@ class Node(NamedTuple):
     y_ahead: Tensor  # the dual extrapolated
 
 
-@ALGORITHMS.register("apda-inexact", family="primal-dual, with a server", paper="DualFL's baseline (reconstruction)")
+@ALGORITHMS.register(
+    "apda-inexact", family="primal-dual, with a server", paper="DualFL's baseline (reconstruction)"
+)
 @dataclass(frozen=True)
 class APDAInexact(Algorithm):
-    """Accelerated primal-dual steps, local proximal points as inexact as you like (reconstruction)."""
+    """Primal-dual steps from inexact local proximal points, accelerated (Sadiev et al. 2022; reconstruction)."""
 
     needs_server: ClassVar[bool] = True
 
     lr: Rate  # primal step eta_x
     beta: Positive  # beta_y: how much of the local gradient enters the dual step; about 1/(2 L) to 1/L
     mu: NonNegative  # strong convexity of the objective
-    dual_lr: Positive | None = None  # eta_y; by default 1/(32 lr)
+    dual_lr: Positive | None = None  # eta_y; by default 1/(32 lr), up to 1/lr is faster if beta eta_y < 1
     solver: LocalSolver = EXACT
 
     @property

@@ -25,13 +25,15 @@ class Server(NamedTuple):
     v: Tensor  # always the mean of all clients' duals
 
 
-@ALGORITHMS.register("5gcs", family="primal-dual, with a server", paper="Grudzien et al. 2022 (reconstruction)")
+@ALGORITHMS.register(
+    "5gcs", family="primal-dual, with a server", paper="Grudzien et al. 2022 (reconstruction)"
+)
 @dataclass(frozen=True)
 class FiveGCS(ServerAlgorithm[Server]):
-    """Point-SAGA-like dual updates of a sampled cohort, accelerated in rounds (reconstruction).
+    """Dual proximal steps of a sampled cohort, accelerated (Grudzien et al. 2022; reconstruction).
 
-    Duals are n times those of the paper (Grudzien et al. 2022), so that nobody needs the number of clients n;
-    then tau = 1/(2 gamma n) becomes 1/(2 lr).
+    Duals are n times the paper's, so that nobody needs the number of clients n; its tau = 1/(2 gamma n) then
+    becomes 1/(2 lr).
     """
 
     lr: Rate  # primal step gamma; best near 1/sqrt(mu L)

@@ -65,7 +65,9 @@ class GECL(Algorithm):
         return s.mixed
 
 
-@ALGORITHMS.register("local-gecl", family="corrected, between neighbours", paper="Local G-ECL, Alg. 1 (reconstruction)")
+@ALGORITHMS.register(
+    "local-gecl", family="corrected, between neighbours", paper="Local G-ECL, Alg. 1 (reconstruction)"
+)
 @dataclass(frozen=True)
 class LocalGECL(Algorithm):
     """Local steps corrected by a dual variable, exact on any connected graph (Local G-ECL, Alg. 1)."""

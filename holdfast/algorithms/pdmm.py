@@ -35,14 +35,16 @@ def reflect(z: Tensor, x: Tensor, edges: Edges) -> Tensor:
     return edges.swap(z - 2 * edges.sign * edges.spread(x))
 
 
-@ALGORITHMS.register("pdmm", family="a dual on every link", paper="Zhang and Heusdens 2018; Local G-ECL, eq. 5")
+@ALGORITHMS.register(
+    "pdmm", family="a dual on every link", paper="Zhang and Heusdens 2018; Local G-ECL, eq. 5"
+)
 @dataclass(frozen=True)
 class PDMM(Algorithm):
     """Local solves with a dual at each end of every link (Zhang & Heusdens 2018; Local G-ECL, eq. 5)."""
 
     needs_graph: ClassVar[bool] = True
 
-    gamma: Positive  # how strongly a link pulls its two ends together
+    gamma: Rate  # how strongly a link pulls its two ends together
     theta: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of the received dual; 0.5 is ADMM, slow but safe
     solver: LocalSolver = EXACT
 

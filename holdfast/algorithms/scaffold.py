@@ -68,7 +68,9 @@ class Node(NamedTuple):
     c_mean: Tensor  # its estimate of the mean control variate
 
 
-@ALGORITHMS.register("d-scaffold", family="corrected, between neighbours", paper="Local G-ECL's baseline (reconstruction)")
+@ALGORITHMS.register(
+    "d-scaffold", family="corrected, between neighbours", paper="Local G-ECL's baseline (reconstruction)"
+)
 @dataclass(frozen=True)
 class DSCAFFOLD(Algorithm):
     """SCAFFOLD between neighbours: every node tracks the mean control variate by gossip (reconstruction)."""

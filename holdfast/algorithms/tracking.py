@@ -50,7 +50,9 @@ class Tracking(Algorithm):
         return s.x
 
 
-@ALGORITHMS.register("gt-sgd", family="corrected, between neighbours", paper="Xin et al. 2020; NET-FLEET's baseline")
+@ALGORITHMS.register(
+    "gt-sgd", family="corrected, between neighbours", paper="Xin et al. 2020; NET-FLEET's baseline"
+)
 @dataclass(frozen=True)
 class GTSGD(Tracking):
     """Gradient tracking: one step along the tracked mean gradient per round, exact (Xin et al. 2021)."""
@@ -78,7 +80,9 @@ class NETFLEET(Tracking):
         return s
 
 
-@ALGORITHMS.register("dsgt", family="corrected, between neighbours", paper="NET-FLEET's baseline (reconstruction)")
+@ALGORITHMS.register(
+    "dsgt", family="corrected, between neighbours", paper="NET-FLEET's baseline (reconstruction)"
+)
 @dataclass(frozen=True)
 class DSGT(Tracking):
     """Reconstruction: plain local SGD steps, then one of gradient tracking; biased (Lu et al. 2020)."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.func import grad, hessian, jvp
+from torch.func import grad, hessian
 
 from holdfast.errors import HoldfastError
 from holdfast.validation import NonNegative, check
@@ -92,8 +92,8 @@ class FunctionObjective:
         return torch.stack([hessian(function)(row) for function, row in zip(chosen, x, strict=True)])
 
     def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
-        slopes = [grad(self.functions[node]) for node in nodes.tolist()]
-        return torch.stack([jvp(slope, (a,), (b,))[1] for slope, a, b in zip(slopes, x, v, strict=True)])
+        chosen = [self.functions[node] for node in nodes.tolist()]
+        return torch.stack([_hessian_product(*at) for at in zip(chosen, x, v, strict=True)])
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         return len(nodes)
@@ -115,3 +115,8 @@ class FunctionObjective:
 
 def _plus_l1(function: Callable[[Tensor], Tensor], l1: float) -> Callable[[Tensor], Tensor]:
     return lambda x: function(x) + l1 * x.abs().sum()
+
+
+def _hessian_product(function: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
+    product: Tensor = grad(lambda at: grad(function)(at) @ v)(x)
+    return product

@@ -176,7 +176,7 @@ def fingerprint(objective: ModelObjective) -> str:
     digest = hashlib.sha256(repr(words).encode())
     for tensor in (objective.x, objective.y, objective.counts, objective.scale, *frozen.values()):
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -35,7 +35,7 @@ class ZeroObjective:
 
     def __init__(self, nodes: int, dim: int = 1) -> None:
         self.nodes, self.dim = nodes, dim
-        self.x0 = torch.zeros(dim)
+        self.x0 = torch.zeros(dim, dtype=torch.float64)  # any local solver's tolerance is within reach
 
     def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
         return [torch.zeros_like(x) for x in points]
@@ -44,10 +44,11 @@ class ZeroObjective:
         return torch.zeros_like(x)
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
-        return torch.zeros(len(nodes))
+        return x.new_zeros(len(nodes))
 
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
-        return torch.eye(self.dim).expand(len(nodes), -1, -1)  # invertible, also where no quadratic is added
+        # Invertible, also where no quadratic is added.
+        return torch.eye(self.dim, dtype=x.dtype).expand(len(nodes), -1, -1)
 
     def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
         return v
@@ -59,10 +60,10 @@ class ZeroObjective:
         return 0
 
     def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.zeros(()), torch.zeros_like(x)
+        return x.new_zeros(()), torch.zeros_like(x)
 
     def global_value(self, x: Tensor) -> Tensor:
-        return torch.zeros(())
+        return x.new_zeros(())
 
 
 def dry_run(method: Method, network: Network, cohort_size: int | None = None) -> Footprint:

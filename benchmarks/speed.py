@@ -150,8 +150,8 @@ def measure(load: Workload, method_name: str, device: str, rounds: int, loop_s: 
         simulation = CapturedSimulation(
             make(load.steps), make_objective(load, device), as_network(network, load.nodes)
         )
-        simulation.prepare(rounds=10**6)
-        ours, note = seconds(simulation.step, device, rounds), simulation.note
+        note = simulation.prepare(rounds=10**6)
+        ours = seconds(simulation.step, device, rounds)
         peak = torch.cuda.max_memory_allocated() / 2**20
     return Result(load.title, method_name, 1e3 * loop_s, 1e3 * stacked, 1e3 * ours, note, peak)
 

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from holdfast.algorithms.base import Method
 from holdfast.data.federated import FederatedData, as_pair
+from holdfast.engines.simulate.captured import simulation_class
 from holdfast.engines.simulate.driver import Row, Run
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.errors import HoldfastError
@@ -140,9 +141,10 @@ def train(
         test_set = objective.test_set(x, y)
     objective.check_model(test_set)
     names = choose_metrics(metrics, has_test=test_set is not None, has_accuracy=chosen_loss.has_accuracy)
-    simulation = Simulation(
+    simulation = simulation_class(objective.x0.device)(
         algorithm, objective, as_network(topology, split.nodes), seed=seed, cohort_size=cohort
     )
+    simulation.prepare(rounds)
     run = Run(simulation, rounds, evaluate_every, lambda now: measure(now, test_set, names))
     for _ in run:
         pass

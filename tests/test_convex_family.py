@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from conftest import Quadratics
-from convex_problems import soft_threshold
+from dual_problems import soft_threshold
 from linear_rounds import MU, L, contraction, measured_decay, reference_quadratics
 from test_equivalences import assert_same
 from test_invariants import stochastic_digits

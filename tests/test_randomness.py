@@ -128,7 +128,7 @@ def test_coin():
     assert abs(sum(tosses) - 300) < 4 * (1000 * 0.3 * 0.7) ** 0.5  # four standard deviations
     assert all(coin(0, round, 0, 1.0) for round in range(20))
     assert tosses != [coin(1, round, 0, 0.3) for round in range(1000)]
-    with pytest.raises(HoldfastError, match="probability: should be greater than or equal to 0, got -0.1"):
+    with pytest.raises(HoldfastError, match=r"probability: should be greater than or equal to 0, got -0\.1"):
         coin(0, 0, 0, -0.1)
 
 

@@ -28,7 +28,7 @@ class Node(NamedTuple):
 )
 @dataclass(frozen=True)
 class APDAInexact(Algorithm):
-    """Primal-dual steps from inexact local proximal points, accelerated (Sadiev et al. 2022; reconstruction)."""
+    """Primal-dual steps from inexact local proximal points, accelerated (reconstruction)."""
 
     needs_server: ClassVar[bool] = True
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from holdfast.engines.simulate.captured import simulation_class
 from holdfast.engines.simulate.dry_run import Footprint, dry_run
 from holdfast.engines.simulate.simulation import Simulation, check_fit
 from holdfast.memory import require_memory
@@ -95,7 +96,7 @@ class Plan:
     def simulation(self, job: Job) -> Simulation:
         """The job, ready to run."""
         setting = self.setting(job)
-        return Simulation(
+        return simulation_class(torch.device(self.device))(
             build_method(job.experiment),
             setting.objective,
             setting.network,

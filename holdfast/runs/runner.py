@@ -123,6 +123,7 @@ class Runner:
             lambda now: measure(now, setting.test, setting.metrics),
         )
         self._restore(job, run)
+        entry["executor"] = run.simulation.prepare(experiment.rounds - run.simulation.round)
         self._notify("job_started", job, run.simulation.round)
         for row in run:
             if row is not None:

@@ -1,9 +1,9 @@
 """The GPU executor: a whole round, local steps and exchange, as one CUDA graph that is replayed.
 
-The algorithm is not changed for this. Its round is run once while CUDA records the kernels; whatever differs from
-round to round (the round's number, the cohort, scheduled hyperparameters) lives in buffers that are filled before
-each replay. A round that looks at values on the host (a shared coin, a solver that stops early, sporadic nodes)
-cannot be recorded; it runs step by step instead, and ``note`` says why.
+The algorithm is not changed for this. Its round is run once while CUDA records the kernels; whatever differs
+from round to round (the round's number, the cohort, scheduled hyperparameters) lives in buffers that are
+filled before each replay. A round that looks at values on the host (a shared coin, a solver that stops early,
+sporadic nodes) cannot be recorded; it runs step by step instead, and ``prepare`` says why.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.oracle import Work
 from holdfast.tree import tree_map
 
+
+def simulation_class(device: torch.device) -> type[Simulation]:
+    """The executor for a device: recorded rounds on a GPU, the plain simulator elsewhere."""
+    return CapturedSimulation if device.type == "cuda" else Simulation
+
+
 # Compiling takes tens of seconds; below this many rounds it is not worth it.
 COMPILE_FROM_ROUNDS = 200
 
@@ -27,13 +33,14 @@ COMPILE_FROM_ROUNDS = 200
 class CapturedSimulation(Simulation):
     """A ``Simulation`` on a GPU whose rounds are replayed from one recording."""
 
-    def prepare(self, rounds: int) -> None:
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def prepare(self, rounds: int) -> str:
         """Compiles, if ``rounds`` make it pay, and records a round; the state stays as it is."""
         start = time.perf_counter()
         compiled = isinstance(self.objective, ModelObjective) and rounds >= COMPILE_FROM_ROUNDS
         if compiled:
             self.objective.compile()  # type: ignore[attr-defined]
-        self.graph: torch.cuda.CUDAGraph | None = None
         try:
             self._record()
             how = "rounds replayed from a CUDA graph"
@@ -41,7 +48,7 @@ class CapturedSimulation(Simulation):
             torch.cuda.synchronize()
             how = f"rounds run step by step, since they cannot be recorded: {str(error).splitlines()[0]}"
         took = time.perf_counter() - start
-        self.note = f"{how}, {'compiled' if compiled else 'not compiled'}; prepared in {took:.1f} s"
+        return f"{how}, {'compiled' if compiled else 'not compiled'}; prepared in {took:.1f} s"
 
     def step(self) -> None:
         if self.graph is None:

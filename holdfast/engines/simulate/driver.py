@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import torch
+
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.tree import all_finite
 
@@ -32,8 +34,10 @@ class Run:
         while self.simulation.round < self.rounds and not self.diverged:
             start = time.perf_counter()
             self.simulation.step()
-            self.seconds += time.perf_counter() - start
             due = self.simulation.round % self.every == 0 or self.simulation.round == self.rounds
+            if due and self.simulation.objective.x0.is_cuda:
+                torch.cuda.synchronize()  # rounds are only queued; their time ends when they do
+            self.seconds += time.perf_counter() - start
             yield self._record() if due else None
 
     def _record(self) -> Row:

@@ -18,7 +18,6 @@ from holdfast.randomness import cohort
 from holdfast.topology import Network
 from holdfast.tree import from_named, named_leaves, put_rows, row_size, tree_map
 
-
 # Minibatches drawn before the first round have step numbers of their own, far from any round's.
 INITIAL_STEP = 2**31
 
@@ -62,6 +61,10 @@ class Simulation:
         oracle = self._oracle(self.everybody, 0)
         oracle.step = INITIAL_STEP
         return method.init(rows.clone(), oracle, self._peers(0))
+
+    def prepare(self, rounds: int) -> str:
+        """Gets ready for so many rounds and says how they will be run."""
+        return "all nodes stacked, step by step"
 
     def step(self) -> None:
         """Runs the next communication round."""

@@ -1,0 +1,87 @@
+"""The GPU executor against the plain simulator; these tests need a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_conformance import CASES, NODES, case_id, method, network
+
+import holdfast as hf
+from holdfast.algorithms.schedules import halving
+from holdfast.data import DATASETS
+from holdfast.engines.simulate.captured import CapturedSimulation
+from holdfast.engines.simulate.simulation import Simulation
+from holdfast.models import MODELS
+from holdfast.objective.flat import FlatModel
+from holdfast.objective.losses import CrossEntropy
+from holdfast.objective.model_objective import ModelObjective
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def on_gpu() -> ModelObjective:
+    digits = DATASETS.build("digits", {})
+    data = hf.partition(digits.x_train, digits.y_train, hf.Dirichlet(0.5), nodes=NODES, seed=0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = MODELS.build("mlp", {"hidden": [12]}, input_shape=digits.input_shape, outputs=10)
+    flat = FlatModel(model, torch.device("cuda"), torch.float32)
+    return ModelObjective(flat, CrossEntropy(), data, batch_size=16, seed=7)
+
+
+def both(algorithm, where, rounds: int, *, compiled: bool = False, cohort=None):
+    plain = Simulation(algorithm, on_gpu(), where, seed=7, cohort_size=cohort)
+    captured = CapturedSimulation(algorithm, on_gpu(), where, seed=7, cohort_size=cohort)
+    print(captured.prepare(10**6 if compiled else 1))
+    for _ in range(rounds):
+        plain.step()
+        captured.step()
+    return plain, captured
+
+
+def assert_agree(plain: Simulation, captured: Simulation) -> None:
+    assert (plain.models - captured.models).norm() <= 1e-5 * plain.models.norm()
+    assert plain.traffic == captured.traffic
+    assert plain.work == captured.work
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_replayed_rounds_are_the_same_rounds(case):
+    plain, captured = both(method(case), network(case), 20)
+    assert_agree(plain, captured)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [hf.FedAvg(lr=0.05, local_steps=5), hf.SCAFFOLD(lr=0.05, local_steps=5)]
+)
+def test_compiled_rounds_agree(algorithm):
+    plain, captured = both(algorithm, hf.server(NODES), 20, compiled=True)
+    assert captured.graph is not None
+    assert_agree(plain, captured)
+
+
+def test_schedules_and_cohorts_change_from_replay_to_replay():
+    algorithm = hf.SCAFFOLD(lr=halving(0.05, every=3), local_steps=3)
+    plain, captured = both(algorithm, hf.server(NODES), 20, cohort=2)
+    assert captured.graph is not None
+    assert_agree(plain, captured)
+
+
+def test_what_cannot_be_recorded_runs_step_by_step_and_says_why(capsys):
+    plain, captured = both(hf.Scaffnew(lr=0.05, p=0.3), hf.server(NODES), 10)
+    assert captured.graph is None
+    assert "cannot be recorded" in capsys.readouterr().out
+    assert_agree(plain, captured)
+
+
+def test_resuming_a_replayed_run():
+    algorithm = hf.LocalGECL(lr=0.05, local_steps=3)
+    _, whole = both(algorithm, hf.Network.of(hf.ring(NODES)), 8)
+    _, half = both(algorithm, hf.Network.of(hf.ring(NODES)), 4)
+    tensors, counters = half.snapshot()
+    for _ in range(3):
+        half.step()
+    half.restore(tensors, counters)
+    for _ in range(4):
+        half.step()
+    assert_agree(whole, half)

@@ -59,7 +59,9 @@ _HOMES = {
         "NaturalGroups",
         "Unequal",
     ],
-    "holdfast.solvers": ["AOGM", "FISTA", "GD", "LBFGS", "Newton", "SGD"],
+    "holdfast.solvers": ["AOGM", "FISTA", "GradientDescent", "LBFGS", "Newton", "SGD"],
+    "holdfast.objective.reference": ["reference_optimum"],
+    "holdfast.objective.curvature": ["estimate_curvature"],
     "holdfast.topology": [
         "Network",
         "UniformChance",

@@ -58,5 +58,8 @@ class APDAInexact(Algorithm):
         y = sent - peers.exchange(sent).mixed
         return Node(x=x, y=y, y_ahead=y + self.extrapolation * (y - s.y))
 
+    def dual(self, s: Node) -> Tensor:
+        return -s.y
+
     def model(self, s: Node) -> Tensor:
         return s.x

@@ -129,5 +129,8 @@ class DualFL(Algorithm):
         gap = allowed_gap(n, nodes, nu=self.nu, rho=self.rho, gamma=GAMMA)
         return gradient_norm_for_gap(gap, self.gap_rule, mu=(self.mu or 0.0) + self.alpha, nu=self.nu)
 
+    def dual(self, s: Node) -> Tensor:
+        return s.dual
+
     def model(self, s: Node) -> Tensor:
         return s.mean

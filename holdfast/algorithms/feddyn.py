@@ -65,5 +65,8 @@ class FedDyn(ServerAlgorithm[Server]):
         h = server.h - self.alpha * share * mean
         return Server(x=server.x + mean - h / self.alpha, h=h)
 
+    def dual(self, s: Client) -> Tensor:
+        return s.g
+
     def model(self, server: Server) -> Tensor:
         return server.x

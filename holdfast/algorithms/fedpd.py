@@ -98,6 +98,9 @@ class FedPD(Algorithm):
             return (round + 1) % self.communicate_every == 0
         return self.skip == 0 or not peers.coin(self.skip)
 
+    def dual(self, s: Node | ReducedNode) -> Tensor:
+        return -s.dual
+
     def model(self, s: Node | ReducedNode) -> Tensor:
         return s.common
 

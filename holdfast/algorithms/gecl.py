@@ -61,6 +61,9 @@ class GECL(Algorithm):
             dual = dual + self.alpha / 2 * model_differences(s, inbox, peers, self.lr)
         return Node(x=x, mixed=inbox.mixed.x, dual=dual)
 
+    def dual(self, s: Node) -> Tensor:
+        return s.dual
+
     def model(self, s: Node) -> Tensor:
         return s.mixed
 
@@ -95,6 +98,9 @@ class LocalGECL(Algorithm):
             dual = dual + self.alpha / 2 * model_differences(s, inbox, peers, self.local_steps * self.lr)
         return Node(x=sent.x, mixed=inbox.mixed.x, dual=dual)
 
+    def dual(self, s: Node) -> Tensor:
+        return s.dual
+
     def model(self, s: Node) -> Tensor:
         return s.mixed
 
@@ -123,6 +129,9 @@ class LocalGECLServer(Algorithm):
         mean = peers.exchange(x).mixed
         dual = s.dual + (mean - x) / (self.local_steps * self.lr)
         return Node(x=x, mixed=mean, dual=dual)
+
+    def dual(self, s: Node) -> Tensor:
+        return s.dual
 
     def model(self, s: Node) -> Tensor:
         return s.mixed

@@ -38,5 +38,8 @@ class Scaffnew(Algorithm):
         mean = peers.exchange(x).mixed
         return Node(x=mean, h=s.h + self.p / self.lr * (mean - x))
 
+    def dual(self, s: Node) -> Tensor:
+        return s.h
+
     def model(self, s: Node) -> Tensor:
         return s.x

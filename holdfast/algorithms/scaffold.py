@@ -58,6 +58,9 @@ class SCAFFOLD(ServerAlgorithm[Server]):
         # Clients outside the cohort keep their control variates: (1/n) times the cohort's sum, not its mean.
         return Server(x=server.x + self.server_lr * mean.x, c=server.c + share * mean.c)
 
+    def dual(self, s: Client) -> Tensor:
+        return s.c
+
     def model(self, server: Server) -> Tensor:
         return server.x
 
@@ -89,6 +92,9 @@ class DSCAFFOLD(Algorithm):
         c = s.c - s.c_mean + (s.x - y) / (self.local_steps * self.lr)
         mixed = peers.exchange(Update(x=y, c=c if self.naive else s.c_mean + c - s.c)).mixed
         return Node(x=mixed.x, c=c, c_mean=mixed.c)
+
+    def dual(self, s: Node) -> Tensor:
+        return s.c - s.c_mean
 
     def model(self, s: Node) -> Tensor:
         return s.x

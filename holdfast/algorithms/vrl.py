@@ -38,6 +38,9 @@ class VRLSGD(Algorithm):
         mean = peers.exchange(y).mixed
         return Node(x=mean, delta=s.delta + (mean - y) / (self.local_steps * self.lr))
 
+    def dual(self, s: Node) -> Tensor:
+        return s.delta
+
     def model(self, s: Node) -> Tensor:
         return s.x
 

@@ -26,6 +26,7 @@ def inspect_experiment(
     """Shows partition, network, traffic, memory and time of the experiment's first seed and setting."""
     plan = Plan(read_experiment(path, overrides), data_dir, device)
     plan.check()
+    output.mkdir(parents=True, exist_ok=True)
     console = Console()
     first = plan.jobs[0]
     setting = plan.setting(first)
@@ -130,7 +131,6 @@ def _seconds_per_round(plan: Plan, job: Job) -> float:
 
 
 def _save_pictures(setting: Setting, output: Path) -> list[Path]:
-    output.mkdir(parents=True, exist_ok=True)
     network = setting.network
     figures = {"network": network_figure(network.nodes, network.weighted_links(), network.is_server)}
     if setting.dataset.classes:

@@ -227,7 +227,9 @@ class NaturalGroups(Partition):
             raise HoldfastError(
                 f"partition 'groups': {nodes} nodes but only {len(owners)} groups: use at most that many"
             )
-        return [np.flatnonzero(owner_of_row % nodes == node) for node in range(nodes)]
+        node_of_row = owner_of_row % nodes
+        ends = np.cumsum(np.bincount(node_of_row))
+        return np.split(np.argsort(node_of_row, kind="stable"), ends[:-1])
 
 
 @PARTITIONS.register("unequal")

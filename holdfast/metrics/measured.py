@@ -7,9 +7,10 @@ from functools import cached_property
 
 from torch import Tensor
 
-from holdfast.algorithms.base import ServerAlgorithm
+from holdfast.algorithms.base import Method, ServerAlgorithm
 from holdfast.engines.simulate.simulation import Federation, Simulation
 from holdfast.errors import HoldfastError, unknown
+from holdfast.metrics.columns import DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.reference import gradients_at_optimum, in_float64, known_optimum
 
@@ -174,19 +175,27 @@ def choose_metrics(wanted: list[str] | None, *, has_test: bool, has_accuracy: bo
 
 
 def measure(simulation: Simulation, test: TestSet | None, metrics: list[str]) -> dict[str, float]:
-    """The chosen metrics, then what the run has cost so far: delays too where nodes or links are sporadic."""
+    """The chosen metrics, then what the run has cost so far."""
     measured = Measured(simulation, test)
     values = {name: float(METRICS[name](measured)) for name in metrics}
+    extra: dict[str, float] = {}
+    if simulation.network.activity is not None:
+        extra |= delays(simulation)
+    if has_solver(simulation.method):
+        work = simulation.work
+        extra |= dict(zip(SOLVER_COLUMNS, (work.value_evaluations, work.unfinished_solves), strict=True))
     costs = {
         "payload_bytes": simulation.payload_bytes,
         "payload_bytes_per_link": simulation.payload_bytes / simulation.network.directed_links,
         "gradient_evaluations": simulation.work.gradient_evaluations,
         "sample_gradients": simulation.work.sample_gradients,
     }
-    return values | costs | (delays(simulation) if simulation.network.activity is not None else {})
+    return values | extra | costs
 
 
-DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total"]
+def has_solver(method: Method) -> bool:
+    """Whether a method minimises local problems, which may end before they are solved."""
+    return hasattr(method, "solver")
 
 
 def delays(simulation: Simulation) -> dict[str, float]:

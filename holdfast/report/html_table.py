@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from holdfast.metrics.columns import COST_COLUMNS
 from holdfast.report.figures import curve_styles
 from holdfast.report.format import best_lines, metric_title, round_text, spread_text
 from holdfast.report.plots import recorded_metrics
 from holdfast.runs.record import FinalRow, RunRecord, Spread
-from holdfast.runs.record_files import COSTS
 
 BEST, OUT = ' class="best"', ' class="out"'
 
@@ -53,7 +53,7 @@ def _cell(column: str, spread: Spread | None, best: bool) -> str:
     if spread is None:
         return "<td>–</td>"
     mean, _, deviation = spread_text(column, spread).partition(" ± ")
-    below = f"<small>± {escape(deviation)}</small>" if deviation and column not in COSTS else ""
+    below = f"<small>± {escape(deviation)}</small>" if deviation and column not in COST_COLUMNS else ""
     return f"<td{BEST if best else ''}>{escape(mean)}{below}</td>"
 
 

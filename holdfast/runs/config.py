@@ -55,6 +55,7 @@ class ProblemConfig(_Section):
     loss: Chosen = Choice(name="cross-entropy")
     batch_size: Count | Literal["full"] = 32
     l2: NonNegative = 0.0
+    l1: NonNegative = 0.0
     nonconvex: NonNegative = 0.0
     weights: Literal["uniform", "samples"] = "uniform"
 
@@ -83,6 +84,7 @@ class AlgorithmConfig(Choice):
     """A method with its hyperparameters; ``label`` is what it is called in tables and plots."""
 
     label: str = ""
+    curvature: Literal["given", "estimate"] = "given"  # "estimate": measure mu and L of the problem first
 
 
 class Experiment(_Section):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from holdfast.algorithms import Method
 from holdfast.engines.simulate.captured import simulation_class
 from holdfast.engines.simulate.dry_run import Footprint, dry_run
 from holdfast.engines.simulate.simulation import Simulation, check_fit
@@ -67,6 +68,7 @@ class Plan:
             for index, variant in enumerate(self.variants)
             for seed in variant.experiment.seeds
         ]
+        self._methods: dict[str, Method] = {}
         self._kept: tuple[str, Setting] | None = None
 
     @property
@@ -97,16 +99,22 @@ class Plan:
         """The job, ready to run."""
         setting = self.setting(job)
         return simulation_class(torch.device(self.device))(
-            build_method(job.experiment),
+            self.method(job),
             setting.objective,
             setting.network,
             seed=job.seed,
             cohort_size=cohort_size(job.experiment),
         )
 
+    def method(self, job: Job) -> Method:
+        """The job's algorithm with its hyperparameters, estimated ones too."""
+        if job.id not in self._methods:
+            self._methods[job.id] = build_method(job.experiment, self.setting(job))
+        return self._methods[job.id]
+
     def footprint(self, job: Job) -> Footprint:
         """What a round of the job sends and computes."""
-        return dry_run(build_method(job.experiment), self.setting(job).network, cohort_size(job.experiment))
+        return dry_run(self.method(job), self.setting(job).network, cohort_size(job.experiment))
 
     def memory(self, job: Job) -> int:
         """Estimated peak bytes: state, message and working copies of every row, data, activations."""
@@ -124,7 +132,7 @@ class Plan:
         """Builds everything once, so that mistakes surface before the run directory exists."""
         torch_device(self.device)
         for job in self.jobs:
-            method = build_method(job.experiment)
+            method = self.method(job)
             setting = self.setting(job)
             check_fit(method, setting.data.nodes, setting.network, cohort_size(job.experiment))
             require_memory(job.title, self.memory(job), self.device)

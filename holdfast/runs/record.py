@@ -11,8 +11,8 @@ from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple, cast
 
 from holdfast.errors import HoldfastError, unknown
+from holdfast.metrics.columns import COST_COLUMNS
 from holdfast.runs.record_files import (
-    COSTS,
     Job,
     Link,
     Partition,
@@ -150,7 +150,7 @@ class RunRecord:
         """
         recorded: dict[tuple[str, ...], dict[int, Row]] = {}
         for row in self.rows:
-            figures = [row[column] for column in [*self.metrics, *COSTS]]
+            figures = [row[column] for column in [*self.metrics, *COST_COLUMNS]]
             if all(math.isfinite(figure) for figure in figures if isinstance(figure, int | float)):
                 recorded.setdefault(_row_key(row, self.axes), {})[cast(int, row["round"])] = row
         jobs: dict[tuple[str, ...], list[Job]] = {}
@@ -167,7 +167,7 @@ class RunRecord:
 
     def series(self, metric: str, axis: str = "round") -> list[Series]:
         """One curve per group: ``metric`` (mean and extent over seeds) against ``axis`` (mean over seeds)."""
-        columns = ["round", *self.metrics, *COSTS]
+        columns = ["round", *self.metrics, *COST_COLUMNS]
         for column in (metric, axis):
             if column not in columns:
                 raise unknown("metric", column, columns)
@@ -195,7 +195,8 @@ class RunRecord:
         values: dict[str, Spread] = {}
         best = None
         if group.rounds:
-            found = {column: group.values(column, group.rounds[-1]) for column in [*self.metrics, *COSTS]}
+            last, columns = group.rounds[-1], [*self.metrics, *COST_COLUMNS]
+            found = {column: group.values(column, last) for column in columns}
             values = {column: _spread(seeds) for column, seeds in found.items() if seeds}
         if "test_accuracy" in values:
             by_round = [group.values("test_accuracy", round_) for round_ in group.rounds]

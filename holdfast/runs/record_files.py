@@ -14,9 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from holdfast.errors import HoldfastError
+from holdfast.metrics.columns import COST_COLUMNS
 
 # The columns of metrics.csv: algorithm, seed, the swept keys, round, the metrics, then these.
-COSTS = ["payload_bytes", "payload_bytes_per_link", "gradient_evaluations", "sample_gradients", "seconds"]
 
 Row = dict[str, float | int | str | None]
 Link = tuple[int, int, float]  # i, j, weight, with i < j
@@ -102,8 +102,8 @@ def read_metrics(file: Path) -> Metrics:
     text = _text(file)
     header, lines = _csv(file, text[: text.rfind("\n") + 1])
     at = header.index("round") if "round" in header else 0
-    axes, names = header[2:at], header[at + 1 : -len(COSTS)]
-    as_expected = ["algorithm", "seed", *axes, "round", *names, *COSTS]
+    axes, names = header[2:at], header[at + 1 : -len(COST_COLUMNS)]
+    as_expected = ["algorithm", "seed", *axes, "round", *names, *COST_COLUMNS]
     if header != as_expected or len(set(header)) < len(header):
         raise _damaged(file, "its first line is not the header of a table of metrics")
     rows: list[Row] = []

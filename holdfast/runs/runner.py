@@ -20,18 +20,11 @@ from torch import Tensor
 from holdfast.engines.simulate.driver import Row, Run
 from holdfast.errors import HoldfastError
 from holdfast.files import read_tensors, write_atomic, write_json, write_tensors
-from holdfast.metrics.measured import METRICS, measure
+from holdfast.metrics.columns import COST_COLUMNS, DELAY_COLUMNS, SOLVER_COLUMNS
+from holdfast.metrics.measured import METRICS, has_solver, measure
 from holdfast.runs.environment import describe_environment
 from holdfast.runs.plan import Job, Plan, short
 from holdfast.runs.setting import Setting, facts
-
-COST_COLUMNS = [
-    "payload_bytes",
-    "payload_bytes_per_link",
-    "gradient_evaluations",
-    "sample_gradients",
-    "seconds",
-]
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
@@ -66,7 +59,8 @@ class Runner:
         first = plan.setting(plan.jobs[0])
         names = {name for job in plan.jobs for name in plan.setting(job).metrics}
         metrics = [name for name in METRICS if name in names]
-        runner.columns = ["algorithm", "seed", *plan.axes, "round", *metrics, *COST_COLUMNS]
+        extra = _extra_columns(plan)
+        runner.columns = ["algorithm", "seed", *plan.axes, "round", *metrics, *extra, *COST_COLUMNS]
         runner.summary = {
             "name": plan.name,
             "status": "running",
@@ -123,6 +117,7 @@ class Runner:
             lambda now: measure(now, setting.test, setting.metrics),
         )
         self._restore(job, run)
+        entry["method"] = repr(self.plan.method(job))
         entry["executor"] = run.simulation.prepare(experiment.rounds - run.simulation.round)
         self._notify("job_started", job, run.simulation.round)
         for row in run:
@@ -233,6 +228,13 @@ def _new_folder(root: Path, name: str) -> Path:
             raise HoldfastError(f"cannot make the run directory {folder}: {error.strerror}") from None
         return folder
     raise HoldfastError(f"cannot make a run directory for {stem} under {root}: too many of that name")
+
+
+def _extra_columns(plan: Plan) -> list[str]:
+    """What only some experiments record."""
+    sporadic = any(plan.setting(job).network.activity is not None for job in plan.jobs)
+    solving = any(has_solver(plan.method(job)) for job in plan.jobs)
+    return (DELAY_COLUMNS if sporadic else []) + (SOLVER_COLUMNS if solving else [])
 
 
 def _job_entry(job: Job) -> dict[str, Any]:

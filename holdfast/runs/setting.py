@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +15,16 @@ from torch import Tensor, nn
 
 from holdfast.algorithms import ALGORITHMS, Method
 from holdfast.data import DATASETS, PARTITIONS, Dataset, FederatedData, partition
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, unknown
 from holdfast.metrics.measured import choose_metrics
 from holdfast.models import load_model
+from holdfast.objective.curvature import estimate_curvature
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import LOSSES, Loss
 from holdfast.objective.model_objective import ModelObjective, Regulariser
 from holdfast.runs.config import Choice, Experiment, NetworkConfig
 from holdfast.topology import Network, build_network, read_chance
+from holdfast.validation import parameters as accepted_parameters
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Setting:
             self.data,
             batch_size=None if problem.batch_size == "full" else problem.batch_size,
             seed=self.seed,
-            regulariser=Regulariser(problem.l2, problem.nonconvex),
+            regulariser=Regulariser(l2=problem.l2, l1=problem.l1, nonconvex=problem.nonconvex),
             weights=problem.weights,
             mean=self.dataset.mean,
             std=self.dataset.std,
@@ -75,9 +78,20 @@ class Setting:
             return load_model(choice.name, choice.parameters, self.dataset.input_shape, outputs)
 
 
-def build_method(experiment: Experiment) -> Method:
+def build_method(experiment: Experiment, setting: Setting) -> Method:
     """The experiment's algorithm, its hyperparameters checked."""
-    return ALGORITHMS.build(experiment.algorithm.name, experiment.algorithm.parameters)
+    name, parameters = experiment.algorithm.name, experiment.algorithm.parameters
+    if experiment.algorithm.curvature == "given":
+        return ALGORITHMS.build(name, parameters)
+    maker: Any = ALGORITHMS[name]
+    if not hasattr(maker, "for_problem"):
+        raise HoldfastError(f"algorithm.curvature: {name!r} does not use the curvature; leave it out")
+    for key in parameters:
+        if key not in accepted_parameters(maker):
+            raise unknown(f"key in algorithm {name!r}", key, accepted_parameters(maker))
+    curvature = estimate_curvature(setting.objective)
+    method: Method = maker.for_problem(curvature.mu, curvature.L, **parameters)
+    return method
 
 
 def build_setting(experiment: Experiment, seed: int, data_dir: Path | None, device: str) -> Setting:

@@ -1,0 +1,11 @@
+"""The columns of ``metrics.csv`` beside the metrics: what a run has cost so far."""
+
+COST_COLUMNS = [
+    "payload_bytes",
+    "payload_bytes_per_link",
+    "gradient_evaluations",
+    "sample_gradients",
+    "seconds",
+]
+DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total"]  # where nodes or links are sporadic
+SOLVER_COLUMNS = ["value_evaluations", "unfinished_solves"]  # for methods with a local solver

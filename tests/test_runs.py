@@ -70,7 +70,7 @@ def test_metrics_are_tidy(finished: Path) -> None:
         for seed in ("0", "1")
         for round in ("0", "2", "4")
     ]
-    # d = 64 * 8 + 8 + 8 * 10 + 10; local G-ECL sends two vectors over each of the 8 directed links, gossip one
+    # d = 64 * 8 + 8 + 8 * 10 + 10; local G-ECL sends two vectors over each of 8 directed links, gossip one
     assert rows(finished)[2]["payload_bytes"] == str(4 * 8 * 2 * 610 * 4)
     assert rows(finished)[-1]["payload_bytes"] == str(4 * 8 * 610 * 4)
     assert rows(finished)[2]["payload_bytes_per_link"] == str(4 * 2 * 610 * 4.0)

@@ -21,11 +21,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from holdfast.errors import unknown
+from holdfast.metrics.columns import DELAY_COLUMNS
 from holdfast.report.format import byte_unit, count_text, quantity
 from holdfast.runs.record import RunRecord, Series, overlaid
 from holdfast.runs.record_files import Link
 
-AXES = ("round", "payload_bytes", "gradient_evaluations")
+AXES = ("round", "payload_bytes", "gradient_evaluations", *DELAY_COLUMNS)
 
 INK, FAINT, GRID = "#24292f", "#6e7781", "#d8dee4"  # the HTML report swaps these in dark mode
 # Okabe and Ito's colours, which colour-blind readers can tell apart.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from holdfast.metrics.columns import DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.report.figures import AXES, curves_figure, network_figure, partition_figure
 from holdfast.report.format import QUANTITIES, quantity
 from holdfast.runs.record import RunRecord, overlaid
@@ -22,9 +23,11 @@ class Plot(NamedTuple):
 
 def curve_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
     """Every metric against the rounds, the first also against what it cost."""
-    metrics = recorded_metrics(records)
+    recorded = recorded_metrics(records)
+    metrics = [metric for metric in recorded if metric not in (*DELAY_COLUMNS, *SOLVER_COLUMNS)]
+    axes = [axis for axis in AXES if axis not in DELAY_COLUMNS or axis in recorded]
     for metric in metrics:
-        for axis in AXES if metric == metrics[0] else AXES[:1]:
+        for axis in axes if metric == metrics[0] else axes[:1]:
             if axis == "round" or _tells_more_than_rounds(records, axis):
                 stem = metric if axis == "round" else f"{metric}_by_{axis}"
                 yield Plot(stem, _caption(metric, axis), curves_figure(records, metric, axis))

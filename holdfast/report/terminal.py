@@ -34,6 +34,8 @@ HEADS = {  # two short lines over each column, so that the usual ones fit into 8
 }
 # Left out in this order, and said so, where the terminal is too narrow for all.
 EXPENDABLE = (
+    "unfinished_solves",
+    "dual_error",
     "average_loss",
     "gradient_evaluations",
     "average_accuracy",

@@ -5,7 +5,7 @@
 
 Pixels lie in [0, 1], the images are dealt out evenly at random, f_j is the mean loss of node j's images plus
 (mu/2)||x||^2, everything is float64. AOGM solves local problems until a step changes the energy by less than
-1e-12 of it. Each method is run for ``--tuning-rounds`` rounds with every setting of its grid; the one with the
+1e-12 of it. Each method runs for ``--tuning-rounds`` rounds with every setting of its grid; the one with the
 least geometric mean of the relative energy error over the reported rounds goes on to the table.
 """
 

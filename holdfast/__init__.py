@@ -47,6 +47,7 @@ _HOMES = {
         "constant",
         "halving",
         "cosine",
+        "linear",
     ],
     "holdfast.data": [
         "partition",

@@ -85,5 +85,9 @@ def cohort(seed: int, round: int, nodes: int, size: int) -> Tensor:
     check("size", Count, size)
     if size > nodes:
         raise HoldfastError(f"a cohort of {size} nodes was asked for, but there are only {nodes} nodes")
-    draws = uniform(seed, Stream.COHORT, round, 0, torch.arange(nodes))
-    return draws.argsort(stable=True)[:size].sort().values
+    draws = uniform(seed, Stream.COHORT, round, 0, torch.arange(size)).tolist()
+    chosen: set[int] = set()
+    for draw, last in zip(draws, range(nodes - size, nodes), strict=True):  # Floyd's method: O(size)
+        pick = int(draw * (last + 1))
+        chosen.add(last if pick in chosen else pick)
+    return torch.tensor(sorted(chosen))

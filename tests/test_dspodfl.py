@@ -12,7 +12,8 @@ import holdfast as hf
 from holdfast.algorithms.dspodfl import DSpodFL
 from holdfast.data import DATASETS
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.metrics.measured import DELAY_COLUMNS, delays, measure
+from holdfast.metrics.columns import DELAY_COLUMNS
+from holdfast.metrics.measured import delays
 from holdfast.models import MODELS
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import CrossEntropy
@@ -299,8 +300,3 @@ def test_runs_settle_around_the_expected_limit(quadratics, correct):
     }
     assert (limits[False] - limits[True]).norm() > 0.6
     assert (average - limits[correct]).norm() < 0.06
-
-
-def test_measure_names_what_the_run_directory_needs(quadratics):
-    row = measure(simulate(DSpodFL(lr=0.01), quadratics, RING.sporadic(0.5), 2), None, ["consensus"])
-    assert list(row)[-3:] == DELAY_COLUMNS

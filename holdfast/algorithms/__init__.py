@@ -16,7 +16,7 @@ from holdfast.algorithms.momentum import PDSGDM
 from holdfast.algorithms.pdmm import ECL, PDMM
 from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD
-from holdfast.algorithms.schedules import constant, cosine, halving
+from holdfast.algorithms.schedules import constant, cosine, halving, linear
 from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET
 from holdfast.algorithms.vrl import VRLSGD, FedLin
 
@@ -56,4 +56,5 @@ __all__ = [
     "constant",
     "cosine",
     "halving",
+    "linear",
 ]

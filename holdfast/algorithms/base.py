@@ -137,7 +137,7 @@ class Method:
         now.__dict__.update(vars(self))
         for name, schedule in scheduled.items():
             where = f"{type(self).__name__}.{name} at round {round}"
-            now.__dict__[name] = check(where, hints(type(self))[name], float(schedule(round)))
+            now.__dict__[name] = check(where, hints(type(self))[name], schedule(round))
         return now
 
     def dual(self, s: State) -> Tensor | None:

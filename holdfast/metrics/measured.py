@@ -24,15 +24,16 @@ class Measured:
         self.simulation = simulation
         self.objective = simulation.objective
         self.test = test
-        self.models = simulation.models.detach()  # [n, d]
+        one_model = isinstance(simulation.method, ServerAlgorithm)
+        # [n, d]; [1, d] where all nodes hold the server's
+        self.models = simulation.models.detach()[: 1 if one_model else None]
         # Around one of them, so that models that are equal have exactly that average.
         self.average = self.models[0] + (self.models - self.models[0]).mean(0)  # [d]
 
     @cached_property
     def node_accuracies(self) -> Tensor:
         """Test accuracy of every node's model, [n]; [1] where all nodes hold the server's."""
-        one_model = isinstance(self.simulation.method, ServerAlgorithm)
-        return self._test(self.models[:1] if one_model else self.models)[0]
+        return self._test(self.models)[0]
 
     @cached_property
     def average_test(self) -> tuple[Tensor, Tensor]:

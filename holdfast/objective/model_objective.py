@@ -96,7 +96,7 @@ class ModelObjective:
         self.starts = torch.as_tensor(data.starts, device=device)
         self.scale = torch.ones(self.nodes, device=device, dtype=dtype)
         if weights == "samples":
-            self.scale = (self.counts * self.nodes / self.counts.sum()).to(dtype)
+            self.scale = (self.counts.double() * self.nodes / self.counts.sum()).to(dtype)
         self._row_losses = vmap(self._row_loss)
         self._row_grads = vmap(grad(self._row_loss))
         self._row_hessians = vmap(hessian(self._row_loss))

@@ -114,7 +114,8 @@ class Plan:
 
     def footprint(self, job: Job) -> Footprint:
         """What a round of the job sends and computes."""
-        return dry_run(self.method(job), self.setting(job).network, cohort_size(job.experiment))
+        rounds = min(job.experiment.rounds, 50)
+        return dry_run(self.method(job), self.setting(job).network, cohort_size(job.experiment), rounds)
 
     def memory(self, job: Job) -> int:
         """Estimated peak bytes: state, message and working copies of every row, data, activations."""

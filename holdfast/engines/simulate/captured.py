@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast.engines.simulate.simulation import Simulation
+from holdfast.errors import HoldfastError
 from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.oracle import Work
 from holdfast.tree import tree_map
@@ -44,7 +45,7 @@ class CapturedSimulation(Simulation):
         try:
             self._record()
             how = "rounds replayed from a CUDA graph"
-        except RuntimeError as error:
+        except (RuntimeError, HoldfastError) as error:
             torch.cuda.synchronize()
             how = f"rounds run step by step, since they cannot be recorded: {str(error).splitlines()[0]}"
         took = time.perf_counter() - start

@@ -20,9 +20,9 @@ class Footprint:
     """Multiples of the model's dimension d, except for gradients."""
 
     vectors_at_start: int  # sent over the whole network before the first round
-    vectors_per_round: int  # sent over the whole network in a round
+    vectors_per_round: float  # sent over the whole network in a round
     vectors_per_link: float  # the same, per directed link
-    scalars_per_round: int  # single numbers sent beside them
+    scalars_per_round: float  # single numbers sent beside them
     state_vectors: int  # kept by all nodes together between rounds
     gradients_per_round: float  # per node
 
@@ -66,9 +66,12 @@ class ZeroObjective:
         return x.new_zeros(())
 
 
-def dry_run(method: Method, network: Network, cohort_size: int | None = None) -> Footprint:
-    """One round of ``method`` over ``network``, counted: in one dimension and in two, to tell d from 1."""
-    one, two = (_count(method, network, cohort_size, dim) for dim in (1, 2))
+def dry_run(method: Method, network: Network, cohort_size: int | None = None, rounds: int = 1) -> Footprint:
+    """``method`` over ``network``, counted in one dimension and in two, to tell d from 1.
+
+    Figures per round are means over ``rounds``: some methods skip communication now and then.
+    """
+    one, two = (_count(method, network, cohort_size, dim, rounds) for dim in (1, 2))
     return Footprint(
         vectors_at_start=two.at_start - one.at_start,
         vectors_per_round=two.per_round - one.per_round,
@@ -81,20 +84,21 @@ def dry_run(method: Method, network: Network, cohort_size: int | None = None) ->
 
 class _Counts(NamedTuple):
     at_start: int
-    per_round: int
+    per_round: float
     state: int
-    gradients: int
+    gradients: float
 
 
-def _count(method: Method, network: Network, cohort_size: int | None, dim: int) -> _Counts:
+def _count(method: Method, network: Network, cohort_size: int | None, dim: int, rounds: int) -> _Counts:
     simulation = Simulation(method, ZeroObjective(network.nodes, dim), network, cohort_size=cohort_size)
     at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
     kept = simulation.state.clients if isinstance(simulation.state, Federation) else simulation.state
     state = sum(tensor.numel() for tensor in leaves(kept))
-    simulation.step()
+    for _ in range(rounds):
+        simulation.step()
     return _Counts(
         at_start,
-        simulation.traffic.numbers - at_start,
+        (simulation.traffic.numbers - at_start) / rounds,
         state,
-        simulation.work.gradient_evaluations - gradients,
+        (simulation.work.gradient_evaluations - gradients) / rounds,
     )

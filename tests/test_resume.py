@@ -10,9 +10,11 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import SMALL, experiment_file, holdfast, make_plan, process, rows, run_plan
 
+from holdfast.runs.config import read_experiment
 from holdfast.runs.plan import Plan
 from holdfast.runs.runner import Interrupted, Runner
 
@@ -155,6 +157,22 @@ def test_a_killed_run_can_be_resumed(tmp_path: Path, uninterrupted) -> None:
         file.write("local-gecl,0,3")
     assert holdfast("resume", folder, "-q").code == 0
     assert rows(folder) == uninterrupted
+
+
+def test_resume_finds_the_data_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data" / "own.npz", x_train=rng.random((60, 3)), y_train=rng.integers(0, 2, 60))
+    overrides = ['problem.dataset={name="npz",file="own.npz"}', 'evaluation.metrics=["train_loss"]']
+    monkeypatch.chdir(tmp_path)
+    plan = Plan(read_experiment(experiment_file(tmp_path), overrides), Path("data"), "cpu")
+    plan.check()
+    runner = Runner.start(plan, tmp_path)
+    with pytest.raises(Interrupted):
+        runner.execute([StopAfter(3, signal.SIGINT)])
+    monkeypatch.chdir(tmp_path.parent)
+    assert holdfast("resume", runner.folder, "-q").code == 0
+    assert [row["round"] for row in rows(runner.folder)] == ["0", "2", "4"] * 2
 
 
 # --- what resume refuses -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -62,7 +63,8 @@ def _carry_out(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
             runner.execute(views)
         except Interrupted:
             stack.close()
-            print(f"stopped, all is saved; continue with: holdfast resume {runner.folder}", file=sys.stderr)
+            command = f"holdfast resume {shlex.quote(str(runner.folder))}"
+            print(f"stopped, all is saved; continue with: {command}", file=sys.stderr)
             sys.exit(130)
     record = load_record(runner.folder)
     with console.status("writing plots and report"):

@@ -184,7 +184,7 @@ def test_only_the_cohort_changes_and_is_counted(digits) -> None:
     objective = ModelObjective(flat, CrossEntropy(), data, batch_size=8, seed=0)
     simulation = Simulation(hf.SCAFFOLD(lr=0.1), objective, hf.server(6), seed=0, cohort_size=2)
     seen = set()
-    for round in range(1, 9):
+    for round in range(1, 21):
         before = simulation.state.clients.c.clone()
         simulation.step()
         changed = (simulation.state.clients.c != before).any(1).nonzero().squeeze(1).tolist()

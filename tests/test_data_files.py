@@ -206,7 +206,7 @@ def test_npz_with_a_split_column_and_writers(tmp_path: Path) -> None:
             "both or neither",
         ),
         ({"x_train": np.full((3, 1), np.nan), "y_train": np.zeros(3)}, "x_train: sample 0"),
-        ({"x_train": np.zeros((3, 1), int), "y_train": np.zeros(3)}, "samples are int64"),
+        ({"x_train": np.zeros((3, 1), np.int32), "y_train": np.zeros(3)}, "samples are int32"),
         ({"x_train": np.zeros((3, 1)), "y_train": np.array([1, -1, 1])}, "label -1 is negative"),
         ({"x_train": np.zeros((3, 1)), "y_train": np.array(["a", "b", "c"])}, "expected numbers"),
         ({"x_train": np.zeros((3, 1)), "y_train": np.array([0, None, 1])}, "cannot be read"),

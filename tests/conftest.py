@@ -70,6 +70,9 @@ class Quadratics:
     def samples(self, nodes: Tensor) -> int:
         return len(nodes)
 
+    def global_value(self, x: Tensor) -> Tensor:
+        return self.values(x.expand(self.nodes, -1), torch.arange(self.nodes)).mean()
+
     def run(self, algorithm, rounds: int, topology=None, cohort_size=None) -> Tensor:
         """[rounds + 1, n, d]: every node's model after every round."""
         network = as_network(topology, self.nodes)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from conftest import make_quadratics
 
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
@@ -19,6 +20,7 @@ from holdfast.models import MODELS
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import CrossEntropy
 from holdfast.objective.model_objective import ModelObjective
+from holdfast.objective.objective import Objective
 from holdfast.tree import leaves
 
 NODES = 5
@@ -100,19 +102,22 @@ def network(case: Case) -> hf.Network:
     return as_network(None if case.server else hf.ring(NODES), NODES)
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.float64], ids=str)
-def objective(request) -> ModelObjective:
-    """Minibatches of digits on unlike nodes."""
+@pytest.fixture(scope="module", params=["digits float32", "digits float64", "quadratics float64"])
+def objective(request) -> Objective:
+    """Minibatches of digits on unlike nodes, or exact gradients of unlike quadratics."""
+    if request.param.startswith("quadratics"):
+        return make_quadratics(NODES, L=2.0)
+    dtype = torch.float32 if request.param.endswith("32") else torch.float64
     digits = DATASETS.build("digits", {})
     data = hf.partition(digits.x_train, digits.y_train, hf.Dirichlet(0.5), nodes=NODES, seed=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = MODELS.build("mlp", {"hidden": [12]}, input_shape=digits.input_shape, outputs=10)
-    flat = FlatModel(model, torch.device("cpu"), request.param)
+    flat = FlatModel(model, torch.device("cpu"), dtype)
     return ModelObjective(flat, CrossEntropy(), data, batch_size=16, seed=7)
 
 
-def simulate(case: Case, objective: ModelObjective, rounds: int, rate=None) -> Simulation:
+def simulate(case: Case, objective: Objective, rounds: int, rate=None) -> Simulation:
     simulation = Simulation(method(case, rate), objective, network(case), seed=7)
     for _ in range(rounds):
         simulation.step()

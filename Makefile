@@ -8,11 +8,12 @@ STAMP  := $(VENV)/.installed
 run: $(STAMP)  ## the default experiment, from nothing to a report
 	$(BIN)/holdfast run
 
+# Two processes with one thread each: threads of both would only get in each other's way.
 test: $(STAMP)  ## the whole test suite but the slow tests
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-slow: $(STAMP)  ## the tests that take minutes
-	$(BIN)/python -m pytest -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

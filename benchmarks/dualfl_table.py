@@ -263,6 +263,9 @@ def many_nodes(problem: Problem, least: float, jobs: int) -> None:
         print(row("DualFL", f"N = {n}", outcome, shown))
     ratio = outcomes[counts.index(64)].errors[30] / outcomes[counts.index(8)].errors[30]
     print(f"\nN = 64 over N = 8 at round 30: {ratio:.3g}, {'ok' if ratio <= 5 else 'NOT'} (at most 5)")
+    # More nodes share the same images, so they differ more from the start: the rate tells how they go on.
+    rates = [f"{(outcome.errors[30] / outcome.errors[10]) ** (1 / 20):.3f}" for outcome in outcomes]
+    print(f"Factor per round from round 10 to 30: {', '.join(rates)}")
 
 
 def many_rhos(problem: Problem, nodes: int, least: float, jobs: int) -> None:

@@ -15,8 +15,10 @@ from holdfast.algorithms.base import Method
 from holdfast.data.federated import FederatedData, as_pair
 from holdfast.engines.simulate.captured import simulation_class
 from holdfast.engines.simulate.driver import Row, Run
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.simulate.dry_run import dry_run
+from holdfast.engines.simulate.simulation import Simulation, check_fit
 from holdfast.errors import HoldfastError
+from holdfast.memory import require_memory
 from holdfast.metrics.measured import choose_metrics, measure
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import LOSSES, Loss
@@ -141,8 +143,12 @@ def train(
         test_set = objective.test_set(x, y)
     objective.check_model(test_set)
     names = choose_metrics(metrics, has_test=test_set is not None, has_accuracy=chosen_loss.has_accuracy)
+    network = as_network(topology, split.nodes)
+    check_fit(algorithm, split.nodes, network, cohort)
+    needed = dry_run(algorithm, network, cohort).memory(split.nodes, objective.dim, dtype.itemsize)
+    require_memory(f"{type(algorithm).__name__} on {split.nodes} nodes", needed, str(device))
     simulation = simulation_class(objective.x0.device)(
-        algorithm, objective, as_network(topology, split.nodes), seed=seed, cohort_size=cohort
+        algorithm, objective, network, seed=seed, cohort_size=cohort
     )
     simulation.prepare(rounds)
     run = Run(simulation, rounds, evaluate_every, lambda now: measure(now, test_set, names))

@@ -118,16 +118,13 @@ class Plan:
         return dry_run(self.method(job), self.setting(job).network, cohort_size(job.experiment), rounds)
 
     def memory(self, job: Job) -> int:
-        """Estimated peak bytes: state, message and working copies of every row, data, activations."""
-        setting, footprint = self.setting(job), self.footprint(job)
-        nodes, x, batch = setting.data.nodes, setting.data.x, job.experiment.problem.batch_size
-        rows = footprint.state_vectors + footprint.vectors_per_link * nodes + 3 * nodes
-        module_copies = 4
-        number = getattr(torch, job.experiment.dtype).itemsize
+        """Estimated peak bytes: everything of every row, data, activations."""
+        setting, x, batch = self.setting(job), self.setting(job).data.x, job.experiment.problem.batch_size
+        nodes, number = setting.data.nodes, getattr(torch, job.experiment.dtype).itemsize
         samples = len(x) if batch == "full" else batch * nodes
         activations = 4 * min(samples, CHUNK_SAMPLES) * x[0].numel() * number
-        vectors = (rows + module_copies) * setting.dim * number
-        return int(vectors + x.numel() * x.element_size() + activations)
+        rows = self.footprint(job).memory(nodes, setting.dim, number)
+        return int(rows + x.numel() * x.element_size() + activations)
 
     def check(self) -> None:
         """Builds everything once, so that mistakes surface before the run directory exists."""

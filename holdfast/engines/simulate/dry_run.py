@@ -26,6 +26,12 @@ class Footprint:
     state_vectors: int  # kept by all nodes together between rounds
     gradients_per_round: float  # per node
 
+    def memory(self, nodes: int, dim: int, itemsize: int) -> float:
+        """Estimated bytes of state, messages and three working copies of all rows, and of the model."""
+        rows = self.state_vectors + (self.vectors_per_link + 3) * nodes
+        model_copies = 4
+        return (rows + model_copies) * dim * itemsize
+
 
 class ZeroObjective:
     """f_i = 0."""

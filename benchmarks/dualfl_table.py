@@ -15,7 +15,7 @@ import argparse
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -72,37 +72,39 @@ def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
     return [dict(zip(values, choice, strict=True)) for choice in itertools.product(*values.values())]
 
 
+class Candidate(NamedTuple):
+    """A method as a function of mu and a setting, with all settings that are tried."""
+
+    build: Callable[..., Method]
+    grid: list[dict[str, Any]]
+
+
 PROXIMAL = (1.0, 3.0, 10.0, 30.0, 100.0)
-GRIDS = {
-    "DualFL": grid(rho=(0.0, 1e-3, 3e-3, 1e-2)),
-    "FedPD": grid(eta=PROXIMAL),
-    "FedDR": grid(eta=PROXIMAL, alpha=(1.0, 2.0)),
-    "FedDyn": grid(alpha=[1 / eta for eta in PROXIMAL]),
-    "FedDualAvg": grid(lr=(0.01, 0.03, 0.1, 0.3), local_steps=(10, 100)),
-    "Scaffnew": grid(lr=(0.01, 0.03, 0.1), p=(0.1, 0.03, 0.01)),
-    "APDA-Inexact": grid(lr=PROXIMAL, beta=(0.01, 0.1), dual_step=(1 / 32, 1.0)),
-    "5GCS": grid(lr=(1.0, 3.0, 10.0, 30.0)),
+METHODS = {
+    "DualFL": Candidate(
+        lambda mu, **given: DualFL(nu=mu, solver=SOLVER, **given),
+        grid(rho=(0.0, 1e-3, 3e-3, 1e-2)),
+    ),
+    "FedPD": Candidate(lambda mu, eta: FedPDByAOGM(eta=eta, solver="exact"), grid(eta=PROXIMAL)),
+    "FedDR": Candidate(
+        lambda mu, **given: FedDR(solver=SOLVER, **given), grid(eta=PROXIMAL, alpha=(1.0, 2.0))
+    ),
+    "FedDyn": Candidate(
+        lambda mu, alpha: FedDynByAOGM(alpha=alpha, solver="exact"), grid(alpha=[1 / eta for eta in PROXIMAL])
+    ),
+    "FedDualAvg": Candidate(
+        lambda mu, **given: FedDualAvg(l2=mu, **given),
+        grid(lr=(0.01, 0.03, 0.1, 0.3), local_steps=(10, 100)),
+    ),
+    "Scaffnew": Candidate(
+        lambda mu, **given: Scaffnew(**given), grid(lr=(0.01, 0.03, 0.1), p=(0.1, 0.03, 0.01))
+    ),
+    "APDA-Inexact": Candidate(
+        lambda mu, lr, beta, dual: APDAInexact(lr=lr, beta=beta, mu=mu, dual_lr=dual / lr, solver=SOLVER),
+        grid(lr=PROXIMAL, beta=(0.01, 0.1), dual=(1 / 32, 1.0)),
+    ),
+    "5GCS": Candidate(lambda mu, lr: FiveGCS(lr=lr, mu=mu, solver=SOLVER), grid(lr=(1.0, 3.0, 10.0, 30.0))),
 }
-
-
-def build(name: str, setting: dict[str, Any], mu: float) -> Method:
-    """The method called ``name``. DualFL's nu is mu; FedDualAvg brings the regulariser itself."""
-    if name == "DualFL":
-        return DualFL(nu=mu, solver=SOLVER, **setting)
-    if name == "FedPD":
-        return FedPDByAOGM(solver="exact", **setting)
-    if name == "FedDR":
-        return FedDR(solver=SOLVER, **setting)
-    if name == "FedDyn":
-        return FedDynByAOGM(solver="exact", **setting)
-    if name == "FedDualAvg":
-        return FedDualAvg(l2=mu, **setting)
-    if name == "Scaffnew":
-        return Scaffnew(**setting)
-    if name == "APDA-Inexact":
-        dual_lr = setting["dual_step"] / setting["lr"]
-        return APDAInexact(lr=setting["lr"], beta=setting["beta"], mu=mu, dual_lr=dual_lr, solver=SOLVER)
-    return FiveGCS(mu=mu, solver=SOLVER, **setting)
 
 
 # --- the problem ---------------------------------------------------------------------------------
@@ -177,8 +179,9 @@ class Outcome(NamedTuple):
 def run(task: Task) -> Outcome:
     """Runs a method; the error is that of the average model on the whole objective."""
     whole = objective(task.problem, task.nodes, task.problem.mu)
+    # FedDualAvg brings the regulariser itself.
     seen = objective(task.problem, task.nodes, 0.0) if task.name == "FedDualAvg" else whole
-    method = build(task.name, task.setting, task.problem.mu)
+    method = METHODS[task.name].build(task.problem.mu, **task.setting)
     simulation = Simulation(method, seen, hf.server(task.nodes), seed=task.problem.seed)
     errors = []
     for n in range(task.rounds + 1):
@@ -229,13 +232,14 @@ def header(rounds: Iterable[int]) -> str:
 
 
 def compare(problem: Problem, nodes: int, rounds: int, tuning: int, least: float, jobs: int) -> None:
-    tasks = [Task(problem, nodes, name, setting, tuning, least) for name in GRIDS for setting in GRIDS[name]]
-    tuned: dict[str, list[Outcome]] = {name: [] for name in GRIDS}
+    tried = [(name, setting) for name, candidate in METHODS.items() for setting in candidate.grid]
+    tasks = [Task(problem, nodes, name, setting, tuning, least) for name, setting in tried]
+    tuned: dict[str, list[Outcome]] = {name: [] for name in METHODS}
     for outcome in run_all(tasks, jobs):
         tuned[outcome.task.name].append(outcome)
     best = {name: min(outcomes, key=Outcome.score).task.setting for name, outcomes in tuned.items()}
     reported = [r for r in REPORTED if r <= rounds]
-    final = list(run_all([Task(problem, nodes, name, best[name], rounds, least) for name in GRIDS], jobs))
+    final = list(run_all([Task(problem, nodes, name, best[name], rounds, least) for name in METHODS], jobs))
     print(f"\n## Relative energy error, N = {nodes}, each method at its tuned setting\n\n{header(reported)}")
     for outcome in final:
         print(row(outcome.task.name, described(outcome.task.setting), outcome, reported))

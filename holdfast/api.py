@@ -20,6 +20,7 @@ from holdfast.engines.simulate.simulation import Simulation, check_fit
 from holdfast.errors import HoldfastError
 from holdfast.memory import require_memory
 from holdfast.metrics.measured import choose_metrics, measure
+from holdfast.objective.curvature import why_not_convex
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import LOSSES, Loss
 from holdfast.objective.model_objective import ModelObjective, Regulariser
@@ -150,6 +151,9 @@ def train(
     simulation = simulation_class(objective.x0.device)(
         algorithm, objective, network, seed=seed, cohort_size=cohort
     )
+    if algorithm.assumes_convex and (reason := why_not_convex(objective)):
+        text = f"{type(algorithm).__name__} promises to converge on convex objectives only, and here {reason}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     simulation.prepare(rounds)
     run = Run(simulation, rounds, evaluate_every, lambda now: measure(now, test_set, names))
     for _ in run:

@@ -31,6 +31,7 @@ class APDAInexact(Algorithm):
     """Primal-dual steps from inexact local proximal points, accelerated (reconstruction)."""
 
     needs_server: ClassVar[bool] = True
+    assumes_convex: ClassVar[bool] = True
 
     lr: Rate  # primal step eta_x
     beta: Positive  # beta_y: how much of the local gradient enters the dual step; about 1/(2 L) to 1/L

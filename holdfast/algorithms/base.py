@@ -125,6 +125,8 @@ class Peers(Protocol):
 class Method:
     """Hyperparameters, checked when they are given; each may be a schedule if its type is ``Rate``."""
 
+    assumes_convex: ClassVar[bool] = False  # True: what the method promises holds for convex f_i only
+
     def __post_init__(self) -> None:
         check_fields(type(self).__name__, self)
 

@@ -77,6 +77,7 @@ class FedSplit(Algorithm):
     """Peaceman-Rachford splitting, fastest with eta = 1/sqrt(mu L) (Pathak and Wainwright 2020)."""
 
     needs_server: ClassVar[bool] = True
+    assumes_convex: ClassVar[bool] = True
 
     eta: Rate  # proximal step
     solver: LocalSolver = EXACT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class FiveGCS(ServerAlgorithm[Server]):
     Duals are n times the paper's, so that nobody needs the number of clients n; its tau = 1/(2 gamma n) then
     becomes 1/(2 lr).
     """
+
+    assumes_convex: ClassVar[bool] = True
 
     lr: Rate  # primal step gamma; best near 1/sqrt(mu L)
     mu: NonNegative  # strong convexity of the objective

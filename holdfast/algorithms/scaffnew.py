@@ -24,6 +24,7 @@ class Scaffnew(Algorithm):
     """Rounds of random length, 1/p steps on average; fast with p = sqrt(mu/L) (Mishchenko et al. 2022)."""
 
     needs_server: ClassVar[bool] = True
+    assumes_convex: ClassVar[bool] = True
 
     lr: Rate  # 1/L is safe
     p: Probability  # of communicating after a step; 1 makes it gradient descent

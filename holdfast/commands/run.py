@@ -55,6 +55,8 @@ def _carry_out(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
     """Runs what is left to run, then writes plots and report."""
     console = Console(quiet=quiet)
     print_path(console, "run directory", runner.folder)
+    for warning in runner.plan.warnings():
+        print(f"warning: {warning}", file=sys.stderr)
     with ExitStack() as stack:
         views: list[View] = [TensorBoardView(runner.folder)] if tensorboard else []
         if not quiet:

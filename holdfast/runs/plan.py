@@ -17,6 +17,7 @@ from holdfast.engines.simulate.captured import simulation_class
 from holdfast.engines.simulate.dry_run import Footprint, dry_run
 from holdfast.engines.simulate.simulation import Simulation, check_fit
 from holdfast.memory import require_memory
+from holdfast.objective.curvature import why_not_convex
 from holdfast.objective.model_objective import CHUNK_SAMPLES
 from holdfast.runs.config import Experiment
 from holdfast.runs.setting import Setting, build_method, build_setting, torch_device
@@ -125,6 +126,20 @@ class Plan:
         activations = 4 * min(samples, CHUNK_SAMPLES) * x[0].numel() * number
         rows = self.footprint(job).memory(nodes, setting.dim, number)
         return int(rows + x.numel() * x.element_size() + activations)
+
+    def warnings(self) -> list[str]:
+        """What a user should know before the run, though it is no mistake."""
+        return list(dict.fromkeys(filter(None, (self._convexity_warning(job) for job in self.jobs))))
+
+    def _convexity_warning(self, job: Job) -> str | None:
+        if not self.method(job).assumes_convex:
+            return None
+        reason = why_not_convex(self.setting(job).objective)
+        return (
+            f"{job.label} promises to converge on convex objectives only, and here {reason}"
+            if reason
+            else None
+        )
 
     def check(self) -> None:
         """Builds everything once, so that mistakes surface before the run directory exists."""

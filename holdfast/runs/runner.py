@@ -120,7 +120,7 @@ class Runner:
         entry["method"] = repr(self.plan.method(job))
         entry["executor"] = run.simulation.prepare(experiment.rounds - run.simulation.round)
         self._notify("job_started", job, run.simulation.round)
-        for row in run:
+        for row in self._rows_of(run, entry):
             if row is not None:
                 self._record(job, row)
             self._notify("round_done", job, run.simulation.round)
@@ -140,13 +140,23 @@ class Runner:
         status = "diverged" if run.diverged else "done"
         self._update(entry, run, status)
         if run.diverged:
-            entry["message"] = (
-                f"a figure became infinite or NaN by round {run.simulation.round}: try a smaller lr"
+            entry.setdefault(
+                "message",
+                f"a figure became infinite or NaN by round {run.simulation.round}: try a smaller lr",
             )
         else:
             self._save_model(job, setting, run)
         self._write_summary()
         self._notify("job_ended", job, status)
+
+    @staticmethod
+    def _rows_of(run: Run, entry: dict[str, Any]) -> Iterator[Row | None]:
+        """The rows of ``run``; a method that cannot go on ends its own job, not the others."""
+        try:
+            yield from run
+        except HoldfastError as error:
+            entry["message"] = f"stopped in round {run.simulation.round + 1}: {error}"
+            run.diverged = True
 
     def _update(self, entry: dict[str, Any], run: Run, status: str) -> None:
         entry.update(status=status, round=run.simulation.round, seconds=round(run.seconds, 3))

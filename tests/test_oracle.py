@@ -150,3 +150,29 @@ def test_the_common_objective(weights) -> None:
     # and the nodes' own gradients average to it, whatever the method
     own = oracle(objective, [0, 1, 2, 3]).full_grad(x)
     assert close(own.mean(0), expected)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_processes_that_hold_some_nodes_add_up_to_the_whole(weights) -> None:
+    whole = make_objective(weights=weights, regulariser=REGULARISERS["both"])
+    x, at = rows(whole), rows(whole, 1)[0]
+    value, gradient = whole.global_value_and_grad(at)
+    parts = []
+    for held in ([1], [0, 2, 3]):
+        model = FlatModel(make_net(), torch.device("cpu"), torch.float64)
+        part = ModelObjective(
+            model,
+            CrossEntropy(),
+            make_data().hold(held),
+            batch_size=4,
+            seed=5,
+            weights=weights,
+            regulariser=REGULARISERS["both"],
+        )
+        assert len(part.x) == sum(COUNTS[node] for node in held)
+        assert close(oracle(part, held).grad(x[held]), oracle(whole, held).grad(x[held]))
+        assert close(oracle(part, held).full_grad(x[held]), oracle(whole, held).full_grad(x[held]))
+        parts.append((part.global_value(at), *part.global_value_and_grad(at)))
+    assert close(parts[0][0] + parts[1][0], value)
+    assert close(parts[0][1] + parts[1][1], value)
+    assert close(parts[0][2] + parts[1][2], gradient)

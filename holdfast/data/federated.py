@@ -1,9 +1,9 @@
-"""The data of all nodes, as the simulator wants them: one tensor, each node a run of rows."""
+"""The data of nodes, as engines want them: one tensor, each node a run of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,21 @@ from holdfast.errors import HoldfastError
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """All nodes' samples in one tensor: node i owns rows ``starts[i] : starts[i] + counts[i]``."""
+    """Nodes' samples in one tensor: node i owns rows ``starts[i] : starts[i] + counts[i]``.
+
+    Where the nodes are spread over processes, each holds the samples of its own nodes only.
+    """
 
     x: Tensor
     """[N, ...] uint8, float32 or float64."""
     y: Tensor
     """[N] int64 class labels, or float targets."""
     counts: np.ndarray
-    """[n] int64: samples of each node, at least one."""
+    """[n] int64: samples of each node, at least one; of a node held elsewhere 0 if that is not known."""
     unused: int = 0
     """Samples of the original data that no node got."""
+    held: np.ndarray | None = None
+    """[m] int64, ascending: the nodes whose samples are here; None: all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", as_samples("x", self.x))
@@ -36,11 +41,12 @@ class FederatedData:
         same_length(x=self.x, y=self.y)
         if self.counts.ndim != 1 or len(self.counts) == 0:
             raise HoldfastError(f"counts: expected one number per node, got shape {list(self.counts.shape)}")
-        no_empty_node(self.counts)
-        if self.counts.sum() != len(self.x):
-            raise HoldfastError(
-                f"counts: they sum to {self.counts.sum()}, but there are {len(self.x)} samples"
-            )
+        if self.held is not None:
+            object.__setattr__(self, "held", np.asarray(self.held, dtype=np.int64))
+        here = self.counts[self.here]
+        no_empty_node(here)
+        if here.sum() != len(self.x):
+            raise HoldfastError(f"counts: they sum to {here.sum()}, but there are {len(self.x)} samples")
 
     @property
     def nodes(self) -> int:
@@ -48,14 +54,34 @@ class FederatedData:
         return len(self.counts)
 
     @property
+    def here(self) -> np.ndarray:
+        """[m] int64: the nodes whose samples are here."""
+        return np.arange(self.nodes) if self.held is None else self.held
+
+    @property
     def starts(self) -> np.ndarray:
-        """[n] int64: first row of each node."""
-        return np.concatenate([[0], np.cumsum(self.counts)[:-1]])
+        """[n] int64: first row of each node; -1 for nodes held elsewhere."""
+        starts = np.full(self.nodes, -1)
+        starts[self.here] = np.concatenate([[0], np.cumsum(self.counts[self.here])[:-1]])
+        return starts
+
+    def hold(self, nodes: Sequence[int]) -> FederatedData:
+        """The same federation with only the samples of ``nodes`` here (a copy)."""
+        held = np.unique(np.asarray(nodes, dtype=np.int64))
+        rows = torch.as_tensor(np.flatnonzero(np.isin(self.owners, held)))
+        return replace(self, x=self.x[rows], y=self.y[rows], held=held)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """[N] int64: the node of each sample."""
+        return np.repeat(self.here, self.counts[self.here])
 
     def node(self, i: int) -> tuple[Tensor, Tensor]:
-        """Samples and targets of node ``i``, 0 <= i < n (views, not copies)."""
+        """Samples and targets of node ``i``, which must be here (views, not copies)."""
         if not 0 <= i < self.nodes:
             raise HoldfastError(f"node {i} does not exist: expected 0..{self.nodes - 1}")
+        if i not in self.here:
+            raise HoldfastError(f"node {i} is held elsewhere; here are {self.here.tolist()}")
         rows = slice(int(self.starts[i]), int(self.starts[i] + self.counts[i]))
         return self.x[rows], self.y[rows]
 
@@ -64,8 +90,7 @@ class FederatedData:
         if self.y.is_floating_point():
             raise HoldfastError("the targets are real numbers: a table of labels needs integer class labels")
         labels_below("y", self.y, classes)
-        owner = np.repeat(np.arange(self.nodes), self.counts)
-        cells = np.bincount(owner * classes + self.y.cpu().numpy(), minlength=self.nodes * classes)
+        cells = np.bincount(self.owners * classes + self.y.cpu().numpy(), minlength=self.nodes * classes)
         return cells.reshape(self.nodes, classes)
 
     @classmethod

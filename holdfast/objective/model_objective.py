@@ -66,6 +66,9 @@ class ModelObjective:
 
     ``weights = "uniform"`` counts every node alike (scale 1); ``"samples"`` counts every sample alike: then
     scale_i = n N_i / N, so that (1/n) sum_i f_i is the mean over all samples, whatever the method.
+
+    Where the data hold only some nodes, so does the objective: the others can't be asked for, and what is
+    common (``global_value`` ...) is those nodes' share, (1/n) sum over them.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class ModelObjective:
             self.y = self.y.to(dtype)
         self.counts = torch.as_tensor(data.counts, device=device)
         self.starts = torch.as_tensor(data.starts, device=device)
+        self.here = torch.as_tensor(data.here, device=device)
         self.scale = torch.ones(self.nodes, device=device, dtype=dtype)
         if weights == "samples":
             self.scale = (self.counts.double() * self.nodes / self.counts.sum()).to(dtype)
@@ -211,19 +215,22 @@ class ModelObjective:
         for batch in self._chunks_of_all():
             gradient, part = grad_and_value(self._evaluation_loss)(x, batch)
             value, total = value + part.detach(), total + gradient.detach()
-        return value + self.regulariser.value(x), self.regulariser.add_grad(total, x)
+        share = len(self.here) / self.nodes
+        added = self.regulariser.add_grad(torch.zeros_like(x), x)
+        return value + share * self.regulariser.value(x), total + share * added
 
     def global_value(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             parts = [self._evaluation_loss(x, batch) for batch in self._chunks_of_all()]
-        return torch.stack(parts).sum() + self.regulariser.value(x)
+        return torch.stack(parts).sum() + len(self.here) / self.nodes * self.regulariser.value(x)
 
     def _evaluation_loss(self, row: Tensor, batch: Batch) -> Tensor:
         outputs = self.model.evaluate(row, self._prepare(batch.x))
         return (self.loss.values(outputs, batch.y) * batch.weight).sum()
 
     def _chunks_of_all(self) -> Iterator[Batch]:
-        per_sample = torch.repeat_interleave(self.scale / (self.nodes * self.counts), self.counts)
+        counts, scale = self.counts[self.here], self.scale[self.here]
+        per_sample = torch.repeat_interleave(scale / (self.nodes * counts), counts)
         everything = torch.arange(len(self.x), device=self.x.device)
         for rows in torch.split(everything, CHUNK_SAMPLES):
             yield self._gather(rows, per_sample[rows].to(self.x0.dtype))
@@ -246,7 +253,7 @@ class ModelObjective:
         return ModelObjective(
             FlatModel(self.model.template, self.x0.device, dtype or self.x0.dtype),
             loss or self.loss,
-            FederatedData(self.x, self.y, self.counts.cpu().numpy()),
+            FederatedData(self.x, self.y, self.counts.cpu().numpy(), held=self.here.cpu().numpy()),
             batch_size=self.batch_size,
             seed=self.seed,
             regulariser=regulariser or self.regulariser,

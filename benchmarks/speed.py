@@ -1,159 +1,95 @@
 """Time per round: a plain loop over clients, the stacked simulator, and our executor; ratios in one run.
 
-    python benchmarks/speed.py [--device cuda] [--rounds 20] [--output table.json]
-
-The data are random images of the right shape: only the time matters here.
+python benchmarks/speed.py [--device cuda] [--models mlp cnn] [--nodes 100] [--output table.json]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
-import numpy as np
 import torch
-from torch.nn import functional
+from workloads import (
+    METHODS,
+    Workload,
+    cnn,
+    device_rates,
+    lenet,
+    linear,
+    make_objective,
+    make_simulation,
+    mlp,
+    plain_loop,
+    round_bytes,
+    round_flops,
+    seconds,
+)
 
-import holdfast as hf
-from holdfast.algorithms.base import Method
-from holdfast.api import as_network
-from holdfast.engines.simulate.captured import CapturedSimulation
+from holdfast.engines.simulate.captured import simulation_class
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
+from holdfast.objective.precision import Precision
 
-SAMPLES_PER_NODE = 500
-
-
-@dataclass(frozen=True)
-class Workload:
-    model: str
-    options: dict
-    shape: tuple[int, ...]
-    nodes: int
-    batch: int
-    steps: int
-
-    @property
-    def title(self) -> str:
-        return f"{self.model} n={self.nodes} B={self.batch} K={self.steps}"
-
-
-LINEAR = ("linear", {}, (1, 28, 28))
-MLP = ("mlp", {"hidden": [500]}, (1, 28, 28))
-CNN = ("netfleet-cnn", {}, (1, 28, 28))
-LENET = ("lenet", {}, (3, 32, 32))
-TARGETS = [
-    Workload(*LINEAR, 100, 32, 10),
-    Workload(*MLP, 10, 128, 16),
-    Workload(*MLP, 100, 128, 16),
-    Workload(*CNN, 50, 32, 5),
-    Workload(*CNN, 100, 32, 10),
-]
-METHODS: dict[str, Callable[[int], Method]] = {
-    "fedavg": lambda steps: hf.FedAvg(lr=0.01, local_steps=steps),
-    "scaffold": lambda steps: hf.SCAFFOLD(lr=0.01, local_steps=steps),
-    "local-gecl": lambda steps: hf.LocalGECL(lr=0.01, local_steps=steps),
-    "net-fleet": lambda steps: hf.NETFLEET(lr=0.01, local_steps=steps),
+WORKLOADS = {
+    "linear": [linear(10), linear(100), linear(1000), linear(10_000)],
+    "mlp": [mlp(10), mlp(100), mlp(1000)],
+    "cnn": [cnn(10), cnn(50, steps=5), cnn(100), cnn(1000)],
+    "lenet": [lenet(10), lenet(100), lenet(1000)],
 }
-
-
-def make_objective(load: Workload, device: str) -> ModelObjective:
-    rng = np.random.default_rng(0)
-    total = load.nodes * SAMPLES_PER_NODE
-    x = rng.integers(0, 256, (total, *load.shape), dtype=np.uint8)
-    y = rng.integers(0, 10, total)
-    data = hf.FederatedData(torch.as_tensor(x), torch.as_tensor(y), np.full(load.nodes, SAMPLES_PER_NODE))
-    torch.manual_seed(0)
-    model = MODELS.build(load.model, load.options, input_shape=load.shape, outputs=10)
-    flat = FlatModel(model, torch.device(device), torch.float32)
-    return ModelObjective(flat, CrossEntropy(), data, batch_size=load.batch, seed=0, mean=0.5, std=0.5)
-
-
-def plain_loop(load: Workload, objective: ModelObjective) -> Callable[[], None]:
-    """FedAvg as a researcher writes it: for every client, K steps of an optimizer; then average."""
-    device = objective.x0.device
-    server = deepcopy(objective.model.template).to(device)
-    client = deepcopy(server)
-    x = objective.x.view(load.nodes, SAMPLES_PER_NODE, *load.shape)
-    y = objective.y.view(load.nodes, SAMPLES_PER_NODE)
-
-    def round() -> None:
-        total = [torch.zeros_like(p) for p in server.parameters()]
-        for node in range(load.nodes):
-            client.load_state_dict(server.state_dict())
-            optimizer = torch.optim.SGD(client.parameters(), lr=0.01)
-            for _ in range(load.steps):
-                picks = torch.randint(SAMPLES_PER_NODE, (load.batch,), device=device)
-                inputs = (x[node][picks].float() / 255 - 0.5) / 0.5
-                optimizer.zero_grad()
-                functional.cross_entropy(client(inputs), y[node][picks]).backward()
-                optimizer.step()
-            for sum_, p in zip(total, client.parameters(), strict=True):
-                sum_ += p.detach()
-        with torch.no_grad():
-            for p, sum_ in zip(server.parameters(), total, strict=True):
-                p.copy_(sum_ / load.nodes)
-
-    return round
-
-
-def seconds(step: Callable[[], object], device: str, repeats: int) -> float:
-    """Median time of one call, the device's queue emptied before and after."""
-    step()
-    times = []
-    for _ in range(repeats):
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        step()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
+LOOPED_CLIENTS = 100  # of more clients, this many are timed and the time is scaled: a loop is linear in them
+LONG_RUN = 10**6  # rounds to prepare for: compiling pays
 
 
 @dataclass(frozen=True)
 class Result:
+    """Times in milliseconds per round of all nodes."""
+
     workload: str
     method: str
+    ratio: float  # loop / ours
     loop_ms: float
     stacked_ms: float
     ours_ms: float
-    note: str
+    tflops: float  # achieved by ours
+    gbytes: float  # per second, of the least traffic with memory
+    roofline: float  # the time the device would take at its own rates, over ours
     peak_mib: float
-
-    @property
-    def ratio(self) -> float:
-        return self.loop_ms / self.ours_ms
+    note: str
 
 
-def measure(load: Workload, method_name: str, device: str, rounds: int, loop_s: float) -> Result:
-    make = METHODS[method_name]
-    network = None if method_name in ("fedavg", "scaffold") else hf.ring(load.nodes)
-    cuda = device.startswith("cuda")
+def measure(
+    load: Workload, method: str, loop_s: float, rates: tuple[float, float], given: argparse.Namespace
+) -> Result:
+    device, cuda = given.device, given.device.startswith("cuda")
+    eager = make_simulation(Simulation, load, method, device, given.precision)
+    eager.objective.row_grads.row_by_row = False
+    stacked = seconds(eager.step, device, 3)
+    del eager
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    eager = Simulation(make(load.steps), make_objective(load, device), as_network(network, load.nodes))
-    stacked = seconds(eager.step, device, max(3, rounds // 4))
-    del eager
-    note, ours, peak = "stacked", stacked, 0.0
-    if cuda:
-        simulation = CapturedSimulation(
-            make(load.steps), make_objective(load, device), as_network(network, load.nodes)
-        )
-        note = simulation.prepare(rounds=10**6)
-        ours = seconds(simulation.step, device, rounds)
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    return Result(load.title, method_name, 1e3 * loop_s, 1e3 * stacked, 1e3 * ours, note, peak)
+    executor = simulation_class(torch.device(device))
+    simulation = make_simulation(executor, load, method, device, given.precision)
+    note = simulation.prepare(LONG_RUN)
+    ours = seconds(simulation.step, device, given.rounds)
+    peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else float("nan")
+    flops, traffic = round_flops(load, simulation.objective), round_bytes(load, simulation.objective)
+    floor = max(flops / rates[0], traffic / rates[1])
+    return Result(
+        load.title,
+        method,
+        loop_s / ours,
+        1e3 * loop_s,
+        1e3 * stacked,
+        1e3 * ours,
+        flops / ours / 1e12,
+        traffic / ours / 1e9,
+        floor / ours,
+        peak,
+        note,
+    )
 
 
 def main() -> None:
@@ -161,26 +97,36 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--output", type=Path, default=None)
-    parser.add_argument("--methods", nargs="+", default=["fedavg", "local-gecl"], choices=METHODS)
+    parser.add_argument("--rounds", type=int, default=20, help="of which the median time is taken")
+    parser.add_argument("--precision", default="tf32", choices=get_args(Precision))
+    parser.add_argument("--models", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--nodes", nargs="+", type=int, help="only workloads of so many nodes")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--output", type=Path, help="JSON file for the table")
     given = parser.parse_args()
-    torch.set_float32_matmul_precision("high")
+    rates = device_rates(given.device, given.precision)
+    print(f"{given.device}: {rates[0] / 1e12:.2f} TFLOP/s in products, {rates[1] / 1e9:.0f} GB/s in copies")
+    columns = ["loop/ours", "loop ms", "stacked", "ours ms", "roofline"]
+    print(f"{'workload':30} {'method':10}", *(f"{column:>9}" for column in columns))
     results = []
-    print(f"{'workload':32} {'method':12} {'loop/ours':>9} {'loop ms':>9} {'stacked ms':>10} {'ours ms':>9}")
-    for load in TARGETS:
-        objective = make_objective(load, given.device)
-        loop_s = seconds(plain_loop(load, objective), given.device, 3)
-        for name in given.methods:
-            result = measure(load, name, given.device, given.rounds, loop_s)
-            results.append({**asdict(result), "ratio": result.ratio})
+    for load in [load for name in given.models for load in WORKLOADS[name]]:
+        if given.nodes and load.nodes not in given.nodes:
+            continue
+        clients = min(load.nodes, LOOPED_CLIENTS)
+        objective = make_objective(load, given.device, given.precision)
+        loop_s = seconds(plain_loop(load, objective, clients), given.device, 2) * load.nodes / clients
+        del objective
+        for method in given.methods:
+            result = measure(load, method, loop_s, rates, given)
+            results.append(asdict(result))
             print(
-                f"{load.title:32} {name:12} {result.ratio:9.1f} {result.loop_ms:9.2f} "
-                f"{result.stacked_ms:10.2f} {result.ours_ms:9.3f}  {result.note}",
+                f"{load.title:30} {method:10} {result.ratio:9.1f} {result.loop_ms:9.1f} "
+                f"{result.stacked_ms:9.2f} {result.ours_ms:9.3f} {result.roofline:9.0%}  {result.note}",
                 flush=True,
             )
-    if given.output:
-        given.output.write_text(json.dumps(results, indent=2) + "\n")
+            if given.output:
+                table = {"flops": rates[0], "bytes": rates[1], "torch": torch.__version__, "rows": results}
+                given.output.write_text(json.dumps(table, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,10 @@ from holdfast.metrics.measured import choose_metrics, measure
 from holdfast.objective.curvature import why_not_convex
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import LOSSES, Loss
-from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.objective import FunctionObjective
+from holdfast.objective.precision import Precision, compute_in
+from holdfast.objective.regulariser import Regulariser
 from holdfast.runs.setting import torch_device
 from holdfast.topology import Network, server
 from holdfast.topology.graphs import Graph
@@ -103,6 +105,7 @@ def train(
     metrics: list[str] | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
+    precision: Precision = "tf32",
 ) -> TrainResult:
     """Trains ``model`` with ``algorithm`` on every node's own data, all nodes simulated on one device.
 
@@ -110,6 +113,8 @@ def train(
     ``topology``: a graph (mixed with Metropolis weights), a ``Network``, or None for a server.
     ``batch_size``: samples per gradient, drawn with replacement; None takes all of a node's data every time.
     ``l2``: weight of (l2/2)||x||^2 in the objective. ``cohort``: clients sampled per round (server methods).
+    ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
+    steps in it, here or there, while the models stay in ``dtype``.
     """
     for name, annotation, value in (
         ("model", nn.Module, model),
@@ -119,13 +124,14 @@ def train(
         ("weights", Literal["uniform", "samples"], weights),
         ("evaluate_every", Count, evaluate_every),
         ("metrics", list[str] | None, metrics),
+        ("precision", Precision, precision),
     ):
         check(name, annotation, value)
     _check_call(algorithm, rounds, seed, cohort, dtype)
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
     objective = ModelObjective(
-        FlatModel(model, torch_device(str(device)), dtype),
+        FlatModel(model, torch_device(str(device)), dtype, compute_in(precision)),
         chosen_loss,
         split,
         batch_size=batch_size,

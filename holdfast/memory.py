@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
 import torch
 
 from holdfast.errors import HoldfastError
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def require_memory(what: str, needed: float, device: str = "cpu") -> None:
@@ -18,6 +21,27 @@ def require_memory(what: str, needed: float, device: str = "cpu") -> None:
             f"{what} needs about {needed / 2**30:,.1f} GiB of memory, but {device} has only "
             f"{available / 2**30:,.1f} GiB free: use fewer nodes or a smaller model"
         )
+
+
+def total_memory(device: torch.device) -> int:
+    """All bytes of ``device``, free or not."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def keep_freed_memory() -> None:
+    """Has glibc hold on to large blocks that are freed, instead of giving them back to the system.
+
+    Every step frees and asks for the same megabytes; having them mapped anew each time takes longer than the
+    arithmetic in them. Elsewhere than on glibc nothing happens.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    mallopt(_M_MMAP_THRESHOLD, 2**30)
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def available_memory(device: str) -> int:

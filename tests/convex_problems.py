@@ -10,7 +10,8 @@ from holdfast.data import DATASETS
 from holdfast.data.federated import FederatedData
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import CrossEntropy, SquaredError
-from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.model_objective import ModelObjective
+from holdfast.objective.regulariser import Regulariser
 
 
 def digits(loss=None, module=None, dtype=torch.float64, x=None, counts=(400, 300, 200), **options):

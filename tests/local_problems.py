@@ -12,8 +12,9 @@ from torch import Tensor
 from holdfast.data import DATASETS, IID, partition
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.oracle import BatchOracle, Work
+from holdfast.objective.regulariser import Regulariser
 
 EXACTLY = {"stop": "gradient", "tolerance": 1e-10}
 

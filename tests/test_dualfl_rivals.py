@@ -12,8 +12,9 @@ from holdfast.data.federated import FederatedData
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.reference import reference_optimum
+from holdfast.objective.regulariser import Regulariser
 from holdfast.solvers import LBFGS
 
 

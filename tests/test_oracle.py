@@ -10,8 +10,9 @@ from torch import Tensor, nn
 import holdfast as hf
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.oracle import BatchOracle, Work
+from holdfast.objective.regulariser import Regulariser
 from holdfast.randomness import batch_indices
 
 COUNTS = [3, 40, 7, 12]

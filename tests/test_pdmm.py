@@ -16,7 +16,8 @@ from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.model_objective import ModelObjective
+from holdfast.objective.regulariser import Regulariser
 from holdfast.topology import Network
 
 EYE = torch.eye(4, dtype=torch.float64)

@@ -17,9 +17,10 @@ from holdfast.engines.simulate.simulation import Simulation
 from holdfast.errors import HoldfastError
 from holdfast.metrics.measured import choose_metrics, measure
 from holdfast.objective.losses import Hinge
-from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.objective import FunctionObjective
 from holdfast.objective.reference import GRADIENT_NORM, fingerprint, known_optimum, reference_optimum
+from holdfast.objective.regulariser import Regulariser
 
 
 @pytest.fixture(autouse=True)

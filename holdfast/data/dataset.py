@@ -73,12 +73,13 @@ def prepare(x: Tensor, mean: float, std: float, dtype: torch.dtype = torch.float
     """Stored samples as a model sees them: (x/255 - mean)/std for uint8, (x - mean)/std for floats."""
     if x.dtype == torch.int64:  # tokens: an embedding looks them up
         return x
-    # one division and one subtraction, each only if it changes anything: this runs in every training step
+    # This runs in every training step: nothing that changes nothing, and in place, which on a CPU is many
+    # times faster than into fresh memory.
     divisor = 255 * std if x.dtype == torch.uint8 else std
-    x = x.to(dtype)
+    own = x.to(dtype, copy=divisor != 1 or mean != 0)
     if divisor != 1:
-        x = x / divisor
-    return x - mean / std if mean != 0 else x
+        own.div_(divisor)
+    return own.sub_(mean / std) if mean != 0 else own
 
 
 DATASETS: Registry[Dataset] = Registry("dataset", context=("data_dir", "nodes", "seed"))

@@ -12,8 +12,10 @@ from torch import Tensor
 from holdfast.data.dataset import prepare
 from holdfast.errors import HoldfastError
 from holdfast.objective.losses import Loss, SquaredError
-from holdfast.objective.model_objective import ModelObjective, Regulariser
-from holdfast.objective.objective import Objective
+from holdfast.objective.model_objective import ModelObjective
+from holdfast.objective.objective import Objective, nodes_here
+from holdfast.objective.regulariser import Regulariser
+from holdfast.world import ALONE, World
 
 DENSE_DIMENSION = 500  # up to here Hessians are formed, and their eigenvalues are exact
 PRECISION = 1e-6  # relative, of eigenvalues found by Hessian-vector products
@@ -32,8 +34,8 @@ class Curvature(NamedTuple):
         return self.L / self.mu if self.mu else math.inf
 
 
-def estimate_curvature(objective: Objective) -> Curvature:
-    """The least mu and the largest L over the nodes, in float64.
+def estimate_curvature(objective: Objective, world: World = ALONE) -> Curvature:
+    """The least mu and the largest L over the nodes, here and elsewhere in ``world``, in float64.
 
     Where a convex loss meets a model that is linear in its parameters, both are bounds for all points: mu is
     the regulariser's (for few parameters and squared errors, also that of the data), L the regulariser's plus
@@ -49,11 +51,12 @@ def estimate_curvature(objective: Objective) -> Curvature:
         exact, bound = objective.in_float64, objective.loss.curvature
         if bound is not None and why_not_convex(exact) is None:
             gram = exact.variant(loss=_SquaredOutputs(), regulariser=Regulariser())
-            lowest, highest = _extreme_eigenvalues(gram, lowest=isinstance(exact.loss, SquaredError))
+            lowest, highest = _extreme_eigenvalues(gram, world, lowest=isinstance(exact.loss, SquaredError))
             l2 = exact.regulariser.l2
             return Curvature(l2 + bound * lowest, l2 + bound * highest, everywhere=True)
-        return Curvature(exact.regulariser.l2, _extreme_eigenvalues(exact, lowest=False)[1], everywhere=False)
-    return Curvature(*_extreme_eigenvalues(objective, lowest=True), everywhere=False)
+        highest = _extreme_eigenvalues(exact, world, lowest=False)[1]
+        return Curvature(exact.regulariser.l2, highest, everywhere=False)
+    return Curvature(*_extreme_eigenvalues(objective, world, lowest=True), everywhere=False)
 
 
 def why_not_convex(objective: Objective) -> str | None:
@@ -92,9 +95,15 @@ class _SquaredOutputs(Loss):
         return outputs.reshape(len(targets), -1).square().sum(-1) / 2
 
 
-def _extreme_eigenvalues(objective: Objective, *, lowest: bool) -> tuple[float, float]:
+def _extreme_eigenvalues(objective: Objective, world: World, *, lowest: bool) -> tuple[float, float]:
     """The smallest (0 unless ``lowest``) and the largest eigenvalue of the nodes' Hessians at x0."""
-    x, nodes = objective.x0.unsqueeze(0), torch.arange(objective.nodes, device=objective.x0.device)
+    least, most = _extreme_eigenvalues_here(objective, lowest=lowest)
+    least, negative = world.lowest(torch.tensor([least, -most], dtype=torch.float64)).tolist()
+    return least, -negative
+
+
+def _extreme_eigenvalues_here(objective: Objective, *, lowest: bool) -> tuple[float, float]:
+    x, nodes = objective.x0.unsqueeze(0), nodes_here(objective)
     if objective.dim <= DENSE_DIMENSION:
         per_node = [torch.linalg.eigvalsh(objective.hessians(x, nodes[i : i + 1])) for i in nodes.tolist()]
         values = torch.cat(per_node)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast.models import dropout_keys
+from holdfast.objective.stacking import ready_to_stack
 from holdfast.objective.support import check_supported, probe
 
 
@@ -18,16 +19,27 @@ class FlatModel:
     Modules are run as they are handed over: a part that the user has put into eval mode stays there.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        compute: torch.dtype | None = None,
+    ) -> None:
         check_supported(module)
         self.template = module
+        self.compute = compute or dtype  # what a training step is computed in; the parameters stay in dtype
         self._training = deepcopy(module).to(device=device, dtype=dtype)
-        self._evaluation = deepcopy(self._training).eval()
         trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         self.shapes = {name: p.shape for name, p in trainable.items()}
         self.sizes = [p.numel() for p in trainable.values()]
         self.dim = sum(self.sizes)
         self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
+        for name, piece in self.parameters(self.x0).items():
+            trainable[name].data = piece  # calls bring their own, so the modules need no copies
+        self._evaluation = deepcopy(self._training, {id(p): p for p in trainable.values()}).eval()
+        if device.type == "cuda":
+            ready_to_stack(self._training)
         self._dropout_keys = dropout_keys(self._training)
 
     def probe(self, inputs: Tensor) -> tuple[int, ...]:
@@ -43,8 +55,15 @@ class FlatModel:
 
     def train(self, row: Tensor, inputs: Tensor, key: Tensor) -> Tensor:
         """Outputs for a batch while training; ``key`` [4] = (seed, node, round, step) feeds dropout."""
-        given = self.parameters(row) | dict.fromkeys(self._dropout_keys, key)
-        return functional_call(self._training, given, (inputs,))  # type: ignore[no-any-return]
+        given = self.parameters(row.to(self.compute)) | dict.fromkeys(self._dropout_keys, key)
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.compute)
+        outputs: Tensor = functional_call(self._training, given, (inputs,))
+        return outputs.to(row.dtype)
+
+    def copy(self) -> FlatModel:
+        """The same model with modules of its own, for another thread."""
+        return FlatModel(self.template, self.x0.device, self.x0.dtype, self.compute)
 
     def evaluate(self, row: Tensor, inputs: Tensor) -> Tensor:
         """Outputs for a batch in eval mode."""

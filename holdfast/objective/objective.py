@@ -113,6 +113,13 @@ class FunctionObjective:
         return torch.stack([function(x) for function in self.functions]).mean()
 
 
+def nodes_here(objective: Objective) -> Tensor:
+    """[m]: the nodes that ``objective`` can be asked about in this process; mostly all."""
+    everybody = torch.arange(objective.nodes, device=objective.x0.device)
+    here: Tensor = getattr(objective, "here", everybody)
+    return here
+
+
 def _plus_l1(function: Callable[[Tensor], Tensor], l1: float) -> Callable[[Tensor], Tensor]:
     return lambda x: function(x) + l1 * x.abs().sum()
 

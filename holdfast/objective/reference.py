@@ -19,7 +19,8 @@ from holdfast.files import read_tensors, write_tensors
 from holdfast.objective.curvature import why_not_convex
 from holdfast.objective.losses import SquaredError
 from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.objective import Objective
+from holdfast.objective.objective import Objective, nodes_here
+from holdfast.world import ALONE, World
 
 GRADIENT_NORM = 1e-10  # that a reference optimum has to reach
 NEWTON_STEPS = 100
@@ -35,21 +36,24 @@ class Reference(NamedTuple):
     grad_norm: float  # ||grad f(x*)||
 
 
-def reference_optimum(objective: Objective, cache_dir: Path | None = None) -> Reference:
+def reference_optimum(objective: Objective, cache_dir: Path | None = None, world: World = ALONE) -> Reference:
     """The minimiser of a smooth convex objective, with a gradient norm below 1e-10; in float64.
 
     Found once: that of a model's objective is kept in ``cache_dir`` (by default the user's cache folder),
-    under a hash of data, weights, model, loss and regulariser, and checked whenever it is read.
+    under a hash of data, weights, model, loss and regulariser, and checked whenever it is read. Where other
+    processes of ``world`` hold the other nodes, all look for it together, and nothing is kept.
     """
     exact = in_float64(objective)
     _check_optimum_exists(exact)
     if not isinstance(exact, ModelObjective):
-        return _newton(exact, exact.x0)
+        return _newton(exact, exact.x0, world)
+    if world.size > 1:
+        return _newton(exact, torch.zeros_like(exact.x0), world)
     path = (cache_dir or user_cache()) / "optima" / f"{fingerprint(exact)}.safetensors"
     cached = _read(path, exact)
     if cached is not None:
         return cached
-    found = _newton(exact, torch.zeros_like(exact.x0))
+    found = _newton(exact, torch.zeros_like(exact.x0), world)
     _write(path, found)
     return found
 
@@ -58,19 +62,19 @@ _REFERENCES: WeakKeyDictionary[Objective, Reference] = WeakKeyDictionary()
 _GRADIENTS: WeakKeyDictionary[Objective, Tensor] = WeakKeyDictionary()
 
 
-def known_optimum(objective: Objective) -> Reference:
+def known_optimum(objective: Objective, world: World = ALONE) -> Reference:
     """``reference_optimum``, remembered for as long as the objective lives."""
     if objective not in _REFERENCES:
-        _REFERENCES[objective] = reference_optimum(objective)
+        _REFERENCES[objective] = reference_optimum(objective, world=world)
     return _REFERENCES[objective]
 
 
-def gradients_at_optimum(objective: Objective) -> Tensor:
-    """grad f_i(x*), [n, d] float64, remembered likewise."""
+def gradients_at_optimum(objective: Objective, world: World = ALONE) -> Tensor:
+    """grad f_i(x*) of the nodes here, [m, d] float64, remembered likewise."""
     if objective not in _GRADIENTS:
-        exact, x = in_float64(objective), known_optimum(objective).x
-        nodes = torch.arange(exact.nodes, device=x.device)
-        _GRADIENTS[objective] = exact.full_grads(x.expand(exact.nodes, -1).contiguous(), nodes)
+        exact, x = in_float64(objective), known_optimum(objective, world).x
+        nodes = nodes_here(exact)
+        _GRADIENTS[objective] = exact.full_grads(x.expand(len(nodes), -1).contiguous(), nodes)
     return _GRADIENTS[objective]
 
 
@@ -101,15 +105,20 @@ def _check_optimum_exists(objective: Objective) -> None:
 # --- damped Newton -----------------------------------------------------------------------------------------
 
 
-def _newton(objective: Objective, start: Tensor) -> Reference:
-    nodes = torch.arange(objective.nodes, device=start.device)
+def _newton(objective: Objective, start: Tensor, world: World) -> Reference:
+    nodes = nodes_here(objective)
 
     def product(x: Tensor, v: Tensor) -> Tensor:
         rows = (len(nodes), objective.dim)
-        return objective.hessian_products(x.expand(rows), v.expand(rows), nodes).mean(0)
+        products = objective.hessian_products(x.expand(rows), v.expand(rows), nodes)
+        return world.mean(products, objective.nodes)
+
+    def value_and_grad(x: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = objective.global_value_and_grad(x)
+        return world.sum(value), world.sum(gradient)
 
     x = start
-    value, gradient = objective.global_value_and_grad(x)
+    value, gradient = value_and_grad(x)
     for _ in range(NEWTON_STEPS):
         norm = float(gradient.norm())
         if norm < GRADIENT_NORM:
@@ -117,7 +126,7 @@ def _newton(objective: Objective, start: Tensor) -> Reference:
         # The closer to the optimum, the more exact the step: convergence is superlinear.
         direction = _conjugate_gradients(partial(product, x), -gradient, min(0.1, norm**0.5) * norm)
         step = 1.0
-        value, gradient = objective.global_value_and_grad(x + direction)
+        value, gradient = value_and_grad(x + direction)
         while not float(gradient.norm()) <= (1 - 1e-4 * step) * norm:
             step /= 2
             if step < SHORTEST_STEP:
@@ -125,7 +134,7 @@ def _newton(objective: Objective, start: Tensor) -> Reference:
                     f"no reference optimum was found: the norm of the gradient stays at {norm:.1e}, and "
                     f"should be below {GRADIENT_NORM:g}; scale the data, or add l2"
                 )
-            value, gradient = objective.global_value_and_grad(x + step * direction)
+            value, gradient = value_and_grad(x + step * direction)
         x = x + step * direction
     raise HoldfastError(
         f"no reference optimum was found in {NEWTON_STEPS} Newton steps: the norm of the gradient is "

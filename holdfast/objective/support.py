@@ -51,10 +51,11 @@ def probe(module: nn.Module, x: Tensor) -> tuple[int, ...]:
 
     Returns the shape of the model's outputs for this batch. The module itself stays untouched.
     """
-    trial = deepcopy(module)
+    trial = deepcopy(module, {id(p): p for p in module.parameters()})  # parameters are only read
     running = _trace(trial)
     buffers = dict(trial.named_buffers())
-    weights = {name: torch.stack([p.detach()] * 2) for name, p in trial.named_parameters() if p.requires_grad}
+    trainable = {name: p.detach() for name, p in trial.named_parameters() if p.requires_grad}
+    weights = {name: p.expand(2, *p.shape) for name, p in trainable.items()}
     keys = {name: torch.zeros(2, 4, dtype=torch.int64, device=x.device) for name in dropout_keys(trial)}
 
     def total(weights: dict[str, Tensor], keys: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:

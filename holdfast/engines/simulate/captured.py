@@ -1,8 +1,8 @@
 """The GPU executor: a whole round, local steps and exchange, as one CUDA graph that is replayed.
 
-The algorithm is not changed for this. Its round is run once while CUDA records the kernels; whatever differs
-from round to round (the round's number, the cohort, scheduled hyperparameters) lives in buffers that are
-filled before each replay. A round that looks at values on the host (a shared coin, a solver that stops early,
+The algorithm is not changed for this. Its round is run while CUDA records the kernels; whatever differs from
+round to round (the round's number, the cohort, scheduled hyperparameters) lives in buffers that are filled
+before each replay. A round that looks at values on the host (a shared coin, a solver that stops early,
 sporadic nodes) cannot be recorded; it runs step by step instead, and ``prepare`` says why.
 """
 
@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from holdfast.engines.simulate.fused import FusedRound
+from holdfast.engines.simulate.peers import Traffic
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.errors import HoldfastError
 from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.oracle import Work
-from holdfast.tree import tree_map
+from holdfast.tree import leaves, tree_map
 
 
 def simulation_class(device: torch.device) -> type[Simulation]:
@@ -30,6 +32,18 @@ def simulation_class(device: torch.device) -> type[Simulation]:
 # Compiling takes tens of seconds; below this many rounds it is not worth it.
 COMPILE_FROM_ROUNDS = 200
 
+Advance = Callable[[Any], Any]  # from a state to the state after the round
+
+
+def in_place(advance: Advance) -> Advance:
+    """``advance`` with the new state put where the old one was."""
+
+    def renew(state: Any) -> Any:
+        after = _apart(advance(state), state)
+        return tree_map(lambda old, new: old if old is new else old.copy_(new), state, after)
+
+    return renew
+
 
 class CapturedSimulation(Simulation):
     """A ``Simulation`` on a GPU whose rounds are replayed from one recording."""
@@ -39,29 +53,35 @@ class CapturedSimulation(Simulation):
     def prepare(self, rounds: int) -> str:
         """Compiles, if ``rounds`` make it pay, and records a round; the state stays as it is."""
         start = time.perf_counter()
-        compiled = isinstance(self.objective, ModelObjective) and rounds >= COMPILE_FROM_ROUNDS
-        if compiled:
-            self.objective.compile()  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = True  # the fastest convolution of those cuDNN has, found by trying
+        before = self.traffic, self.work
+        compiled = "not compiled"
         try:
-            self._record()
+            advance = self.buffered()
+            self._count(advance)
+            advance = in_place(advance)
+            if isinstance(self.objective, ModelObjective) and rounds >= COMPILE_FROM_ROUNDS:
+                advance, compiled = self._compile(advance, self.objective)
+            self._record(advance)
             how = "rounds replayed from a CUDA graph"
-        except (RuntimeError, HoldfastError) as error:
+        except (
+            Exception
+        ) as error:  # whatever CUDA, its compiler or the method object to: there is another way
             torch.cuda.synchronize()
-            how = f"rounds run step by step, since they cannot be recorded: {str(error).splitlines()[0]}"
-        took = time.perf_counter() - start
-        return f"{how}, {'compiled' if compiled else 'not compiled'}; prepared in {took:.1f} s"
+            self.graph = None
+            how = f"rounds run step by step, since they cannot be recorded: {_first_line(error)}"
+        self.traffic, self.work = before
+        return f"{how}, {compiled}; prepared in {time.perf_counter() - start:.1f} s"
 
     def step(self) -> None:
         if self.graph is None:
             super().step()
             return
-        self._fill()
+        self.fill()
         self.graph.replay()
-        self.traffic.numbers += self._per_round_traffic[0]
-        self.traffic.delay += self._per_round_traffic[1]
-        self.work.gradient_evaluations += self._per_round_work.gradient_evaluations
-        self.work.sample_gradients += self._per_round_work.sample_gradients
-        self.work.delay += self._per_round_work.delay
+        for total, each in zip((self.traffic, self.work), self._per_round, strict=True):
+            for name, amount in vars(each).items():
+                setattr(total, name, getattr(total, name) + amount)
         self.round += 1
 
     def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
@@ -70,7 +90,8 @@ class CapturedSimulation(Simulation):
         if self.graph is not None:
             self.state = tree_map(lambda buffer, value: buffer.copy_(value), static, self.state)
 
-    def _record(self) -> None:
+    def buffered(self) -> Advance:
+        """A round with buffers in place of all that differs from round to round."""
         if self.network.sequence is not None or self.network.activity is not None:
             raise RuntimeError("the network changes from round to round")
         device = self.everybody.device
@@ -84,38 +105,42 @@ class CapturedSimulation(Simulation):
         method = copy.copy(self.method)
         for name, buffer in self._scheduled.items():
             object.__setattr__(method, name, buffer)
+        round_now = cast(int, self._round_now)  # where the round's number is asked for, its buffer stands in
+        return lambda state: self._advance(method, state, round_now, self._chosen)
 
-        round_now = cast(
-            int, self._round_now
-        )  # where the number of the round is asked for, the buffer stands in
+    def _compile(self, advance: Advance, objective: ModelObjective) -> tuple[Advance, str]:
+        """``advance`` compiled as far as possible, and how far that was."""
+        try:
+            return FusedRound(advance, tree_map(torch.clone, self.state), objective), "compiled"
+        except Exception as error:  # whatever the tracer objects to
+            objective.compile()
+            return advance, f"only gradients compiled, since the round cannot be traced: {_first_line(error)}"
+
+    def _count(self, advance: Advance) -> None:
+        """What a round sends and computes, found by running one: a replay counts nothing."""
+        self.traffic, self.work = Traffic(), Work()
+        advance(tree_map(torch.clone, self.state))
+        self._per_round = self.traffic, self.work
+
+    def _record(self, advance: Advance) -> None:
         state = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), self.state)
-        traffic, work = copy.copy(self.traffic), copy.copy(self.work)
         warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(warm):
-                self._advance(method, tree_map(torch.clone, state), round_now, self._chosen)
+                advance(tree_map(torch.clone, state))
                 # From now on a value read on the host, which would break the recording, is an error.
                 torch.cuda.set_sync_debug_mode("error")
-                self._advance(method, tree_map(torch.clone, state), round_now, self._chosen)
+                advance(tree_map(torch.clone, state))
             torch.cuda.current_stream().wait_stream(warm)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-            self.traffic, self.work = copy.copy(traffic), copy.copy(work)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            after = self._advance(method, state, round_now, self._chosen)
-            tree_map(lambda buffer, value: buffer if buffer is value else buffer.copy_(value), state, after)
-        self._per_round_traffic = (self.traffic.numbers - traffic.numbers, self.traffic.delay - traffic.delay)
-        self._per_round_work = Work(
-            self.work.gradient_evaluations - work.gradient_evaluations,
-            self.work.sample_gradients - work.sample_gradients,
-            self.work.delay - work.delay,
-        )
-        self.traffic, self.work = traffic, work
+            advance(state)
         self.state, self.graph = state, graph
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
         """Puts what this round differs in into the buffers."""
         self._round_now.fill_(self.round)
         if self.cohort_size < self.objective.nodes:
@@ -123,3 +148,17 @@ class CapturedSimulation(Simulation):
         now = self.method.at(self.round)
         for name, buffer in self._scheduled.items():
             buffer.fill_(getattr(now, name))
+
+
+def _apart(after: Any, before: Any) -> Any:
+    """``after`` without memory of another part of ``before``, which is about to be overwritten."""
+    taken = {tensor.data_ptr() for tensor in leaves(before)}
+
+    def own(buffer: Tensor, value: Tensor) -> Tensor:
+        return value.clone() if value is not buffer and value.data_ptr() in taken else value
+
+    return tree_map(own, before, after)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

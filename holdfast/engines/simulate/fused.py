@@ -1,0 +1,162 @@
+"""A round as a few compiled programs: every gradient together with the arithmetic that follows it.
+
+Step by step, an update such as ``x - lr * (gradient - dual)`` passes over all rows three times. Here a round
+is traced once into the list of its operations, cut before each gradient, and each piece is compiled, so that
+the update is fused with the end of the gradient. The pieces of a local phase are alike, so two or three are
+compiled, however many steps there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+
+from holdfast.objective.model_objective import ModelObjective
+from holdfast.randomness import Word
+from holdfast.tree import leaves, tree_map
+
+Program = Callable[..., Sequence[Tensor]]
+
+
+@torch.library.custom_op("holdfast::minibatch_gradient", mutates_args=())
+def _gradient(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
+    """Stands for a gradient while a round is traced; what it returns is never used."""
+    return torch.empty_like(x)
+
+
+_GRADIENT = torch.ops.holdfast.minibatch_gradient.default
+
+
+class Piece(NamedTuple):
+    """Operations that run as one program."""
+
+    program: Program
+    inputs: list[str]
+    outputs: list[str]
+    done_with: list[str]  # values that no later piece needs
+
+
+def _compile(program: Program) -> Program:
+    return torch.compile(program, dynamic=False)
+
+
+class FusedRound:
+    """``advance``, a function from state to state, traced on ``state`` and compiled."""
+
+    def __init__(
+        self,
+        advance: Callable[[Any], Any],
+        state: Any,
+        objective: ModelObjective,
+        compiler: Callable[[Program], Program] = _compile,
+    ) -> None:
+        self.template = state
+        traced = _trace(advance, state, objective)
+        nodes = list(traced.graph.nodes)
+        self.arguments = [node.name for node in nodes if node.op == "placeholder"]
+        self.constants = {n.name: getattr(traced, str(n.target)) for n in nodes if n.op == "get_attr"}
+        self.results = [node.name for node in nodes[-1].args[0]]
+        calls = [node for node in nodes if node.op == "call_function"]
+        self.pieces = self._pieces(calls, objective, compiler)
+
+    def __call__(self, state: Any) -> Any:
+        values = dict(zip(self.arguments, leaves(state), strict=True)) | self.constants
+        for piece in self.pieces:
+            results = piece.program(*[values[name] for name in piece.inputs])
+            values.update(zip(piece.outputs, results, strict=True))
+            for name in piece.done_with:
+                del values[name]
+        after = iter([values[name] for name in self.results])
+        return tree_map(lambda _: next(after), self.template)
+
+    def _pieces(
+        self, nodes: list[fx.Node], objective: ModelObjective, compiler: Callable[[Program], Program]
+    ) -> list[Piece]:
+        runs = list(_cut(nodes, self._is_sparse))
+        place = {node: index for index, run in enumerate(runs) for node in run}
+        programs: dict[Hashable, Program] = {}
+        pieces = []
+        for index, run in enumerate(runs):
+            used = [given for node in run for given in node.all_input_nodes]
+            inputs = list(dict.fromkeys(node for node in used if place.get(node) != index))
+            outputs = [node for node in run if any(place.get(user) != index for user in node.users)]
+            likeness = _likeness(run, inputs, outputs)
+            if likeness not in programs:
+                program = _as_function(run, inputs, outputs, objective)
+                has_gradient = any(node.target is _GRADIENT for node in run)
+                # The others are an exchange or a few operations: not worth the time to compile them.
+                programs[likeness] = compiler(program) if has_gradient else program
+            pieces.append(Piece(programs[likeness], [n.name for n in inputs], [n.name for n in outputs], []))
+        self._release(pieces)
+        return pieces
+
+    def _is_sparse(self, node: fx.Node) -> bool:
+        constants = (self.constants.get(given.name) for given in node.all_input_nodes)
+        return any(value is not None and value.layout != torch.strided for value in constants)
+
+    def _release(self, pieces: list[Piece]) -> None:
+        """Notes after which piece each value may go: rows are large."""
+        last: dict[str, Piece] = {}
+        for piece in pieces:
+            last |= dict.fromkeys([*piece.inputs, *piece.outputs], piece)
+        for name, piece in last.items():
+            if name not in self.results and name not in self.constants:
+                piece.done_with.append(name)
+
+
+def _trace(advance: Callable[[Any], Any], state: Any, objective: ModelObjective) -> fx.GraphModule:
+    """The operations of ``advance``, with a mark for every gradient."""
+
+    def mark(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
+        # As tensors from outside, the numbers are inputs of a piece; so the pieces of all steps are alike.
+        with disable_proxy_modes_tracing():
+            words = [torch.as_tensor(word, device=x.device) for word in (round, step)]
+        marked: Tensor = _gradient(x, nodes, *words)
+        return marked
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        given = iter(tensors)
+        return list(leaves(advance(tree_map(lambda _: next(given), state))))
+
+    with objective.gradients_by(mark):
+        return make_fx(flat)(*leaves(state))
+
+
+def _cut(nodes: list[fx.Node], alone: Callable[[fx.Node], bool]) -> Iterator[list[fx.Node]]:
+    """The operations in runs: a new one before each gradient, and around what has to stay ``alone``."""
+    run: list[fx.Node] = []
+    for node in nodes:
+        starts = node.target is _GRADIENT and any(other.target is not _GRADIENT for other in run)
+        if run and (starts or alone(node) or alone(run[-1])):
+            yield run
+            run = []
+        run.append(node)
+    if run:
+        yield run
+
+
+def _likeness(run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> Hashable:
+    """The same for runs that do the same with their inputs, whatever these are called."""
+    number = {node: index for index, node in enumerate([*inputs, *run])}
+    steps = tuple(
+        (str(node.target), str(fx.map_arg((node.args, node.kwargs), lambda given: f"%{number[given]}")))
+        for node in run
+    )
+    return steps, tuple(number[node] for node in outputs)
+
+
+def _as_function(
+    run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node], objective: ModelObjective
+) -> Program:
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(f"given_{index}") for index, node in enumerate(inputs)}
+    for node in run:
+        copies[node] = graph.node_copy(node, lambda given: copies[given])
+        if node.target is _GRADIENT:
+            copies[node].target = objective.gradient
+    graph.output([copies[node] for node in outputs])
+    return fx.GraphModule({}, graph)

@@ -1,0 +1,20 @@
+"""In which precision training steps are computed; models and everything exchanged keep their own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+Precision = Literal["tf32", "float32", "bfloat16"]
+
+
+def compute_in(precision: Precision) -> torch.dtype | None:
+    """Sets up matrix products on a GPU, and gives the type of training steps (None: that of the model).
+
+    "tf32" rounds the factors of float32 products to ten bits, which is several times faster; "float32" does
+    not. A CPU computes float32 products as they are. "bfloat16" computes all of a step in it.
+    """
+    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+    torch.backends.cudnn.allow_tf32 = precision != "float32"
+    return torch.bfloat16 if precision == "bfloat16" else None

@@ -1,0 +1,106 @@
+"""How the gradients of many nodes' losses are computed: stacked in one call, or row by row on all cores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from holdfast.memory import total_memory
+from holdfast.objective.flat import FlatModel
+
+# Of all memory, what the activations of rows that are computed together may take.
+SHARE_FOR_ACTIVATIONS = 0.25
+# What a backward pass needs, over what the forward pass keeps for it: that, its own results, and inputs.
+BACKWARD_OVER_FORWARD = 3
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Batch(NamedTuple):
+    """Samples, ready for the model, with their weights in a sum of losses; stacked: [m, ...]."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+
+RowLoss = Callable[[FlatModel, Tensor, Batch, Tensor], Tensor]
+"""(model, row [d], batch, key) -> the row's loss."""
+
+
+class RowGradients:
+    """Gradients [m, d] of the losses of rows [m, d], each on its own batch.
+
+    ``example``: any one sample, to see how much memory it takes.
+
+    Stacking turns the layers of all rows into batched ones, which is what a GPU wants. On a CPU that holds
+    for dense layers; stacked convolutions lose to one row after the other, the rows spread over the cores.
+    """
+
+    def __init__(self, model: FlatModel, loss: RowLoss, example: Batch) -> None:
+        self.model, self.loss = model, loss
+        convolutional = any(isinstance(part, _CONVOLUTIONS) for part in model.template.modules())
+        self.row_by_row = convolutional and model.x0.device.type == "cpu"
+        self._stacked = vmap(grad(lambda row, batch, key: loss(model, row, batch, key)))
+        self._own = threading.local()
+        budget = SHARE_FOR_ACTIVATIONS * total_memory(model.x0.device)
+        self.activation_bytes = activation_bytes(model, loss, example)
+        self.samples_at_once = int(budget // (BACKWARD_OVER_FORWARD * self.activation_bytes))
+
+    def __call__(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
+        if self.row_by_row:
+            rows = zip(x, _unbind(batch), keys, strict=True)
+            return torch.stack(list(_pool(torch.get_num_threads()).map(self._one, rows)))
+        size = max(1, self.samples_at_once // batch.y.shape[1])
+        parts = [torch.split(tensor, size) for tensor in (x, *batch, keys)]
+        gradients = [self._stacked(rows, Batch(*some), key) for rows, *some, key in zip(*parts, strict=True)]
+        return gradients[0] if len(gradients) == 1 else torch.cat(gradients)
+
+    @property
+    def how(self) -> str:
+        """For people."""
+        if self.row_by_row:
+            return f"nodes one by one on {torch.get_num_threads()} cores, as convolutions want it"
+        return "all nodes stacked"
+
+    def _one(self, given: tuple[Tensor, Batch, Tensor]) -> Tensor:
+        row, batch, key = given
+        # A module is altered while it is called with a row's parameters, so every thread has its own.
+        if not hasattr(self._own, "model"):
+            self._own.model = self.model.copy()
+        row = row.detach().requires_grad_()
+        return torch.autograd.grad(self.loss(self._own.model, row, batch, key), row)[0]
+
+
+def activation_bytes(model: FlatModel, loss: RowLoss, example: Batch) -> int:
+    """What the forward pass of the one sample in ``example`` keeps for the backward pass."""
+    row = model.x0.detach().clone().requires_grad_()
+    kept = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() != row.data_ptr():  # the model itself is no activation
+            kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        key = torch.zeros(4, dtype=torch.int64, device=row.device)
+        value = loss(model, row, example, key)
+    del value  # alive until here, so that no two tensors were given the same place
+    return max(1, sum(kept.values()))
+
+
+def _unbind(batch: Batch) -> Iterator[Batch]:
+    return (Batch(*row) for row in zip(*batch, strict=True))
+
+
+@cache
+def _pool(cores: int) -> ThreadPoolExecutor:
+    """Threads whose kernels use one core each."""
+    return ThreadPoolExecutor(cores, initializer=lambda: torch.set_num_threads(1))

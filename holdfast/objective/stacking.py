@@ -1,0 +1,42 @@
+"""Layers in a form that stacks well."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class PlaneConv2d(nn.Conv2d):
+    """A convolution of a single plane, such as a grey image, as a product of its patches.
+
+    Stacked, a convolution becomes one with a group for every node; if a group has one plane only, it is
+    taken for a depthwise convolution, whose GPU kernels are several times slower than this product.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not isinstance(self.padding, str)  # see _is_plane
+        down, across = self.padding
+        height, width = self.kernel_size
+        padded = functional.pad(x[:, 0], (across, across, down, down))  # [B, H, W]
+        rows, columns = padded.shape[1] - height + 1, padded.shape[2] - width + 1
+        patches = torch.stack(
+            [padded[:, i : i + rows, j : j + columns] for i in range(height) for j in range(width)]
+        )
+        planes = self.weight.flatten(1) @ patches.flatten(1)  # [out, k] @ [k, B rows columns]
+        if self.bias is not None:
+            planes = planes + self.bias[:, None]
+        return planes.view(self.out_channels, len(x), rows, columns).transpose(0, 1)
+
+
+def ready_to_stack(module: nn.Module) -> nn.Module:
+    """``module`` with those layers that stack badly on a GPU replaced, in place; parameters are the same."""
+    for layer in module.modules():
+        if type(layer) is nn.Conv2d and _is_plane(layer):
+            layer.__class__ = PlaneConv2d
+    return module
+
+
+def _is_plane(layer: nn.Conv2d) -> bool:
+    plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+    return plain and layer.in_channels == 1 and not isinstance(layer.padding, str)

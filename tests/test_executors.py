@@ -1,0 +1,135 @@
+"""Every way of running a round gives the same trajectory: stacked, in chunks, row by row, and fused."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from test_conformance import NODES, Case, every_case, method, network
+from torch import nn
+
+import holdfast as hf
+from holdfast.data import DATASETS
+from holdfast.engines.simulate.captured import CapturedSimulation, in_place
+from holdfast.engines.simulate.fused import FusedRound
+from holdfast.engines.simulate.simulation import Simulation
+from holdfast.models import MODELS
+from holdfast.objective.flat import FlatModel
+from holdfast.objective.losses import CrossEntropy
+from holdfast.objective.model_objective import ModelObjective
+from holdfast.objective.stacking import PlaneConv2d, ready_to_stack
+from holdfast.tree import tree_map
+
+ROUNDS = 20
+
+
+def digits(model: str = "mlp", **options) -> ModelObjective:
+    data = DATASETS.build("digits", {})
+    split = hf.partition(data.x_train, data.y_train, hf.Dirichlet(0.5), nodes=NODES, seed=0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = MODELS.build(model, options, input_shape=data.input_shape, outputs=10)
+    flat = FlatModel(module, torch.device("cpu"), torch.float32)
+    return ModelObjective(flat, CrossEntropy(), split, batch_size=16, seed=7)
+
+
+def dense() -> ModelObjective:
+    return digits(hidden=[12])
+
+
+def in_chunks() -> ModelObjective:
+    objective = dense()
+    objective.row_grads.samples_at_once = 40  # of the 16 of every node: two nodes at a time
+    return objective
+
+
+def row_by_row() -> ModelObjective:
+    objective = dense()
+    objective.row_grads.row_by_row = True
+    return objective
+
+
+def models(case: Case, objective: ModelObjective) -> torch.Tensor:
+    simulation = Simulation(method(case), objective, network(case), seed=7)
+    for _ in range(ROUNDS):
+        simulation.step()
+    return simulation.models
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (got - expected).norm() <= 1e-5 * expected.norm()
+
+
+@every_case
+def test_executors_agree(case: Case) -> None:
+    stacked = models(case, dense())
+    for other in (in_chunks, row_by_row):
+        assert_close(models(case, other()), stacked)
+
+
+def fused_models(case: Case, compiler) -> tuple[torch.Tensor, FusedRound]:
+    simulation = CapturedSimulation(method(case), dense(), network(case), seed=7)
+    simulation.state = tree_map(torch.clone, simulation.state)
+    copy = tree_map(torch.clone, simulation.state)
+    fused = FusedRound(in_place(simulation.buffered()), copy, simulation.objective, compiler)
+    for _ in range(ROUNDS):
+        simulation.fill()
+        fused(simulation.state)  # in place
+        simulation.round += 1
+    return simulation.models, fused
+
+
+def reads_values(case: Case) -> bool:
+    """Whether a round decides by values that it computed: it cannot be traced and runs step by step."""
+    return case.name in ("scaffnew", "dualfl") or case.options.get("solver") == "vr"
+
+
+@every_case
+def test_a_round_cut_into_pieces_is_the_same_round(case: Case) -> None:
+    if reads_values(case):
+        with pytest.raises(RuntimeError, match="data-dependent"):
+            fused_models(case, compiler=lambda program: program)
+        return
+    got, fused = fused_models(case, compiler=lambda program: program)
+    assert_close(got, models(case, dense()))
+    assert len({id(piece.program) for piece in fused.pieces}) <= 4
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"padding": 1}, {"padding": (2, 0), "bias": False}, {"kernel_size": (3, 5)}]
+)
+def test_a_convolution_of_one_plane_as_a_product(options) -> None:
+    plain = nn.Conv2d(1, 4, **{"kernel_size": 3, **options}).double()
+    product = ready_to_stack(deepcopy(plain))
+    assert type(product) is PlaneConv2d
+    x = torch.randn(3, 1, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(product(x), plain(x), rtol=1e-12, atol=1e-12)
+
+
+def test_other_convolutions_stay_as_they_are() -> None:
+    for layer in (nn.Conv2d(2, 4, 3), nn.Conv2d(1, 4, 3, stride=2), nn.Conv2d(1, 4, 3, padding="same")):
+        assert type(ready_to_stack(layer)) is nn.Conv2d
+
+
+def test_convolutions_on_a_cpu_are_computed_row_by_row_and_agree() -> None:
+    rows = digits("netfleet-cnn")
+    stacked = digits("netfleet-cnn")
+    assert rows.row_grads.row_by_row
+    stacked.row_grads.row_by_row = False
+    nodes = torch.arange(NODES)
+    x = rows.x0 + 0.1 * torch.randn(NODES, rows.dim, generator=torch.Generator().manual_seed(0))
+    got, expected = (f.minibatch_grads([x], nodes, 0, 0)[0] for f in (rows, stacked))
+    assert_close(got, expected)
+
+
+def test_computing_in_bfloat16_keeps_models_in_float32() -> None:
+    objective = digits(hidden=[12])
+    objective.model.compute = torch.bfloat16
+    nodes = torch.arange(NODES)
+    x = objective.x0.expand(NODES, -1).contiguous()
+    got = objective.minibatch_grads([x], nodes, 0, 0)[0]
+    expected = dense().minibatch_grads([x], nodes, 0, 0)[0]
+    assert got.dtype == torch.float32
+    error = (got - expected).norm() / expected.norm()
+    assert 1e-5 < error < 0.03  # eight bits of a number are kept: really computed in bfloat16

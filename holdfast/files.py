@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +42,20 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any])
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What ``write_tensors`` wrote."""
+    with _opened(path) as (file, notes):
+        return {name: file.get_tensor(name) for name in file.keys()}, notes  # noqa: SIM118
+
+
+def read_notes(path: Path) -> dict[str, Any]:
+    """The notes alone."""
+    with _opened(path) as (_, notes):
+        return notes
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     try:
         with safe_open(path, framework="pt") as file:
-            notes = json.loads((file.metadata() or {})["holdfast"])
-            return {name: file.get_tensor(name) for name in file.keys()}, notes  # noqa: SIM118
+            yield file, json.loads((file.metadata() or {})["holdfast"])
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError):
         raise HoldfastError(f"{path} is not a checkpoint of holdfast, or it is damaged; delete it") from None

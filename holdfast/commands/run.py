@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+import holdfast
+from holdfast.engines.cluster.launch import INTERRUPTED, launch_id, run_to_continue
+from holdfast.engines.cluster.ranks import joined
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.report.html import write_plots, write_report
@@ -20,6 +24,7 @@ from holdfast.runs.progress import LiveView
 from holdfast.runs.record import load_record
 from holdfast.runs.runner import Interrupted, Runner, View
 from holdfast.runs.tensorboard import TensorBoardView, summary_writer
+from holdfast.world import World
 
 
 def run_experiment(
@@ -33,41 +38,71 @@ def run_experiment(
     quiet: bool,
 ) -> None:
     """``holdfast run``"""
-    plan = Plan(read_experiment(path, overrides), data_dir, device)
-    plan.check()
-    if tensorboard:
-        summary_writer()  # complains before there is a run directory
-    _carry_out(Runner.start(plan, runs_dir), tensorboard=tensorboard, quiet=quiet)
+    with joined() as world:
+        own_device = world.own_device(device)
+        plan = _agreed_plan(
+            world, lambda: Plan(read_experiment(path, overrides), data_dir, own_device, world)
+        )
+        if tensorboard:
+            world.together(summary_writer)  # complains before there is a run directory
+        launch = launch_id()
+        before = world.text_of_leader(lambda: str(run_to_continue(runs_dir, launch, plan.digest) or ""))
+        runner = Runner.reopen(plan, Path(before)) if before else Runner.start(plan, runs_dir, launch)
+        _execute(runner, tensorboard=tensorboard, quiet=quiet)
+    _show(runner, quiet=quiet)
 
 
 def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bool) -> None:
     """``holdfast resume``"""
-    record = load_record(folder)
-    kept = record.summary.get("data_dir")
-    data_dir = Path(str(kept)) if kept else None
-    raw = read_experiment(folder / "experiment.toml", [])
-    plan = Plan(raw, data_dir, device or str(record.summary.get("device", "cpu")))
+    with joined() as world:
+        summary = world.together(lambda: load_record(folder)).summary
+        kept = summary.get("data_dir")
+        data_dir = Path(str(kept)) if kept else None
+        own_device = world.own_device(device or str(summary.get("device", "cpu")))
+        toml = folder / "experiment.toml"
+        plan = _agreed_plan(world, lambda: Plan(read_experiment(toml, []), data_dir, own_device, world))
+        runner = Runner.reopen(plan, folder)
+        _execute(runner, tensorboard=tensorboard, quiet=quiet)
+    _show(runner, quiet=quiet)
+
+
+def _agreed_plan(world: World, make: Callable[[], Plan]) -> Plan:
+    """The checked plan, the same on all ranks."""
+    world.agree("version of holdfast", holdfast.__version__, "install the same on all machines")
+    plan = world.together(make)
+    world.agree("experiment", plan.digest, "give all ranks the same file and the same changes")
     plan.check()
-    _carry_out(Runner.reopen(plan, folder), tensorboard=tensorboard, quiet=quiet)
+    return plan
 
 
-def _carry_out(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
-    """Runs what is left to run, then writes plots and report."""
-    console = Console(quiet=quiet)
+def _execute(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
+    """Runs what is left to run; only the leader of several processes shows anything."""
+    leads = runner.world.leads
+    console = Console(quiet=quiet or not leads)
     print_path(console, "run directory", runner.folder)
-    for warning in runner.plan.warnings():
+    warnings = runner.plan.warnings()
+    for warning in warnings if leads else []:
         print(f"warning: {warning}", file=sys.stderr)
     with ExitStack() as stack:
-        views: list[View] = [TensorBoardView(runner.folder)] if tensorboard else []
-        if not quiet:
+        views: list[View] = [TensorBoardView(runner.folder)] if tensorboard and leads else []
+        if not quiet and leads:
             views.append(stack.enter_context(LiveView(runner.plan, console)))
         try:
             runner.execute(views)
         except Interrupted:
             stack.close()
-            command = f"holdfast resume {shlex.quote(str(runner.folder))}"
-            print(f"stopped, all is saved; continue with: {command}", file=sys.stderr)
-            sys.exit(130)
+            if leads:
+                command = f"holdfast resume {shlex.quote(str(runner.folder))}"
+                print(f"stopped, all is saved; continue with: {command}", file=sys.stderr, flush=True)
+            runner.world.wait()
+            sys.exit(INTERRUPTED)
+
+
+def _show(runner: Runner, *, quiet: bool) -> None:
+    """Writes plots and report, and prints the figures."""
+    if not runner.world.leads:
+        return
+    console = Console(quiet=quiet)
     record = load_record(runner.folder)
     with console.status("writing plots and report"):
         write_plots(record, runner.folder / "plots")

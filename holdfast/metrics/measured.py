@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from holdfast.algorithms.base import Method, ServerAlgorithm
@@ -24,35 +25,56 @@ class Measured:
         self.simulation = simulation
         self.objective = simulation.objective
         self.test = test
-        one_model = isinstance(simulation.method, ServerAlgorithm)
-        # [n, d]; [1, d] where all nodes hold the server's
-        self.models = simulation.models.detach()[: 1 if one_model else None]
+        self.world = simulation.world
+        self.one_model = isinstance(simulation.method, ServerAlgorithm)
+        # [m, d] of the nodes here; [1, d] where all nodes hold the server's
+        self.models = simulation.models.detach()[: 1 if self.one_model else None]
         # Around one of them, so that models that are equal have exactly that average.
-        self.average = self.models[0] + (self.models - self.models[0]).mean(0)  # [d]
+        centre = self.world.of_leader(self.models[0])
+        self.average = centre + self.mean(self.models - centre)  # [d]
+
+    def mean(self, of_models: Tensor) -> Tensor:
+        """The mean over all models of what is given for those here, [m, ...]."""
+        if self.one_model:
+            return of_models[0]
+        return self.world.mean(of_models, self.objective.nodes)
 
     @cached_property
     def node_accuracies(self) -> Tensor:
-        """Test accuracy of every node's model, [n]; [1] where all nodes hold the server's."""
-        return self._test(self.models)[0]
+        """Test accuracy of the models of the nodes here, [m]; [1] where all nodes hold the server's."""
+        if self.one_model:
+            return self.average_test[0]
+        assert isinstance(self.objective, ModelObjective)
+        assert self.test is not None
+        return self.objective.test(self.models, *self.test)[0]
 
     @cached_property
     def average_test(self) -> tuple[Tensor, Tensor]:
-        """Test accuracy and test loss of the average model, each [1]."""
-        return self._test(self.average.unsqueeze(0))
+        """Test accuracy and test loss of the average model, each [1]; every process takes some samples."""
+        assert isinstance(self.objective, ModelObjective)
+        assert self.test is not None
+        samples = len(self.test[0])
+        here = slice(self.world.rank, None, self.world.size)
+        x, y = (part[here] for part in self.test)
+        figures = torch.zeros(2, 1, dtype=torch.float64, device=self.average.device)
+        if len(x):
+            figures = torch.stack(self.objective.test(self.average.unsqueeze(0), x, y)) * (len(x) / samples)
+        accuracy, loss = self.world.sum(figures)
+        return accuracy, loss
 
     @cached_property
     def global_gradient(self) -> Tensor:
         """Gradient of f at the average model, [d]."""
-        return self.objective.global_value_and_grad(self.average)[1]
+        return self.world.sum(self.objective.global_value_and_grad(self.average)[1])
 
     @cached_property
     def consensus(self) -> Tensor:
         """(1/n) sum_i ||x_i - average||^2."""
-        return (self.models - self.average).square().sum(-1).mean()
+        return self.mean((self.models - self.average).square().sum(-1))
 
     @cached_property
     def duals(self) -> Tensor:
-        """The nodes' estimates of their own gradients at the optimum, [n, d]."""
+        """The estimates that the nodes here have of their own gradients at the optimum, [m, d]."""
         state = self.simulation.state
         duals = self.simulation.method.dual(state.clients if isinstance(state, Federation) else state)
         if duals is None:
@@ -62,23 +84,18 @@ class Measured:
             )
         return duals
 
-    def _test(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.objective, ModelObjective)
-        assert self.test is not None
-        return self.objective.test(rows, *self.test)
-
 
 Metric = Callable[[Measured], Tensor]
 
 
 def test_accuracy(m: Measured) -> Tensor:
     """Test accuracy, mean over the nodes' own models."""
-    return m.node_accuracies.mean()
+    return m.mean(m.node_accuracies)
 
 
 def worst_accuracy(m: Measured) -> Tensor:
     """Test accuracy of the worst node."""
-    return m.node_accuracies.min()
+    return m.world.lowest(m.node_accuracies.min())
 
 
 def average_accuracy(m: Measured) -> Tensor:
@@ -93,7 +110,7 @@ def average_loss(m: Measured) -> Tensor:
 
 def train_loss(m: Measured) -> Tensor:
     """The common objective f at the average model, regulariser included."""
-    return m.objective.global_value(m.average)
+    return m.world.sum(m.objective.global_value(m.average))
 
 
 def consensus(m: Measured) -> Tensor:
@@ -113,22 +130,22 @@ def stationarity(m: Measured) -> Tensor:
 
 def rel_energy(m: Measured) -> Tensor:
     """(f - f*)/f* at the average model; convex problems: finds the optimum first, reads all training data."""
-    best = known_optimum(m.objective).value
+    best = known_optimum(m.objective, m.world).value
     if best == 0:
         raise HoldfastError("metric 'rel_energy': the optimal value is 0; use 'optimum_distance' instead")
-    energy: Tensor = in_float64(m.objective).global_value(m.average.double())
+    energy = m.world.sum(in_float64(m.objective).global_value(m.average.double()))
     return (energy - best) / abs(best)
 
 
 def optimum_distance(m: Measured) -> Tensor:
     """Distance ||average - x*|| to the optimum; convex problems."""
-    away: Tensor = m.average - known_optimum(m.objective).x
+    away: Tensor = m.average - known_optimum(m.objective, m.world).x
     return away.norm()  # type: ignore[no-any-return]
 
 
 def dual_error(m: Measured) -> Tensor:
     """sum_i ||dual_i - grad f_i(x*)||^2; convex problems, and methods that keep duals."""
-    return (m.duals - gradients_at_optimum(m.objective)).square().sum()
+    return m.world.sum((m.duals - gradients_at_optimum(m.objective, m.world)).square().sum())
 
 
 METRICS: dict[str, Metric] = {
@@ -177,19 +194,18 @@ def choose_metrics(wanted: list[str] | None, *, has_test: bool, has_accuracy: bo
 
 def measure(simulation: Simulation, test: TestSet | None, metrics: list[str]) -> dict[str, float]:
     """The chosen metrics, then what the run has cost so far."""
-    measured = Measured(simulation, test)
+    measured, work = Measured(simulation, test), simulation.total_work()
     values = {name: float(METRICS[name](measured)) for name in metrics}
     extra: dict[str, float] = {}
     if simulation.network.activity is not None:
         extra |= delays(simulation)
     if has_solver(simulation.method):
-        work = simulation.work
         extra |= dict(zip(SOLVER_COLUMNS, (work.value_evaluations, work.unfinished_solves), strict=True))
     costs = {
         "payload_bytes": simulation.payload_bytes,
         "payload_bytes_per_link": simulation.payload_bytes / simulation.network.directed_links,
-        "gradient_evaluations": simulation.work.gradient_evaluations,
-        "sample_gradients": simulation.work.sample_gradients,
+        "gradient_evaluations": work.gradient_evaluations,
+        "sample_gradients": work.sample_gradients,
     }
     return values | extra | costs
 
@@ -204,5 +220,5 @@ def delays(simulation: Simulation) -> dict[str, float]:
 
     A node that computes with probability d_i takes 1/d_i, and a link 1/b_ij, of its share in that 1.
     """
-    processing, transmission = simulation.work.delay, simulation.traffic.delay
+    processing, transmission = simulation.total_work().delay, simulation.traffic.delay
     return dict(zip(DELAY_COLUMNS, (processing, transmission, processing + transmission), strict=True))

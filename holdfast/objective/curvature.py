@@ -105,14 +105,14 @@ def _extreme_eigenvalues(objective: Objective, world: World, *, lowest: bool) ->
 def _extreme_eigenvalues_here(objective: Objective, *, lowest: bool) -> tuple[float, float]:
     x, nodes = objective.x0.unsqueeze(0), nodes_here(objective)
     if objective.dim <= DENSE_DIMENSION:
-        per_node = [torch.linalg.eigvalsh(objective.hessians(x, nodes[i : i + 1])) for i in nodes.tolist()]
+        per_node = [torch.linalg.eigvalsh(objective.hessians(x, node)) for node in torch.split(nodes, 1)]
         values = torch.cat(per_node)
         return float(values.min()) if lowest else 0.0, float(values.max())
     if lowest and not isinstance(objective, ModelObjective):
         raise HoldfastError(
             f"mu: it is estimated for up to {DENSE_DIMENSION} parameters, there are {objective.dim}: give it"
         )
-    return 0.0, max(_largest_eigenvalue(objective, nodes[i : i + 1]) for i in nodes.tolist())
+    return 0.0, max(_largest_eigenvalue(objective, node) for node in torch.split(nodes, 1))
 
 
 def _largest_eigenvalue(objective: Objective, node: Tensor) -> float:

@@ -59,6 +59,8 @@ class ModelObjective:
     ) -> None:
         self.model, self.loss = model, loss
         self.batch_size, self.seed = batch_size, seed
+        # On a GPU as a tensor, so that programs compiled for one seed serve for all.
+        self._seed: Word = torch.tensor(seed, device=model.x0.device) if model.x0.is_cuda else seed
         self.regulariser = regulariser or Regulariser()
         self.l1, self.smooth = self.regulariser.l1, loss.curvature != math.inf
         self.weights: Weighting = weights
@@ -124,7 +126,7 @@ class ModelObjective:
         """Which of its samples each node takes in a step, [m, size]."""
         counts = self.counts[nodes]
         if isinstance(round, Tensor) or isinstance(step, Tensor) or nodes.is_cuda or step == 0:
-            return batch_indices(self.seed, nodes, counts, round, step, size)
+            return batch_indices(self._seed, nodes, counts, round, step, size)
         first = step - (step - 1) % STEPS_DRAWN_AT_ONCE
         if self._drawn is None or self._drawn[:2] != (round, first) or self._drawn[2] is not nodes:
             steps = torch.arange(first, first + STEPS_DRAWN_AT_ONCE)[:, None, None]
@@ -201,7 +203,7 @@ class ModelObjective:
         """(seed, node, round, step) of every node, [m, 4]: what dropout draws its masks from."""
         parts = [
             part.expand(len(nodes)) if isinstance(part, Tensor) else nodes.new_full((len(nodes),), part)
-            for part in (self.seed, nodes, round, step)
+            for part in (self._seed, nodes, round, step)
         ]
         return torch.stack(parts, dim=-1)
 

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from holdfast.algorithms import ALGORITHMS
 from holdfast.errors import HoldfastError, unknown
+from holdfast.objective.precision import Precision
 from holdfast.validation import Count, NonNegative, Seed, quoted
 
 
@@ -41,16 +42,13 @@ def _as_choice(value: Any) -> Any:
 Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class ProblemConfig(_Section):
-    """What is learned, from which data, and how they are spread over the nodes."""
+class LearningConfig(Section):
+    """What is learned: the same wherever it runs."""
 
-    dataset: Chosen
-    nodes: Count = 10
-    partition: Chosen = Choice(name="iid")
     model: Chosen = Choice(name="linear")
     loss: Chosen = Choice(name="cross-entropy")
     batch_size: Count | Literal["full"] = 32
@@ -60,7 +58,15 @@ class ProblemConfig(_Section):
     weights: Literal["uniform", "samples"] = "uniform"
 
 
-class NetworkConfig(_Section):
+class ProblemConfig(LearningConfig):
+    """What is learned, from which data, and how they are spread over the nodes."""
+
+    dataset: Chosen
+    nodes: Count = 10
+    partition: Chosen = Choice(name="iid")
+
+
+class NetworkConfig(Section):
     """Who talks to whom."""
 
     topology: Chosen = Choice(name="ring")
@@ -73,7 +79,7 @@ class NetworkConfig(_Section):
     latched_links: bool = False  # links stay available once they were
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     """What is measured, and how often."""
 
     every: Count = 1
@@ -87,7 +93,10 @@ class AlgorithmConfig(Choice):
     curvature: Literal["given", "estimate"] = "given"  # "estimate": measure mu and L of the problem first
 
 
-class Experiment(_Section):
+ChosenAlgorithm = Annotated[AlgorithmConfig, BeforeValidator(_as_choice)]
+
+
+class Experiment(Section):
     """One fully determined experiment: exactly one algorithm, no lists to sweep over."""
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9._-]+$")
@@ -95,10 +104,11 @@ class Experiment(_Section):
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default=[0], min_length=1)
     checkpoint_every: Count = 50
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "tf32"
     problem: ProblemConfig
     network: NetworkConfig = NetworkConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    algorithm: Annotated[AlgorithmConfig, BeforeValidator(_as_choice)]
+    algorithm: ChosenAlgorithm
 
 
 def default_experiment() -> str:
@@ -179,7 +189,7 @@ def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     for name, field in Experiment.model_fields.items():
         if name == "algorithm":
             resolved[name] = _algorithms(raw)
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, _Section):
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             fields = field.annotation.model_fields.items()
             defaults = {key: _plain(inner.default) for key, inner in fields if not inner.is_required()}
             section = defaults | raw.get(name, {})
@@ -201,7 +211,7 @@ def _check_sections(raw: Mapping[str, Any]) -> None:
         if key not in Experiment.model_fields:
             raise unknown("key in the experiment", key, Experiment.model_fields)
         section = Experiment.model_fields[key].annotation
-        if isinstance(section, type) and issubclass(section, _Section):
+        if isinstance(section, type) and issubclass(section, Section):
             if not isinstance(value, dict):
                 raise HoldfastError(f"{key}: expected a table, got {quoted(value)}")
             for inner in value:

@@ -14,7 +14,9 @@ import torch
 import holdfast
 
 
-def describe_environment(device: str, seeds: list[int]) -> dict[str, str | int | list[int] | None]:
+def describe_environment(
+    device: str, seeds: list[int], processes: int = 1
+) -> dict[str, str | int | list[int] | None]:
     """Everything one would ask when a result cannot be reproduced."""
     chosen = torch.device(device)
     gpu = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else None
@@ -28,6 +30,7 @@ def describe_environment(device: str, seeds: list[int]) -> dict[str, str | int |
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": device,
+        "processes": processes,
         "seeds": seeds,
         "gpu": gpu,
         "cuda": torch.version.cuda,

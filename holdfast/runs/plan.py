@@ -6,13 +6,15 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from holdfast.algorithms import Method
+from holdfast.engines.cluster.ranks import Ranks
+from holdfast.engines.cluster.simulation import cluster_simulation_class
 from holdfast.engines.simulate.captured import simulation_class
 from holdfast.engines.simulate.dry_run import Footprint, dry_run
 from holdfast.engines.simulate.simulation import Simulation, check_fit
@@ -22,6 +24,7 @@ from holdfast.objective.model_objective import CHUNK_SAMPLES
 from holdfast.runs.config import Experiment
 from holdfast.runs.setting import Setting, build_method, build_setting, torch_device
 from holdfast.runs.sweep import expand
+from holdfast.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ def short(value: Any) -> str:
 class Plan:
     """The jobs of an experiment on this machine."""
 
-    def __init__(self, raw: dict[str, Any], data_dir: Path | None, device: str) -> None:
-        self.raw, self.data_dir, self.device = raw, data_dir, device
+    def __init__(self, raw: dict[str, Any], data_dir: Path | None, device: str, world: World = ALONE) -> None:
+        self.raw, self.data_dir, self.device, self.world = raw, data_dir, device, world
         self.variants = expand(raw)
         self.axes = list(dict.fromkeys(axis for variant in self.variants for axis in variant.axes))
         self.jobs = [
@@ -89,7 +92,8 @@ class Plan:
         """The job's data, model and network; the last one built is kept, as the next job often shares it."""
         key = _setting_key(job)
         if self._kept is None or self._kept[0] != key:
-            self._kept = (key, build_setting(job.experiment, job.seed, self.data_dir, self.device))
+            setting = build_setting(job.experiment, job.seed, self.data_dir, self.device, self.world)
+            self._kept = (key, setting)
         return self._kept[1]
 
     def shares_setting(self, first: Job, second: Job) -> bool:
@@ -98,14 +102,12 @@ class Plan:
 
     def simulation(self, job: Job) -> Simulation:
         """The job, ready to run."""
-        setting = self.setting(job)
-        return simulation_class(torch.device(self.device))(
-            self.method(job),
-            setting.objective,
-            setting.network,
-            seed=job.seed,
-            cohort_size=cohort_size(job.experiment),
-        )
+        setting, device = self.setting(job), torch.device(self.device)
+        parts = (self.method(job), setting.objective, setting.network)
+        options: Any = {"seed": job.seed, "cohort_size": cohort_size(job.experiment)}
+        if isinstance(self.world, Ranks):
+            return cluster_simulation_class(device)(*parts, self.world, **options)
+        return simulation_class(device)(*parts, **options)
 
     def method(self, job: Job) -> Method:
         """The job's algorithm with its hyperparameters, estimated ones too."""
@@ -122,10 +124,11 @@ class Plan:
         """Estimated peak bytes: everything of every row, data, activations."""
         setting, x, batch = self.setting(job), self.setting(job).data.x, job.experiment.problem.batch_size
         nodes, number = setting.data.nodes, getattr(torch, job.experiment.dtype).itemsize
-        samples = len(x) if batch == "full" else batch * nodes
+        everything = int(setting.data.counts.sum())
+        samples = everything if batch == "full" else batch * nodes
         activations = 4 * min(samples, CHUNK_SAMPLES) * x[0].numel() * number
         rows = self.footprint(job).memory(nodes, setting.dim, number)
-        return int(rows + x.numel() * x.element_size() + activations)
+        return int(rows + everything * x[0].numel() * x.element_size() + activations)
 
     def warnings(self) -> list[str]:
         """What a user should know before the run, though it is no mistake."""
@@ -145,11 +148,16 @@ class Plan:
         """Builds everything once, so that mistakes surface before the run directory exists."""
         torch_device(self.device)
         for job in self.jobs:
-            method = self.method(job)
-            setting = self.setting(job)
-            check_fit(method, setting.data.nodes, setting.network, cohort_size(job.experiment))
-            require_memory(job.title, self.memory(job), self.device)
-            setting.objective.check_model(setting.test)
+            # One by one: a rank that fails in one must not miss what the others do together in the next.
+            for part in (self.setting, self.method, self._check):
+                self.world.together(partial(part, job))
+
+    def _check(self, job: Job) -> None:
+        setting = self.setting(job)
+        check_fit(self.method(job), setting.data.nodes, setting.network, cohort_size(job.experiment))
+        ranks = self.world.on_this_machine if self.device == "cpu" else 1
+        require_memory(job.title, self.memory(job) * ranks / self.world.size, self.device)
+        setting.objective.check_model(setting.test)
 
 
 def cohort_size(experiment: Experiment) -> int | None:

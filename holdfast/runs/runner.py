@@ -13,15 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-import numpy as np
 import tomli_w
-from torch import Tensor
 
 from holdfast.engines.simulate.driver import Row, Run
 from holdfast.errors import HoldfastError
-from holdfast.files import read_tensors, write_atomic, write_json, write_tensors
+from holdfast.files import write_atomic, write_json, write_tensors
 from holdfast.metrics.columns import COST_COLUMNS, DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.metrics.measured import METRICS, has_solver, measure
+from holdfast.runs.checkpoints import Checkpoints
 from holdfast.runs.environment import describe_environment
 from holdfast.runs.plan import Job, Plan, short
 from holdfast.runs.setting import Setting, facts
@@ -44,7 +43,8 @@ class Runner:
     """A plan and the directory it is run into."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        self.plan, self.folder = plan, folder
+        self.plan, self.folder, self.world = plan, folder, plan.world
+        self.checkpoints = Checkpoints(folder / "checkpoints", plan.digest, plan.world)
         self.views: list[View] = []
         self.summary: dict[str, Any] = {}
         self.rows: list[dict[str, Any]] = []
@@ -53,9 +53,9 @@ class Runner:
     # --- beginning -----------------------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, plan: Plan, root: Path) -> Runner:
-        """Makes a new run directory under ``root``."""
-        runner = cls(plan, _new_folder(root, plan.name))
+    def start(cls, plan: Plan, root: Path, launch: str | None = None) -> Runner:
+        """Makes a new run directory under ``root``; ``launch`` is what a cluster knows the job by."""
+        runner = cls(plan, Path(plan.world.text_of_leader(lambda: str(_new_folder(root, plan.name)))))
         first = plan.setting(plan.jobs[0])
         names = {name for job in plan.jobs for name in plan.setting(job).metrics}
         metrics = [name for name in METRICS if name in names]
@@ -65,14 +65,17 @@ class Runner:
             "name": plan.name,
             "status": "running",
             "digest": plan.digest,
+            "launch": launch,
             "data_dir": None if plan.data_dir is None else str(plan.data_dir.resolve()),
-            "device": plan.device,
+            "device": plan.device if plan.world.size == 1 else plan.device.split(":")[0],
             "facts": facts(first),
             "jobs": [_job_entry(job) for job in plan.jobs],
         }
-        write_atomic(runner.folder / "experiment.toml", tomli_w.dumps(plan.raw).encode())
-        write_json(runner.folder / "environment.json", describe_environment(plan.device, plan.seeds))
-        _write_setting(runner.folder, first)
+        if plan.world.leads:
+            environment = describe_environment(plan.device, plan.seeds, plan.world.size)
+            write_atomic(runner.folder / "experiment.toml", tomli_w.dumps(plan.raw).encode())
+            write_json(runner.folder / "environment.json", environment)
+            _write_setting(runner.folder, first)
         runner._write_metrics()
         runner._write_summary()
         return runner
@@ -81,26 +84,34 @@ class Runner:
     def reopen(cls, plan: Plan, folder: Path) -> Runner:
         """Picks up the run in ``folder``."""
         runner = cls(plan, folder)
-        runner.summary = json.loads((folder / "summary.json").read_text())
-        if runner.summary.get("digest") != plan.digest:
-            raise HoldfastError(f"{folder}: experiment.toml was changed since the run began; start a new run")
-        text = (folder / "metrics.csv").read_text(encoding="utf-8")
-        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-        runner.columns = list(reader.fieldnames or [])
-        recorded = list(reader)
-        for job, entry in zip(plan.jobs, runner.summary["jobs"], strict=True):
-            ended = entry["status"] in ("done", "diverged")
-            last = entry["round"] if ended else runner._checkpoint_round(job)
-            runner.rows += [row for row in recorded if _belongs(row, job) and int(row["round"]) <= last]
+        runner.summary = json.loads(plan.world.text_of_leader(runner._read_back))
         runner._write_metrics()
         return runner
+
+    def _read_back(self) -> str:
+        """Reads what is recorded up to the checkpoints; the text of summary.json."""
+        summary = (self.folder / "summary.json").read_text()
+        read = json.loads(summary)
+        if read.get("digest") != self.plan.digest:
+            raise HoldfastError(
+                f"{self.folder}: experiment.toml was changed since the run began; start a new run"
+            )
+        text = (self.folder / "metrics.csv").read_text(encoding="utf-8")
+        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+        self.columns = list(reader.fieldnames or [])
+        recorded = list(reader)
+        for job, entry in zip(self.plan.jobs, read["jobs"], strict=True):
+            ended = entry["status"] in ("done", "diverged")
+            last = entry["round"] if ended else self._checkpoint_round(job)
+            self.rows += [row for row in recorded if _belongs(row, job) and int(row["round"]) <= last]
+        return summary
 
     # --- running -------------------------------------------------------------------------------------------
 
     def execute(self, views: Sequence[View] = ()) -> None:
         """Runs every job that is not finished; raises ``Interrupted`` after saving when asked to stop."""
         self.views = list(views)
-        with _stop_signals() as stop:
+        with _stop_signals(hurry=self.world.size == 1) as stop:
             for job, entry in zip(self.plan.jobs, self.summary["jobs"], strict=True):
                 if entry["status"] not in ("done", "diverged"):
                     self._run(job, entry, stop)
@@ -116,7 +127,7 @@ class Runner:
             experiment.evaluation.every,
             lambda now: measure(now, setting.test, setting.metrics),
         )
-        self._restore(job, run)
+        run.seconds = self.checkpoints.restore(job.id, run.simulation)
         entry["method"] = repr(self.plan.method(job))
         entry["executor"] = run.simulation.prepare(experiment.rounds - run.simulation.round)
         self._notify("job_started", job, run.simulation.round)
@@ -127,7 +138,7 @@ class Runner:
             if run.diverged:
                 break
             finished = run.simulation.round == experiment.rounds
-            if stop[0] and not finished:
+            if self.world.any(stop[0]) and not finished:
                 self._checkpoint(job, run)
                 self._update(entry, run, "running")
                 self.summary["status"] = "interrupted"
@@ -171,11 +182,15 @@ class Runner:
         axes = {axis: short(value) for axis, value in job.axes.items()}
         full = {"algorithm": job.label, "seed": job.seed, **axes, **row}
         self.rows.append(full)
+        if not self.world.leads:
+            return
         with (self.folder / "metrics.csv").open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, self.columns, lineterminator="\n").writerow(full)
         self._notify("row_recorded", job, row)
 
     def _write_metrics(self) -> None:
+        if not self.world.leads:
+            return
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
@@ -183,47 +198,28 @@ class Runner:
         write_atomic(self.folder / "metrics.csv", text.getvalue().encode())
 
     def _write_summary(self) -> None:
-        write_json(self.folder / "summary.json", self.summary)
+        if self.world.leads:
+            write_json(self.folder / "summary.json", self.summary)
 
     def _save_model(self, job: Job, setting: Setting, run: Run) -> None:
-        consensus = setting.objective.model.module(run.simulation.models.detach().mean(0))
+        average = self.world.mean(run.simulation.models.detach(), setting.data.nodes)
+        if not self.world.leads:
+            return
+        consensus = setting.objective.model.module(average)
         target = self.folder / "models" / f"{job.id}.safetensors"
         target.parent.mkdir(exist_ok=True)
         # Copies: safetensors takes no tensors that share memory, as tied weights do.
         tensors = {name: tensor.clone().contiguous() for name, tensor in consensus.state_dict().items()}
         write_tensors(target, tensors, {"algorithm": job.label, "seed": job.seed})
 
-    def _checkpoint_path(self, job: Job) -> Path:
-        return self.folder / "checkpoints" / f"{job.id}.safetensors"
-
     def _checkpoint(self, job: Job, run: Run) -> None:
-        tensors, counters = run.simulation.snapshot()
-        notes = {"digest": self.plan.digest, "job": job.id, "seconds": run.seconds, **counters}
         self._write_metrics()  # synced first: after a power cut no row before the checkpoint is missing
-        self._checkpoint_path(job).parent.mkdir(exist_ok=True)
-        write_tensors(self._checkpoint_path(job), tensors, notes)
-
-    def _read_checkpoint(self, job: Job) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        path = self._checkpoint_path(job)
-        if not path.exists():
-            return None
-        tensors, notes = read_tensors(path)
-        if (notes.get("digest"), notes.get("job")) != (self.plan.digest, job.id):
-            raise HoldfastError(
-                f"{path} is a checkpoint of another experiment; delete it to start this job anew"
-            )
-        return tensors, notes
+        self.checkpoints.write(job.id, run.simulation, run.seconds)
 
     def _checkpoint_round(self, job: Job) -> int:
-        checkpoint = self._read_checkpoint(job)
+        notes = self.checkpoints.notes(job.id)
         # A checkpoint of round 0 counts as none: the job begins again and records its first row.
-        return (int(checkpoint[1]["round"]) or -1) if checkpoint else -1
-
-    def _restore(self, job: Job, run: Run) -> None:
-        checkpoint = self._read_checkpoint(job)
-        if checkpoint:
-            run.simulation.restore(*checkpoint)
-            run.seconds = checkpoint[1]["seconds"]
+        return (int(notes["round"]) or -1) if notes else -1
 
 
 def _new_folder(root: Path, name: str) -> Path:
@@ -268,8 +264,7 @@ def _belongs(row: dict[str, str], job: Job) -> bool:
 
 def _write_setting(folder: Path, setting: Setting) -> None:
     """The partition and the network as tables."""
-    data, classes = setting.data, setting.dataset.classes
-    labels = data.label_table(classes) if classes else np.empty((data.nodes, 0), dtype=np.int64)
+    data, labels = setting.data, setting.labels
     header = ["node", "samples", *(str(label) for label in range(labels.shape[1]))]
     lines = [[node, int(data.counts[node]), *labels[node].tolist()] for node in range(data.nodes)]
     _write_csv(folder / "partition.csv", header, lines)
@@ -283,12 +278,15 @@ def _write_csv(path: Path, header: list[str], lines: Sequence[Sequence[Any]]) ->
 
 
 @contextmanager
-def _stop_signals() -> Iterator[list[bool]]:
-    """Ctrl-C and SIGTERM set the flag, to be looked at after the round; a second Ctrl-C stops at once."""
+def _stop_signals(hurry: bool) -> Iterator[list[bool]]:
+    """Ctrl-C and SIGTERM set the flag, to be looked at after the round; to ``hurry``, a second Ctrl-C stops.
+
+    Ranks may hear of one Ctrl-C twice, from the terminal and from torchrun.
+    """
     stop = [False]
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if stop[0] and number == signal.SIGINT:
+        if hurry and stop[0] and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop[0] = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,20 @@ from torch import Tensor, nn
 
 from holdfast.algorithms import ALGORITHMS, Method
 from holdfast.data import DATASETS, PARTITIONS, Dataset, FederatedData, partition
+from holdfast.engines.cluster.placement import place
 from holdfast.errors import HoldfastError, unknown
 from holdfast.metrics.measured import choose_metrics
 from holdfast.models import load_model
 from holdfast.objective.curvature import estimate_curvature
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import LOSSES, Loss
-from holdfast.objective.model_objective import ModelObjective, Regulariser
+from holdfast.objective.model_objective import ModelObjective
+from holdfast.objective.precision import compute_in
+from holdfast.objective.regulariser import Regulariser
 from holdfast.runs.config import Choice, Experiment, NetworkConfig
 from holdfast.topology import Network, build_network, read_chance
 from holdfast.validation import parameters as accepted_parameters
+from holdfast.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,11 @@ class Setting:
     device: str
     dataset: Dataset
     data: FederatedData
+    labels: np.ndarray  # [n, classes] int64: how many samples of each class each node has; no column if none
     network: Network
     loss: Loss
     metrics: list[str]
+    world: World
 
     @cached_property
     def dim(self) -> int:
@@ -54,7 +60,12 @@ class Setting:
         """The nodes' local objectives, all from the same initial model."""
         problem = self.experiment.problem
         return ModelObjective(
-            FlatModel(self._module(), torch_device(self.device), getattr(torch, self.experiment.dtype)),
+            FlatModel(
+                self._module(),
+                torch_device(self.device),
+                getattr(torch, self.experiment.dtype),
+                compute_in(self.experiment.precision),
+            ),
             self.loss,
             self.data,
             batch_size=None if problem.batch_size == "full" else problem.batch_size,
@@ -72,10 +83,15 @@ class Setting:
         return self.objective.test_set(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
 
     def _module(self) -> nn.Module:
-        choice, outputs = self.experiment.problem.model, self.loss.outputs(self.dataset.classes)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            return load_model(choice.name, choice.parameters, self.dataset.input_shape, outputs)
+        outputs = self.loss.outputs(self.dataset.classes)
+        return initial_module(self.experiment.problem.model, self.dataset.input_shape, outputs, self.seed)
+
+
+def initial_module(choice: Choice, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    """The chosen model as everybody starts from it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return load_model(choice.name, choice.parameters, input_shape, outputs)
 
 
 def build_method(experiment: Experiment, setting: Setting) -> Method:
@@ -89,13 +105,18 @@ def build_method(experiment: Experiment, setting: Setting) -> Method:
     for key in parameters:
         if key not in accepted_parameters(maker):
             raise unknown(f"key in algorithm {name!r}", key, accepted_parameters(maker))
-    curvature = estimate_curvature(setting.objective)
+    curvature = estimate_curvature(setting.objective, setting.world)
     method: Method = maker.for_problem(curvature.mu, curvature.L, **parameters)
     return method
 
 
-def build_setting(experiment: Experiment, seed: int, data_dir: Path | None, device: str) -> Setting:
-    """Loads, splits and checks everything but the model; the same for every algorithm."""
+def build_setting(
+    experiment: Experiment, seed: int, data_dir: Path | None, device: str, world: World = ALONE
+) -> Setting:
+    """Loads, splits and checks everything but the model; the same for every algorithm.
+
+    A process of several keeps the samples of its own nodes only.
+    """
     problem = experiment.problem
     dataset = load_dataset(problem.dataset, problem.nodes, seed, data_dir)
     data = partition(
@@ -106,14 +127,24 @@ def build_setting(experiment: Experiment, seed: int, data_dir: Path | None, devi
         seed=seed,
         groups=dataset.groups,
     )
-    network = _network(experiment.network, problem.nodes, seed)
+    network = configured_network(experiment.network, problem.nodes, seed)
     loss = LOSSES.build(problem.loss.name, problem.loss.parameters)
     wanted = None if experiment.evaluation.metrics == "default" else experiment.evaluation.metrics
     metrics = choose_metrics(wanted, has_test=len(dataset.x_test) > 0, has_accuracy=loss.has_accuracy)
-    return Setting(experiment, seed, device, dataset, data, network, loss, metrics)
+    classes = dataset.classes
+    labels = data.label_table(classes) if classes else np.empty((data.nodes, 0), dtype=np.int64)
+    if world.size > 1:
+        data = data.hold(place(network, world.size)[world.rank].tolist())
+        one = slice(1)  # for its shape
+        dataset = replace(
+            dataset, x_train=dataset.x_train[one].clone(), y_train=dataset.y_train[one].clone(), groups=None
+        )
+        _load_dataset.cache_clear()
+    return Setting(experiment, seed, device, dataset, data, labels, network, loss, metrics, world)
 
 
-def _network(config: NetworkConfig, nodes: int, seed: int) -> Network:
+def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:
+    """The network that an experiment or a federation describes, sporadic if it says so."""
     network = build_network(
         config.topology.name,
         config.topology.parameters,
@@ -164,7 +195,7 @@ def facts(setting: Setting) -> dict[str, float]:
         "directed_links": network.directed_links,
         "spectral_lambda": network.spectral_lambda,
         "mixing_parameter": network.mixing_parameter,
-        "samples": len(data.x),
+        "samples": int(np.sum(data.counts)),
         "unused_samples": data.unused,
         "min_samples_per_node": int(np.min(data.counts)),
         "max_samples_per_node": int(np.max(data.counts)),

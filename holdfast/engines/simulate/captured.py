@@ -16,12 +16,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from holdfast.algorithms.schedules import Rate
 from holdfast.engines.simulate.fused import FusedRound
 from holdfast.engines.simulate.peers import Traffic
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.oracle import Work
 from holdfast.tree import leaves, tree_map
+from holdfast.validation import hints
 
 
 def simulation_class(device: torch.device) -> type[Simulation]:
@@ -29,8 +31,9 @@ def simulation_class(device: torch.device) -> type[Simulation]:
     return CapturedSimulation if device.type == "cuda" else Simulation
 
 
-# Compiling takes tens of seconds; below this many rounds it is not worth it.
-COMPILE_FROM_ROUNDS = 200
+# Compiling takes ten seconds or more (two, if it was done before), and a step gains a fraction of a
+# millisecond to a few: below this many steps of a node it is not worth it.
+COMPILE_FROM_STEPS = 2000
 
 Advance = Callable[[Any], Any]  # from a state to the state after the round
 
@@ -60,13 +63,12 @@ class CapturedSimulation(Simulation):
             advance = self.buffered()
             self._count(advance)
             advance = in_place(advance)
-            if isinstance(self.objective, ModelObjective) and rounds >= COMPILE_FROM_ROUNDS:
+            steps = rounds * self._per_round[1].gradient_evaluations / self.objective.nodes
+            if isinstance(self.objective, ModelObjective) and steps >= COMPILE_FROM_STEPS:
                 advance, compiled = self._compile(advance, self.objective)
             self._record(advance)
             how = "rounds replayed from a CUDA graph"
-        except (
-            Exception
-        ) as error:  # whatever CUDA, its compiler or the method object to: there is another way
+        except Exception as error:  # whatever CUDA or the method object to: there is another way
             torch.cuda.synchronize()
             self.graph = None
             how = f"rounds run step by step, since they cannot be recorded: {_first_line(error)}"
@@ -91,19 +93,23 @@ class CapturedSimulation(Simulation):
             self.state = tree_map(lambda buffer, value: buffer.copy_(value), static, self.state)
 
     def buffered(self) -> Advance:
-        """A round with buffers in place of all that differs from round to round."""
+        """A round with buffers in place of all that differs from round to round, or from run to run.
+
+        The latter are rates that stay the same: programs compiled for one step size serve for all.
+        """
         if self.network.sequence is not None or self.network.activity is not None:
             raise RuntimeError("the network changes from round to round")
         device = self.everybody.device
         self._round_now = torch.tensor(self.round, device=device)
         self._chosen = self._cohort().clone()
-        self._scheduled = {
-            name: torch.tensor(float(value(self.round)), device=device, dtype=torch.float64)
-            for name, value in vars(self.method).items()
-            if callable(value)
+        now = self.method.at(self.round)
+        self._rates = {
+            name: torch.tensor(float(getattr(now, name)), device=device, dtype=torch.float64)
+            for name, kind in hints(type(self.method)).items()
+            if kind == Rate
         }
         method = copy.copy(self.method)
-        for name, buffer in self._scheduled.items():
+        for name, buffer in self._rates.items():
             object.__setattr__(method, name, buffer)
         round_now = cast(int, self._round_now)  # where the round's number is asked for, its buffer stands in
         return lambda state: self._advance(method, state, round_now, self._chosen)
@@ -120,7 +126,7 @@ class CapturedSimulation(Simulation):
         """What a round sends and computes, found by running one: a replay counts nothing."""
         self.traffic, self.work = Traffic(), Work()
         advance(tree_map(torch.clone, self.state))
-        self._per_round = self.traffic, self.work
+        self._per_round = copy.copy(self.traffic), copy.copy(self.work)
 
     def _record(self, advance: Advance) -> None:
         state = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), self.state)
@@ -139,6 +145,7 @@ class CapturedSimulation(Simulation):
         with torch.cuda.graph(graph):
             advance(state)
         self.state, self.graph = state, graph
+        self._recorded = advance  # holds constants that the recording reads
 
     def fill(self) -> None:
         """Puts what this round differs in into the buffers."""
@@ -146,7 +153,7 @@ class CapturedSimulation(Simulation):
         if self.cohort_size < self.objective.nodes:
             self._chosen.copy_(self._cohort())
         now = self.method.at(self.round)
-        for name, buffer in self._scheduled.items():
+        for name, buffer in self._rates.items():
             buffer.fill_(getattr(now, name))
 
 

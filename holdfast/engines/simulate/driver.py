@@ -45,5 +45,6 @@ class Run:
         self.rows.append(row)
         # Accuracies stay finite whatever the models, so these are looked at as well.
         finite = all(math.isfinite(value) for value in row.values())
-        self.diverged = not (finite and all_finite(self.simulation.models))
+        diverged = not (finite and all_finite(self.simulation.models))
+        self.diverged = self.simulation.world.any(diverged)
         return row

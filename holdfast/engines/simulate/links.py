@@ -39,8 +39,13 @@ class StackedLinks:
         """P, [n, n]: W with only the ``available`` links, [E]; the weight of the others stays at home."""
         return self._matrix(self.network.weights_over(available))
 
-    @cached_property
+    @property
     def degree(self) -> Tensor:
+        """Number of neighbours of every node that is here."""
+        return self.all_degrees
+
+    @cached_property
+    def all_degrees(self) -> Tensor:
         """Number of neighbours, [n, 1]; behind a server everybody is everybody's neighbour."""
         nodes = self.network.nodes
         degrees = [nodes - 1] * nodes if self.network.is_server else self.network.degrees
@@ -55,6 +60,11 @@ class StackedLinks:
         """(own, other), each [2E]: the nodes at the two ends of every directed link, sorted by own."""
         own, other, _ = self.network.directed
         return torch.as_tensor(own).to(self.like.device), torch.as_tensor(other).to(self.like.device)
+
+    @property
+    def rows(self) -> Tensor:
+        """[2E]: the row of the node that every directed link belongs to."""
+        return self.ends[0]
 
     @cached_property
     def reverse(self) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.algorithms.base import Inbox
 from holdfast.engines.simulate.links import StackedLinks
 from holdfast.errors import HoldfastError
 from holdfast.randomness import coin
@@ -43,12 +44,15 @@ class StackedPeers:
     def degree(self) -> Tensor:
         return self.links.degree
 
-    def exchange(self, message: M, sporadic: bool = False) -> StackedInbox[M]:
+    def exchange(self, message: M, sporadic: bool = False) -> Inbox[M]:
         available = self._draw_links() if sporadic else None
         size = row_size(message)
         messages = self.links.network.directed_links if available is None else 2 * int(available.sum())
         self.traffic.numbers += messages * size
         self.traffic.delay += self._share_of_delay(available) * self.links.vectors(size)
+        return self._deliver(message, available)
+
+    def _deliver(self, message: M, available: NDArray[np.bool_] | None) -> Inbox[M]:
         return StackedInbox(message, self.links, available)
 
     def coin(self, probability: float) -> bool:
@@ -61,6 +65,9 @@ class StackedPeers:
             raise HoldfastError(
                 "network: a method that keeps vectors for its links needs links that stay the same"
             )
+        return self._edges()
+
+    def _edges(self) -> StackedEdges:
         return StackedEdges(self.links, self.traffic)
 
     def _draw_links(self) -> NDArray[np.bool_]:
@@ -115,15 +122,18 @@ class StackedEdges:
     @cached_property
     def degree(self) -> Tensor:
         own, other = self.links.ends
-        return torch.maximum(self.links.degree[own], self.links.degree[other])
+        return torch.maximum(self.links.all_degrees[own], self.links.all_degrees[other])
 
     def spread(self, x: Tensor) -> Tensor:
-        return x[self.links.ends[0]]
+        return x[self.links.rows]
 
     def total(self, z: Tensor) -> Tensor:
         return self.links.gathering @ z
 
     def swap(self, z: Tensor) -> Tensor:
-        self.traffic.numbers += z.numel()
+        self.traffic.numbers += self.links.network.directed_links * z.shape[-1]
         self.traffic.delay += self.links.vectors(z.shape[-1])
+        return self._swapped(z)
+
+    def _swapped(self, z: Tensor) -> Tensor:
         return z[self.links.reverse]

@@ -12,11 +12,14 @@ from holdfast.algorithms.base import Algorithm, Method, ServerAlgorithm
 from holdfast.engines.simulate.links import StackedLinks
 from holdfast.engines.simulate.peers import StackedPeers, Traffic
 from holdfast.errors import HoldfastError
+from holdfast.memory import keep_freed_memory
+from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.objective import Objective
 from holdfast.objective.oracle import BatchOracle, Work
 from holdfast.randomness import cohort
 from holdfast.topology import Network
 from holdfast.tree import from_named, named_leaves, put_rows, row_size, tree_map
+from holdfast.world import ALONE, World
 
 # Minibatches drawn before the first round have step numbers of their own, far from any round's.
 INITIAL_STEP = 2**31
@@ -30,7 +33,13 @@ class Federation(NamedTuple):
 
 
 class Simulation:
-    """One method on one objective over one network. ``step`` runs a round; everything else looks at it."""
+    """One method on one objective over one network. ``step`` runs a round; everything else looks at it.
+
+    Here all nodes are in this process; a rank of a cluster runs the same with those it holds.
+    """
+
+    world: World = ALONE
+    everybody: Tensor  # [m]: the numbers of the nodes here, ascending
 
     def __init__(
         self,
@@ -46,14 +55,14 @@ class Simulation:
         self.seed, self.cohort_size = seed, cohort_size or objective.nodes
         self.work = Work()
         self.traffic = Traffic()
-        self.links = StackedLinks(network.at(0), like=objective.x0)
-        self.everybody = torch.arange(objective.nodes, device=objective.x0.device)
+        self.everybody = self._nodes_here().to(objective.x0.device)
+        self.links = self._links(network.at(0))
         self.round = 0
         self.state = self._initial_state()
 
     def _initial_state(self) -> Any:
         method, x0 = self.method.at(0), self.objective.x0
-        rows = x0.expand(self.objective.nodes, -1)
+        rows = x0.expand(len(self.everybody), -1)
         if isinstance(method, ServerAlgorithm):
             clients = _own_memory(method.init(rows), shared=x0)
             return Federation(server=method.init_server(x0.clone()), clients=clients)
@@ -64,7 +73,13 @@ class Simulation:
 
     def prepare(self, rounds: int) -> str:
         """Gets ready for so many rounds and says how they will be run."""
-        return "all nodes stacked, step by step"
+        keep_freed_memory()
+        how = (
+            self.objective.row_grads.how
+            if isinstance(self.objective, ModelObjective)
+            else "all nodes stacked"
+        )
+        return f"{how}, step by step"
 
     def step(self) -> None:
         """Runs the next communication round."""
@@ -82,12 +97,20 @@ class Simulation:
         self, method: ServerAlgorithm[Any], state: Federation, round: int, chosen: Tensor
     ) -> Federation:
         received = method.broadcast(state.server)
-        before = tree_map(lambda rows: rows[chosen], state.clients)
-        after, message = method.client(before, received, self._oracle(chosen, round))
-        self.traffic.numbers += len(chosen) * (row_size(received) + row_size(message))
-        mean = tree_map(lambda rows: rows.mean(0), message)
-        server = method.server(state.server, mean, len(chosen) / self.objective.nodes)
-        return Federation(server=server, clients=put_rows(state.clients, chosen, after))
+        places = self._places(chosen)
+        after, message = self._client_work(method, state.clients, received, chosen, round)
+        self.traffic.numbers += self.cohort_size * (row_size(received) + row_size(message))
+        mean = tree_map(lambda rows: self.world.mean(rows, self.cohort_size), message)
+        server = method.server(state.server, mean, self.cohort_size / self.objective.nodes)
+        return Federation(server=server, clients=put_rows(state.clients, places, after))
+
+    def _client_work(
+        self, method: ServerAlgorithm[Any], clients: Any, received: Any, chosen: Tensor, round: int
+    ) -> tuple[Any, Any]:
+        """The new state and the message of the clients ``chosen``."""
+        places = self._places(chosen)
+        before = tree_map(lambda rows: rows[places], clients)
+        return method.client(before, received, self._oracle(chosen, round))
 
     def _cohort(self) -> Tensor:
         if self.cohort_size == self.objective.nodes:
@@ -104,14 +127,29 @@ class Simulation:
     def _peers(self, round: int) -> StackedPeers:
         now = self.network.at(self.round)
         if now is not self.links.network:
-            self.links = StackedLinks(now, like=self.objective.x0)
-        return StackedPeers(self.network, self.links, self.seed, round, self.traffic)
+            self.links = self._links(now)
+        return self._peers_over(self.links, round)
+
+    # --- what differs where other processes hold the other nodes -------------------------------------------
+
+    def _nodes_here(self) -> Tensor:
+        return torch.arange(self.objective.nodes)
+
+    def _places(self, nodes: Tensor) -> Tensor:
+        """The rows of ``nodes``."""
+        return nodes
+
+    def _links(self, network: Network) -> StackedLinks:
+        return StackedLinks(network, like=self.objective.x0)
+
+    def _peers_over(self, links: StackedLinks, round: int) -> StackedPeers:
+        return StackedPeers(self.network, links, self.seed, round, self.traffic)
 
     @property
     def models(self) -> Tensor:
-        """Each node's model after the last exchange, [n, d]; a server's model is everybody's."""
+        """The model after the last exchange of each node here, [m, d]; a server's model is everybody's."""
         if isinstance(self.method, ServerAlgorithm):
-            return self.method.model(self.state.server).expand(self.objective.nodes, -1)
+            return self.method.model(self.state.server).expand(len(self.everybody), -1)
         assert isinstance(self.method, Algorithm)
         return self.method.model(self.state)
 
@@ -119,6 +157,10 @@ class Simulation:
     def payload_bytes(self) -> int:
         """Bytes of all messages so far, each counted once."""
         return self.traffic.numbers * self.objective.x0.element_size()
+
+    def total_work(self) -> Work:
+        """What all nodes, here and elsewhere, have computed so far."""
+        return self.work
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that ``restore`` needs to go on from here: tensors by name, and counters."""

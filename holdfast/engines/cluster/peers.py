@@ -1,0 +1,104 @@
+"""Exchange between ranks: rows that neighbours elsewhere need travel while those here are mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.algorithms.base import Inbox
+from holdfast.engines.cluster.links import Arriving, ClusterLinks, Halo
+from holdfast.engines.simulate.peers import StackedEdges, StackedPeers
+from holdfast.tree import leaves, tree_map
+from holdfast.world import World
+
+M = TypeVar("M")
+
+
+@dataclass
+class ClusterPeers(StackedPeers):
+    """The links of the nodes here in one round; messages are ``[m, d]``. Traffic counts everybody's."""
+
+    links: ClusterLinks
+    world: World = field(kw_only=True)
+
+    def _deliver(self, message: M, available: NDArray[np.bool_] | None) -> Inbox[M]:
+        if self.network.is_server:
+            return ServerInbox(message, self.world, self.network.nodes)
+        halo = self.links.halo if available is None else self.links.halo_over(available)
+        arriving = halo.crossing.start(*leaves(message))
+        return ClusterInbox(message, self.links, halo, arriving, available)
+
+    def _edges(self) -> StackedEdges:
+        return ClusterEdges(self.links, self.traffic)
+
+
+@dataclass(frozen=True)
+class ServerInbox(Generic[M]):
+    """What a server made of everybody's message."""
+
+    sent: M
+    world: World
+    nodes: int
+
+    @cached_property
+    def mixed(self) -> M:
+        return tree_map(lambda t: self.world.mean(t, self.nodes).expand_as(t), self.sent)
+
+    @cached_property
+    def neighbour_sum(self) -> M:
+        return tree_map(lambda t: self.world.sum(t.sum(0)) - t, self.sent)
+
+
+@dataclass(frozen=True)
+class ClusterInbox(Generic[M]):
+    """What the nodes here received in one exchange, from nodes here and elsewhere."""
+
+    sent: M
+    links: ClusterLinks
+    halo: Halo
+    arriving: Arriving
+    available: NDArray[np.bool_] | None  # [E]: the links that took part; None: all
+
+    @cached_property
+    def mixed(self) -> M:
+        if self.available is None:
+            return self._product(*self.links.own_weights)
+        return self._product(*self.links.split(self.links.network.weights_over(self.available), self.halo))
+
+    @cached_property
+    def neighbour_sum(self) -> M:
+        assert self.available is None, "sporadic methods use mixed"
+        return self._product(*self.links.own_adjacency)
+
+    def _product(self, here: Tensor, there: Tensor) -> M:
+        mixed = tree_map(lambda t: here @ t, self.sent)
+        columns = self._columns()  # waits: the product above is done meanwhile
+        return tree_map(lambda t: t + there @ next(columns), mixed)
+
+    def _columns(self) -> Iterator[Tensor]:
+        """The parts of the received rows [h, D] that belong to the tensors of the message."""
+        widths = [t.shape[-1] for t in leaves(self.sent)]
+        return iter(torch.split(self.arriving.wait(), widths, dim=-1))
+
+
+@dataclass(frozen=True)
+class ClusterEdges(StackedEdges):
+    """One row per directed link of the nodes here, [e, d]."""
+
+    links: ClusterLinks
+
+    def _swapped(self, z: Tensor) -> Tensor:
+        places, crossing = self.links.link_crossing
+        arriving = crossing.start(z)
+        inside, opposite = self.links.inner_reverse
+        received = torch.empty_like(z)
+        received[inside] = z[opposite]
+        received[places] = arriving.wait()
+        return received

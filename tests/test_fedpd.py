@@ -367,7 +367,7 @@ def test_a_round_makes_a_new_state_of_the_same_shapes_and_types(solver):
             {"lr": 0.1, "communicate_every": 0},
             r"communicate_every: should be greater than or equal to 1, got 0",
         ),
-        ({"lr": 0.1, "solver": "newton"}, r"solver: should be 'exact', 'gd', 'sgd' or 'vr', got 'newton'"),
+        ({"lr": 0.1, "solver": "adam"}, r"solver: should be 'exact', 'gd', 'sgd' or 'vr', got 'adam'"),
         ({}, r"FedPD.lr: the solver 'sgd' needs a step size; give lr"),
         ({"solver": "gd"}, r"FedPD.lr: the solver 'gd' needs a step size"),
         (

@@ -56,6 +56,17 @@ class FedProx(FedAvg):
     """FedAvg with a pull (rho/2)||x - x_server||^2 towards the server's model; less drift, still biased."""
 
     rho: NonNegative = 0.1
+    reduced: bool = False  # SARAH: a full gradient in every round, then differences of minibatch gradients
+
+    def client(self, s: State, received: Tensor, oracle: Oracle) -> tuple[State, Tensor]:
+        if not self.reduced:
+            return super().client(s, received, oracle)
+        x, gradient = received, oracle.full_grad(received)
+        for _ in range(self.local_steps):
+            new = x - self.lr * (gradient + self.rho * (x - received))
+            there, here = oracle.grads(new, x)  # the same samples at both points
+            x, gradient = new, gradient + there - here
+        return s, x - received
 
     def step_direction(self, x: Tensor, server_x: Tensor, oracle: Oracle) -> Tensor:
         return oracle.grad(x) + self.rho * (x - server_x)

@@ -23,8 +23,9 @@ class Server(NamedTuple):
 class FedDualAvg(ServerAlgorithm[Server]):
     """Dual averaging for f + l1 ||x||_1 + (l2/2) ||x||^2; without both it is FedAvg (Yuan et al. 2021).
 
-    The method adds the regulariser itself: leave it out of the objective. Biased for several local steps on
-    unlike data without ``l2``; with it the bias dies out like 1/rounds.
+    The method adds the regulariser itself: leave it out of the objective, or, where other methods need it
+    there, say ``l2_in_objective``. Biased for several local steps on unlike data without ``l2``; with it the
+    bias dies out like 1/rounds.
     """
 
     lr: Rate
@@ -32,6 +33,7 @@ class FedDualAvg(ServerAlgorithm[Server]):
     server_lr: Rate = 1.0
     l1: NonNegative = 0.0
     l2: NonNegative = 0.0
+    l2_in_objective: bool = False  # then its share is taken out of the gradients
 
     def init(self, x0: Tensor) -> State:
         return ()
@@ -45,7 +47,9 @@ class FedDualAvg(ServerAlgorithm[Server]):
     def client(self, s: State, received: Server, oracle: Oracle) -> tuple[State, Tensor]:
         z, elapsed = received
         for _ in range(self.local_steps):
-            z = z - self.lr * oracle.grad(self.primal(z, elapsed))
+            x = self.primal(z, elapsed)
+            gradient = oracle.grad(x)
+            z = z - self.lr * (gradient - self.l2 * x if self.l2_in_objective else gradient)
             elapsed = elapsed + self.lr
         return s, z - received.z
 

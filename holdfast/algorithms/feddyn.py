@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.algorithms.base import ALGORITHMS, Oracle, ServerAlgorithm
 from holdfast.algorithms.proximal import GradientSteps, check_solver_options
 from holdfast.algorithms.schedules import Rate
-from holdfast.solvers import Newton, Solver
+from holdfast.solvers import LocalSolver, Newton, Solver
 from holdfast.validation import Count
 
 
@@ -33,7 +33,8 @@ class FedDyn(ServerAlgorithm[Server]):
     """Dynamic regularisation: exact with half of SCAFFOLD's traffic, cohorts too (Acar et al. 2021)."""
 
     alpha: Rate  # weight of (alpha/2) ||x_i - x||^2
-    solver: Literal["exact", "gd", "sgd"] = "sgd"  # gd: full gradients, sgd: minibatches
+    # gd: full gradients, sgd: minibatches; exact: Newton's method; or a solver that is nearly so
+    solver: Literal["exact", "gd", "sgd"] | LocalSolver = "sgd"
     lr: Rate | None = None  # gd, sgd: step size; 1/(L + alpha) is safe
     local_steps: Count = 1  # gd, sgd
 
@@ -56,6 +57,8 @@ class FedDyn(ServerAlgorithm[Server]):
 
     @property
     def local_solver(self) -> Solver:
+        if isinstance(self.solver, Solver):
+            return self.solver
         if self.lr is None:
             return Newton()
         return GradientSteps([self.lr] * self.local_steps, minibatch=self.solver == "sgd")

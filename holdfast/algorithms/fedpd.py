@@ -13,7 +13,7 @@ from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
 from holdfast.algorithms.proximal import GradientSteps, check_solver_options
 from holdfast.algorithms.schedules import Chance, Rate
 from holdfast.errors import HoldfastError
-from holdfast.solvers import Newton, Solver
+from holdfast.solvers import LocalSolver, Newton, Solver
 from holdfast.validation import Count, NonNegative
 
 
@@ -48,7 +48,8 @@ class FedPD(Algorithm):
     needs_server: ClassVar[bool] = True
 
     eta: Rate  # inverse weight of the penalty ||x_i - x_0||^2 / (2 eta)
-    solver: Literal["exact", "gd", "sgd", "vr"] = "sgd"  # Oracle I: gd, sgd (Alg. 3); Oracle II: vr (Alg. 4)
+    # Oracle I: gd, sgd (Alg. 3); Oracle II: vr (Alg. 4); exact: Newton's method; or a solver that is nearly so
+    solver: Literal["exact", "gd", "sgd", "vr"] | LocalSolver = "sgd"
     lr: Rate | None = None  # gd, sgd: step size eta_1; 1/(L + 1/eta) is safe
     local_steps: Count = 1  # gd, sgd, vr: Q
     tolerance: NonNegative = 0.0  # gd: a node whose squared gradient is below it stops early (eq. 8)
@@ -85,6 +86,8 @@ class FedPD(Algorithm):
 
     def oracle_1(self, round: int) -> Solver:
         """Oracle I (Alg. 3), for the node's augmented Lagrangian; it starts at the last x."""
+        if isinstance(self.solver, Solver):
+            return self.solver
         if self.lr is None:
             return Newton()
         lr, steps = self.lr, self.local_steps

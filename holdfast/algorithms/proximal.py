@@ -39,20 +39,22 @@ class GradientSteps(Solver):
         return u
 
 
-def check_solver_options(method: Method, solver: str, uses: Mapping[str, tuple[str, ...]]) -> None:
+def check_solver_options(method: Method, solver: str | Solver, uses: Mapping[str, tuple[str, ...]]) -> None:
     """Refuses what the chosen ``solver`` would ignore, and a missing ``lr``.
 
     ``uses`` names for each solver the hyperparameters that it reads; the others must stay at their defaults.
+    A ``Solver`` brings its own and reads none of them.
     """
     name = type(method).__name__
+    read = () if isinstance(solver, Solver) else uses[solver]
     options = {option for used in uses.values() for option in used}
     for field in fields(method):
         given = getattr(method, field.name)
-        if field.name in options and field.name not in uses[solver] and given != field.default:
+        if field.name in options and field.name not in read and given != field.default:
             users = " or ".join(repr(other) for other, used in uses.items() if field.name in used)
             raise HoldfastError(
                 f"{name}.{field.name}: the solver {solver!r} does not use it, got {given!r}; leave it out or "
                 f"choose the solver {users}"
             )
-    if "lr" in uses[solver] and vars(method)["lr"] is None:
+    if "lr" in read and vars(method)["lr"] is None:
         raise HoldfastError(f"{name}.lr: the solver {solver!r} needs a step size; give lr, such as 0.01")

@@ -74,12 +74,24 @@ def partition(
 @PARTITIONS.register("iid")
 @dataclass(frozen=True)
 class IID(Partition):
-    """Shuffled and divided evenly: node sizes differ by at most one sample."""
+    """Shuffled and divided evenly: node sizes differ by at most one sample.
+
+    ``samples``, by default all, are drawn at random; the others stay unused.
+    """
+
+    samples: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_fields("partition 'iid'", self)
 
     def assign(
         self, labels: np.ndarray, groups: np.ndarray | None, nodes: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
-        return np.array_split(rng.permutation(len(labels)), nodes)
+        if self.samples is not None and self.samples > len(labels):
+            raise HoldfastError(
+                f"partition 'iid': samples = {self.samples}, but there are only {len(labels)}"
+            )
+        return np.array_split(rng.permutation(len(labels))[: self.samples], nodes)
 
 
 @PARTITIONS.register("dirichlet")
@@ -211,8 +223,13 @@ class NaturalGroups(Partition):
     """Each node gets the samples of a natural owner (writer, hospital); surplus owners are dealt round again.
 
     Owners in ascending order go to nodes 0, 1, ..., n-1, 0, 1, ...: with 100 owners and 90 nodes the first 10
-    nodes have two each.
+    nodes have two each. Of more ``owners`` than are asked for, by default all, the later ones stay unused.
     """
+
+    owners: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_fields("partition 'groups'", self)
 
     def assign(
         self, labels: np.ndarray, groups: np.ndarray | None, nodes: int, rng: np.random.Generator
@@ -222,14 +239,20 @@ class NaturalGroups(Partition):
                 "partition 'groups': these data do not say who owns which sample; use another partition, "
                 "or data with group ids"
             )
-        owners, owner_of_row = np.unique(groups, return_inverse=True)
-        if len(owners) < nodes:
+        names, owner_of_row = np.unique(groups, return_inverse=True)
+        if self.owners is not None and self.owners > len(names):
             raise HoldfastError(
-                f"partition 'groups': {nodes} nodes but only {len(owners)} groups: use at most that many"
+                f"partition 'groups': owners = {self.owners}, but there are only {len(names)} groups"
             )
-        node_of_row = owner_of_row % nodes
+        owners = self.owners or len(names)
+        if owners < nodes:
+            raise HoldfastError(
+                f"partition 'groups': {nodes} nodes but only {owners} groups: use at most that many"
+            )
+        rows = np.flatnonzero(owner_of_row < owners)
+        node_of_row = owner_of_row[rows] % nodes
         ends = np.cumsum(np.bincount(node_of_row))
-        return np.split(np.argsort(node_of_row, kind="stable"), ends[:-1])
+        return np.split(rows[np.argsort(node_of_row, kind="stable")], ends[:-1])
 
 
 @PARTITIONS.register("unequal")

@@ -16,9 +16,16 @@ Widths = Annotated[list[Count], Field(min_length=1)]
 
 
 @model("linear")
-def linear(input_shape: InputShape, outputs: Count, bias: bool = True) -> nn.Module:
-    """One linear layer: logistic regression, support vector machine or least squares, as the loss has it."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), outputs, bias=bias))
+def linear(input_shape: InputShape, outputs: Count, bias: bool = True, zero: bool = False) -> nn.Module:
+    """One linear layer: logistic regression, support vector machine or least squares, as the loss has it.
+
+    It starts at random, or at ``zero``, as is usual for convex problems.
+    """
+    layer = nn.Linear(prod(input_shape), outputs, bias=bias)
+    if zero:
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+    return nn.Sequential(nn.Flatten(), layer)
 
 
 @model("mlp")

@@ -66,7 +66,7 @@ def history_figure(rounds: Sequence[float], values: Sequence[float], metric: str
     lost = [x for x, y in zip(rounds, values, strict=True) if not math.isfinite(y)]
     x, y = [x for x, _ in finite], [y for _, y in finite]
     curve = Series(f"not finite from round {lost[0]:g} on" if lost else "", x, y, y, y)
-    return _draw_curves([(curve, _style(0, 0, 1))], metric, "round")
+    return _draw_curves([(curve, curve_style(0, 0, 1))], metric, "round")
 
 
 def partition_figure(table: np.ndarray, classes: Sequence[str] | None = None) -> Figure:
@@ -184,14 +184,15 @@ def curve_styles(records: Sequence[RunRecord]) -> dict[str, Style]:
         place = algorithms.index(algorithm)
         alone = len(algorithms) == 1
         if len(groups) <= len(COLOURS):
-            styles[group.label] = _style(order, order, order if alone else place)
+            styles[group.label] = curve_style(order, order, order if alone else place)
         else:
-            styles[group.label] = _style(order if alone else place, seen[algorithm], place)
+            styles[group.label] = curve_style(order if alone else place, seen[algorithm], place)
         seen[algorithm] += 1
     return styles
 
 
-def _style(colour: int, dash: int, width: int) -> Style:
+def curve_style(colour: int, dash: int, width: int) -> Style:
+    """A style by its numbers; each goes round."""
     return Style(
         COLOURS[colour % len(COLOURS)],
         DASHES[dash % len(DASHES)],
@@ -201,9 +202,16 @@ def _style(colour: int, dash: int, width: int) -> Style:
 
 
 def _draw_curves(curves: Sequence[tuple[Series, Style]], metric: str, axis: str) -> Figure:
-    columns = _legend_columns([_legend_label(curve) for curve, _ in curves])
+    columns = legend_columns([_legend_label(curve) for curve, _ in curves])
     figure = Figure(figsize=(6.4, 3.6 + 0.2 * math.ceil(len(curves) / columns)), layout="constrained")
-    axes = figure.add_subplot()
+    draw_curves(figure.add_subplot(), curves, metric, axis)
+    if any(curve.label for curve, _ in curves):
+        add_legend(figure, columns)
+    return figure
+
+
+def draw_curves(axes: Axes, curves: Sequence[tuple[Series, Style]], metric: str, axis: str) -> None:
+    """Means with their bands, axes labelled for people; the legend is left to the figure."""
     in_percent = 100.0 if quantity(metric).kind == "accuracy" else 1.0
     x_unit, x_name = _x_unit(axis, [x for curve, _ in curves for x in curve.x])
     _set_range(axes, [curve for curve, _ in curves], metric, in_percent)
@@ -236,11 +244,24 @@ def _draw_curves(curves: Sequence[tuple[Series, Style]], metric: str, axis: str)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     _quiet(axes)
-    if any(curve.label for curve, _ in curves):
-        figure.legend(
-            loc="outside upper left", ncols=columns, frameon=False, fontsize=9, labelcolor=INK, handlelength=4
-        )
-    return figure
+
+
+def add_legend(figure: Figure, columns: int) -> None:
+    """Above everything, each label once."""
+    found = [axes.get_legend_handles_labels() for axes in figure.axes]
+    entries = {
+        label: handle for handles, labels in found for handle, label in zip(handles, labels, strict=True)
+    }
+    figure.legend(
+        entries.values(),
+        entries.keys(),
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        handlelength=4,
+    )
 
 
 def _set_range(axes: Axes, curves: Sequence[Series], metric: str, in_percent: float) -> None:
@@ -290,11 +311,11 @@ def _legend_label(curve: Series) -> str:
     return f"{curve.label} ({curve.note})" if curve.note else curve.label
 
 
-def _legend_columns(labels: Sequence[str]) -> int:
-    """As many as fit side by side; a character takes about 1/90 of the width, a line sample ten of them."""
+def legend_columns(labels: Sequence[str], width: int = 90) -> int:
+    """As many as fit side by side into ``width`` characters; a line sample takes ten of them."""
     for columns in range(min(4, len(labels)), 1, -1):
         parts = np.array_split(np.array(labels), columns)
-        if sum(10 + max(map(len, part)) for part in parts) <= 90:
+        if sum(10 + max(map(len, part)) for part in parts) <= width:
             return columns
     return 1
 

@@ -1,0 +1,74 @@
+"""What the experiments of the paper share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from holdfast.papers.base import Finding, Line, judged
+from holdfast.papers.evidence import Curve, Evidence
+
+# Two cores solve the 784 x 10 parameters of MNIST to 1e-12 only in hours: small images, and L-BFGS to 1e-9.
+DIGITS = ("problem.dataset=digits",)
+NEARLY_EXACT = '{name="lbfgs",tolerance=1e-9}'
+ERROR = "rel_energy"
+
+LINES = [
+    Line("DualFL", "dualfl"),
+    Line("FedPD", "fedpd"),
+    Line("FedDR", "feddr"),
+    Line("FedDyn", "feddyn"),
+    Line("FedDualAvg", "feddualavg"),
+    Line("Scaffnew", "scaffnew"),
+    Line("APDA-Inexact", "apda-inexact"),
+    Line("5GCS", "5gcs"),
+]
+
+
+def solved_by(solver: str, *algorithms: str) -> list[str]:
+    """Overrides that give these algorithms another local solver."""
+    return [f"algorithm.{algorithm}.solver={solver}" for algorithm in algorithms]
+
+
+def error(curve: Curve, round: int) -> float:
+    """Relative energy error after ``round``, mean over the seeds."""
+    return float(curve.at(ERROR, round).mean())
+
+
+def lowest_error(e: Evidence, algorithm: str, round: int, preset: str = "") -> float:
+    """The error after ``round`` of the setting that is best at that round, among those swept."""
+    curves = [curve for curve in e.curves(preset) if label(curve) == algorithm and not curve.diverged]
+    return min((error(curve, round) for curve in curves), default=math.inf)
+
+
+def rivals(e: Evidence, preset: str = "") -> list[str]:
+    """The methods other than DualFL."""
+    return [name for name in dict.fromkeys(map(label, e.curves(preset))) if name != "dualfl"]
+
+
+def label(curve: Curve) -> str:
+    """The method of a curve, whatever its setting."""
+    name: str = curve.group.jobs[0]["algorithm"]
+    return name
+
+
+def below_all_others(e: Evidence, rounds: Sequence[int], preset: str = "") -> Finding:
+    """Whether DualFL is at most 5 % above the best setting of the best rival, in each of ``rounds``."""
+    dualfl = e.curve("dualfl", preset)
+    best = {r: min(rivals(e, preset), key=lambda name: lowest_error(e, name, r, preset)) for r in rounds}
+    ratios = {r: error(dualfl, r) / lowest_error(e, best[r], r, preset) for r in rounds}
+    ours = ", ".join(f"round {r}: {ratios[r]:.2f} of {best[r]}" for r in rounds)
+    needed = "at most 1.05 times the best rival, each rival at its best setting for that round"
+    return judged(max(ratios.values()) <= 1.05, ours, needed)
+
+
+def same_rate(e: Evidence, few: int, many: int, preset: str = "") -> Finding:
+    """Whether the error of many clients shrinks as fast as that of few, after a third of the rounds."""
+    last = int(e.curve("dualfl", preset, nodes=few).rounds[-1])
+    first = last // 3
+    factors = []
+    for nodes in (few, many):
+        curve = e.curve("dualfl", preset, nodes=nodes)
+        factors.append((error(curve, last) / error(curve, first)) ** (1 / (last - first)))
+    ours = f"factor per round {factors[0]:.3f} with {few} clients, {factors[1]:.3f} with {many}"
+    return judged(factors[1] <= factors[0] + 0.01, ours, f"at most 0.01 larger, from round {first} to {last}")

@@ -1,0 +1,91 @@
+"""Fig. 1 (b) and (c): more clients, and other momenta."""
+
+from __future__ import annotations
+
+from holdfast.papers.base import Claim, Experiment, Finding, Layout, Line, Panel, Preset, judged
+from holdfast.papers.dualfl.common import DIGITS, ERROR, NEARLY_EXACT, error, same_rate, solved_by
+from holdfast.papers.evidence import Evidence
+
+FEW, MANY = 8, 64
+
+
+def same_level(e: Evidence) -> Finding:
+    last = int(e.curve("dualfl", nodes=FEW).rounds[-1])
+    few, many = (error(e.curve("dualfl", nodes=nodes), last) for nodes in (FEW, MANY))
+    ours = f"{many:.1e} with {MANY} clients, {many / few:.1f} times that with {FEW}, at round {last}"
+    return judged(many <= 5 * few, ours, "at most 5 times the error")
+
+
+FIGURE_1_CLIENTS = Experiment(
+    id="figure-1-clients",
+    title="Fig. 1 (b): DualFL with more and more clients, MNIST",
+    presets=[
+        Preset(
+            "figure-1-clients",
+            small=[*DIGITS, "rounds=15", "problem.nodes=[2,8,64]", *solved_by(NEARLY_EXACT, "dualfl")],
+        )
+    ],
+    claims=[
+        Claim(
+            "The rate does not deteriorate with the number of clients",
+            "does not deteriorate",
+            lambda e: same_rate(e, FEW, MANY),
+        ),
+        Claim("The error after so many rounds does not either", "curves", same_level),
+    ],
+    layout=Layout(
+        [
+            Panel(
+                "clients",
+                [Line("DualFL", "dualfl")],
+                each="nodes",
+                y=ERROR,
+                y_label="relative energy error",
+                log_y=True,
+            )
+        ],
+        columns=1,
+    ),
+    note="The paper's numbers of clients are not in its text: powers of two.",
+)
+
+
+def rho_hardly_matters(e: Evidence) -> Finding:
+    goal = 1e-4
+    rounds = {
+        rho: float(e.curve("dualfl", rho=rho).first("round", ERROR, high=goal).mean())
+        for rho in e.swept("rho")
+    }
+    ours = ", ".join(f"rho {rho}: {needed:.0f}" for rho, needed in rounds.items())
+    return judged(
+        max(rounds.values()) <= 2 * min(rounds.values()),
+        f"rounds to an error of {goal:g}: {ours}",
+        "all of them reach it, within a factor of 2",
+    )
+
+
+FIGURE_1_RHO = Experiment(
+    id="figure-1-rho",
+    title="Fig. 1 (c): DualFL with other momenta, MNIST, 8 clients",
+    presets=[Preset("figure-1-rho", small=[*DIGITS, "rounds=20", *solved_by(NEARLY_EXACT, "dualfl")])],
+    claims=[
+        Claim(
+            "A rho far from the tuned value does not cost many rounds",
+            "not significantly slower",
+            rho_hardly_matters,
+        )
+    ],
+    layout=Layout(
+        [
+            Panel(
+                "momentum",
+                [Line("DualFL", "dualfl")],
+                each="rho",
+                y=ERROR,
+                y_label="relative energy error",
+                log_y=True,
+            )
+        ],
+        columns=1,
+    ),
+)

@@ -1,0 +1,53 @@
+"""What the experiments of the paper share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.papers.base import Circumstances, Line
+from holdfast.papers.evidence import Curve
+from holdfast.runs.config import read_experiment
+from holdfast.runs.plan import Plan
+
+ON_A_GRAPH = [Line("Local G-ECL", "local-gecl"), Line("D-SCAFFOLD", "d-scaffold"), Line("Gossip", "gossip")]
+WITH_A_SERVER = [
+    Line("Local G-ECL", "local-gecl-server"),
+    Line("SCAFFOLD", "scaffold"),
+    Line("FedAvg", "fedavg"),
+]
+
+# A small network, few and small steps: seconds per run, where the paper's setting takes a quarter of an hour.
+SMALL = (
+    "rounds=40",
+    "seeds=[0]",
+    "evaluation.every=20",
+    "problem.model.hidden=[50]",
+    "problem.batch_size=32",
+    "algorithm.local_steps=10",
+    "algorithm.lr=0.025",
+)
+
+
+def small(*changes: str) -> list[str]:
+    """``SMALL`` with ``changes``, which take the place of the same keys."""
+    by_key = {change.partition("=")[0]: change for change in (*SMALL, *changes)}
+    return list(by_key.values())
+
+
+def final_accuracy(curve: Curve) -> np.ndarray:
+    """Test accuracy after the last round in percent, [seeds]: differences are points."""
+    return 100 * curve.final("test_accuracy")
+
+
+def in_preset(lines: Sequence[Line], preset: str, **where: object) -> list[Line]:
+    """The lines as curves of one preset among several, at one point of its sweep."""
+    return [line._replace(preset=preset, where=where) for line in lines]
+
+
+def preset_plan(file: str, overrides: Sequence[str], where: Circumstances) -> Plan:
+    """A preset of this paper with changes, for what is computed rather than run: in seconds, on the CPU."""
+    raw = read_experiment(Path(__file__).with_name(f"{file}.toml"), list(overrides))
+    return Plan(raw, where.data_dir, "cpu")

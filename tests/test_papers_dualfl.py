@@ -1,0 +1,204 @@
+"""DualFL's experiments: methods that can be built, claims that can fail, and what is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from sample_run import job, write_run
+
+from holdfast.algorithms import ALGORITHMS
+from holdfast.papers.base import Circumstances, Claim, Experiment, Verdict
+from holdfast.papers.dualfl import PAPER, theory
+from holdfast.papers.dualfl.quadratics import NewtonStep, ill_conditioned, merely_convex, with_l1
+from holdfast.papers.evidence import Evidence
+from holdfast.papers.execution import Task
+from holdfast.runs.record import load_record
+
+RIVALS = ("fedpd", "feddr", "feddyn", "feddualavg", "scaffnew", "apda-inexact", "5gcs")
+PASS, FAIL = Verdict.PASS, Verdict.FAIL
+
+
+def errors(at_start: float, **later: float) -> list[dict[str, float]]:
+    """Rows from round 0 on, with the errors of rounds named r1, r5, ..."""
+    rows = {0: at_start} | {int(name[1:]): value for name, value in later.items()}
+    return [{"round": r, "rel_energy": value} for r, value in rows.items()]
+
+
+def record(folder: Path, jobs, axes=()):
+    return load_record(write_run(folder, jobs, axes=axes, metrics=("rel_energy",)))
+
+
+def verdicts(experiment: Experiment, evidence: Evidence) -> list[Verdict]:
+    return [claim.check(evidence).verdict for claim in experiment.claims]
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("experiment", [e for e in PAPER.experiments if e.presets], ids=lambda e: e.id)
+def test_every_method_of_the_presets_can_be_built(experiment, scale, tmp_path):
+    for preset in experiment.presets:
+        task = Task(PAPER, experiment, preset, Circumstances(scale, "cpu", None), tmp_path)
+        for planned in task.plan().jobs:
+            algorithm = planned.experiment.algorithm
+            ALGORITHMS.build(algorithm.name, algorithm.parameters)
+
+
+# --- claims ------------------------------------------------------------------------------------------------
+
+
+def methods(folder: Path, scale: str = "full", dualfl=None, **rivals) -> Evidence:
+    dualfl = dualfl or {"r1": 0.01, "r5": 1e-3, "r10": 1e-4, "r50": 1e-6}
+    usual = {"r1": 0.1, "r5": 5e-3, "r10": 3e-4, "r50": 2e-6}
+    jobs = [job("dualfl", 0, errors(3.5, **dualfl), axes={"algorithm.eta": ""})]
+    jobs += [
+        job(name, 0, errors(3.5, **rivals.get(name, usual)), axes={"algorithm.eta": ""}) for name in RIVALS
+    ]
+    # a setting that is far worse does not count, nor does one that diverged
+    worse = dict.fromkeys(usual, 1.0)
+    jobs.append(job("fedpd", 0, errors(3.5, **worse), axes={"algorithm.eta": "1.0"}))
+    jobs.append(job("5gcs", 0, errors(3.5, r1=1e-9), "diverged", axes={"algorithm.eta": "1.0"}))
+    return Evidence(scale, {"figure-1-methods": record(folder / "run", jobs, axes=("algorithm.eta",))})
+
+
+FIGURE_1 = PAPER.experiment("figure-1-methods")
+
+
+def test_the_papers_curves_pass_every_claim(tmp_path):
+    assert verdicts(FIGURE_1, methods(tmp_path)) == [PASS] * 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "failing"),
+    [
+        ({"scaffnew": {"r1": 0.1, "r5": 5e-3, "r10": 9e-5, "r50": 2e-6}}, [0]),
+        ({"scaffnew": {"r1": 0.1, "r5": 5e-3, "r10": 3e-4, "r50": 5e-7}}, [1]),
+        ({"scaffnew": {"r1": 0.1, "r5": 5e-3, "r10": 3e-4, "r50": 1e-7}}, [1, 2]),
+        ({"feddyn": {"r1": 0.1, "r5": 9e-4, "r10": 3e-4, "r50": 2e-6}}, [0, 3]),
+        ({"dualfl": {"r1": 0.01, "r5": 1e-3, "r10": 1e-4, "r25": 2e-4, "r50": 1e-6}}, [4]),
+    ],
+)
+def test_each_claim_about_methods_can_fail(changes, failing, tmp_path):
+    found = verdicts(FIGURE_1, methods(tmp_path, **changes))
+    assert [place for place, verdict in enumerate(found) if verdict == FAIL] == failing
+
+
+def test_small_scale_looks_at_rounds_1_and_5(tmp_path):
+    later = {"r1": 0.1, "r5": 5e-3, "r10": 9e-5, "r50": 2e-6}
+    assert verdicts(FIGURE_1, methods(tmp_path, "small", scaffnew=later))[0] == PASS
+
+
+@pytest.mark.parametrize(
+    ("many", "expected"),
+    [
+        ({"r10": 4e-4, "r30": 4e-5}, [PASS, PASS]),  # 4 times the error, the same rate
+        ({"r10": 6e-4, "r30": 6e-5}, [PASS, FAIL]),  # the level is too high
+        ({"r10": 1e-4, "r30": 2e-5}, [FAIL, PASS]),  # the rate is slower
+    ],
+)
+def test_more_clients(many, expected, tmp_path):
+    axes = ("problem.nodes",)
+    jobs = [
+        job("dualfl", 0, errors(3.5, r10=1e-4, r30=1e-5), axes={"problem.nodes": "8"}),
+        job("dualfl", 0, errors(3.5, **many), axes={"problem.nodes": "64"}),
+    ]
+    evidence = Evidence("full", {"figure-1-clients": record(tmp_path / "run", jobs, axes)})
+    assert verdicts(PAPER.experiment("figure-1-clients"), evidence) == expected
+
+
+@pytest.mark.parametrize(("slow", "expected"), [(20, PASS), (25, FAIL), (None, FAIL)])
+def test_rounds_for_every_rho(slow, expected, tmp_path):
+    last = {f"r{slow}": 1e-5} if slow else {"r50": 1e-3}
+    jobs = [
+        job("dualfl", 0, errors(3.5, r10=1e-5), axes={"algorithm.rho": "0.0"}),
+        job("dualfl", 0, errors(3.5, **last), axes={"algorithm.rho": "0.01"}),
+    ]
+    evidence = Evidence("full", {"figure-1-rho": record(tmp_path / "run", jobs, ("algorithm.rho",))})
+    assert verdicts(PAPER.experiment("figure-1-rho"), evidence) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("printed", "scaled", "expected"),
+    [(3.4, 0.1, [FAIL, PASS, PASS]), (0.1, 0.1, [PASS, PASS, PASS]), (3.4, 3.0, [FAIL, PASS, FAIL])],
+)
+def test_table_2(printed, scaled, expected, tmp_path):
+    runs = {}
+    for preset, left in (("table-2-printed", printed), ("table-2-times-7500", scaled)):
+        jobs = [job(name, 0, errors(3.5, r20=left)) for name in RIVALS]
+        runs[preset] = record(tmp_path / preset, [*jobs, job("dualfl", 0, errors(3.5, r20=1e-4))])
+    experiment = PAPER.experiment("table-2")
+    evidence = Evidence("full", runs)
+    assert verdicts(experiment, evidence) == expected
+    assert experiment.table(evidence)[1][0] == ["DualFL", "2.86e-05", "2.86e-05"]
+
+
+@pytest.mark.parametrize(("rival", "expected"), [(2e-3, PASS), (1e-4, FAIL)])
+def test_cifar10(rival, expected, tmp_path):
+    later = {"r1": 0.1, "r5": 5e-3, "r10": rival}
+    jobs = [
+        job("dualfl", 0, errors(3.5, r1=0.05, r5=2e-3, r10=1e-3)),
+        job("scaffnew", 0, errors(3.5, **later)),
+    ]
+    runs = {"figure-1-cifar10": record(tmp_path / "run", jobs)}
+    assert PAPER.experiment("figure-1-cifar10").claims[0].check(Evidence("full", runs)).verdict == expected
+
+
+# --- computations ------------------------------------------------------------------------------------------
+
+
+def test_the_quadratics_are_what_they_say():
+    curvatures = {kappa: eigenvalues(ill_conditioned(kappa)) for kappa in (10.0, 1000.0)}
+    for kappa, values in curvatures.items():
+        assert values.min() == pytest.approx(1 / kappa)
+        assert values.max() == pytest.approx(1)
+    assert eigenvalues(merely_convex()).min() == pytest.approx(0, abs=1e-12)
+    problem, optimum = with_l1(1.5)
+    assert 0 < (optimum == 0).sum() < len(optimum)
+    # at the optimum the smooth part's slope balances the l1 term where there is no kink
+    moving = optimum != 0
+    assert problem.common_gradient(optimum)[moving].abs().max() < 1e-12
+
+
+def eigenvalues(problem):
+    return torch.linalg.eigvalsh(problem.A)
+
+
+def test_one_newton_step_is_exact():
+    problem = ill_conditioned(1000.0)
+    alone = problem.path(theory.DualFL(nu=1e-3, solver=NewtonStep()), 1)[1]
+    own = problem.b.mean(0)  # every node's own minimiser, averaged
+    assert torch.allclose(alone, own, atol=1e-9)
+
+
+def test_the_theorems_hold_on_small_problems():
+    rows = [*theory.strongly_convex((10.0, 30.0)), *theory.convex((0.1, 0.03)), *theory.nonsmooth(30)]
+    for claim in theory.THEOREMS.claims:
+        assert claim.check(Evidence("small", {}, rows)).verdict == PASS, claim.says
+
+
+@pytest.mark.parametrize(
+    ("claim", "column", "factor"),
+    [
+        (theory.TABLE_1.claims[0], "rounds", lambda row: row.get("kappa", 1)),
+        (theory.TABLE_1.claims[2], "rounds", lambda row: row.get("alpha", 1)),
+        (theory.THEOREMS.claims[0], "error_times_n", lambda row: 3),
+        (theory.THEOREMS.claims[1], "factor", lambda row: 1.2),
+        (theory.THEOREMS.claims[2], "gradient", lambda row: 1.01),
+    ],
+)
+def test_every_theorem_can_fail(claim: Claim, column: str, factor):
+    rows = [
+        {"regime": theory.SMOOTH, "kappa": k, "rounds": 5 * k**0.5, "factor": 0.9, "bound": 0.95}
+        for k in (10, 100)
+    ]
+    rows += [{"regime": theory.DESCENT, "kappa": k, "rounds": 5 * k} for k in (10, 100)]
+    rows += [
+        {"regime": theory.CONVEX, "alpha": a, "rounds": 5 * a**-0.5, "gradient": a, "floor": a}
+        for a in (0.1, 0.01)
+    ]
+    rows += [{"regime": theory.KINKS, "round": 1, "error": 1.0, "error_times_n": 1.0}]
+    assert claim.check(Evidence("small", {}, rows)).verdict == PASS
+    for row in rows:
+        if column in row:
+            row[column] *= factor(row)
+    assert claim.check(Evidence("small", {}, rows)).verdict == FAIL

@@ -1,0 +1,72 @@
+"""The claims of Local G-ECL on figures that are made up: the paper's own hold, others do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sample_run import accuracies, job, write_run
+
+from holdfast.papers.base import Verdict
+from holdfast.papers.evidence import Evidence
+from holdfast.papers.local_gecl.table_3 import TABLE_3, as_printed
+from holdfast.runs.record import load_record
+
+STEPS = ["0.2", "0.05", "0.0125", "0.003125", "0.00078125", "0.000195"]
+PRINTED = {
+    "local-gecl": [73.44, 76.65, 80.24, 83.20, 83.95, 76.58],
+    "d-scaffold": [73.30, 76.75, 79.58, 83.25, 83.95, 76.58],
+    "gossip": [66.37, 70.83, 73.65, 74.0, 75.95, 71.72],
+}
+
+
+def table_3(folder: Path, scale: str = "full", **changes: list[float]) -> list[Verdict]:
+    """Verdicts on Table III with lines changed; three seeds around each value, the best in mid-run."""
+    table = PRINTED | {name.replace("_", "-"): line for name, line in changes.items()}
+    jobs = [
+        job(name, seed, accuracies(0.1, (best + seed - 1) / 100, 0.5), axes={"algorithm.lr": lr})
+        for name, line in table.items()
+        for lr, best in zip(STEPS, line, strict=True)
+        for seed in range(3)
+    ]
+    record = load_record(write_run(folder / "run", jobs, axes=("algorithm.lr",)))
+    evidence = Evidence(scale, {"table-3": record})
+    assert as_printed(evidence)[1][0][1] == f"{table['local-gecl'][0]:.2f} ± 1.00"
+    return [claim.check(evidence).verdict for claim in TABLE_3.claims]
+
+
+def changed(name: str, step: str, by: float) -> list[float]:
+    return [value + by * (lr == step) for lr, value in zip(STEPS, PRINTED[name], strict=True)]
+
+
+def test_the_printed_table_passes_every_claim(tmp_path: Path) -> None:
+    assert table_3(tmp_path) == [Verdict.PASS] * 4
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "by", "failing"),
+    [
+        ("local-gecl", "0.003125", 0.9, 0),  # another best step
+        ("d-scaffold", "0.2", 1.2, 1),  # a column further apart than a point
+        ("gossip", "0.00078125", 2.1, 2),  # less than six points below
+        ("gossip", "0.003125", 9.0, None),  # Gossip's level is not checked, only its distance
+    ],
+)
+def test_each_claim_fails_alone(line: str, step: str, by: float, failing: int | None, tmp_path: Path) -> None:
+    verdicts = table_3(tmp_path, **{line: changed(line, step, by)})
+    assert [place for place, verdict in enumerate(verdicts) if verdict == Verdict.FAIL] == (
+        [] if failing is None else [failing]
+    )
+
+
+def test_a_level_more_than_three_points_off_fails(tmp_path: Path) -> None:
+    both = {name: [value - 3.1 for value in PRINTED[name]] for name in ("local-gecl", "d-scaffold")}
+    gossip = [value - 3.1 for value in PRINTED["gossip"]]
+    verdicts = table_3(tmp_path, **both, gossip=gossip)
+    assert verdicts == [Verdict.PASS, Verdict.PASS, Verdict.PASS, Verdict.FAIL]
+
+
+def test_small_scale_asks_for_the_sign_only(tmp_path: Path) -> None:
+    near = [value - 0.3 for value in PRINTED["local-gecl"]]
+    verdicts = table_3(tmp_path, "small", gossip=near)
+    assert verdicts == [Verdict.NOT_COMPARABLE, Verdict.PASS, Verdict.PASS, Verdict.NOT_COMPARABLE]

@@ -1,0 +1,218 @@
+"""NET-FLEET's experiments: presets that can be run, claims that can fail, and what is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_run import job, write_run
+
+from holdfast.papers.base import Circumstances, Layout, Verdict
+from holdfast.papers.drawing import draw
+from holdfast.papers.evidence import Evidence
+from holdfast.papers.execution import Task
+from holdfast.papers.net_fleet import PAPER
+from holdfast.papers.net_fleet.comparisons import (
+    ONE_GRADIENT,
+    final_accuracies,
+    lead_over,
+    leads,
+    like_ld_sgd,
+)
+from holdfast.papers.net_fleet.sweeps import alike, level, no_worse, rises, spread
+from holdfast.papers.net_fleet.theory import (
+    THEOREM_1,
+    becomes_stationary,
+    identities,
+    is_tracking,
+    keeps_mean,
+    linear_speedup,
+    slope,
+)
+from holdfast.runs.record import load_record
+
+METRICS = ("average_accuracy", "test_accuracy")
+
+
+def rows(average: float, own: float = 0.5) -> list[dict]:
+    """An accuracy of 0.1 at the start, and these at the end."""
+    return [
+        {"round": 0, "average_accuracy": 0.1, "test_accuracy": 0.1},
+        {"round": 20, "average_accuracy": average, "test_accuracy": own},
+    ]
+
+
+def comparison(folder: Path, scale: str, iid: dict[str, float], shards: dict[str, float]) -> Evidence:
+    """Final accuracies of the four methods; nodes' own models are 0.1 below the average model."""
+    jobs = [
+        job(method, 0, rows(value, value - 0.1), axes={"problem.partition": split})
+        for split, values in (("iid", iid), ("shards", shards))
+        for method, value in values.items()
+    ]
+    record = load_record(write_run(folder / "run", jobs, axes=("problem.partition",), metrics=METRICS))
+    return Evidence(scale, {"figure-1": record})
+
+
+def sweep(folder: Path, scale: str, key: str, iid: list[float], shards: list[float]) -> Evidence:
+    jobs = [
+        job("net-fleet", 0, rows(value), axes={"problem.partition": split, key: place + 1})
+        for split, values in (("iid", iid), ("shards", shards))
+        for place, value in enumerate(values)
+    ]
+    record = load_record(write_run(folder / "run", jobs, axes=("problem.partition", key), metrics=METRICS))
+    return Evidence(scale, {"figure-4": record})
+
+
+PAPERS_ORDER = {"net-fleet": 0.95, "ld-sgd": 0.90, "gt-sgd": 0.87, "dsgd": 0.86}
+
+
+# --- presets -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("experiment", [e for e in PAPER.experiments if e.presets], ids=lambda e: e.id)
+def test_presets_expand(experiment, scale, tmp_path):
+    for preset in experiment.presets:
+        task = Task(PAPER, experiment, preset, Circumstances(scale, "cpu", None), tmp_path)
+        jobs = task.plan().jobs
+        assert {job.experiment.problem.partition.name for job in jobs} == {"iid", "shards"}
+        assert all(job.experiment.network.mixing.name == "laplacian" for job in jobs)
+        if scale == "full" and experiment.id != "figure-2":
+            assert all(job.experiment.rounds == 1000 for job in jobs)
+            assert all(job.experiment.problem.model.name == "netfleet-cnn" for job in jobs)
+
+
+def test_the_sweeps_are_the_papers_at_full_scale(tmp_path):
+    wanted = {
+        "figure-3": ("algorithm.local_steps", [1, 8, 10, 20]),
+        "figure-4": ("problem.nodes", [10, 30, 50, 70]),
+        "figure-5": ("network.topology.p", [0.1, 0.3, 0.5, 0.9]),
+        "figure-6": ("algorithm.lr", [0.0005, 0.001, 0.005, 0.01]),
+    }
+    for id, (key, values) in wanted.items():
+        experiment = PAPER.experiment(id)
+        task = Task(PAPER, experiment, experiment.presets[0], Circumstances("full", "cpu", None), tmp_path)
+        assert sorted({job.axes[key] for job in task.plan().jobs}) == values
+
+
+# --- claims ------------------------------------------------------------------------------------------------
+
+
+def test_leads_asks_for_points_at_full_scale_and_for_the_sign_at_small(tmp_path):
+    shown = comparison(tmp_path, "full", PAPERS_ORDER, PAPERS_ORDER)
+    assert lead_over(shown, "shards", ONE_GRADIENT, "average_accuracy") == pytest.approx([8])
+    assert leads("shards", ("ld-sgd",), 2)(shown).verdict == Verdict.PASS
+    assert leads("shards", ("ld-sgd",), 6)(shown).verdict == Verdict.FAIL
+    assert leads("shards", ("ld-sgd",), 2, "test_accuracy")(shown).ours == "5.00 points"
+    at_small = Evidence("small", shown.runs)
+    assert leads("shards", ("ld-sgd",), 6)(at_small).verdict == Verdict.PASS
+    behind = comparison(tmp_path / "b", "small", PAPERS_ORDER, {**PAPERS_ORDER, "ld-sgd": 0.96})
+    assert leads("shards", ("ld-sgd",), 2)(behind).verdict == Verdict.FAIL
+
+
+def test_like_ld_sgd(tmp_path):
+    near = {**PAPERS_ORDER, "ld-sgd": 0.94}
+    assert like_ld_sgd(1.5)(comparison(tmp_path / "a", "full", near, near)).verdict == Verdict.PASS
+    assert like_ld_sgd(1.5)(comparison(tmp_path / "b", "full", PAPERS_ORDER, near)).verdict == Verdict.FAIL
+    assert like_ld_sgd(None)(comparison(tmp_path / "c", "full", PAPERS_ORDER, near)).verdict == Verdict.PASS
+    far = {**PAPERS_ORDER, "ld-sgd": 0.5}
+    assert like_ld_sgd(1.5)(comparison(tmp_path / "d", "small", far, near)).verdict == Verdict.FAIL
+
+
+def test_the_table_has_both_splits_and_both_measures(tmp_path):
+    header, lines = final_accuracies(comparison(tmp_path, "small", PAPERS_ORDER, PAPERS_ORDER))
+    assert len(header) == 5
+    assert lines[0] == ["NET-FLEET", "95.00", "85.00", "95.00", "85.00"]
+
+
+@pytest.mark.parametrize(
+    ("shards", "verdict"),
+    [
+        ([0.925, 0.95, 0.945, 0.975], Verdict.PASS),
+        ([0.925, 0.95, 0.93, 0.975], Verdict.FAIL),  # falls by 2 points on the way
+        ([0.925, 0.93, 0.935, 0.94], Verdict.FAIL),  # rises by 1.5 points only
+    ],
+)
+def test_rises(tmp_path, shards, verdict):
+    check = rises("nodes", ["shards"], slack=1, gain=2)
+    assert check(sweep(tmp_path, "full", "problem.nodes", [0.95] * 4, shards)).verdict == verdict
+
+
+def test_no_worse_compares_the_ends(tmp_path):
+    check = no_worse("nodes", "shards", slack=0.5)
+    assert (
+        check(sweep(tmp_path / "a", "full", "problem.nodes", [0.9] * 3, [0.9, 0.8, 0.896])).verdict == "PASS"
+    )
+    assert (
+        check(sweep(tmp_path / "b", "full", "problem.nodes", [0.9] * 3, [0.9, 0.95, 0.89])).verdict == "FAIL"
+    )
+
+
+def test_levels_are_for_full_scale(tmp_path):
+    found = sweep(tmp_path, "full", "algorithm.lr", [0.74, 0.8, 0.9, 0.93], [0.79, 0.8, 0.9, 0.91])
+    low, high = slice(1), slice(-1, None)
+    assert level("lr", "iid", low, high=75)(found).verdict == Verdict.PASS
+    assert level("lr", "shards", low, high=75)(found).verdict == Verdict.FAIL
+    assert level("lr", "iid", high, low=95)(found).verdict == Verdict.PASS
+    assert level("lr", "shards", high, low=95)(found).verdict == Verdict.FAIL
+    small = Evidence("small", found.runs)
+    assert level("lr", "shards", high, low=95)(small).verdict == Verdict.NOT_COMPARABLE
+
+
+def test_spread_and_alike(tmp_path):
+    found = sweep(tmp_path, "full", "problem.nodes", [0.95, 0.955, 0.958], [0.9, 0.95, 0.96])
+    assert spread("nodes", "iid", 1)(found).verdict == Verdict.PASS
+    assert spread("nodes", "shards", 4)(found).verdict == Verdict.FAIL
+    assert alike(found).verdict == Verdict.PASS
+    assert alike(Evidence("small", found.runs)).verdict == Verdict.PASS
+    uneven = sweep(tmp_path / "b", "full", "problem.nodes", [0.9, 0.955, 0.958], [0.95, 0.95, 0.96])
+    assert alike(uneven).verdict == Verdict.FAIL
+    assert alike(Evidence("small", uneven.runs)).verdict == Verdict.FAIL
+
+
+# --- what is computed --------------------------------------------------------------------------------------
+
+
+def floors(power: float) -> Evidence:
+    sizes = (4, 8, 16, 32)
+    return Evidence(
+        "small", {}, [{"what": "noise floor", "n": n, "floor": 3.0 * n**power} for n in sizes for _ in (0, 1)]
+    )
+
+
+def test_slope_of_the_noise_floor():
+    assert slope(floors(-1)) == pytest.approx(-1)
+    assert linear_speedup(floors(-1)).verdict == Verdict.PASS
+    assert linear_speedup(floors(-0.5)).verdict == Verdict.FAIL  # as without averaging of all the noise
+    assert linear_speedup(floors(0)).verdict == Verdict.FAIL
+
+
+def test_the_figure_says_the_slope_and_writes_out_the_numbers_of_nodes():
+    ideal = [{"what": "1/n", "n": n, "floor": 1 / n} for n in (4, 8, 16, 32)]
+    panel = THEOREM_1.layout.panels[0]
+    figure = draw(Layout([panel]), Evidence("small", {}, [*floors(-0.9).rows, *ideal]))
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert labels == ["NET-FLEET, minibatches: slope -0.90", "1/n: slope -1.00"]
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["4", "8", "16", "32"]
+
+
+def test_identities_hold_and_are_told_from_those_that_do_not():
+    found = Evidence("small", {}, identities())
+    assert keeps_mean(found).verdict == is_tracking(found).verdict == Verdict.PASS
+    broken = Evidence("small", {}, [{**row, "value": 1e-6} for row in found.rows])
+    assert keeps_mean(broken).verdict == is_tracking(broken).verdict == Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [(1e-15, 0.1, Verdict.PASS), (1e-3, 0.1, Verdict.FAIL), (1e-15, 1e-15, Verdict.FAIL)],
+)
+def test_becoming_stationary(ours, theirs, verdict):
+    ends = {"NET-FLEET": ours, "LD-SGD": theirs}
+    found = [
+        {"what": f"{name}, exact gradients", "round": round, "stationarity": value}
+        for name, end in ends.items()
+        for round, value in enumerate(np.geomspace(1, end, 5))
+    ]
+    assert becomes_stationary(Evidence("small", {}, found)).verdict == verdict

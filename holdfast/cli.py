@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+
+from holdfast.commands.federation_app import federation, node, server
 
 app = typer.Typer(
     name="holdfast",
@@ -40,7 +42,12 @@ TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Also log to TensorBoard (pip install tensorboard).")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")]
+Scale = Literal["small", "full"]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:N.")]
+Processes = Annotated[
+    int | None,
+    typer.Option(help="Spread the nodes over so many processes of this machine; on GPUs, one for each."),
+]
 
 
 @app.command()
@@ -50,6 +57,7 @@ def run(
     data_dir: DataDir = None,
     device: Device = "cpu",
     runs_dir: Annotated[Path, typer.Option(help="Where the run directory is made.")] = Path("runs"),
+    processes: Processes = None,
     tensorboard: TensorBoard = False,
     quiet: Quiet = False,
 ) -> None:
@@ -63,6 +71,8 @@ def run(
 
     [bold]holdfast run mine.toml algorithm.lr=[0.1,0.01] seeds=[0,1,2][/bold]   sweep, over three seeds
     """
+    if processes is not None:
+        _start_processes(processes)
     from holdfast.commands.run import run_experiment
 
     path, changes = _split(experiment, overrides)
@@ -73,10 +83,13 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
     device: Annotated[str | None, typer.Option(help="Another device than the run began on.")] = None,
+    processes: Processes = None,
     tensorboard: TensorBoard = False,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run that was interrupted, as if nothing had happened."""
+    if processes is not None:
+        _start_processes(processes)
     from holdfast.commands.run import resume_run
 
     resume_run(folder, device, tensorboard=tensorboard, quiet=quiet)
@@ -142,6 +155,56 @@ def init(
     write_default(path, force=force)
 
 
+papers = typer.Typer(help="The papers as executable claims: list them, run them, judge them.")
+app.add_typer(papers, name="paper")
+
+
+@papers.callback(invoke_without_command=True)
+def paper(context: typer.Context) -> None:
+    """The papers as executable claims; without a command, list them and their experiments."""
+    if context.invoked_subcommand is None:
+        from holdfast.commands.paper import list_papers
+
+        list_papers()
+
+
+@papers.command("run")
+def paper_run(
+    wanted: Annotated[
+        str, typer.Argument(metavar="PAPER[/EXPERIMENT]", help="Such as local-gecl/table-3, local-gecl, all.")
+    ],
+    scale: Annotated[
+        Scale, typer.Option(help="small: minutes on two cores; full: the paper's setting, for a GPU.")
+    ] = "small",
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    runs_dir: Annotated[Path, typer.Option(help="The runs go to papers/ in this folder.")] = Path("runs"),
+) -> None:
+    """Run experiments of a paper, draw its figures, and say which of its claims hold.
+
+    Finished runs are not repeated, interrupted ones continue. Exit code 1 if a claim fails.
+    """
+    from holdfast.commands.paper import run_papers
+
+    run_papers(wanted, scale, data_dir, device, runs_dir)
+
+
+@papers.command("fill")
+def paper_fill(
+    document: Annotated[Path, typer.Argument(help="Markdown, such as docs/papers/local-gecl.md.")],
+    runs_dir: Annotated[Path, typer.Option(help="Where 'holdfast paper run' put its runs.")] = Path("runs"),
+) -> None:
+    """Copy verdicts and figures of finished experiments into their marked places in a document."""
+    from holdfast.commands.paper import fill_document
+
+    fill_document(document, runs_dir)
+
+
+app.command()(node)
+app.command()(server)
+app.add_typer(federation, name="federation")
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         import holdfast
@@ -157,6 +220,20 @@ def _main(
     ] = False,
 ) -> None:
     pass
+
+
+def _start_processes(processes: int) -> None:
+    """Has this very command run by several processes, and leaves with their exit code."""
+    from holdfast.engines.cluster.launch import start_processes
+
+    given = iter(sys.argv[1:])
+    rest: list[str] = []
+    for argument in given:
+        if argument == "--processes":
+            next(given)
+        elif not argument.startswith("--processes="):
+            rest.append(argument)
+    raise typer.Exit(start_processes(processes, rest))
 
 
 def _split(experiment: Path | None, overrides: list[str] | None) -> tuple[Path | None, list[str]]:

@@ -56,7 +56,7 @@ def philox(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> Te
     return torch.stack(torch.broadcast_tensors(*words), dim=-1)  # type: ignore[no-untyped-call]
 
 
-def batch_indices(seed: int, nodes: Tensor, counts: Tensor, round: Word, step: Word, batch: int) -> Tensor:
+def batch_indices(seed: Word, nodes: Tensor, counts: Tensor, round: Word, step: Word, batch: int) -> Tensor:
     """Sample numbers of a minibatch, drawn with replacement: ``[m, batch]``, row i uniform in [0, counts[i]).
 
     ``nodes`` [m] are global node numbers and ``counts`` [m] their sample counts (below 2**31). ``round`` and

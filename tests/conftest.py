@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import holdfast.engines.deploy  # noqa: F401 - before any test imports gRPC, which it has to configure
 from holdfast.api import as_network
 from holdfast.engines.simulate.simulation import Simulation
 

@@ -18,7 +18,7 @@ from holdfast.models import MODELS
 from holdfast.runs.config import default_experiment
 from holdfast.topology import TOPOLOGIES
 
-COMMANDS = ["run", "resume", "report", "list", "inspect", "init"]
+COMMANDS = ["run", "resume", "report", "list", "inspect", "init", "paper"]
 
 
 def test_help_names_every_command() -> None:

@@ -21,7 +21,7 @@ from holdfast.algorithms.fedpd import FedPD
 from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.engines.simulate.simulation import Federation, Simulation
-from holdfast.solvers import SGD
+from holdfast.solvers import AOGM, SGD
 from holdfast.tree import leaves
 
 BEST = 1 / math.sqrt(MU * L)
@@ -339,3 +339,21 @@ def test_a_graph_is_refused(reference, algorithm):
 def test_methods_of_all_nodes_refuse_a_cohort(reference, algorithm):
     with pytest.raises(hf.HoldfastError, match=r"needs every node in every round"):
         reference.run(algorithm, 1, cohort_size=3)
+
+
+def test_feddualavg_takes_the_l2_of_the_objective_out_of_its_gradients(reference):
+    l2 = MU / 2
+    own = without_l2(reference, l2).run(FedDualAvg(lr=0.02, local_steps=5, l2=l2), 40)
+    there = reference.run(FedDualAvg(lr=0.02, local_steps=5, l2=l2, l2_in_objective=True), 40)
+    assert_same(own, there)
+
+
+def test_fedpd_and_feddyn_take_any_local_solver(reference):
+    by_steps = AOGM(stop="gradient", tolerance=1e-10)
+    for exact, nearly in (
+        (FedPD(eta=0.3, solver="exact"), FedPD(eta=0.3, solver=by_steps)),
+        (FedDyn(alpha=2.0, solver="exact"), FedDyn(alpha=2.0, solver=by_steps)),
+    ):
+        assert (reference.run(exact, 20) - reference.run(nearly, 20)).abs().max() < 1e-8
+    with pytest.raises(hf.HoldfastError, match=r"FedPD.lr: the solver AOGM.* does not use it"):
+        FedPD(eta=0.3, solver=by_steps, lr=0.1)

@@ -82,7 +82,7 @@ def fused_models(case: Case, compiler) -> tuple[torch.Tensor, FusedRound]:
 
 def reads_values(case: Case) -> bool:
     """Whether a round decides by values that it computed: it cannot be traced and runs step by step."""
-    return case.name in ("scaffnew", "dualfl") or case.options.get("solver") == "vr"
+    return case.name in ("scaffnew", "dualfl", "apda-inexact") or case.options.get("solver") == "vr"
 
 
 @every_case

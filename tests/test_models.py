@@ -241,3 +241,9 @@ class TestUserModels:
         with pytest.raises(HoldfastError, match=message) as error:
             load_model(name, options, input_shape=(4,), outputs=2)
         assert "\n" not in str(error.value)
+
+
+def test_a_linear_model_may_start_at_zero() -> None:
+    module = load_model("linear", {"zero": True}, MNIST, 10)
+    assert all(not parameter.any() for parameter in module.parameters())
+    assert any(parameter.any() for parameter in load_model("linear", {}, MNIST, 10).parameters())

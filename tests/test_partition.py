@@ -371,3 +371,28 @@ def test_partitions_by_name() -> None:
         PARTITIONS.build("dirichlet", {"h": 1, "min_sample": 3})
     for name in PARTITIONS:
         assert PARTITIONS.describe(name)["summary"].endswith(".")
+
+
+# --- parts of a data set
+
+
+def test_iid_may_draw_some_samples_only() -> None:
+    data = split(IID(samples=95))
+    assert data.counts.tolist() == [10] * 5 + [9] * 5
+    assert data.unused == N - 95
+    everything = split(IID(), nodes=1).x[:95]  # drawn as if all were dealt out
+    assert torch.equal(torch.sort(data.x, dim=0).values, torch.sort(everything, dim=0).values)
+    with pytest.raises(HoldfastError, match=r"samples = 1201, but there are only 1200"):
+        split(IID(samples=N + 1))
+
+
+def test_groups_may_leave_later_owners_out() -> None:
+    data = split(NaturalGroups(owners=12))
+    rows = data.x[:, 0].long().numpy()
+    assert set(GROUPS[rows]) == {7 * owner for owner in range(12)}
+    assert data.counts.tolist() == [80, 80] + [40] * 8  # the first two nodes have two owners
+    assert data.unused == N - 12 * 40
+    with pytest.raises(HoldfastError, match=r"owners = 31, but there are only 30 groups"):
+        split(NaturalGroups(owners=31))
+    with pytest.raises(HoldfastError, match=r"10 nodes but only 9 groups"):
+        split(NaturalGroups(owners=9))

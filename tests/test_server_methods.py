@@ -11,6 +11,7 @@ from test_invariants import stochastic_digits
 
 import holdfast as hf
 from holdfast.algorithms import VRLSGD, FedLin
+from holdfast.algorithms.fedavg import FedProx
 from holdfast.algorithms.scaffold import Client
 from holdfast.engines.simulate.simulation import Federation, Simulation
 
@@ -151,3 +152,18 @@ def test_a_graph_is_refused(reference, algorithm):
 def test_an_unknown_option_is_refused():
     with pytest.raises(hf.HoldfastError, match=r"SCAFFOLD.option: should be 1 or 2, got 3"):
         hf.SCAFFOLD(lr=0.1, option=3)
+
+
+def test_reduced_fedprox_on_full_gradients_is_fedprox(reference):
+    """Differences of exact gradients add up to the gradient itself."""
+    plain, reduced = (FedProx(lr=0.05, local_steps=6, rho=0.3, reduced=reduced) for reduced in (False, True))
+    assert_same(reference.run(plain, 30), reference.run(reduced, 30))
+
+
+def test_reduced_fedprox_reads_all_data_once_a_round_and_two_minibatches_a_step():
+    problem = stochastic_digits()
+    simulation = Simulation(FedProx(lr=0.01, local_steps=3, reduced=True), problem, hf.server(problem.nodes))
+    simulation.step()
+    everybody = torch.arange(problem.nodes)
+    expected = problem.samples(everybody) + 3 * 2 * problem.samples_per_minibatch(everybody)
+    assert simulation.work.sample_gradients == expected

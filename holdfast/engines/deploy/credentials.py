@@ -1,0 +1,237 @@
+"""Certificates: a private authority for one federation, and one key and certificate for each member."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from holdfast.errors import HoldfastError
+from holdfast.files import write_atomic
+
+AUTHORITY_DAYS = 3650
+CURVE = ec.SECP256R1  # see __init__.py: other kinds of keys would let TLS 1.2 in
+SKEW = timedelta(hours=1)  # clocks may differ
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A member's key, its certificate and that of the authority, all in PEM."""
+
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+    def for_server(self) -> Any:
+        """Clients must show a certificate of the same authority."""
+        pair = [(self.key, self.certificate)]
+        return grpc.ssl_server_credentials(pair, self.authority, require_client_auth=True)
+
+    def for_client(self) -> Any:
+        return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+
+
+def load_credentials(folder: Path, name: str) -> Credentials:
+    """The files ``ca.crt``, ``name.crt`` and ``name.key`` in ``folder``, checked."""
+    try:
+        found = Credentials(
+            key=(folder / f"{name}.key").read_bytes(),
+            certificate=(folder / f"{name}.crt").read_bytes(),
+            authority=(folder / "ca.crt").read_bytes(),
+        )
+    except OSError as error:
+        raise HoldfastError(
+            f"{error.filename} cannot be read ({error.strerror}): make certificates with 'holdfast "
+            "federation certs', or ask for one with 'holdfast federation csr', and name the folder (--certs)"
+        ) from None
+    certificate = _certificate(found.certificate, folder / f"{name}.crt")
+    now = datetime.now(UTC)
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        until = certificate.not_valid_after_utc
+        raise HoldfastError(
+            f"{folder / f'{name}.crt'} is not valid now, but until {until:%Y-%m-%d %H:%M} UTC"
+        )
+    if _subject_names(certificate) != [name]:
+        raise HoldfastError(
+            f"{folder / f'{name}.crt'} is for {_subject_names(certificate)}, not for {name!r}"
+        )
+    try:
+        certificate.verify_directly_issued_by(_certificate(found.authority, folder / "ca.crt"))
+    except Exception:  # whatever cryptography objects to
+        raise HoldfastError(f"{folder / f'{name}.crt'} was not signed by the authority in ca.crt") from None
+    key = _private_key(folder / f"{name}.key")
+    if key.public_key() != certificate.public_key():
+        raise HoldfastError(f"{folder / f'{name}.key'} is not the key of {name}.crt")
+    return found
+
+
+async def speaks_tls_1_2(host: str, port: int) -> bool:
+    """Whether whoever listens there goes on talking after a greeting in TLS 1.2."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    greeting = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), greeting).do_handshake()
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(greeting.read())
+        answer = await asyncio.wait_for(reader.read(1), 10.0)
+    except OSError:
+        return False
+    finally:
+        writer.close()
+    return answer == b"\x16"  # a handshake record; otherwise an alert, or the end
+
+
+def make_authority(folder: Path, federation: str) -> None:
+    """``ca.key`` and ``ca.crt`` in ``folder``, unless they are there."""
+    if (folder / "ca.key").exists():
+        return
+    key = ec.generate_private_key(CURVE())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"holdfast {federation}")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + timedelta(days=AUTHORITY_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_key(folder / "ca.key", key)
+    write_atomic(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def make_request(folder: Path, name: str) -> Path:
+    """``name.key``, which stays at home, and ``name.csr``, which is to be signed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.key"
+    if not path.exists():
+        _write_key(path, ec.generate_private_key(CURVE()))
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(_private_key(path), hashes.SHA256())
+    )
+    target = folder / f"{name}.csr"
+    write_atomic(target, request.public_bytes(serialization.Encoding.PEM))
+    return target
+
+
+def sign_request(folder: Path, request_path: Path, members: list[str], days: float) -> Path:
+    """The certificate for a request, by the authority in ``folder``; ``members`` are the names allowed."""
+    try:
+        request = x509.load_pem_x509_csr(request_path.read_bytes())
+    except ValueError:
+        raise HoldfastError(f"{request_path} is not a certificate request in PEM format") from None
+    names = [a.value for a in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    name = str(names[0]) if len(names) == 1 else ""
+    if name not in members:
+        raise HoldfastError(f"{request_path} is for {names}; the federation has {', '.join(members)}")
+    public = request.public_key()
+    if not request.is_signature_valid:
+        raise HoldfastError(f"{request_path}: its signature is wrong; ask for a new one")
+    if not isinstance(public, ec.EllipticCurvePublicKey) or public.curve.name != CURVE.name:
+        raise HoldfastError(f"{request_path}: expected a P-256 key; make it with 'holdfast federation csr'")
+    if not (folder / "ca.key").exists():
+        raise HoldfastError(
+            f"{folder / 'ca.key'} is missing: only the holder of the authority's key can sign"
+        )
+    authority = _certificate((folder / "ca.crt").read_bytes(), folder / "ca.crt")
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(authority.subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now - SKEW, now + timedelta(days=days) - SKEW))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+            critical=False,
+        )
+        .sign(_private_key(folder / "ca.key"), hashes.SHA256())
+    )
+    target = folder / f"{name}.crt"
+    write_atomic(target, certificate.public_bytes(serialization.Encoding.PEM))
+    return target
+
+
+def make_certificates(folder: Path, federation: str, members: list[str], days: float) -> None:
+    """The authority, and a key and a certificate for every member."""
+    make_authority(folder, federation)
+    for name in members:
+        request = make_request(folder, name)
+        sign_request(folder, request, members, days)
+        request.unlink()
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(pem)
+
+
+def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError):
+        raise HoldfastError(f"{path} is not a private key in PEM format without a password") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise HoldfastError(f"{path}: expected a P-256 key; make it with 'holdfast federation csr'")
+    return key
+
+
+def _certificate(pem: bytes, path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        raise HoldfastError(f"{path} is not a certificate in PEM format") from None
+
+
+def _subject_names(certificate: x509.Certificate) -> list[str]:
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return extension.value.get_values_for_type(x509.DNSName)

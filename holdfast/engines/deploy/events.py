@@ -1,0 +1,79 @@
+"""What a member tells the people who run it: log lines, and where it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+Level = Literal["info", "warning", "error"]
+Writer = Callable[[dict[str, Any]], None]
+
+REPEAT_AFTER = 600.0  # seconds before the same complaint is written again; until then it is only counted
+MOST_KINDS = 1000  # of complaints that are remembered
+
+
+@dataclass
+class Events:
+    """The log of one member. Nothing floods it: complaints that repeat are counted."""
+
+    name: str
+    write: Writer
+    last_error: str = ""
+    complaints: Counter[str] = field(default_factory=Counter)  # by kind, for the metrics
+    _written: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def log(self, event: str, level: Level = "info", **fields: Any) -> None:
+        """One line."""
+        if level == "error":
+            self.last_error = " ".join([event, *map(str, fields.values())])
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.write({"time": stamp, "level": level, "node": self.name, "event": event, **fields})
+
+    def complain(self, event: str, **fields: Any) -> None:
+        """One line now, and for the same kind of complaint about the same peer only after a while.
+
+        A ``reason`` is of the same kind if it differs in numbers, or after its first colon: what the other
+        end makes up must not flood the log.
+        """
+        kind = re.sub(r"\d+", "#", str(fields.get("reason", "")).partition(":")[0])
+        now, key = time.monotonic(), (event, str(fields.get("peer", "")), kind)
+        with self._lock:
+            self.complaints[event] += 1
+            if now - self._written.get(key, -REPEAT_AFTER) < REPEAT_AFTER:
+                return
+            self._written.pop(key, None)
+            if len(self._written) >= MOST_KINDS:
+                del self._written[next(iter(self._written))]  # the oldest
+            self._written[key] = now
+        self.log(event, "warning", **fields)
+
+
+def json_lines(entry: dict[str, Any]) -> None:
+    """Structured lines on standard error."""
+    print(json.dumps(entry), file=sys.stderr, flush=True)
+
+
+def plain_lines(entry: dict[str, Any]) -> None:
+    """Lines for people on standard error."""
+    print(describe(entry), file=sys.stderr, flush=True)
+
+
+def describe(entry: dict[str, Any]) -> str:
+    """A log entry for people."""
+    known = ("time", "level", "node", "event")
+    rest = ", ".join(f"{key} {value}" for key, value in entry.items() if key not in known)
+    level = "" if entry["level"] == "info" else f"{entry['level']}: "
+    return f"{entry['time'][11:19]} {entry['node']}: {level}{entry['event']}" + (f" ({rest})" if rest else "")
+
+
+def silence(entry: dict[str, Any]) -> None:
+    """No log."""

@@ -1,0 +1,200 @@
+"""The federation file: what is learned together, by whom, and how they reach one another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+
+from holdfast.algorithms import ALGORITHMS, Method
+from holdfast.data.dataset import Finite
+from holdfast.engines.simulate.simulation import check_fit
+from holdfast.errors import HoldfastError, unknown
+from holdfast.runs.config import ChosenAlgorithm, LearningConfig, NetworkConfig, Section
+from holdfast.runs.setting import configured_network
+from holdfast.topology import Network
+from holdfast.validation import Count, Positive, Seed, explain, place
+
+NodeMetric = Literal["local_loss", "test_accuracy", "test_loss"]
+
+
+class MemberConfig(Section):
+    """Somebody who takes part; ``name`` is what the certificate says."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    address: str = Field(default="", pattern=r"^$|^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$")
+
+
+class NodeConfig(MemberConfig):
+    """A node with data of its own. Behind a server it needs no address: it dials out."""
+
+    samples: Count | None = None  # how many it has; needed by weights = "samples"
+
+
+class CommonProblem(LearningConfig):
+    """What is learned, and what the data of every node look like."""
+
+    input_shape: list[Count] = Field(min_length=1)  # of one sample, images channels first
+    classes: Count | None = None  # None: real targets
+    mean: Finite = 0.0  # samples enter the model as (x - mean)/std, uint8 pixels as (x/255 - mean)/std
+    std: Positive = 1.0
+
+
+class SharingConfig(Section):
+    """What nodes measure at home, and what of it others may see."""
+
+    every: Count = 1
+    shared: list[NodeMetric] = Field(default=[])
+
+
+class LimitsConfig(Section):
+    """Each site may have its own."""
+
+    wait: Positive = 3600.0  # seconds that a neighbour is waited for before the node stops, to be resumed
+    exchange: Positive = 60.0  # seconds after which a sporadic link counts as inactive
+    message_mib: Positive = 8192.0  # the largest message that is accepted
+
+
+class Federation(Section):
+    """Everything that the members agree on, and where they are."""
+
+    name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]+$")
+    rounds: Count
+    seed: Seed = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    compression: Literal["none", "lossless", "fp16"] = "none"
+    problem: CommonProblem
+    network: NetworkConfig = NetworkConfig()
+    algorithm: ChosenAlgorithm
+    evaluation: SharingConfig = SharingConfig()
+    limits: LimitsConfig = LimitsConfig()
+    server: MemberConfig | None = None
+    node: list[NodeConfig] = Field(min_length=1)
+
+    @cached_property
+    def id(self) -> str:
+        """Identifies the federation: a digest of all that members must agree on, in every message."""
+        common = self.model_dump(exclude={"limits", "server", "node", "evaluation"})
+        common["members"] = [[node.name, node.samples] for node in self.node]
+        return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:32]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The nodes' names; a node's number is its place."""
+        return [node.name for node in self.node]
+
+    @property
+    def members(self) -> list[MemberConfig]:
+        """All nodes, and the server if there is one."""
+        return [*self.node, *([self.server] if self.server else [])]
+
+    def member(self, name: str) -> MemberConfig:
+        """The member called ``name``."""
+        for member in self.members:
+            if member.name == name:
+                return member
+        raise unknown("name in the federation", name, [member.name for member in self.members])
+
+    @cached_property
+    def graph(self) -> Network:
+        """Who talks to whom, and with which weights."""
+        return configured_network(self.network, len(self.node), self.seed)
+
+    @cached_property
+    def method(self) -> Method:
+        """The algorithm, its hyperparameters checked."""
+        return ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
+
+    @property
+    def cohort(self) -> int:
+        """Clients that take part in a round."""
+        return len(self.node) if self.network.cohort == "all" else self.network.cohort
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The number type of all vectors."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    @property
+    def counts(self) -> list[int]:
+        """Samples of every node, 0 where the file does not say."""
+        return [node.samples or 0 for node in self.node]
+
+    def check(self) -> None:
+        """Whether everything fits together; complains about the first thing that does not."""
+        names = [member.name for member in self.members]
+        for name in names:
+            if names.count(name) > 1:
+                raise HoldfastError(f"node: the name {name!r} is taken twice; every member needs its own")
+        if self.algorithm.curvature == "estimate":
+            raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
+        if self.problem.weights == "samples" and not all(self.counts):
+            missing = self.names[self.counts.index(0)]
+            raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
+        if self.limits.exchange > self.limits.wait:
+            raise HoldfastError("limits.exchange: should be at most limits.wait")
+        cohort = None if self.network.cohort == "all" else self.network.cohort
+        check_fit(self.method, len(self.node), self.graph, cohort)
+        if self.graph.is_server and self.server is None:
+            raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
+        if self.server is not None and not self.graph.is_server:
+            raise HoldfastError(
+                f"server: the topology {self.network.topology.name!r} has none; leave [server] out"
+            )
+        for member in [self.server] if self.server else self.node:
+            if not member.address:
+                raise HoldfastError(f"{member.name}: others have to reach it; give its address, host:port")
+
+
+def read_federation(path: Path, model: str | None = None) -> Federation:
+    """The checked federation in ``path``; ``model`` replaces the name of the model, if given."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HoldfastError(f"cannot read the federation file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise HoldfastError(f"{path} is not valid TOML: {error}") from None
+    if model is not None and isinstance(raw.get("problem"), dict):
+        raw["problem"]["model"] = model
+    return make_federation(raw, str(path))
+
+
+def make_federation(raw: dict[str, Any], where: str) -> Federation:
+    """The federation that ``raw`` describes, checked; complaints begin with ``where``."""
+    try:
+        _known_keys(raw, Federation, "the federation file")
+        federation = Federation.model_validate(raw)
+        federation.check()
+    except ValidationError as error:
+        raise HoldfastError(f"{where}: {place(error.errors()[0]['loc'])}: {explain(error)}") from None
+    except HoldfastError as error:
+        raise HoldfastError(f"{where}: {error}") from None
+    return federation
+
+
+def _known_keys(raw: dict[str, Any], section: type[Section], where: str) -> None:
+    """Complains about unknown keys, with the nearest that exists."""
+    for key, value in raw.items():
+        if key not in section.model_fields:
+            raise unknown(f"key in {where}", key, section.model_fields)
+        inner = SECTIONS.get(key)
+        for table in value if isinstance(value, list) else [value]:
+            if inner is not None and isinstance(table, dict):
+                _known_keys(table, inner, f"[{key}]")
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "problem": CommonProblem,
+    "network": NetworkConfig,
+    "evaluation": SharingConfig,
+    "limits": LimitsConfig,
+    "server": MemberConfig,
+    "node": NodeConfig,
+}

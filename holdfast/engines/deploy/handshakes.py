@@ -1,0 +1,71 @@
+"""Strangers who fail the TLS handshake never reach our code; gRPC only mentions them on standard error."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.engines.deploy.events import Events
+
+REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate",
+    "certificate has expired": "an expired certificate",
+    "certificate is not yet valid": "a certificate that is not valid yet",
+    "CERTIFICATE_VERIFY_FAILED": "a certificate of another authority",
+    "certificate signature failure": "a certificate of another authority",  # of the same name
+    "NO_SHARED_CIPHER": "TLS older than 1.3",
+    "UNSUPPORTED_PROTOCOL": "TLS older than 1.3",
+    "HTTP_REQUEST": "no TLS",
+    "WRONG_VERSION_NUMBER": "no TLS",
+    "BAD_DECRYPT": "damaged or repeated bytes",
+}
+
+
+@contextmanager
+def watch_handshakes(events: Events) -> Iterator[None]:
+    """Turns gRPC's remarks about refused handshakes into log entries; all else passes through.
+
+    The first about an old version of TLS is not a stranger's: ``Service.listen`` tries it on itself.
+    """
+    own_trials = 1
+    terminal, python_stderr = os.dup(2), sys.stderr
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 2)
+    os.close(write_end)
+    sys.stderr = os.fdopen(os.dup(terminal), "w", buffering=1)  # what Python writes goes straight on
+
+    def watch() -> None:
+        nonlocal own_trials
+        with os.fdopen(read_end, errors="replace") as remarks:
+            for line in remarks:
+                if "Handshake failed" in line:
+                    reason = _reason(line)
+                    if reason == REASONS["NO_SHARED_CIPHER"] and own_trials:
+                        own_trials -= 1
+                    else:
+                        events.complain("handshake refused", reason=reason)
+                else:
+                    os.write(terminal, line.encode())
+
+    watcher = threading.Thread(target=watch, name="handshakes", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        sys.stderr.close()
+        sys.stderr = python_stderr
+        os.dup2(terminal, 2)  # closes the last write end, so the watcher comes to its end
+        watcher.join(timeout=1.0)
+        os.close(terminal)
+
+
+def _reason(line: str) -> str:
+    for mark, reason in REASONS.items():
+        if mark in line:
+            return reason
+    # Without what differs from time to time, so that the same remark is logged once.
+    return re.sub(r".*(Handshake failed|OPENSSL_internal:)", "", line.strip()).strip(" :")[:120]

@@ -1,0 +1,145 @@
+"""Everything that comes in is checked before it is used: what it says about itself, then every number."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import zlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.engines.deploy.messages import (
+    CHUNK,
+    Header,
+    MessageFile,
+    TensorSpec,
+    begin,
+    expand,
+    is_finite,
+    numpy_type,
+    put,
+    settle,
+)
+from holdfast.engines.deploy.store import remove
+from holdfast.errors import HoldfastError
+
+SMALL = 1 << 16  # bytes that are handled faster than handed to another thread
+
+
+def check_header(
+    header: Header,
+    *,
+    federation: str,
+    sender: str,
+    round: int,
+    exchange: int,
+    tensors: list[TensorSpec] | None,
+    limit: float,
+) -> None:
+    """Whether a message is the one that was asked for."""
+    for what, got, expected in (
+        ("federation", header.federation, federation),
+        ("sender", header.sender, sender),
+        ("round", header.round, round),
+        ("exchange", header.exchange, exchange),
+    ):
+        if got != expected:
+            raise HoldfastError(f"{what}: expected {expected}, got {got}")
+    if header.notes:
+        raise HoldfastError("notes: expected none")
+    if header.size > limit:
+        raise HoldfastError(
+            f"size: {header.size} bytes are over the limit of {limit:.0f} (limits.message_mib)"
+        )
+    if tensors is not None and header.tensors != tensors:
+        raise HoldfastError(f"tensors: expected {_shapes(tensors)}, got {_shapes(header.tensors)}")
+
+
+def _shapes(tensors: list[TensorSpec]) -> str:
+    text = ", ".join(f"{t.name} {t.dtype} {t.shape}" for t in tensors[:4])
+    return text + (" ..." if len(tensors) > 4 else "") or "none"
+
+
+class Incoming:
+    """A message under way into a file."""
+
+    def __init__(self, header: Header, path: Path, squeezed: bool) -> None:
+        self.header, self.path, self.squeezed = header, path, squeezed
+        dtypes = {tensor.dtype for tensor in header.tensors}
+        if len(dtypes) > 1:
+            raise HoldfastError("tensors: expected one number type for all")
+        self.dtype = numpy_type(dtypes.pop()) if dtypes else np.dtype(np.uint8)
+        self.got, self.checksum = 0, 0
+        self.temporary = path.with_name(f".{path.name}.{id(self):x}.partial")
+        self.file = self.temporary.open("wb", buffering=0)
+        begin(self.file, header)
+
+    def take(self, frame: bytes) -> None:
+        """The next piece."""
+        expected = min(CHUNK, self.header.size - self.got)
+        if self.squeezed and expected:
+            frame = expand(frame, expected, self.dtype.itemsize)
+        if len(frame) != expected or not expected:
+            raise HoldfastError(f"size of a piece: expected {expected} bytes, got {len(frame)}")
+        self.checksum = zlib.crc32(frame, self.checksum)
+        if not is_finite(np.frombuffer(frame, self.dtype)):
+            raise HoldfastError("a number is infinite or NaN")
+        put(self.file, frame)
+        self.got += len(frame)
+
+    def finish(self, keep: bool) -> MessageFile:
+        """The whole message; ``keep``: it has to survive a power cut."""
+        if self.got != self.header.size:
+            raise HoldfastError(f"cut off: after {self.got} of {self.header.size} bytes")
+        if self.checksum != self.header.checksum:
+            raise HoldfastError("the checksum does not match")
+        if keep:
+            os.fsync(self.file.fileno())
+        self.file.close()
+        if keep:
+            settle(self.temporary, self.path)
+        else:
+            self.temporary.replace(self.path)
+        return MessageFile(self.path)
+
+    def discard(self) -> None:
+        """Leaves no trace."""
+        self.file.close()
+        remove(self.temporary)
+
+
+async def receive(
+    frames: AsyncIterator[bytes],
+    header: Header,
+    path: Path,
+    *,
+    squeezed: bool,
+    keep: bool,
+    pool: ThreadPoolExecutor,
+) -> MessageFile:
+    """All ``frames`` of a message into the file ``path``; the next comes in while one is being checked."""
+    loop = asyncio.get_running_loop()
+    incoming = Incoming(header, path, squeezed)
+    checking: asyncio.Future[None] | None = None
+    try:
+        async for frame in frames:
+            if checking is not None:
+                await checking
+                checking = None
+            if len(frame) <= SMALL:
+                incoming.take(frame)
+            else:
+                checking = loop.run_in_executor(pool, incoming.take, frame)
+        if checking is not None:
+            await checking
+            checking = None
+        if keep:
+            return await loop.run_in_executor(pool, incoming.finish, True)
+        return incoming.finish(False)
+    finally:
+        if checking is not None:
+            await asyncio.wait([checking])
+        incoming.discard()

@@ -1,0 +1,275 @@
+"""Messages as files: a typed header, then raw numbers. Nothing is ever unpickled, and nothing held twice.
+
+A file is the length of the header in four bytes, the header as JSON, and the tensors end to end. A model of
+several GB is written, sent, received, checked and added up in pieces, never as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from holdfast.errors import HoldfastError
+from holdfast.tree import named_leaves, tree_map
+from holdfast.validation import LONGEST_REPR, explain, place
+
+CHUNK = 1 << 20  # bytes of one piece on the wire
+LONGEST_HEADER = 1 << 16
+
+_LENGTH = struct.Struct("<I")
+
+Number = Annotated[int, Field(ge=0, lt=2**31)]  # of a round or of an exchange
+DType = Literal["float16", "float32", "float64", "int64"]
+
+
+class TensorSpec(BaseModel):
+    """Name, shape and number type of one tensor."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: str = Field(max_length=100)
+    shape: list[Annotated[int, Field(ge=0, lt=2**48)]] = Field(max_length=8)
+    dtype: DType
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * numpy_type(self.dtype).itemsize
+
+
+class Header(BaseModel):
+    """What a message says about itself; all of it is checked before a number is looked at."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    federation: str = Field(max_length=64)
+    sender: str = Field(max_length=64)
+    round: Number  # counted from 1; 0 is before the first, the last round + 1 after the last
+    exchange: Number  # the round's exchanges are numbered from 0
+    tensors: list[TensorSpec] = Field(max_length=64)
+    checksum: Annotated[
+        int, Field(ge=0, lt=2**32)
+    ]  # CRC-32 of the tensors' bytes; against malice there is TLS
+    notes: dict[str, Any] = Field(default={}, max_length=64)  # a node's own files only, never sent
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    def squeezed(self, piece: bytes) -> bytes:
+        """A piece of the tensors, compressed."""
+        return squeeze(piece, numpy_type(self.tensors[0].dtype).itemsize)
+
+
+def numpy_type(dtype: DType) -> np.dtype[Any]:
+    """Little-endian on every machine."""
+    return np.dtype(dtype).newbyteorder("<")
+
+
+def specs(tree: Any, dtype: DType | None = None) -> list[TensorSpec]:
+    """The tensors of ``tree``, sent as ``dtype`` if given."""
+    return [
+        TensorSpec(name=name, shape=list(t.shape), dtype=dtype or _dtype_name(t))
+        for name, t in named_leaves(tree)
+    ]
+
+
+def _dtype_name(tensor: Tensor) -> Any:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def parse(model: type[Any], text: bytes) -> Any:
+    """JSON ``text`` as ``model``; a ``HoldfastError`` if it is anything else."""
+    what = f"not a valid {model.__name__.lower()}"
+    if len(text) > LONGEST_HEADER:
+        raise HoldfastError(f"{what}: {len(text)} bytes are too long")
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        where = place(error.errors()[0]["loc"])[:LONGEST_REPR]
+        raise HoldfastError(f"{what}: {where + ': ' if where else ''}{explain(error)}") from None
+
+
+class MessageFile:
+    """A message on disk, read in pieces."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._open() as file:
+            length = _LENGTH.unpack(self._exactly(file, _LENGTH.size))[0]
+            if length > LONGEST_HEADER:
+                raise self._damaged()
+            self.header: Header = parse(Header, self._exactly(file, length))
+        self.start = _LENGTH.size + length
+        if path.stat().st_size != self.start + self.header.size:
+            raise self._damaged()
+
+    def chunks(self, first: int = 0, size: int | None = None) -> Iterator[bytes]:
+        """The tensors' bytes from ``first`` on, in pieces."""
+        left = self.header.size - first if size is None else size
+        with self._open() as file:
+            file.seek(self.start + first)
+            while left:
+                piece = self._exactly(file, min(CHUNK, left))
+                left -= len(piece)
+                yield piece
+
+    def add_to(self, tree: Any, weight: float = 1.0) -> None:
+        """Adds ``weight`` times this message to ``tree``, in place."""
+        first = 0
+        for spec, (_, total) in zip(self.header.tensors, named_leaves(tree), strict=True):
+            flat, at = total.view(-1), 0
+            for piece in self.chunks(first, spec.size):
+                numbers = _numbers(piece, spec.dtype).to(flat)
+                flat[at : at + len(numbers)].add_(numbers, alpha=weight)
+                at += len(numbers)
+            first += spec.size
+
+    def read(self, like: Any, device: torch.device) -> Any:
+        """A tree like ``like`` (its tensors may be on the device "meta") with this message's numbers."""
+        specs_left, first = iter(self.header.tensors), 0
+
+        def fill(template: Tensor) -> Tensor:
+            nonlocal first
+            spec = next(specs_left)
+            target = torch.empty(spec.shape, dtype=template.dtype, device=device)
+            flat, at = target.view(-1), 0
+            for piece in self.chunks(first, spec.size):
+                numbers = _numbers(piece, spec.dtype)
+                flat[at : at + len(numbers)] = numbers.to(flat)
+                at += len(numbers)
+            first += spec.size
+            return target
+
+        return tree_map(fill, like)
+
+    def verify(self) -> None:
+        """Whether the numbers are those that were written."""
+        value = 0
+        for piece in self.chunks():
+            value = zlib.crc32(piece, value)
+        if value != self.header.checksum:
+            raise self._damaged()
+
+    def _open(self) -> BinaryIO:
+        return self.path.open("rb", buffering=0)
+
+    def _exactly(self, file: BinaryIO, size: int) -> bytes:
+        content = file.read(size)
+        while len(content) < size:
+            more = file.read(size - len(content))
+            if not more:
+                raise self._damaged()
+            content += more
+        return content
+
+    def _damaged(self) -> HoldfastError:
+        return HoldfastError(f"{self.path} is damaged; delete it and start again")
+
+
+def checksum(tensors: list[TensorSpec], tree: Any) -> int:
+    """CRC-32 of ``tree`` as it is sent; refuses numbers that a message must not hold."""
+    value = 0
+    for piece in _content(tensors, tree):
+        value = zlib.crc32(piece, value)
+    return value
+
+
+def write_message(path: Path, header: Header, tree: Any) -> MessageFile:
+    """Writes ``tree`` with ``header``, whose checksum is filled in; whole or not at all."""
+    full = header.model_copy(update={"checksum": checksum(header.tensors, tree)})
+    temporary = path.with_name(f".{path.name}.partial")
+    with temporary.open("wb", buffering=0) as file:
+        begin(file, full)
+        for piece in _content(header.tensors, tree):
+            put(file, piece)
+        os.fsync(file.fileno())
+    settle(temporary, path)
+    return MessageFile(path)
+
+
+def begin(file: BinaryIO, header: Header) -> None:
+    """Writes the header."""
+    text = header.model_dump_json().encode()
+    put(file, _LENGTH.pack(len(text)) + text)
+
+
+def put(file: BinaryIO, piece: bytes | memoryview) -> None:
+    """Writes all of ``piece`` to an unbuffered file."""
+    view = memoryview(piece)
+    while view:
+        view = view[file.write(view) :]
+
+
+def settle(temporary: Path, path: Path) -> None:
+    """Makes a synced temporary file the file ``path``, for good."""
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _content(tensors: list[TensorSpec], tree: Any) -> Iterator[memoryview]:
+    for spec, (_, tensor) in zip(tensors, named_leaves(tree), strict=True):
+        yield from _pieces(spec, tensor)
+
+
+def _pieces(spec: TensorSpec, tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of ``tensor`` as ``spec`` wants them; refuses numbers that a message must not hold."""
+    flat, target = tensor.detach().reshape(-1), numpy_type(spec.dtype)
+    step = CHUNK // target.itemsize
+    for at in range(0, len(flat), step):
+        numbers = flat[at : at + step].cpu().numpy()
+        with np.errstate(over="ignore"):
+            piece = np.ascontiguousarray(numbers.astype(target, copy=False))
+        if not is_finite(piece):
+            if is_finite(numbers):
+                raise HoldfastError("compression 'fp16': a number is beyond 65504; use 'lossless' or 'none'")
+            raise HoldfastError("the training diverged: a number became infinite or NaN; try a smaller lr")
+        yield piece.view(np.uint8).data
+
+
+def is_finite(numbers: np.ndarray) -> bool:
+    """Whether no number is NaN or infinite. A sum is quick, and exact unless it overflows."""
+    if numbers.dtype.kind != "f":
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(numbers.sum()) or np.isfinite(numbers).all())
+
+
+def _numbers(piece: bytes, dtype: DType) -> Tensor:
+    return torch.from_numpy(np.frombuffer(piece, numpy_type(dtype)).astype(np.dtype(dtype)))
+
+
+# --- compression: of each piece on its own, so that nothing is held as a whole -----------------------------
+
+
+def squeeze(piece: bytes, itemsize: int) -> bytes:
+    """``piece`` without loss in fewer bytes: like bytes of all numbers side by side, then deflated."""
+    planes = np.frombuffer(piece, np.uint8).reshape(-1, itemsize).T
+    return zlib.compress(np.ascontiguousarray(planes).tobytes(), 1)
+
+
+def expand(squeezed: bytes, size: int, itemsize: int) -> bytes:
+    """What ``squeeze`` was given, if it had ``size`` bytes; never more memory than that."""
+    inflate = zlib.decompressobj()
+    try:
+        planes = inflate.decompress(squeezed, size)
+    except zlib.error:
+        raise HoldfastError("a compressed piece is damaged") from None
+    if len(planes) != size or not (inflate.eof or inflate.decompress(inflate.unconsumed_tail, 1) == b""):
+        raise HoldfastError(f"a compressed piece should hold {size} bytes")
+    return np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(itemsize, -1).T).tobytes()

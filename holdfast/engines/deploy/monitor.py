@@ -1,0 +1,96 @@
+"""A small read-only page and Prometheus metrics about a member, on the loopback interface only."""
+
+from __future__ import annotations
+
+import html
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from holdfast.errors import HoldfastError
+
+Status = Callable[[], dict[str, Any]]
+
+GAUGES = {
+    "round": "Rounds finished",
+    "rounds": "Rounds in all",
+    "uptime_seconds": "Seconds since the process began",
+}
+COUNTERS = {
+    "payload_bytes": "Bytes of messages sent, each counted once",
+    "wire_bytes_sent": "Bytes of messages that went out, repetitions and compression included",
+    "wire_bytes_received": "Bytes of messages that came in",
+    "retries": "Attempts that had to be repeated",
+    "waiting_seconds": "Seconds spent on exchanges",
+}
+
+
+class _MemberMetrics(Collector):
+    def __init__(self, status: Status) -> None:
+        self.status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self.status()
+        for key, text in GAUGES.items():
+            yield GaugeMetricFamily(f"holdfast_{key}", text, value=status[key])
+        for key, text in COUNTERS.items():
+            yield CounterMetricFamily(f"holdfast_{key}", text, value=status[key])
+        refused = CounterMetricFamily("holdfast_refused", "Callers and messages refused", labels=["kind"])
+        for kind, count in status["refused"].items():
+            refused.add_metric([kind], count)
+        yield refused
+        figures = GaugeMetricFamily("holdfast_metric", "The latest figures of this node", labels=["name"])
+        for name, value in status["metrics"].items():
+            figures.add_metric([name], value)
+        yield figures
+
+
+def serve_monitor(status: Status, port: int) -> ThreadingHTTPServer:
+    """Serves ``/`` and ``/metrics`` on 127.0.0.1; shut it down when done."""
+    registry = CollectorRegistry()
+    registry.register(_MemberMetrics(status))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                self._reply(generate_latest(registry), CONTENT_TYPE_LATEST)
+            elif self.path == "/":
+                self._reply(_page(status()), "text/html; charset=utf-8")
+            else:
+                self.send_error(404)
+
+        def _reply(self, body: bytes, kind: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise HoldfastError(f"--monitor: cannot serve on 127.0.0.1:{port} ({error.strerror})") from None
+    threading.Thread(target=server.serve_forever, name="monitor", daemon=True).start()
+    return server
+
+
+def _page(status: dict[str, Any]) -> bytes:
+    rows = "".join(
+        f"<tr><th>{html.escape(key.replace('_', ' '))}</th><td>{html.escape(str(value))}</td></tr>"
+        for key, value in status.items()
+    )
+    title = html.escape(f"holdfast: {status['name']}")
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
+        f"<title>{title}</title><style>body{{font-family:sans-serif;margin:2em}}"
+        f"th{{text-align:left;padding-right:2em}}</style><h1>{title}</h1><table>{rows}</table></html>"
+    ).encode()

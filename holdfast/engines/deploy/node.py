@@ -1,0 +1,299 @@
+"""A node: the method's rounds next to its own data, saved after each, so that any of them can be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.algorithms.base import Algorithm, ServerAlgorithm
+from holdfast.engines.deploy.credentials import Credentials
+from holdfast.engines.deploy.events import Events
+from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.links import WaitLimitError
+from holdfast.engines.deploy.member import GRACE, Member, NetworkThread
+from holdfast.engines.deploy.messages import MessageFile
+from holdfast.engines.deploy.peers import NodePeers
+from holdfast.engines.deploy.results import MetricsTable, read_model, write_model
+from holdfast.engines.deploy.site import Site
+from holdfast.engines.deploy.store import remove
+from holdfast.engines.deploy.template import state_template
+from holdfast.engines.deploy.transport import NodeTransport, together
+from holdfast.engines.simulate.simulation import INITIAL_STEP
+from holdfast.files import write_atomic, write_json
+from holdfast.objective.oracle import BatchOracle, Work
+from holdfast.randomness import cohort
+from holdfast.tree import leaves
+
+
+class Node(Member):
+    """One node of a federation. ``run`` takes part from wherever it stopped, to the end."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        name: str,
+        folder: Path,
+        site: Site,
+        *,
+        credentials: Credentials | None,
+        events: Events,
+        network: NetworkThread | None = None,
+    ) -> None:
+        super().__init__(
+            federation,
+            name,
+            folder,
+            site.objective.x0,
+            credentials=credentials,
+            events=events,
+            data_digest=site.digest,
+            network=network,
+        )
+        self.site, self.node = site, site.node
+        self.work = Work()
+        self.table = MetricsTable(folder / "metrics.csv")
+        self.state: Any = None
+        self._clock_start = time.monotonic()
+        self._telling: set[asyncio.Future[None]] = set()  # under way, and nobody waits for them
+
+    def run(self) -> Tensor:
+        """Takes part to the end; the model, [d]."""
+        self._restore()
+        method = self.federation.method
+        if (self.folder / "parted").exists():
+            self.phase = "finished"
+            self.events.log("finished already", round=self.done)
+            return read_model(self.folder, self.site.objective.model)
+        self.events.log("starting" if self.done == 0 else "resuming", round=self.done)
+        self._clock_start = time.monotonic() - self.costs.seconds
+        if isinstance(method, ServerAlgorithm):
+            model = self._serve_cohorts(method)
+        else:
+            assert isinstance(method, Algorithm)
+            model = self._rounds(method)
+        self.phase = "finishing"
+        self._write_results(model)
+        self._part()
+        self.phase = "finished"
+        self.events.log("finished", metrics=self.metrics)
+        return model
+
+    # --- between neighbours, or everybody through a server --------------------------------------------
+
+    def _rounds(self, method: Algorithm) -> Tensor:
+        if self.state is None:
+            oracle = self._oracle(0)
+            oracle.step = INITIAL_STEP
+            self.phase = "preparing"
+            self.state = method.at(0).init(self.x0[None].clone(), oracle, self._peers(0, stage=0))
+            self._measure(method.model(self.state))
+            self._save(0)
+        for r in range(self.done, self.federation.rounds):
+            self.phase = f"computing round {r + 1}"
+            self.state = method.at(r).round(self.state, self._oracle(r), self._peers(r, stage=r + 1))
+            self._measure(method.model(self.state))
+            self._save(r + 1)
+        return method.model(self.state)[0]
+
+    def _peers(self, r: int, stage: int) -> NodePeers:
+        self.stage = stage
+        federation = self.federation
+        return NodePeers(
+            self.node, federation.graph, federation.seed, r, NodeTransport(self), self.x0, self.costs.traffic
+        )
+
+    def _oracle(self, r: int) -> BatchOracle:
+        graph, here = self.federation.graph, torch.tensor([self.node], device=self.x0.device)
+        chances = None
+        if graph.activity is not None:
+            chances = torch.as_tensor(graph.probabilities(r).compute, device=self.x0.device)
+        return BatchOracle(self.site.objective, here, self.federation.seed, r, self.work, chances)
+
+    # --- a client of a server with state of its own ---------------------------------------------------
+
+    def _serve_cohorts(self, method: ServerAlgorithm[Any]) -> Tensor:
+        federation = self.federation
+        row = torch.empty_like(self.x0, device="meta")
+        like = method.broadcast(method.init_server(row))
+        if self.state is None:
+            self.state = method.init(self.x0[None].clone())
+            self._save(0)
+        for message in list(self.outbox.messages.values()):  # computed, but the server may not have it
+            if message.header.round <= self.done:
+                self.to_server(message)
+        for r in range(self.done, federation.rounds):
+            if self.node not in cohort(federation.seed, r, len(federation.node), federation.cohort):
+                continue
+            self.stage = r + 1
+            self.phase = f"waiting for round {r + 1}"
+            received = self.from_server(0, like).read(like, self.x0.device)
+            self.phase = f"computing round {r + 1}"
+            self.state, message = method.at(r).client(self.state, received, self._oracle(r))
+            published = self.outbox.publish(self.header(0, message), message)
+            self.costs.traffic.numbers += sum(tensor.numel() for tensor in leaves(message))
+            self._save(r + 1)
+            self.to_server(published)
+        self.stage = federation.rounds + 1
+        model: Tensor = self.from_server(0, row).read(row, self.x0.device)
+        self.done = federation.rounds
+        self._measure(model[None])
+        return model
+
+    def from_server(self, exchange: int, like: Any) -> MessageFile:
+        """The server's message of the round under way, a tree like ``like``."""
+        tensors = self.wire_specs(like)
+
+        async def fetch() -> MessageFile:
+            return await (await self.link(self._server_name)).fetch(self.stage, exchange, tensors)
+
+        return self.ask(fetch)
+
+    def to_server(self, message: MessageFile) -> None:
+        """Brings a message to the server; once it is safe there, it need not be kept here."""
+
+        async def submit() -> None:
+            await (await self.link(self._server_name)).submit(message)
+
+        self.ask(submit)
+        self.outbox.discard(message.header.round, message.header.exchange)
+
+    @property
+    def _server_name(self) -> str:
+        assert self.federation.server is not None
+        return self.federation.server.name
+
+    # --- what is kept ---------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        for path in self.store.inbox.iterdir():
+            remove(path)
+        saved = self.store.saved_state()
+        if saved is not None:
+            self.state = saved.read(state_template(self.federation, self.node, self.x0), self.x0.device)
+            self.done = self.stage = saved.header.round
+            self.costs = self.costs.from_notes(saved.header.notes["costs"])
+            self.work = Work(**saved.header.notes["work"])
+            self.metrics = saved.header.notes["metrics"]
+        self.table.keep(upto=self.done if saved is not None else -1)
+
+    def _save(self, done: int) -> None:
+        """The round is finished: writes it down, then forgets what it took."""
+        before = time.monotonic()
+        self.costs.seconds = self.seconds
+        notes = {"costs": self.cost_notes(), "work": vars(self.work), "metrics": self.metrics}
+        self.store.save_state(done, self.state, notes)
+        self.done = done
+        self.costs.saving += time.monotonic() - before
+        for path in self.store.inbox.iterdir():
+            remove(path)
+        self.outbox.prune(done, lambda stage: [self.federation.names[j] for j in self._neighbours(stage)])
+        if self.federation.graph.activity is not None:
+            self._release(done)
+        self.events.log("round done", round=done, metrics=self.metrics)
+
+    @property
+    def seconds(self) -> float:
+        """Since the very start, without the time that the node was down."""
+        return time.monotonic() - self._clock_start
+
+    def _measure(self, row: Tensor) -> None:
+        """Figures of the node's own model, on its own data, into metrics.csv."""
+        r, every = self.stage, self.federation.evaluation.every
+        if r % every and r < self.federation.rounds:
+            return
+        self.metrics = self.site.measure(row.detach())
+        sent, received = self.wire_bytes
+        costs = {
+            "payload_bytes": self.payload_bytes,
+            "wire_bytes_sent": sent,
+            "wire_bytes_received": received,
+            "waiting_seconds": round(self.costs.waiting, 3),
+            "seconds": round(self.seconds, 3),
+        }
+        self.table.add({"round": min(r, self.federation.rounds), **self.metrics, **costs})
+
+    def _write_results(self, model: Tensor) -> None:
+        """The model, as its module's state, and the report of this node's traffic and waiting."""
+        notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
+        write_model(self.folder, self.site.objective.model, model, notes)
+        write_json(self.folder / "report.json", self.report() | {"metrics": self.metrics})
+
+    # --- who is next to us, and taking leave ----------------------------------------------------------
+
+    def _neighbours(self, stage: int) -> list[int]:
+        """The neighbours in a round; after the last, everybody who ever was one."""
+        graph, rounds = self.federation.graph, self.federation.rounds
+        if stage <= rounds:
+            return [int(j) for j in graph.at(max(stage - 1, 0)).neighbours(self.node)]
+        return self._all_neighbours
+
+    @cached_property
+    def _all_neighbours(self) -> list[int]:
+        graph = self.federation.graph
+        rounds = range(self.federation.rounds) if graph.sequence is not None else range(1)
+        return sorted({int(j) for r in rounds for j in graph.at(r).neighbours(self.node)})
+
+    def may_fetch(self, who: str, stage: int) -> bool:
+        return who in self.federation.names and self.federation.names.index(who) in self._neighbours(stage)
+
+    def _release(self, done: int) -> None:
+        """Over sporadic links others may not hear of us for long; they need not keep messages for us."""
+
+        async def tell() -> None:
+            for j in self._neighbours(done):
+                link = await self.link(self.federation.names[j])
+                telling = asyncio.ensure_future(link.release(done + 1))
+                self._telling.add(telling)
+                telling.add_done_callback(self._telling.discard)
+
+        self.ask(tell)
+
+    def _part(self) -> None:
+        """Stays until nobody needs this node any more: all neighbours have finished, too, and know of us."""
+        self.stage = self.federation.rounds + 1
+        farewell = self.outbox.publish(self.header(0, ()), ())
+        try:
+            if self.federation.graph.is_server:
+                self.to_server(farewell)
+                self.ask(self._goodbye)
+            else:
+                self.ask(self._all_parted)
+        except WaitLimitError as error:
+            self.events.log("finished, but a neighbour did not say so", "warning", reason=str(error))
+            return
+        write_atomic(self.folder / "parted", b"")
+
+    async def _goodbye(self) -> None:
+        """The server need not stay for us."""
+        await (await self.link(self._server_name)).release(self.stage)
+
+    async def _all_parted(self) -> None:
+        names = [self.federation.names[j] for j in self._all_neighbours]
+        await together([self._parted(name) for name in names])
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until:
+            if all(self.service.fetched.get(name, 0) >= self.stage for name in names):
+                return
+            await self.outbox.changed(1.0)
+
+    async def _parted(self, name: str) -> None:
+        """``name`` has finished: it says so, or it asks whether we have and is then gone."""
+        if self.store.decision(self.stage, 0, name):  # heard before a crash; it may be gone
+            return
+        link = await self.link(name)
+        farewell = asyncio.ensure_future(link.fetch(self.stage, 0, []))
+        try:
+            while not (await asyncio.wait([farewell], timeout=1.0))[0]:
+                when, stage = self.service.seen.get(name, (0.0, 0))
+                if stage >= self.stage and self.network.loop.time() - when > GRACE:
+                    return
+            await farewell
+            self.store.decide(self.stage, 0, name, True)
+        finally:
+            farewell.cancel()

@@ -1,0 +1,85 @@
+"""What a member has published: written before it can be fetched, kept until nobody will ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.engines.deploy.events import Events
+from holdfast.engines.deploy.messages import Header, MessageFile, checksum, write_message
+from holdfast.engines.deploy.store import Store, message_key, message_name, remove
+
+Key = tuple[int, int, str]  # round, exchange, recipient ("" for all)
+
+
+class Outbox:
+    """Published messages. ``publish`` and ``prune`` belong to the computing thread, the rest to the loop."""
+
+    def __init__(self, store: Store, events: Events, loop: asyncio.AbstractEventLoop) -> None:
+        self.store, self.events, self.loop = store, events, loop
+        self.floors: dict[str, int] = {}  # the lowest round that each peer may still ask for
+        self.messages = {message_key(path.name): MessageFile(path) for path in store.outbox.iterdir()}
+        self._changed = asyncio.Event()
+
+    def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
+        """Writes the message and lets it be fetched; once published, it stays as it was."""
+        key = (header.round, header.exchange, recipient)
+        path = self.store.outbox / message_name(*key)
+        before = self.messages.get(key)
+        if before is None:
+            self.messages[key] = write_message(path, header, tree)
+            self.loop.call_soon_threadsafe(self.wake)
+        else:  # after a crash: the round is computed again, and should give the same
+            if checksum(header.tensors, tree) != before.header.checksum:
+                self.events.complain("computed again, a published message differs", round=header.round)
+        return self.messages[key]
+
+    def wake(self) -> None:
+        """Lets everybody who waits look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self, timeout: float) -> bool:
+        """Waits for something new, at most so many seconds."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), max(timeout, 0.0))
+        except TimeoutError:
+            return False
+        return True
+
+    async def find(self, round: int, exchange: int, recipient: str, patience: float) -> MessageFile | None:
+        """The message for ``recipient``, once it is published; None if that takes too long."""
+        until = self.loop.time() + patience
+        while True:
+            for addressee in (recipient, ""):
+                message = self.messages.get((round, exchange, addressee))
+                if message is not None:
+                    return message
+            if not await self.changed(until - self.loop.time()):
+                return None
+
+    def raise_floor(self, peer: str, round: int) -> None:
+        """``peer`` asks for ``round``: it has finished, and saved, all rounds before."""
+        if round > self.floors.get(peer, 0):
+            self.floors[peer] = round
+            self.wake()
+
+    def discard(self, round: int, exchange: int) -> None:
+        """Forgets a message that is safe elsewhere."""
+        message = self.messages.pop((round, exchange, ""), None)
+        if message is not None:
+            remove(message.path)
+
+    def prune(self, below: int, recipients: Callable[[int], list[str]]) -> None:
+        """Forgets messages of rounds before ``below`` that nobody will ask for.
+
+        ``recipients`` says who is to have what is sent to everybody in a round.
+        """
+        for key in [key for key in self.messages if key[0] < below]:
+            wanted_by = [key[2]] if key[2] else recipients(key[0])
+            if all(self.floors.get(peer, 0) > key[0] for peer in wanted_by):
+                remove(self.messages.pop(key).path)
+        for round, exchange, peer in self.store.decided():
+            if round < min(below, self.floors.get(peer, 0)):
+                self.store.forget_decision(round, exchange, peer)

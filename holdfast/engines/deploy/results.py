@@ -1,0 +1,62 @@
+"""What a member leaves behind for its people: metrics, the model, a report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from holdfast.engines.deploy.messages import settle
+from holdfast.files import write_atomic
+from holdfast.objective.flat import FlatModel
+
+
+class MetricsTable:
+    """``metrics.csv``: one row for every evaluated round."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, float]] = []
+
+    def keep(self, upto: int) -> None:
+        """Reads what was recorded, up to a round; later ones are computed again."""
+        if self.path.exists():
+            recorded = csv.DictReader(io.StringIO(self.path.read_text()))
+            rows = [{key: float(value) for key, value in row.items() if value} for row in recorded]
+            self.rows = [row for row in rows if row["round"] <= upto]
+
+    def add(self, row: dict[str, float]) -> None:
+        """Records the figures of a round."""
+        self.rows = [*(before for before in self.rows if before["round"] < row["round"]), row]
+        text = io.StringIO(newline="")
+        writer: csv.DictWriter[str] = csv.DictWriter(text, list(row), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomic(self.path, text.getvalue().encode())
+
+
+def write_model(folder: Path, model: FlatModel, row: Tensor, notes: dict[str, Any]) -> None:
+    """The module with parameters ``row`` [d] as ``model.safetensors``."""
+    tensors, memory = {}, set()
+    for name, tensor in model.module(row).state_dict().items():
+        shared = tensor.data_ptr() in memory  # tied weights, which safetensors would refuse
+        memory.add(tensor.data_ptr())
+        tensors[name] = tensor.clone() if shared else tensor.contiguous()
+    temporary = folder / ".model.safetensors.partial"
+    safetensors.torch.save_file(tensors, temporary, {"holdfast": json.dumps(notes)})
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    settle(temporary, folder / "model.safetensors")
+
+
+def read_model(folder: Path, model: FlatModel) -> Tensor:
+    """The parameters, [d], that ``write_model`` wrote."""
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in model.shapes])

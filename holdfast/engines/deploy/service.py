@@ -1,0 +1,246 @@
+"""What a member answers to others. Who they are is what their certificates say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import grpc
+from pydantic import BaseModel, ConfigDict, Field
+
+from holdfast.engines.deploy.credentials import Credentials, speaks_tls_1_2
+from holdfast.engines.deploy.events import Events
+from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.incoming import check_header, receive
+from holdfast.engines.deploy.messages import CHUNK, Header, Number, parse
+from holdfast.engines.deploy.outbox import Outbox
+from holdfast.engines.deploy.store import Store, message_name
+from holdfast.errors import HoldfastError
+
+SERVICE = "holdfast.Federation"
+NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
+PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
+LARGEST_FRAME = CHUNK + (1 << 16)
+
+CONNECTION = [
+    ("grpc.max_receive_message_length", LARGEST_FRAME),
+    ("grpc.max_send_message_length", LARGEST_FRAME),
+    ("grpc.max_metadata_size", 16384),
+    ("grpc.keepalive_time_ms", 30_000),  # a long local phase is no reason to drop a connection
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),  # two processes on one port is a mistake
+]
+
+
+class Ask(BaseModel):
+    """A question about one exchange."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    federation: str = Field(max_length=64)
+    start: str = Field(max_length=64)  # digest of the model that the asker started from
+    round: Number
+    exchange: Number
+
+
+class Answer(BaseModel):
+    """What comes first in every answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    round: Number  # where the one who answers is
+    header: Header | None = None  # of the message that follows; None: not yet
+    active: bool | None = None  # whether a sporadic link took part; None: not decided yet
+    received: bool = False  # a message to the server is safe there
+
+
+class Submissions(Protocol):
+    """A server's view of its clients' messages."""
+
+    def admit(self, header: Header) -> bool:
+        """Whether the message is still needed; raises if it never was."""
+
+    def arrived(self, header: Header) -> None:
+        """The message is in the inbox, for good."""
+
+
+class Service:
+    """The questions that other members may ask, and the answers."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        name: str,
+        start: str,
+        store: Store,
+        outbox: Outbox,
+        events: Events,
+        may_fetch: Callable[[str, int], bool],
+        status: Callable[[], dict[str, Any]],
+        current_round: Callable[[], int],
+    ) -> None:
+        self.federation, self.name, self.start = federation, name, start
+        self.store, self.outbox, self.events = store, outbox, events
+        self.may_fetch, self.status, self.current_round = may_fetch, status, current_round
+        self.submissions: Submissions | None = None
+        self.secure = True
+        self.members = {member.name for member in federation.members}
+        self.pool = ThreadPoolExecutor(2, "checking")
+        self.bytes_served = 0
+        self.seen: dict[str, tuple[float, int]] = {}  # when each member last asked, and for which round
+        self.released: dict[str, int] = {}  # the round before which each member has said to ask for nothing
+        self.fetched: dict[str, int] = {}  # the last round of which each member has fetched a message
+
+    async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
+        """Serves on ``address``; the gRPC server and its port."""
+        server = grpc.aio.server(options=CONNECTION)
+        handlers = {
+            "Fetch": grpc.unary_stream_rpc_method_handler(self.fetch),
+            "Agree": grpc.unary_unary_rpc_method_handler(self.agree),
+            "Release": grpc.unary_unary_rpc_method_handler(self.release),
+            "Submit": grpc.stream_unary_rpc_method_handler(self.submit),
+            "Status": grpc.unary_unary_rpc_method_handler(self.tell_status),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self.secure = credentials is not None
+        try:
+            if credentials is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, credentials.for_server())
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise HoldfastError(f"cannot listen on {address}: is the port taken, or the address not ours?")
+        await server.start()
+        host = address.rpartition(":")[0].strip("[]")
+        if self.secure and await speaks_tls_1_2("localhost" if host in ("::", "0.0.0.0") else host, port):
+            await server.stop(0)
+            raise HoldfastError(
+                "gRPC was loaded before holdfast and would accept TLS 1.2; import holdfast first"
+            )
+        return server, port
+
+    # --- the questions -----------------------------------------------------------------------------------
+
+    async def fetch(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        """The message of an exchange, in pieces, as soon as there is one."""
+        who, ask = await self._question(request, context)
+        message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
+        if message is None:
+            yield self._answer()
+            return
+        lossless = self.federation.compression == "lossless"
+        yield self._answer(header=message.header)
+        for piece in message.chunks():
+            frame = message.header.squeezed(piece) if lossless else piece
+            self.bytes_served += len(frame)
+            yield frame
+        self.fetched[who] = max(ask.round, self.fetched.get(who, 0))
+        self.outbox.wake()
+
+    async def agree(self, request: bytes, context: Any) -> bytes:
+        """Whether the sporadic link to the asker took part, as soon as that is decided."""
+        who, ask = await self._question(request, context)
+        until = self.outbox.loop.time() + PATIENCE
+        while (decision := self.store.decision(ask.round, ask.exchange, who)) is None:
+            if not await self.outbox.changed(until - self.outbox.loop.time()):
+                break
+        return self._answer(active=decision)
+
+    async def release(self, request: bytes, context: Any) -> bytes:
+        """The asker will never ask for a round before this one."""
+        who, ask = await self._question(request, context)
+        self.released[who] = ask.round
+        self.outbox.wake()
+        return self._answer()
+
+    async def submit(self, frames: AsyncIterator[bytes], context: Any) -> bytes:
+        """A client's message to a server, in pieces; answered when it is safe on disk."""
+        who = await self._who(context)
+        if self.submissions is None:
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, who, "this is no server")
+        assert self.submissions is not None
+        try:
+            header = parse(Header, await anext(aiter(frames)))
+            check_header(
+                header,
+                federation=self.federation.id,
+                sender=who,
+                round=header.round,
+                exchange=header.exchange,
+                tensors=None,
+                limit=self.federation.limits.message_mib * 2**20,
+            )
+            self._saw(who, header.round)
+            if self.submissions.admit(header):
+                path = self.store.inbox / message_name(header.round, header.exchange, who)
+                squeezed = self.federation.compression == "lossless"
+                await receive(frames, header, path, squeezed=squeezed, keep=True, pool=self.pool)
+                self.submissions.arrived(header)
+                self.outbox.wake()
+        except StopAsyncIteration:
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, who, "an empty message")
+        except HoldfastError as error:
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, who, str(error))
+        return self._answer(received=True)
+
+    async def tell_status(self, request: bytes, context: Any) -> bytes:
+        """Where this member stands; for members only."""
+        await self._who(context)
+        return json.dumps(self.status()).encode()
+
+    # --- who asks, and for what ----------------------------------------------------------------------------
+
+    async def _question(self, request: bytes, context: Any) -> tuple[str, Ask]:
+        """The asker's name and question, both checked."""
+        who = await self._who(context)
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        try:
+            ask: Ask = parse(Ask, request)
+        except HoldfastError as error:
+            await self._refuse(context, code, who, str(error))
+        if ask.federation != self.federation.id:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            await self._refuse(context, code, who, "another federation file; compare yours with theirs")
+        if ask.start != self.start:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            await self._refuse(
+                context, code, who, "another initial model; compare the versions of torch and of your model"
+            )
+        if ask.round > self.federation.rounds + 1:
+            await self._refuse(context, code, who, f"round: there is no {ask.round}")
+        if not self.may_fetch(who, ask.round):
+            code = grpc.StatusCode.PERMISSION_DENIED
+            await self._refuse(context, code, who, "not a neighbour")
+        self._saw(who, ask.round)
+        self.outbox.raise_floor(who, min(ask.round, self.current_round() + 1))
+        return who, ask
+
+    async def _who(self, context: Any) -> str:
+        """The name in the asker's certificate, if it is one of ours."""
+        if self.secure:
+            names = context.auth_context().get("x509_subject_alternative_name", [])
+        else:
+            metadata = context.invocation_metadata() or ()
+            names = [str(value).encode() for key, value in metadata if key == NAME_KEY]
+        name = names[0].decode(errors="replace") if len(names) == 1 else ""
+        if name not in self.members:
+            code = grpc.StatusCode.PERMISSION_DENIED
+            await self._refuse(context, code, name[:80] or "somebody", "not a member of the federation")
+        return name
+
+    async def _refuse(self, context: Any, code: grpc.StatusCode, who: str, reason: str) -> None:
+        self.events.complain("refused", peer=who, reason=reason)
+        await context.abort(code, reason)
+
+    def _saw(self, who: str, round: int) -> None:
+        self.seen[who] = (self.outbox.loop.time(), max(round, self.seen.get(who, (0.0, 0))[1]))
+
+    def _answer(self, **fields: Any) -> bytes:
+        return Answer(round=self.current_round(), **fields).model_dump_json().encode()

@@ -1,0 +1,87 @@
+"""How a node's messages travel: published here, fetched there, or brought to a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor
+
+from holdfast.engines.deploy.messages import MessageFile
+
+if TYPE_CHECKING:
+    from holdfast.engines.deploy.node import Node
+
+T = TypeVar("T")
+
+
+class NodeTransport:
+    """How the messages of one node travel in the round under way."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def broadcast(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
+        published = self.node.outbox.publish(self.node.header(exchange, message), message)
+        return self._gather(exchange, dict.fromkeys(neighbours, published))
+
+    def scatter(self, exchange: int, messages: Mapping[int, Tensor]) -> dict[int, MessageFile]:
+        names = self.node.federation.names
+        published = {
+            j: self.node.outbox.publish(self.node.header(exchange, row), row, names[j])
+            for j, row in messages.items()
+        }
+        return self._gather(exchange, published)
+
+    def _gather(self, exchange: int, published: Mapping[int, MessageFile]) -> dict[int, MessageFile]:
+        node, stage = self.node, self.node.stage
+
+        async def fetch(j: int) -> MessageFile:
+            link = await node.link(node.federation.names[j])
+            return await link.fetch(stage, exchange, published[j].header.tensors)
+
+        received = node.ask(lambda: together([fetch(j) for j in published]))
+        return dict(zip(published, received, strict=True))
+
+    def sporadic(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
+        node, stage = self.node, self.node.stage
+        tensors = node.outbox.publish(node.header(exchange, message), message).header.tensors
+
+        async def fetch(j: int) -> MessageFile | None:
+            """The end with the lower number decides, once and for all, whether the link took part."""
+            name = node.federation.names[j]
+            link = await node.link(name)
+            if node.node > j:
+                active = await link.agreed(stage, exchange)
+                return await link.fetch(stage, exchange, tensors) if active else None
+            decision = node.store.decision(stage, exchange, name)
+            if decision is not None:
+                return await link.fetch(stage, exchange, tensors) if decision else None
+            received = None
+            try:
+                limit = node.federation.limits.exchange
+                received = await asyncio.wait_for(link.fetch(stage, exchange, tensors), limit)
+            except TimeoutError:
+                node.events.log("inactive link", "warning", peer=name, round=stage)
+            node.store.decide(stage, exchange, name, received is not None)
+            node.outbox.wake()
+            return received
+
+        received = node.ask(lambda: together([fetch(j) for j in neighbours]))
+        return {j: file for j, file in zip(neighbours, received, strict=True) if file is not None}
+
+    def through_server(self, exchange: int, message: Any) -> MessageFile:
+        node = self.node
+        node.to_server(node.outbox.publish(node.header(exchange, message), message))
+        return node.from_server(exchange, message)
+
+
+async def together(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """All at once; the first failure ends them all."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

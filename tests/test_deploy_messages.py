@@ -1,0 +1,171 @@
+"""Messages on disk and on the wire: typed headers, raw numbers, and nothing used before it is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.engines.deploy.incoming import check_header, receive
+from holdfast.engines.deploy.messages import (
+    CHUNK,
+    Header,
+    MessageFile,
+    expand,
+    parse,
+    specs,
+    squeeze,
+    write_message,
+)
+from holdfast.errors import HoldfastError
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    v: Tensor
+
+
+LARGE = 3 * CHUNK // 4 + 1  # float32 numbers in more than three pieces, the last of them short
+
+
+def header(tree: object, dtype: str | None = None, **fields: object) -> Header:
+    known = {"federation": "f", "sender": "a", "round": 3, "exchange": 1, "checksum": 0}
+    return Header(**{**known, "tensors": specs(tree, dtype), **fields})
+
+
+def pair() -> Pair:
+    generator = torch.Generator().manual_seed(0)
+    return Pair(torch.randn(1, LARGE, generator=generator), torch.randn(1, 5, generator=generator))
+
+
+def test_a_message_is_read_as_it_was_written(tmp_path: Path) -> None:
+    sent = pair()
+    written = write_message(tmp_path / "m", header(sent), sent)
+    written.verify()
+    back = MessageFile(tmp_path / "m").read(Pair(sent.x.to("meta"), sent.v.to("meta")), torch.device("cpu"))
+    assert torch.equal(back.x, sent.x)
+    assert torch.equal(back.v, sent.v)
+    total = Pair(torch.ones_like(sent.x), torch.ones_like(sent.v))
+    written.add_to(total, weight=0.25)
+    assert torch.equal(total.x, torch.ones_like(sent.x).add_(sent.x, alpha=0.25))
+    assert (tmp_path / "m").stat().st_size - written.start == 4 * (LARGE + 5)
+
+
+def test_half_precision_is_refused_where_numbers_are_too_large(tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError, match="beyond 65504"):
+        write_message(tmp_path / "m", header(torch.tensor([[1e6]]), "float16"), torch.tensor([[1e6]]))
+    with pytest.raises(HoldfastError, match="diverged"):
+        write_message(tmp_path / "m", header(torch.tensor([[torch.nan]])), torch.tensor([[torch.nan]]))
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_damaged_file_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    write_message(path, header(pair()), pair())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(HoldfastError, match="damaged"):
+        MessageFile(path).verify()
+    path.write_bytes(content[:-1])
+    with pytest.raises(HoldfastError, match="damaged"):
+        MessageFile(path)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_compression_is_lossless_and_cannot_be_made_to_explode(itemsize: int) -> None:
+    piece = np.random.default_rng(0).standard_normal(1000).astype(f"f{itemsize}").tobytes()
+    assert expand(squeeze(piece, itemsize), len(piece), itemsize) == piece
+    bomb = zlib.compress(bytes(10**7))
+    for squeezed in (bomb, b"", b"garbage", squeeze(piece, itemsize)[:-10]):
+        with pytest.raises(HoldfastError, match="a compressed piece"):
+            expand(squeezed, len(piece), itemsize)
+
+
+def frames_of(message: MessageFile) -> list[bytes]:
+    return list(message.chunks())
+
+
+def received(head: Header, frames: list[bytes], path: Path, squeezed: bool = False) -> MessageFile:
+    async def stream() -> AsyncIterator[bytes]:
+        for frame in frames:
+            yield frame
+
+    with ThreadPoolExecutor(1) as pool:
+        return asyncio.run(receive(stream(), head, path, squeezed=squeezed, keep=True, pool=pool))
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_what_is_received_is_what_was_sent(squeezed: bool, tmp_path: Path) -> None:
+    sent = write_message(tmp_path / "sent", header(pair()), pair())
+    frames = [squeeze(f, 4) if squeezed else f for f in frames_of(sent)]
+    got = received(sent.header, frames, tmp_path / "got", squeezed)
+    assert (tmp_path / "got").read_bytes() == (tmp_path / "sent").read_bytes()
+    assert got.header == sent.header
+
+
+def test_bad_bytes_are_refused_and_leave_no_trace(tmp_path: Path) -> None:
+    good = write_message(tmp_path / "sent", header(pair()), pair())
+    frames = frames_of(good)
+    nan = np.frombuffer(frames[0], "<f4").copy()
+    nan[7] = np.nan
+    flipped = bytearray(frames[1])
+    flipped[0] ^= 1
+    for bad, complaint in (
+        (frames[:-1], "cut off"),
+        ([*frames, b"more"], "expected 0 bytes, got 4"),
+        ([frames[0], frames[1] + b"xx", *frames[2:]], "expected"),
+        ([nan.tobytes(), *frames[1:]], "infinite or NaN"),
+        ([frames[0], bytes(flipped), *frames[2:]], "checksum"),
+        ([], "cut off"),
+    ):
+        with pytest.raises(HoldfastError, match=complaint):
+            received(good.header, bad, tmp_path / "got")
+    assert [path.name for path in tmp_path.iterdir()] == ["sent"]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"federation": "g"}, "federation: expected f, got g"),
+        ({"sender": "b"}, "sender: expected a, got b"),
+        ({"round": 4}, "round: expected 3, got 4"),
+        ({"exchange": 0}, "exchange: expected 1, got 0"),
+        ({"tensors": specs(torch.zeros(1, 7))}, "tensors: expected"),
+        ({"tensors": specs(pair(), "float64")}, "tensors: expected"),
+        ({"tensors": specs(torch.zeros(1, 10**7))}, "over the limit"),
+        ({"notes": {"a": 1}}, "notes"),
+    ],
+)
+def test_headers_must_be_those_asked_for(change: dict, complaint: str) -> None:
+    expected = {"federation": "f", "sender": "a", "round": 3, "exchange": 1, "tensors": specs(pair())}
+    check_header(header(pair()), **expected, limit=2**23)
+    with pytest.raises(HoldfastError, match=complaint):
+        check_header(header(pair(), **change), **expected, limit=2**23)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\x00\xff",
+        b"[]",
+        b"null",
+        b'{"round": 1}',
+        header(pair()).model_dump_json().replace('"round":3', '"round":-3').encode(),
+        header(pair()).model_dump_json().replace('"round":3', '"round":3,"more":1').encode(),
+        header(pair()).model_dump_json().replace("float32", "object").encode(),
+        header(pair()).model_dump_json().replace("[1,5]", "[1,-5]").encode(),
+    ],
+)
+def test_what_is_not_a_header_is_an_error_for_people(text: bytes) -> None:
+    with pytest.raises(HoldfastError):
+        parse(Header, text)

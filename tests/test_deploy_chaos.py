@@ -2,109 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos_proxy import FATES, ChaosProxies
-from federation_runs import deploy, describe, forked_member, free_ports, write_federation
+from federation_runs import deploy, describe
+from member_processes import PATIENCE, Members
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 3}
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
-PATIENCE = 400.0  # seconds; far more than any of this takes
 
 
-class Members:
-    """All members of a federation as processes, to be killed and started again."""
-
-    def __init__(self, raw: dict[str, Any], folder: Path, proxies: ChaosProxies | None) -> None:
-        folder.mkdir()
-        self.folder = folder
-        listeners = raw["node"] if "server" not in raw else [raw["server"]]
-        real = dict(zip([m["name"] for m in listeners], free_ports(len(listeners)), strict=True))
-        self.listen = {name: f"127.0.0.1:{port}" for name, port in real.items()} if proxies else {}
-        if proxies is not None:
-            for member in listeners:
-                proxies.add(int(member["address"].rpartition(":")[2]), real[member["name"]])
-        self.path = write_federation(raw, folder)
-        self.nodes = [member["name"] for member in raw["node"]]
-        self.names = [*self.nodes, *([raw["server"]["name"]] if "server" in raw else [])]
-        self.processes: dict[str, ForkServerProcess] = {}
-        self.kills = 0
-
-    def __enter__(self) -> Members:
-        for name in self.names:
-            self.start(name)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.join()
-
-    def start(self, name: str) -> None:
-        self.processes[name] = forked_member(self.path, name, self.listen.get(name))
-
-    def kill(self, name: str) -> None:
-        """SIGKILL, in the midst of the run."""
-        process = self.processes[name]
-        assert process.is_alive(), f"{name} was gone before it could be killed: {self.log(name)[-3:]}"
-        process.kill()
-        process.join()
-        self.kills += 1
-
-    def log(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / f"{name}.log"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-
-    def rounds(self, name: str) -> int:
-        """How far the member called ``name`` has come."""
-        return max([entry["round"] for entry in self.log(name) if entry["event"] == "round done"], default=0)
-
-    def wait_for_round(self, number: int) -> None:
-        """Until somebody has come so far."""
-        until = time.monotonic() + PATIENCE
-        while max(map(self.rounds, self.nodes)) < number:
-            assert time.monotonic() < until, {name: self.log(name)[-2:] for name in self.names}
-            time.sleep(0.02)
-
-    def finish(self) -> None:
-        """Waits for all to finish."""
-        until = time.monotonic() + PATIENCE
-        for name, process in self.processes.items():
-            process.join(max(until - time.monotonic(), 0.0))
-            assert process.exitcode == 0, (name, process.exitcode, self.log(name)[-3:])
-
-    def harass(self, victims: list[str], kills: int, rounds: int, seed: int) -> None:
-        """Kills members drawn from ``victims``, spread over the run; a third of them twice in a row."""
-        draw = random.Random(seed)
-        strokes = 0
-        while self.kills < kills:
-            strokes += 1
-            # With fewer strokes than kills, the last one comes well before the last round.
-            self.wait_for_round(strokes * rounds // (kills + 2))
-            victim = draw.choice(victims)
-            time.sleep(draw.uniform(0.0, 0.05))
-            self.kill(victim)
-            time.sleep(draw.choice([0.0, 0.3]))
-            self.start(victim)
-            if draw.random() < 1 / 3:  # while it starts, or resumes
-                time.sleep(draw.uniform(0.0, 1.0))
-                self.kill(victim)
-                self.start(victim)
+def harass(members: Members, victims: list[str], kills: int, rounds: int, seed: int) -> None:
+    """Kills members drawn from ``victims``, spread over the run; a third of them twice in a row."""
+    draw = random.Random(seed)
+    strokes = 0
+    while members.kills < kills:
+        strokes += 1
+        # With fewer strokes than kills, the last one comes well before the last round.
+        members.wait_for_round(strokes * rounds // (kills + 2))
+        victim = draw.choice(victims)
+        time.sleep(draw.uniform(0.0, 0.05))
+        members.kill(victim)
+        time.sleep(draw.choice([0.0, 0.3]))
+        members.start(victim)
+        if draw.random() < 1 / 3:  # while it starts, or resumes
+            time.sleep(draw.uniform(0.0, 1.0))
+            members.kill(victim)
+            members.start(victim)
 
 
 def check(raw: dict[str, Any], tmp_path: Path, victims: list[str], kills: int, seed: int) -> None:
     """Two runs, one of them disturbed, give the same models."""
     deploy(raw, tmp_path / "calm", timeout=PATIENCE)
     with ChaosProxies(seed) as proxies, Members(raw, tmp_path / "chaos", proxies) as members:
-        members.harass(victims, kills, raw["rounds"], seed)
+        for name in members.names:
+            members.start(name)
+        harass(members, victims, kills, raw["rounds"], seed)
         members.finish()
         assert members.kills >= kills
         logs = [entry for name in members.names for entry in members.log(name)]

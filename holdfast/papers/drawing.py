@@ -92,7 +92,8 @@ def _draw_panel(axes: Axes, panel: Panel, evidence: Evidence, styles: dict[str, 
         axes.relim()
         axes.autoscale(axis="y")
     if panel.common_x:
-        axes.set_xlim(right=min(curve.x[-1] for curve, _ in curves))
+        end = min(curve.x[-1] for curve, _ in curves)
+        axes.set_xlim(-0.03 * end, end)
     if panel.x_label:
         axes.set_xlabel(panel.x_label)
     if panel.y_label:

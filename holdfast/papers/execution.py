@@ -142,6 +142,9 @@ class _JobView:
         self.progress.advance(first_round * self.cost)
         self.round = first_round
 
+    def job_prepared(self, job: Job, how: str) -> None:
+        pass
+
     def round_done(self, job: Job, round: int) -> None:
         self.progress.advance((round - self.round) * self.cost)
         self.round = round

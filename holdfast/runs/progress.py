@@ -25,6 +25,7 @@ class LiveView:
     def __init__(self, plan: Plan, console: Console) -> None:
         self.latest: dict[str, Row] = {}
         self.status: dict[str, str] = {}
+        self.how = Text()  # the job under way is run
         self.jobs = plan.jobs
         self.bar = Progress(
             TextColumn("{task.description}", markup=False, style="bold"),
@@ -52,7 +53,12 @@ class LiveView:
     def job_started(self, job: Job, first_round: int) -> None:
         before = self.jobs[: self.jobs.index(job)]
         done = sum(other.experiment.rounds for other in before) + first_round
-        self.bar.update(self.task, description=job.title, completed=done)
+        self.bar.update(self.task, description=f"preparing {job.title}", completed=done)
+
+    def job_prepared(self, job: Job, how: str) -> None:
+        self.bar.update(self.task, description=job.title)
+        self.how = Text(how, style="dim")
+        self._show()
 
     def round_done(self, job: Job, round: int) -> None:
         before = self.jobs[: self.jobs.index(job)]
@@ -60,11 +66,14 @@ class LiveView:
 
     def row_recorded(self, job: Job, row: Row) -> None:
         self.latest[job.id] = row
-        self.live.update(Group(self._figures(), self.bar))
+        self._show()
 
     def job_ended(self, job: Job, status: str) -> None:
         self.status[job.id] = status
-        self.live.update(Group(self._figures(), self.bar))
+        self._show()
+
+    def _show(self) -> None:
+        self.live.update(Group(self._figures(), self.how, self.bar))
 
     def _figures(self) -> Table:
         """The latest figures, at most of the last dozen jobs."""

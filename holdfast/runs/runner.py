@@ -34,6 +34,7 @@ class View(Protocol):
     """Who watches a run: a progress bar, a TensorBoard, a test."""
 
     def job_started(self, job: Job, first_round: int) -> None: ...
+    def job_prepared(self, job: Job, how: str) -> None: ...
     def round_done(self, job: Job, round: int) -> None: ...
     def row_recorded(self, job: Job, row: Row) -> None: ...
     def job_ended(self, job: Job, status: str) -> None: ...
@@ -129,8 +130,9 @@ class Runner:
         )
         run.seconds = self.checkpoints.restore(job.id, run.simulation)
         entry["method"] = repr(self.plan.method(job))
-        entry["executor"] = run.simulation.prepare(experiment.rounds - run.simulation.round)
         self._notify("job_started", job, run.simulation.round)
+        entry["executor"] = run.simulation.prepare(experiment.rounds - run.simulation.round)
+        self._notify("job_prepared", job, entry["executor"])
         for row in self._rows_of(run, entry):
             if row is not None:
                 self._record(job, row)

@@ -32,6 +32,9 @@ class TensorBoardView:
     def job_started(self, job: Job, first_round: int) -> None:
         self.writer = self._make_writer(str(self.folder / job.id), purge_step=first_round + 1)
 
+    def job_prepared(self, job: Job, how: str) -> None:
+        pass
+
     def round_done(self, job: Job, round: int) -> None:
         pass
 

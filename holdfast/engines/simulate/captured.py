@@ -130,6 +130,7 @@ class CapturedSimulation(Simulation):
 
     def _record(self, advance: Advance) -> None:
         state = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), self.state)
+        self.state = state  # which lets go of the old memory
         warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm.wait_stream(torch.cuda.current_stream())
         try:
@@ -144,7 +145,7 @@ class CapturedSimulation(Simulation):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             advance(state)
-        self.state, self.graph = state, graph
+        self.graph = graph
         self._recorded = advance  # holds constants that the recording reads
 
     def fill(self) -> None:

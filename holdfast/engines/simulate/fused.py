@@ -54,7 +54,7 @@ class FusedRound:
         objective: ModelObjective,
         compiler: Callable[[Program], Program] = _compile,
     ) -> None:
-        self.template = state
+        self.template = tree_map(lambda tensor: tensor.new_empty(0), state)  # only its form is kept
         traced = _trace(advance, state, objective)
         nodes = list(traced.graph.nodes)
         self.arguments = [node.name for node in nodes if node.op == "placeholder"]

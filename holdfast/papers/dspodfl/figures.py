@@ -110,9 +110,7 @@ def saves(case: Case, method: str, axis: str) -> Check:
 
     def check(e: Evidence) -> Finding:
         factor = delay_saved(e, case, method, axis)
-        return judged(
-            factor.min() > 1, f"{mean_text(factor, 1)} times less", "more than 1 time in every seed"
-        )
+        return judged(factor.min() > 1, f"{mean_text(factor)} times less", "more than 1 in every seed")
 
     return check
 

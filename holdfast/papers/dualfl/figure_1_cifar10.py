@@ -15,7 +15,7 @@ from holdfast.papers.evidence import Evidence
 
 METHODS, CLIENTS, RHO = "figure-1-cifar10", "figure-1-cifar10-clients", "figure-1-cifar10-rho"
 COARSE = '{name="lbfgs",tolerance=1e-7}'
-FEW_IMAGES = ['problem.partition={name="iid",samples=320}', "rounds=5"]
+FEW_IMAGES = ['problem.partition={name="iid",samples=800}', "problem.nodes=2", "rounds=5"]
 DRAWN: dict[str, dict[str, float]] = {
     "fedpd": {"eta": 10},
     "feddualavg": {"lr": 0.003},

@@ -97,7 +97,7 @@ FIGURE_3 = Experiment(
                 ],
                 x="payload_bytes",
                 y=ACCURACY,
-                x_label="payload of all agents",
+                x_label="payload of all agents (MiB)",
             ),
         ],
         columns=2,
@@ -189,7 +189,7 @@ FIGURE_4 = Experiment(
                 ],
                 x="payload_bytes",
                 y=column,
-                x_label="payload of all agents",
+                x_label="payload of all agents (MiB)",
             )
             for words, column in (
                 ("test accuracy", ACCURACY),

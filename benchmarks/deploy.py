@@ -1,0 +1,254 @@
+"""What a deployed exchange costs: throughput against a raw gRPC stream, peak memory, overhead over compute.
+
+python benchmarks/deploy.py [--megabytes 500] [--rounds 2] [--repeats 3] [--folder DIR]
+
+Everything runs on this machine, over loopback with mutual TLS, with one thread per process.
+
+Throughput: one process has published a message, another fetches it: read from disk, sent, checked number by
+number, written to disk. The raw stream sends the same bytes, in the same pieces, from memory, over the same kind
+of connection, and drops them. Both take turns.
+Memory and overhead: three nodes on a ring, as ``holdfast node`` processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.engines.deploy.credentials import load_credentials, make_certificates
+from holdfast.engines.deploy.events import Events, silence
+from holdfast.engines.deploy.federation import make_federation, read_federation
+from holdfast.engines.deploy.node import Node
+from holdfast.engines.deploy.service import CONNECTION
+from holdfast.engines.deploy.site import open_site, read_data
+
+import grpc  # isort: skip - after holdfast, which configures it
+
+CLASSES = 125
+RAW = "/raw/Stream"
+LEAST_RATIO, MOST_MEMORY = 0.6, 6.0  # throughput over the raw stream's; peak memory over the model's size
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def write_federation(folder: Path, nodes: int, rounds: int, megabytes: float) -> Path:
+    """A linear model of the wanted size, random data for every node, certificates."""
+    folder.mkdir(parents=True)
+    inputs = round(megabytes * 1e6 / 4 / CLASSES) - 1
+    names = [chr(ord("a") + i) for i in range(nodes)]
+    raw = {
+        "name": "benchmark",
+        "rounds": rounds,
+        "problem": {"input_shape": [inputs], "classes": CLASSES, "model": "linear", "batch_size": 4},
+        "network": {"topology": "ring"},
+        "algorithm": {"name": "local-gecl", "lr": 1e-6, "local_steps": 5},
+        "evaluation": {"every": rounds},
+        "node": [
+            {"name": name, "address": f"127.0.0.1:{port}"}
+            for name, port in zip(names, free_ports(nodes), strict=True)
+        ],
+    }
+    path = folder / "federation.toml"
+    path.write_text(tomli_w.dumps(raw))
+    make_certificates(folder / "certs", "benchmark", names, days=1)
+    for i, name in enumerate(names):
+        rng = np.random.default_rng(i)
+        x = rng.standard_normal((8, inputs), dtype=np.float32)
+        np.savez(folder / f"{name}.npz", x_train=x, y_train=rng.integers(0, CLASSES, 8))
+    make_federation(raw, str(path))
+    return path
+
+
+def open_node(path: Path, name: str) -> Node:
+    federation = read_federation(path)
+    return Node(
+        federation,
+        name,
+        path.parent / f"node-{name}",
+        open_site(federation, name, read_data(path.parent / f"{name}.npz")),
+        credentials=load_credentials(path.parent / "certs", name),
+        events=Events(name, silence),
+    )
+
+
+# --- throughput --------------------------------------------------------------------------------------------
+
+
+def serve(path: Path, raw_port: int, ready: Event, done: Event) -> None:
+    """Node a with one published message, and beside it the raw stream of the same bytes."""
+    torch.set_num_threads(1)
+    with open_node(path, "a") as node:
+        node.stage = 1
+        row = torch.randn(1, node.x0.numel(), generator=torch.Generator().manual_seed(0))
+        pieces = list(node.outbox.publish(node.header(0, row), row).chunks())
+        del row
+
+        async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            for piece in pieces:
+                yield piece
+
+        async def listen() -> Any:
+            server = grpc.aio.server(options=CONNECTION)
+            _, service, method = RAW.split("/")
+            handlers = {method: grpc.unary_stream_rpc_method_handler(stream)}
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+            assert node.credentials is not None
+            server.add_secure_port(f"127.0.0.1:{raw_port}", node.credentials.for_server())
+            await server.start()
+            return server
+
+        node.listen(node.federation.member("a").address)
+        server = node.ask(listen)
+        ready.set()
+        done.wait()
+        node.ask(lambda: server.stop(0))
+
+
+def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tuple[float, float]]:
+    """(seconds of a fetch, seconds of the raw stream) for every repetition."""
+    path = write_federation(folder, nodes=2, rounds=1, megabytes=megabytes)
+    spawn, raw_port = multiprocessing.get_context("spawn"), free_ports(1)[0]
+    ready, done = spawn.Event(), spawn.Event()
+    server = spawn.Process(target=serve, args=(path, raw_port, ready, done), daemon=True)
+    server.start()
+    if not ready.wait(600):
+        raise RuntimeError("the serving process did not start")
+    try:
+        with open_node(path, "b") as node:
+            assert node.credentials is not None
+            credentials = node.credentials.for_client()
+            tensors = node.header(0, node.x0[None]).tensors
+
+            async def fetch() -> float:
+                begun = time.perf_counter()
+                message = await (await node.link("a")).fetch(1, 0, tensors)
+                took = time.perf_counter() - begun
+                message.path.unlink()
+                return took
+
+            async def raw() -> float:
+                options = [*CONNECTION, ("grpc.ssl_target_name_override", "a")]
+                address = f"127.0.0.1:{raw_port}"
+                async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
+                    await asyncio.wait_for(channel.channel_ready(), 60)
+                    begun, received = time.perf_counter(), 0
+                    call = channel.unary_stream(RAW)(b"")
+                    while (frame := await call.read()) is not grpc.aio.EOF:
+                        received += len(frame)
+                    took = time.perf_counter() - begun
+                if received != node.x0.numel() * 4:
+                    raise RuntimeError("the raw stream is not of the same size")
+                return took
+
+            node.ask(fetch)  # connects
+            return [(node.ask(fetch), node.ask(raw)) for _ in range(repeats)]
+    finally:
+        done.set()
+        server.join(60)
+
+
+# --- memory and overhead -----------------------------------------------------------------------------------
+
+
+def peak_memory(pid: int) -> int:
+    """VmHWM, the largest resident size so far, in bytes; 0 when the process is gone."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0
+
+
+def run_nodes(folder: Path, megabytes: float, rounds: int) -> list[dict[str, Any]]:
+    """The reports of three nodes, with their peak memory."""
+    path = write_federation(folder, nodes=3, rounds=rounds, megabytes=megabytes)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = {}
+    for name in "abc":
+        command = [sys.executable, "-m", "holdfast", "node", str(path), "--name", name, "--log", "json"]
+        with (folder / f"{name}.log").open("w") as log:
+            processes[name] = subprocess.Popen(
+                [*command, "--data", str(folder / f"{name}.npz")], env=environment, stdout=log, stderr=log
+            )
+    peaks = dict.fromkeys(processes, 0)
+    try:
+        while any(process.poll() is None for process in processes.values()):
+            for name, process in processes.items():
+                peaks[name] = max(peaks[name], peak_memory(process.pid))
+                if process.poll():
+                    raise RuntimeError(f"{name} failed: {(folder / f'{name}.log').read_text()[-2000:]}")
+            time.sleep(0.1)
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    reports = [json.loads((folder / f"node-{name}" / "report.json").read_text()) for name in processes]
+    return [report | {"peak": peaks[report["name"]]} for report in reports]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=500.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where files go; as large as about 15 models")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    console, size = Console(), args.megabytes * 1e6
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        times = measure_throughput(Path(folder) / "exchange", args.megabytes, args.repeats)
+        ratio = statistics.median(raw / ours for ours, raw in times)
+        table = Table("over raw", "exchange, MB/s", "raw stream, MB/s")
+        for ours, raw in times:
+            table.add_row(f"{raw / ours:.2f}", f"{size / ours / 1e6:.0f}", f"{size / raw / 1e6:.0f}")
+        console.print(table)
+        console.print(f"median of the ratios: {ratio:.2f}, to be at least {LEAST_RATIO}")
+
+        reports = run_nodes(Path(folder) / "ring", args.megabytes, args.rounds)
+        table = Table(
+            "node", "memory / model", "overhead / compute", "round, s", "computing", "waiting", "saving"
+        )
+        for report in reports:
+            parts = [report[f"{part}seconds"] for part in ("", "compute_", "waiting_", "saving_")]
+            total, compute, *_ = parts
+            table.add_row(
+                report["name"],
+                f"{report['peak'] / size:.2f}",
+                f"{(total - compute) / compute:.2f}",
+                *(f"{seconds / args.rounds:.2f}" for seconds in parts),
+            )
+        console.print(table)
+        memory = max(report["peak"] for report in reports) / size
+        console.print(f"largest peak memory: {memory:.2f} models, to be below {MOST_MEMORY}")
+        console.print("waiting: for neighbours to compute, and for their messages; saving: states to disk")
+    sys.exit(0 if ratio >= LEAST_RATIO and memory < MOST_MEMORY else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,12 @@
 """What a deployed exchange costs: throughput against a raw gRPC stream, peak memory, overhead over compute.
 
-python benchmarks/deploy.py [--megabytes 500] [--rounds 2] [--repeats 3] [--folder DIR]
+python benchmarks/deploy.py [--megabytes 500] [--rounds 2] [--repeats 3] [--algorithm gossip] [--folder DIR]
 
 Everything runs on this machine, over loopback with mutual TLS, with one thread per process.
 
 Throughput: one process has published a message, another fetches it: read from disk, sent, checked number by
-number, written to disk. The raw stream sends the same bytes, in the same pieces, from memory, over the same kind
-of connection, and drops them. Both take turns.
+number, written to disk. The raw stream sends the same bytes, in the same pieces, from memory, over a like
+connection, and drops them. Both take turns.
 Memory and overhead: three nodes on a ring, as ``holdfast node`` processes.
 """
 
@@ -57,7 +57,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def write_federation(folder: Path, nodes: int, rounds: int, megabytes: float) -> Path:
+def write_federation(folder: Path, nodes: int, rounds: int, megabytes: float, algorithm: str) -> Path:
     """A linear model of the wanted size, random data for every node, certificates."""
     folder.mkdir(parents=True)
     inputs = round(megabytes * 1e6 / 4 / CLASSES) - 1
@@ -67,7 +67,7 @@ def write_federation(folder: Path, nodes: int, rounds: int, megabytes: float) ->
         "rounds": rounds,
         "problem": {"input_shape": [inputs], "classes": CLASSES, "model": "linear", "batch_size": 4},
         "network": {"topology": "ring"},
-        "algorithm": {"name": "local-gecl", "lr": 1e-6, "local_steps": 5},
+        "algorithm": {"name": algorithm, "lr": 1e-6, "local_steps": 5},
         "evaluation": {"every": rounds},
         "node": [
             {"name": name, "address": f"127.0.0.1:{port}"}
@@ -132,7 +132,7 @@ def serve(path: Path, raw_port: int, ready: Event, done: Event) -> None:
 
 def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tuple[float, float]]:
     """(seconds of a fetch, seconds of the raw stream) for every repetition."""
-    path = write_federation(folder, nodes=2, rounds=1, megabytes=megabytes)
+    path = write_federation(folder, 2, 1, megabytes, "gossip")
     spawn, raw_port = multiprocessing.get_context("spawn"), free_ports(1)[0]
     ready, done = spawn.Event(), spawn.Event()
     server = spawn.Process(target=serve, args=(path, raw_port, ready, done), daemon=True)
@@ -185,9 +185,9 @@ def peak_memory(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def run_nodes(folder: Path, megabytes: float, rounds: int) -> list[dict[str, Any]]:
+def run_nodes(folder: Path, megabytes: float, rounds: int, algorithm: str) -> list[dict[str, Any]]:
     """The reports of three nodes, with their peak memory."""
-    path = write_federation(folder, nodes=3, rounds=rounds, megabytes=megabytes)
+    path = write_federation(folder, 3, rounds, megabytes, algorithm)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = {}
     for name in "abc":
@@ -217,6 +217,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=500.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--algorithm", default="gossip", help="of the three nodes")
     parser.add_argument("--folder", type=Path, help="where files go; as large as about 15 models")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -230,7 +231,7 @@ def main() -> None:
         console.print(table)
         console.print(f"median of the ratios: {ratio:.2f}, to be at least {LEAST_RATIO}")
 
-        reports = run_nodes(Path(folder) / "ring", args.megabytes, args.rounds)
+        reports = run_nodes(Path(folder) / "ring", args.megabytes, args.rounds, args.algorithm)
         table = Table(
             "node", "memory / model", "overhead / compute", "round, s", "computing", "waiting", "saving"
         )

@@ -17,11 +17,13 @@ from test_conformance import CASES as ALL_METHODS
 from test_conformance import Case
 
 from holdfast.engines.deploy.federation import make_federation
+from holdfast.engines.deploy.hub import Hub
 from holdfast.engines.deploy.links import WaitLimitError
 from holdfast.engines.deploy.member import NetworkThread, Stopped
-from holdfast.engines.deploy.messages import specs
+from holdfast.engines.deploy.messages import Header, specs
 from holdfast.engines.deploy.node import Node
 from holdfast.engines.deploy.template import state_template
+from holdfast.errors import HoldfastError
 
 SERVER = {"topology": "server"}
 
@@ -213,6 +215,51 @@ def test_running_a_finished_node_again_gives_its_model_and_waits_for_nobody(tmp_
     with run.member("a") as again:
         assert torch.equal(again.run(), run.models["a"])
     assert run.log[-1]["event"] == "finished already"
+
+
+def test_a_node_killed_while_it_took_leave_ends_though_the_others_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engines.deploy.node.GRACE", 0.5)
+    run = deploy(describe({"name": "local-gecl", "lr": 0.1}, limits={"wait": 3600.0}), tmp_path)
+    (tmp_path / "a" / "parted").unlink()
+    with run.member("a") as again:
+        assert torch.equal(again.run(), run.models["a"])
+    assert (tmp_path / "a" / "parted").exists()
+
+
+def test_a_client_killed_while_it_took_leave_has_its_model_though_the_server_is_gone(tmp_path: Path) -> None:
+    algorithm = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
+    raw = describe(algorithm, network=SERVER, limits={"wait": 0.5, "exchange": 0.5})
+    run = deploy(raw | {"limits": {}}, tmp_path)
+    (tmp_path / "a" / "parted").unlink()
+    run.federation = make_federation(raw, "test")
+    with run.member("a") as again:
+        assert torch.equal(again.run(), run.models["a"])
+        assert again.status()["round"] == raw["rounds"]
+        assert again.metrics == json.loads((tmp_path / "a" / "report.json").read_text())["metrics"]
+    assert run.log[-1]["event"] == "finished"
+
+
+def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
+    raw = describe({"name": "fedlin", "lr": 0.1}, network=SERVER, rounds=100)
+    run = Run(make_federation(raw, "test"), tmp_path)
+    with run.member("hub") as hub:
+        assert isinstance(hub, Hub)
+        ahead = Header(
+            federation=run.federation.id,
+            sender="a",
+            round=1,
+            exchange=0,
+            tensors=hub.wire_specs(hub.x0[None]),
+            checksum=0,
+        )
+        assert hub.admit(ahead)
+        hub.arrived(ahead)
+        assert not hub.admit(ahead)  # it is there
+        with pytest.raises(HoldfastError, match="still waits for others"):
+            hub.admit(ahead.model_copy(update={"round": 2}))
+        assert hub.admit(ahead.model_copy(update={"sender": "b"}))
 
 
 def test_an_absent_neighbour_is_waited_for_up_to_the_limit(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from holdfast.models import MODELS
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import CrossEntropy
 from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.stacking import PlaneConv2d, ready_to_stack
+from holdfast.objective.stacking import NarrowLinear, PlaneConv2d, ready_to_stack
 from holdfast.tree import tree_map
 
 ROUNDS = 20
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def digits(model: str = "mlp", **options) -> ModelObjective:
@@ -101,7 +102,7 @@ def test_a_round_cut_into_pieces_is_the_same_round(case: Case) -> None:
 )
 def test_a_convolution_of_one_plane_as_a_product(options) -> None:
     plain = nn.Conv2d(1, 4, **{"kernel_size": 3, **options}).double()
-    product = ready_to_stack(deepcopy(plain))
+    product = ready_to_stack(deepcopy(plain), GPU)
     assert type(product) is PlaneConv2d
     x = torch.randn(3, 1, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(product(x), plain(x), rtol=1e-12, atol=1e-12)
@@ -109,7 +110,19 @@ def test_a_convolution_of_one_plane_as_a_product(options) -> None:
 
 def test_other_convolutions_stay_as_they_are() -> None:
     for layer in (nn.Conv2d(2, 4, 3), nn.Conv2d(1, 4, 3, stride=2), nn.Conv2d(1, 4, 3, padding="same")):
-        assert type(ready_to_stack(layer)) is nn.Conv2d
+        assert type(ready_to_stack(layer, GPU)) is nn.Conv2d
+    assert type(ready_to_stack(nn.Conv2d(1, 4, 3), CPU)) is nn.Conv2d
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 7), (2, 3, 7)])
+def test_a_layer_with_few_outputs_as_weight_times_inputs(bias, shape) -> None:
+    plain = nn.Linear(7, 4, bias=bias).double()
+    turned = ready_to_stack(deepcopy(plain), CPU)
+    assert type(turned) is NarrowLinear
+    x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(turned(x), plain(x), rtol=1e-12, atol=1e-12)
+    assert type(ready_to_stack(nn.Linear(7, 40), CPU)) is nn.Linear
 
 
 def test_convolutions_on_a_cpu_are_computed_row_by_row_and_agree() -> None:

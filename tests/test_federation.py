@@ -112,6 +112,14 @@ def test_keys_that_never_leave_home(tmp_path: Path) -> None:
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
+def test_nobody_becomes_an_authority_by_mistake(tmp_path: Path) -> None:
+    """A member holds ca.crt, but not its key: to sign there would replace what its own certificate rests on."""
+    (tmp_path / "ca.crt").write_bytes(b"the authority's")
+    with pytest.raises(HoldfastError, match="only the holder of the authority's key can sign"):
+        make_authority(tmp_path, "test")
+    assert (tmp_path / "ca.crt").read_bytes() == b"the authority's"
+
+
 def test_certificates_that_will_not_do_are_named_before_anything_starts(tmp_path: Path) -> None:
     make_certificates(tmp_path, "test", ["a", "b"], days=1)
     with pytest.raises(HoldfastError, match=r"c\.key cannot be read"):
@@ -151,14 +159,15 @@ def test_nothing_older_than_tls_1_3_is_spoken(tmp_path: Path) -> None:
             handshake(ssl.TLSVersion.TLSv1_2)
 
 
-def test_without_certificates_only_on_loopback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["192.0.2.1:7000", "127.example:7000", "[2001:db8::1]:7000"])
+def test_without_certificates_only_on_loopback(address: str, tmp_path: Path) -> None:
     raw = describe(GECL)
-    raw["node"][0]["address"] = "192.0.2.1:7000"
+    raw["node"][0]["address"] = address
     path = write_federation(raw, tmp_path)
     result = holdfast("node", path, "--name", "b", "--data", tmp_path / "b.npz", "--insecure")
     assert result.code == 2
     assert "only for loopback addresses" in result.err
-    assert "192.0.2.1:7000" in result.err
+    assert address in result.err
 
 
 # --- commands ----------------------------------------------------------------------------------------------

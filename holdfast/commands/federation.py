@@ -167,7 +167,7 @@ def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: b
     if as_json:
         print(json.dumps(told, indent=2))
         return
-    Console().print(_status_table(federation, told))
+    Console(markup=False).print(_status_table(federation, told))  # others' words
 
 
 def _only_key(federation: Federation, folder: Path) -> str:

@@ -26,6 +26,8 @@ from holdfast.report.format import bytes_text
 
 Log = Literal["progress", "json"]
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
 
 def run_node(
     path: Path,
@@ -112,9 +114,11 @@ def _run(member: Node | Hub, stack: ExitStack, log: Log, monitor: int | None) ->
         member.events.write = view.show
 
     def ask(number: int, frame: FrameType | None) -> None:
+        for another in STOPPING:  # ends the process at once, which is safe, too
+            signal.signal(another, signal.SIG_DFL)
         raise Stopped
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, ask)
     try:
         member.run()

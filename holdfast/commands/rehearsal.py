@@ -110,6 +110,7 @@ class Rehearsal:
         self.rounds: dict[str, int] = {}
         self.doing: dict[str, str] = {}
         self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.followers: list[threading.Thread] = []
 
     def run(self) -> None:
         """To the end; leaves with an error if a member did."""
@@ -119,9 +120,10 @@ class Rehearsal:
                 self._start(member.name)
             with Live(console=console, get_renderable=self._table, refresh_per_second=4, transient=True):
                 while any(process.poll() is None for process in self.processes.values()):
-                    if any(process.poll() not in (None, 0) for process in self.processes.values()):
+                    if self._failed():
                         break
                     time.sleep(0.1)
+            failed = self._failed()  # before the others are stopped
         except KeyboardInterrupt:
             print("stopped; the same command goes on from here", file=sys.stderr)
             sys.exit(130)
@@ -130,12 +132,17 @@ class Rehearsal:
                 process.terminate()
             for process in self.processes.values():
                 process.wait()
-        failed = [name for name, process in self.processes.items() if process.returncode]
+            for follower in self.followers:
+                follower.join()
         console.print(self._results())
         if failed:
-            last = (self.folder / f"{failed[0]}.log").read_text().strip().splitlines()[-1:]
-            raise HoldfastError(f"{failed[0]} stopped: {' '.join(last)}")
+            last = (self.folder / f"{failed}.log").read_text().strip().splitlines()[-1:]
+            raise HoldfastError(f"{failed} stopped: {' '.join(last)}")
         console.print(f"rehearsed; models, metrics and logs are in {self.folder}", soft_wrap=True)
+
+    def _failed(self) -> str:
+        """A member that ended with an error, if any."""
+        return next((name for name, process in self.processes.items() if process.poll()), "")
 
     def _start(self, name: str) -> None:
         data = self.folder / f"{name}.npz"
@@ -148,7 +155,9 @@ class Rehearsal:
             text=True,
         )
         self.processes[name] = process
-        threading.Thread(target=self._follow, args=(name, process), daemon=True).start()
+        follower = threading.Thread(target=self._follow, args=(name, process), daemon=True)
+        follower.start()
+        self.followers.append(follower)
 
     def _follow(self, name: str, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None

@@ -38,8 +38,7 @@ class FlatModel:
         for name, piece in self.parameters(self.x0).items():
             trainable[name].data = piece  # calls bring their own, so the modules need no copies
         self._evaluation = deepcopy(self._training, {id(p): p for p in trainable.values()}).eval()
-        if device.type == "cuda":
-            ready_to_stack(self._training)
+        ready_to_stack(self._training, device)
         self._dropout_keys = dropout_keys(self._training)
 
     def probe(self, inputs: Tensor) -> tuple[int, ...]:

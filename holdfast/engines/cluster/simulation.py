@@ -126,7 +126,7 @@ class CapturedClusterSimulation(ClusterSimulation, CapturedSimulation):
             super()._record(advance)
         except Exception as error:
             torch.cuda.synchronize()
-            problem = str(error).splitlines()[0]
+            problem = (str(error) or type(error).__name__).splitlines()[0]
         self.ranks.raise_alike(problem)
 
 

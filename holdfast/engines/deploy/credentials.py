@@ -100,6 +100,11 @@ def make_authority(folder: Path, federation: str) -> None:
     """``ca.key`` and ``ca.crt`` in ``folder``, unless they are there."""
     if (folder / "ca.key").exists():
         return
+    if (folder / "ca.crt").exists():  # somebody else's, on which this member's own certificate rests
+        raise HoldfastError(
+            f"{folder / 'ca.key'} is missing: only the holder of the authority's key can sign; to be an "
+            "authority yourself, take another folder (--certs)"
+        )
     key = ec.generate_private_key(CURVE())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"holdfast {federation}")])
     now = datetime.now(UTC)
@@ -153,10 +158,6 @@ def sign_request(folder: Path, request_path: Path, members: list[str], days: flo
         raise HoldfastError(f"{request_path}: its signature is wrong; ask for a new one")
     if not isinstance(public, ec.EllipticCurvePublicKey) or public.curve.name != CURVE.name:
         raise HoldfastError(f"{request_path}: expected a P-256 key; make it with 'holdfast federation csr'")
-    if not (folder / "ca.key").exists():
-        raise HoldfastError(
-            f"{folder / 'ca.key'} is missing: only the holder of the authority's key can sign"
-        )
     authority = _certificate((folder / "ca.crt").read_bytes(), folder / "ca.crt")
     now = datetime.now(UTC)
     certificate = (

@@ -26,14 +26,14 @@ class Events:
 
     name: str
     write: Writer
-    last_error: str = ""
+    last_error: str = ""  # or warning
     complaints: Counter[str] = field(default_factory=Counter)  # by kind, for the metrics
     _written: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def log(self, event: str, level: Level = "info", **fields: Any) -> None:
         """One line."""
-        if level == "error":
+        if level != "info":
             self.last_error = " ".join([event, *map(str, fields.values())])
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.write({"time": stamp, "level": level, "node": self.name, "event": event, **fields})

@@ -74,6 +74,7 @@ class Hub(Member):
         if isinstance(method, ServerAlgorithm):
             self.like = client_message(federation, model.dim)
             self.expected = self.wire_specs(self.like)
+            self.stage = self.done + 1  # clients may come before ``run`` gets there
         self._began = time.monotonic() - self.costs.seconds
 
     def run(self) -> None:
@@ -207,9 +208,10 @@ class Hub(Member):
                 raise HoldfastError(f"cohort: you are not in that of round {stage}")
             expected = self.expected
         else:
-            if stage < self.stage - 1 or (*key, "") in self.outbox.messages:
-                return False
+            if (*key, "") in self.outbox.messages or 0 < self.done >= stage:
+                return False  # it is in a mean already
             self._plausible(header)
+            self._only_one(header.sender)
             expected = header.tensors
             for other in self.arrivals.get(key, ()):
                 expected = self._file(key, other).header.tensors
@@ -230,6 +232,13 @@ class Hub(Member):
                 raise HoldfastError(f"tensors: expected {dtype} [1, {self.model.dim}], got {tensor.shape}")
         if not header.tensors:
             raise HoldfastError("tensors: expected at least one")
+
+    def _only_one(self, sender: str) -> None:
+        """Who waits for a mean has nothing else to send: nobody can fill the disk."""
+        for key, senders in list(self.arrivals.items()):
+            averaged = (*key, "") in self.outbox.messages or 0 < self.done >= key[0]
+            if sender in senders and not averaged:
+                raise HoldfastError(f"round: your message of round {key[0]} still waits for others")
 
     def arrived(self, header: Header) -> None:
         self.arrivals.setdefault((header.round, header.exchange), set()).add(header.sender)

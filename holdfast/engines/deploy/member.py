@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -137,35 +138,35 @@ class Member:
             await self._server.stop(1.0 if self.phase == "finished" else 0)
         for link in self.links.values():
             await link.close()
+        self.service.pool.shutdown(wait=False)
 
     def stop(self) -> None:
         """From another thread: makes the member raise ``Stopped`` at its next exchange, or at once."""
         self._stopping = True
-        if self._waiting_on is not None:
-            self._waiting_on.cancel()
+        waiting_on = self._waiting_on
+        if waiting_on is not None:
+            waiting_on.cancel()
 
     # --- talking to others ----------------------------------------------------------------------------
 
     def ask(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Runs a coroutine on the event loop and waits for it; that time counts as waiting."""
-        if self._stopping:
-            raise Stopped
         before = time.monotonic()
+        future: Future[T] = asyncio.run_coroutine_threadsafe(begin(), self.network.loop)
+        self._waiting_on = future
         try:
-            return self._run(begin())
+            if self._stopping:  # looked at last, so that no call of ``stop`` is missed
+                raise Stopped
+            return future.result()
         except CancelledError:
             raise Stopped from None
         finally:
+            self._waiting_on = None
+            future.cancel()
             self.costs.waiting += time.monotonic() - before
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.network.loop)
-        self._waiting_on = future
-        try:
-            return future.result()
-        finally:
-            self._waiting_on = None
-            future.cancel()
+        return asyncio.run_coroutine_threadsafe(coroutine, self.network.loop).result()
 
     async def link(self, peer: str) -> Link:
         """The way to ``peer``."""
@@ -271,7 +272,10 @@ def data_digest(tensors: Iterable[Tensor]) -> str:
 def is_loopback(address: str) -> bool:
     """Whether host:port can be reached from this machine only."""
     host = address.rpartition(":")[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def require_loopback(federation: Federation, listen: str | None) -> None:

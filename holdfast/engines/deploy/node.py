@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from functools import cached_property
 from pathlib import Path
@@ -65,24 +66,30 @@ class Node(Member):
     def run(self) -> Tensor:
         """Takes part to the end; the model, [d]."""
         self._restore()
-        method = self.federation.method
+        self._clock_start = time.monotonic() - self.costs.seconds
+        if (self.folder / "report.json").exists():  # the server may be gone since
+            model = self._read_results()
+        else:
+            self.events.log("starting" if self.done == 0 else "resuming", round=self.done)
+            model = self._train()
+            self._write_results(model)
         if (self.folder / "parted").exists():
             self.phase = "finished"
             self.events.log("finished already", round=self.done)
-            return read_model(self.folder, self.site.objective.model)
-        self.events.log("starting" if self.done == 0 else "resuming", round=self.done)
-        self._clock_start = time.monotonic() - self.costs.seconds
-        if isinstance(method, ServerAlgorithm):
-            model = self._serve_cohorts(method)
-        else:
-            assert isinstance(method, Algorithm)
-            model = self._rounds(method)
+            return model
         self.phase = "finishing"
-        self._write_results(model)
         self._part()
         self.phase = "finished"
         self.events.log("finished", metrics=self.metrics)
         return model
+
+    def _train(self) -> Tensor:
+        """All rounds that are left; the model, [d]."""
+        method = self.federation.method
+        if isinstance(method, ServerAlgorithm):
+            return self._serve_cohorts(method)
+        assert isinstance(method, Algorithm)
+        return self._rounds(method)
 
     # --- between neighbours, or everybody through a server --------------------------------------------
 
@@ -224,6 +231,11 @@ class Node(Member):
         write_model(self.folder, self.site.objective.model, model, notes)
         write_json(self.folder / "report.json", self.report() | {"metrics": self.metrics})
 
+    def _read_results(self) -> Tensor:
+        self.done = self.federation.rounds
+        self.metrics = json.loads((self.folder / "report.json").read_text())["metrics"]
+        return read_model(self.folder, self.site.objective.model).to(self.x0)
+
     # --- who is next to us, and taking leave ----------------------------------------------------------
 
     def _neighbours(self, stage: int) -> list[int]:
@@ -283,15 +295,12 @@ class Node(Member):
             await self.outbox.changed(1.0)
 
     async def _parted(self, name: str) -> None:
-        """``name`` has finished: it says so, or it asks whether we have and is then gone."""
-        if self.store.decision(self.stage, 0, name):  # heard before a crash; it may be gone
-            return
-        link = await self.link(name)
+        """``name`` has finished: it says so, or we know it from before, and it may be gone."""
+        link, until = await self.link(name), time.monotonic() + GRACE
         farewell = asyncio.ensure_future(link.fetch(self.stage, 0, []))
         try:
             while not (await asyncio.wait([farewell], timeout=1.0))[0]:
-                when, stage = self.service.seen.get(name, (0.0, 0))
-                if stage >= self.stage and self.network.loop.time() - when > GRACE:
+                if time.monotonic() > until and self.store.decision(self.stage, 0, name):
                     return
             await farewell
             self.store.decide(self.stage, 0, name, True)

@@ -28,6 +28,7 @@ CONNECTION = [
     ("grpc.max_receive_message_length", LARGEST_FRAME),
     ("grpc.max_send_message_length", LARGEST_FRAME),
     ("grpc.max_metadata_size", 16384),
+    ("grpc.max_concurrent_streams", 32),  # of one connection: each may hold some pieces in memory
     ("grpc.keepalive_time_ms", 30_000),  # a long local phase is no reason to drop a connection
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -136,6 +137,9 @@ class Service:
             yield self._answer()
             return
         lossless = self.federation.compression == "lossless"
+        if ask.round > self.federation.rounds and self.submissions is None:
+            # Written down before it has our farewell: then it may be gone, and we must not wait for its own.
+            self.store.decide(ask.round, 0, who, True)
         yield self._answer(header=message.header)
         for piece in message.chunks():
             frame = message.header.squeezed(piece) if lossless else piece

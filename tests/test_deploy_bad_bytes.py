@@ -37,6 +37,11 @@ MOST_LINES = 30  # kinds of complaints about one peer
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
 
 
+def in_bulk(few: int, many: int) -> pytest.MarkDecorator:
+    """A few every time, many where time does not matter."""
+    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
 class Fuzzed:
     """A federation of two nodes that is not under way yet, and what comes of it."""
 
@@ -111,8 +116,8 @@ async def refuses_answer(link: Link, honest: Header, frames: list[bytes]) -> boo
     return False
 
 
-def test_fuzzed_answers_are_refused(tmp_path: Path) -> None:
-    count = 50_000
+@in_bulk(5_000, 50_000)
+def test_fuzzed_answers_are_refused(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(GECL, nodes=2), tmp_path)
     honest, frames = fuzzed.message("b")
     answer = Answer(round=1, header=honest).model_dump(mode="json")
@@ -179,8 +184,8 @@ def bad_questions(member: Member, mangler: Mangler, count: int) -> Iterator[byte
             yield text
 
 
-def test_fuzzed_questions_are_refused(tmp_path: Path) -> None:
-    count = 30_000
+@in_bulk(3_000, 30_000)
+def test_fuzzed_questions_are_refused(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(GECL, nodes=2), tmp_path)
     service = fuzzed["a"].service
 
@@ -216,8 +221,8 @@ def settle_submission(hub: Hub, text: bytes, honest: Header, frames: list[bytes]
         assert json.loads(text)["round"] < hub.stage
 
 
-def test_fuzzed_submissions_are_refused(tmp_path: Path) -> None:
-    count = 20_000
+@in_bulk(2_000, 20_000)
+def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
     honest, frames = fuzzed.message("a")
     head, mangler, hub = honest.model_dump(mode="json"), Mangler(3), fuzzed["hub"]
@@ -249,7 +254,7 @@ def test_fuzzed_submissions_are_refused(tmp_path: Path) -> None:
 
 # --- the same over real sockets ----------------------------------------------------------------------------
 
-over_sockets = pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.slow)])
+over_sockets = in_bulk(100, 3000)
 
 
 def channel_to(fuzzed: Fuzzed, server: str, client: str) -> Any:

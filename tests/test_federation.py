@@ -113,7 +113,7 @@ def test_keys_that_never_leave_home(tmp_path: Path) -> None:
 
 
 def test_nobody_becomes_an_authority_by_mistake(tmp_path: Path) -> None:
-    """A member holds ca.crt, but not its key: to sign there would replace what its own certificate rests on."""
+    """A member holds ca.crt without its key: signing there would replace what its certificate rests on."""
     (tmp_path / "ca.crt").write_bytes(b"the authority's")
     with pytest.raises(HoldfastError, match="only the holder of the authority's key can sign"):
         make_authority(tmp_path, "test")

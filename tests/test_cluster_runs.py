@@ -98,6 +98,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in listed.split()]
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_a_run_whose_rank_was_killed(tmp_path: Path, undisturbed) -> None:
     experiment = str(experiment_file(tmp_path, EXPERIMENT))
     ranks = ["--nproc-per-node", "2", "--max-restarts", "1", "-m", "holdfast", "run", experiment, "-q"]

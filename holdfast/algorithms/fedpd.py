@@ -48,7 +48,7 @@ class FedPD(Algorithm):
     needs_server: ClassVar[bool] = True
 
     eta: Rate  # inverse weight of the penalty ||x_i - x_0||^2 / (2 eta)
-    # Oracle I: gd, sgd (Alg. 3); Oracle II: vr (Alg. 4); exact: Newton's method; or a solver that is nearly so
+    # Oracle I: gd, sgd (Alg. 3); Oracle II: vr (Alg. 4); exact: Newton's method; or one that is nearly so
     solver: Literal["exact", "gd", "sgd", "vr"] | LocalSolver = "sgd"
     lr: Rate | None = None  # gd, sgd: step size eta_1; 1/(L + 1/eta) is safe
     local_steps: Count = 1  # gd, sgd, vr: Q

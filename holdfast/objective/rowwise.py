@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import torch
@@ -45,23 +45,29 @@ class RowGradients:
     """
 
     def __init__(self, model: FlatModel, loss: RowLoss, example: Batch) -> None:
-        self.model, self.loss = model, loss
+        self.model, self.loss, self.example = model, loss, example
         convolutional = any(isinstance(part, _CONVOLUTIONS) for part in model.template.modules())
         self.row_by_row = convolutional and model.x0.device.type == "cpu"
         self._stacked = vmap(grad(lambda row, batch, key: loss(model, row, batch, key)))
         self._own = threading.local()
-        budget = SHARE_FOR_ACTIVATIONS * total_memory(model.x0.device)
-        self.activation_bytes = activation_bytes(model, loss, example)
-        self.samples_at_once = int(budget // (BACKWARD_OVER_FORWARD * self.activation_bytes))
+        self.samples_at_once: int | None = None  # found when first needed, before anything is compiled
 
     def __call__(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         if self.row_by_row:
             rows = zip(x, _unbind(batch), keys, strict=True)
             return torch.stack(list(_pool(torch.get_num_threads()).map(self._one, rows)))
+        if self.samples_at_once is None:
+            budget = SHARE_FOR_ACTIVATIONS * total_memory(x.device)
+            self.samples_at_once = int(budget // (BACKWARD_OVER_FORWARD * self.activation_bytes))
         size = max(1, self.samples_at_once // batch.y.shape[1])
         parts = [torch.split(tensor, size) for tensor in (x, *batch, keys)]
         gradients = [self._stacked(rows, Batch(*some), key) for rows, *some, key in zip(*parts, strict=True)]
         return gradients[0] if len(gradients) == 1 else torch.cat(gradients)
+
+    @cached_property
+    def activation_bytes(self) -> int:
+        """What the forward pass of one sample keeps for the backward pass."""
+        return activation_bytes(self.model, self.loss, self.example)
 
     @property
     def how(self) -> str:

@@ -14,6 +14,9 @@ class PlaneConv2d(nn.Conv2d):
     taken for a depthwise convolution, whose GPU kernels are several times slower than this product.
     """
 
+    def _get_name(self) -> str:
+        return "Conv2d"  # what the user calls it, for messages
+
     def forward(self, x: Tensor) -> Tensor:
         assert not isinstance(self.padding, str)  # see _is_plane
         down, across = self.padding
@@ -34,6 +37,9 @@ class NarrowLinear(nn.Linear):
 
     Stacked on a CPU, a product whose result has few columns takes twice the time of one with few rows.
     """
+
+    def _get_name(self) -> str:
+        return "Linear"
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = (self.weight @ x.mT).mT

@@ -34,9 +34,10 @@ from holdfast.topology.graphs import erdos_renyi
 
 RANKS = 2
 SAMPLES_PER_NODE = 20
-MODELS_MEASURED = {"linear": {}, "mlp": {"hidden": [100]}}
-NODES = {"linear": 100, "mlp": 20}  # of one process
-STEPS, BATCH = 10, 32
+MODELS_MEASURED = {"linear": {}, "mlp": {"hidden": [500]}}
+NODES = {"linear": 100, "mlp": 10}  # of one process
+STEPS = {"linear": 10, "mlp": 16}  # as in benchmarks/speed.py
+BATCH = {"linear": 32, "mlp": 128}
 MANY_NODES = [100, 300, 1000, 3000, 10_000]
 
 
@@ -62,12 +63,14 @@ def make_objective(model: str, nodes: int, here: np.ndarray) -> ModelObjective:
     torch.manual_seed(0)
     module = MODELS.build(model, MODELS_MEASURED[model], input_shape=(784,), outputs=10)
     flat = FlatModel(module, torch.device("cpu"), torch.float32)
-    return ModelObjective(flat, CrossEntropy(), data, batch_size=BATCH, seed=0, mean=0.5, std=0.5)
+    return ModelObjective(flat, CrossEntropy(), data, batch_size=BATCH[model], seed=0, mean=0.5, std=0.5)
 
 
 def on_ranks(world: Ranks, model: str, network: Network, steps: int) -> ClusterSimulation:
     objective = make_objective(model, network.nodes, place(network, world.size)[world.rank])
-    return ClusterSimulation(hf.LocalGECL(lr=0.01, local_steps=steps), objective, network, world)
+    simulation = ClusterSimulation(hf.LocalGECL(lr=0.01, local_steps=steps), objective, network, world)
+    simulation.prepare(rounds=1)
+    return simulation
 
 
 def timed(world: Ranks, step: Callable[[], None]) -> float:
@@ -81,17 +84,16 @@ def timed(world: Ranks, step: Callable[[], None]) -> float:
 
 def weak_scaling(world: Ranks, rounds: int) -> None:
     if world.leads:
-        print(
-            f"weak scaling: local-gecl, {STEPS} local steps, batches of {BATCH}, medians of {rounds} rounds"
-        )
+        print(f"weak scaling: local-gecl, local steps {STEPS}, batches {BATCH}, medians of {rounds} rounds")
         heads = f"{'model':8} {'network':12} {'nodes':>11} {'links cut':>12}"
         print(f"{heads} {'1 process':>10} {'2 ranks':>10} {'efficiency':>10}")
     for model, nodes in NODES.items():
         for name, make in NETWORKS.items():
             network = make(RANKS * nodes)
-            method = hf.LocalGECL(lr=0.01, local_steps=STEPS)
+            method = hf.LocalGECL(lr=0.01, local_steps=STEPS[model])
             alone = Simulation(method, make_objective(model, nodes, np.arange(nodes)), make(nodes))
-            both = on_ranks(world, model, network, STEPS)
+            alone.prepare(rounds)
+            both = on_ranks(world, model, network, STEPS[model])
             times: list[tuple[float, float]] = []
             for _ in range(rounds + 2):
                 single = timed(world, alone.step if world.leads else lambda: None)
@@ -105,7 +107,9 @@ def weak_scaling(world: Ranks, rounds: int) -> None:
 
 def many_nodes(world: Ranks, rounds: int) -> None:
     if world.leads:
-        print(f"\ntime per round on {RANKS} ranks: local-gecl, linear, one local step, batches of {BATCH}")
+        print(
+            f"\ntime per round on {RANKS} ranks: local-gecl, linear, one local step, batches of {BATCH['linear']}"
+        )
         print(f"{'nodes':>7} {'ring':>12} {'erdos-renyi':>12}")
     for nodes in MANY_NODES:
         columns = []

@@ -137,7 +137,7 @@ def _check_parameters(trainable: dict[str, nn.Parameter]) -> None:
 
 
 def _describe(name: str, layer: nn.Module) -> str:
-    kind = layer._get_name()
+    kind = layer._get_name()  # type: ignore[no-untyped-call]
     return f"layer {name!r} ({kind})" if name else f"the model ({kind})"
 
 

@@ -107,9 +107,7 @@ def weak_scaling(world: Ranks, rounds: int) -> None:
 
 def many_nodes(world: Ranks, rounds: int) -> None:
     if world.leads:
-        print(
-            f"\ntime per round on {RANKS} ranks: local-gecl, linear, one local step, batches of {BATCH['linear']}"
-        )
+        print(f"\ntime per round on {RANKS} ranks: local-gecl, linear, one local step")
         print(f"{'nodes':>7} {'ring':>12} {'erdos-renyi':>12}")
     for nodes in MANY_NODES:
         columns = []

@@ -130,6 +130,7 @@ def test_a_job_that_is_started_again_finds_its_run(tmp_path: Path, monkeypatch: 
     assert run_to_continue(tmp_path, launch_id(), "abc") is None
 
 
+@pytest.mark.slow
 def test_more_ranks_than_nodes(tmp_path: Path) -> None:
     experiment = experiment_file(tmp_path, EXPERIMENT)
     running = process("run", experiment, "problem.nodes=2", "--processes", "3", cwd=tmp_path)
@@ -149,6 +150,7 @@ def test_a_rank_without_a_master_is_told_so(tmp_path: Path, monkeypatch: pytest.
     assert "processes: torchrun has started the processes already" in outcome.err
 
 
+@pytest.mark.slow
 def test_ranks_that_disagree_about_the_experiment(tmp_path: Path) -> None:
     experiment = str(experiment_file(tmp_path, EXPERIMENT))
     with socket.socket() as free:

@@ -92,6 +92,7 @@ def test_half_precision_on_the_wire_halves_the_bytes_and_stays_close(tmp_path: P
     assert 2 * sent == simulation.payload_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ALL_METHODS, ids=[f"{case.name}-{i}" for i, case in enumerate(ALL_METHODS)])
 def test_every_method_gives_the_simulators_models_and_bytes(case: Case, tmp_path: Path) -> None:
     options = {"name": case.name, **case.options} | ({case.rate: 0.05} if case.rate else {})

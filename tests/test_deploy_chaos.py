@@ -57,6 +57,7 @@ def check(raw: dict[str, Any], tmp_path: Path, victims: list[str], kills: int, s
         assert all(proxies.fates[fate] >= 10 for fate in FATES)
 
 
+@pytest.mark.slow
 def test_a_few_kills_and_a_bad_network_change_nothing(tmp_path: Path) -> None:
     raw = describe(GECL, nodes=3, rounds=12)
     check(raw, tmp_path, ["a", "b", "c"], kills=2, seed=5)

@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from test_conformance import NODES, Case, every_case, method, network
+from test_conformance import CASES, NODES, Case, case_id, every_case, method, network
 from torch import nn
 
 import holdfast as hf
@@ -62,7 +62,15 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert (got - expected).norm() <= 1e-5 * expected.norm()
 
 
-@every_case
+# The others take as long again; they are run with the slow tests.
+QUICK = {"local-gecl", "net-fleet", "scaffold", "fedavg", "fedpd", "dualfl", "dspodfl", "ecl"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case.name in QUICK else pytest.mark.slow) for case in CASES],
+    ids=case_id,
+)
 def test_executors_agree(case: Case) -> None:
     stacked = models(case, dense())
     for other in (in_chunks, row_by_row):

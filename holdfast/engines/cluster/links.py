@@ -26,9 +26,9 @@ class Crossing:
     sent: list[int]  # how many go to each rank
     received: list[int]  # how many come from each rank
 
-    def start(self, *message: Tensor) -> Arriving:
-        """Sends the rows of ``message``'s tensors that others need, side by side; theirs are on the way."""
-        outgoing = torch.cat([part[self.rows] for part in message], dim=-1)
+    def start(self, tensor: Tensor) -> Arriving:
+        """Sends the rows of ``tensor`` [m, d] that others need; theirs are on the way meanwhile."""
+        outgoing = tensor.index_select(0, self.rows)
         incoming = outgoing.new_empty(sum(self.received), outgoing.shape[-1])
         with collective():
             work = dist.all_to_all_single(incoming, outgoing, self.received, self.sent, async_op=True)
@@ -40,7 +40,7 @@ class Arriving:
     """Rows on their way here."""
 
     work: dist.Work
-    rows: Tensor  # [h, D], ordered by the rank they come from
+    rows: Tensor  # [h, d], ordered by the rank they come from
     sent: Tensor  # kept alive until all is over
 
     def wait(self) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -32,7 +31,7 @@ class ClusterPeers(StackedPeers):
         if self.network.is_server:
             return ServerInbox(message, self.world, self.network.nodes)
         halo = self.links.halo if available is None else self.links.halo_over(available)
-        arriving = halo.crossing.start(*leaves(message))
+        arriving = [halo.crossing.start(tensor) for tensor in leaves(message)]
         return ClusterInbox(message, self.links, halo, arriving, available)
 
     def _edges(self) -> StackedEdges:
@@ -63,7 +62,7 @@ class ClusterInbox(Generic[M]):
     sent: M
     links: ClusterLinks
     halo: Halo
-    arriving: Arriving
+    arriving: list[Arriving]  # one for each tensor of the message
     available: NDArray[np.bool_] | None  # [E]: the links that took part; None: all
 
     @cached_property
@@ -78,14 +77,9 @@ class ClusterInbox(Generic[M]):
         return self._product(*self.links.own_adjacency)
 
     def _product(self, here: Tensor, there: Tensor) -> M:
-        mixed = tree_map(lambda t: here @ t, self.sent)
-        columns = self._columns()  # waits: the product above is done meanwhile
-        return tree_map(lambda t: t + there @ next(columns), mixed)
-
-    def _columns(self) -> Iterator[Tensor]:
-        """The parts of the received rows [h, D] that belong to the tensors of the message."""
-        widths = [t.shape[-1] for t in leaves(self.sent)]
-        return iter(torch.split(self.arriving.wait(), widths, dim=-1))
+        mixed = tree_map(lambda t: here @ t, self.sent)  # while the others' rows are on the way
+        arriving = iter(self.arriving)
+        return tree_map(lambda t: t + there @ next(arriving).wait(), mixed)
 
 
 @dataclass(frozen=True)

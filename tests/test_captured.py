@@ -17,6 +17,7 @@ from holdfast.models import MODELS
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import CrossEntropy
 from holdfast.objective.model_objective import ModelObjective
+from holdfast.objective.precision import compute_in
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -62,6 +63,22 @@ def test_compiled_rounds_agree(algorithm):
     plain, captured = both(algorithm, hf.server(NODES), 20, compiled=True)
     assert captured.graph is not None
     assert_agree(plain, captured)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_exchange_is_not_rounded_to_tf32(compiled):
+    compute_in("tf32")
+    try:
+        simulation = CapturedSimulation(
+            hf.LocalGECL(lr=0.05, local_steps=5), on_gpu(), hf.Network.of(hf.ring(NODES))
+        )
+        print(simulation.prepare(10**6 if compiled else 1))
+        for _ in range(20):
+            simulation.step()
+    finally:
+        compute_in("float32")
+    duals = simulation.method.dual(simulation.state)
+    assert duals.sum(0).norm() <= 1e-5 * duals.norm()  # with 1/3 rounded to ten bits: more than 1e-3
 
 
 def test_schedules_and_cohorts_change_from_replay_to_replay():

@@ -130,6 +130,18 @@ def test_a_job_that_is_started_again_finds_its_run(tmp_path: Path, monkeypatch: 
     assert run_to_continue(tmp_path, launch_id(), "abc") is None
 
 
+def test_a_job_without_an_id_goes_on_only_when_torchrun_starts_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    (tmp_path / "run").mkdir()
+    text = json.dumps({"launch": launch_id(), "digest": "abc", "status": "running"})
+    (tmp_path / "run" / "summary.json").write_text(text)
+    assert run_to_continue(tmp_path, launch_id(), "abc") is None  # another container's torchrun, as number 1
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert run_to_continue(tmp_path, launch_id(), "abc") == tmp_path / "run"
+
+
 @pytest.mark.slow
 def test_more_ranks_than_nodes(tmp_path: Path) -> None:
     experiment = experiment_file(tmp_path, EXPERIMENT)
@@ -150,28 +162,45 @@ def test_a_rank_without_a_master_is_told_so(tmp_path: Path, monkeypatch: pytest.
     assert "processes: torchrun has started the processes already" in outcome.err
 
 
-@pytest.mark.slow
-def test_ranks_that_disagree_about_the_experiment(tmp_path: Path) -> None:
-    experiment = str(experiment_file(tmp_path, EXPERIMENT))
+def two_ranks(folder: Path, *commands: list[str]) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each rank."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "holdfast", "run", experiment, f"rounds={10 + rank}"],
-            cwd=tmp_path,
+            [sys.executable, *command],
+            cwd=folder,
             env={**os.environ, **meeting, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank, command in enumerate(commands)
     ]
-    outcomes = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [2, 2]
+    printed = [rank.communicate(timeout=120) for rank in ranks]
+    return [(rank.returncode, *texts) for rank, texts in zip(ranks, printed, strict=True)]
+
+
+@pytest.mark.slow
+def test_ranks_that_disagree_about_the_experiment(tmp_path: Path) -> None:
+    run = ["-m", "holdfast", "run", str(experiment_file(tmp_path, EXPERIMENT))]
+    outcomes = two_ranks(tmp_path, [*run, "rounds=10"], [*run, "rounds=11"])
     expected = "rank 1 has another experiment than rank 0: give all ranks the same file and the same changes"
-    assert outcomes == [("", f"error: {expected}\n"), ("", "")]
+    assert outcomes == [(2, "", f"error: {expected}\n"), (2, "", "")]
+
+
+@pytest.mark.slow
+def test_ranks_with_other_versions(tmp_path: Path) -> None:
+    (tmp_path / "other_version.py").write_text(
+        "import holdfast, holdfast.cli\nholdfast.__version__ = '99.0'\nholdfast.cli.main()\n"
+    )
+    run = ["run", str(experiment_file(tmp_path, EXPERIMENT))]
+    outcomes = two_ranks(tmp_path, ["-m", "holdfast", *run], ["other_version.py", *run])
+    expected = "rank 1 has another version of holdfast than rank 0: install the same on all machines"
+    assert outcomes == [(2, "", f"error: {expected}\n"), (2, "", "")]
+    assert not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.slow

@@ -45,19 +45,18 @@ def start_processes(processes: int, arguments: list[str]) -> int:
 
 
 def launch_id() -> str | None:
-    """What this job keeps when torchrun or the scheduler starts it again; None without torchrun."""
+    """What this job keeps when torchrun or the scheduler starts it again; None if nothing tells."""
     given = os.environ.get("TORCHELASTIC_RUN_ID")
-    if given is None:
-        return None
     # Without --rdzv-id all jobs are called "none"; then torchrun's process, which outlives its ranks, tells.
-    return given if given != "none" else f"{socket.gethostname()}:{os.getppid()}"
+    return f"{socket.gethostname()}:{os.getppid()}" if given == "none" else given
 
 
 def run_to_continue(root: Path, launch: str | None, digest: str) -> Path | None:
     """The run directory of this very job and experiment, if it was started before and is not finished."""
-    if launch is None:
-        return None
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    # In a container the next torchrun may have the same number: without an id, only a restart goes on.
+    if launch is None or (os.environ.get("TORCHELASTIC_RUN_ID") == "none" and not restarted):
+        return None
     for path in sorted(root.glob("*/summary.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             summary = json.loads(path.read_text())

@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.algorithms.base import Inbox
 from holdfast.engines.cluster.links import Arriving, ClusterLinks, Halo
 from holdfast.engines.simulate.peers import StackedEdges, StackedPeers
+from holdfast.objective.precision import exact_product
 from holdfast.tree import leaves, tree_map
 from holdfast.world import World
 
@@ -77,9 +78,9 @@ class ClusterInbox(Generic[M]):
         return self._product(*self.links.own_adjacency)
 
     def _product(self, here: Tensor, there: Tensor) -> M:
-        mixed = tree_map(lambda t: here @ t, self.sent)  # while the others' rows are on the way
+        mixed = tree_map(lambda t: exact_product(here, t), self.sent)  # while the others' rows are on the way
         arriving = iter(self.arriving)
-        return tree_map(lambda t: t + there @ next(arriving).wait(), mixed)
+        return tree_map(lambda t: t + exact_product(there, next(arriving).wait()), mixed)
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,7 @@ def joined() -> Iterator[World]:
         if world.leads:
             print(f"error: {error}", file=sys.stderr, flush=True)
         world.wait()
+        dist.destroy_process_group()  # whose threads, left alone, may abort a process that ends
         sys.exit(2)
     except ContactLost as error:
         print(f"rank {world.rank}: lost contact with another rank ({error})", file=sys.stderr, flush=True)

@@ -41,6 +41,7 @@ class ClusterSimulation(Simulation):
         self.blocks = place(network, world.size)
         self.solves = Solves()
         super().__init__(method, objective, network, seed=seed, cohort_size=cohort_size)
+        self._hear_of_failures()  # solves before the first round
 
     def prepare(self, rounds: int) -> str:
         links, cut = len(self.network.links()), crossing_links(self.network, self.blocks)
@@ -50,10 +51,13 @@ class ClusterSimulation(Simulation):
     def step(self) -> None:
         self.solves = Solves()
         super().step()
+        self.round -= 1  # it does not count if a solve failed
+        self._hear_of_failures()
+        self.round += 1
+
+    def _hear_of_failures(self) -> None:
         if self.solves.tried:
-            self.round -= 1  # it does not count if a solve failed
             self.ranks.raise_alike(self.solves.failure)
-            self.round += 1
 
     def _nodes_here(self) -> Tensor:
         return torch.as_tensor(self.blocks[self.world.rank])

@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.algorithms.base import Inbox
 from holdfast.engines.simulate.links import StackedLinks
 from holdfast.errors import HoldfastError
+from holdfast.objective.precision import exact_product
 from holdfast.randomness import coin
 from holdfast.topology import Network
 from holdfast.tree import row_size, tree_map
@@ -97,14 +98,14 @@ class StackedInbox(Generic[M]):
         if self.links.network.is_server:
             return tree_map(lambda t: t.mean(0, keepdim=True).expand_as(t), self.sent)
         weights = self.links.weights if self.available is None else self.links.weights_over(self.available)
-        return tree_map(lambda t: weights @ t, self.sent)
+        return tree_map(lambda t: exact_product(weights, t), self.sent)
 
     @cached_property
     def neighbour_sum(self) -> M:
         assert self.available is None, "sporadic methods use mixed"
         if self.links.network.is_server:
             return tree_map(lambda t: t.sum(0, keepdim=True) - t, self.sent)
-        return tree_map(lambda t: self.links.adjacency @ t, self.sent)
+        return tree_map(lambda t: exact_product(self.links.adjacency, t), self.sent)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class StackedEdges:
         return x[self.links.rows]
 
     def total(self, z: Tensor) -> Tensor:
-        return self.links.gathering @ z
+        return exact_product(self.links.gathering, z)
 
     def swap(self, z: Tensor) -> Tensor:
         self.traffic.numbers += self.links.network.directed_links * z.shape[-1]

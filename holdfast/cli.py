@@ -249,7 +249,7 @@ def main() -> None:
     from holdfast.errors import HoldfastError
 
     try:
-        app()
+        app(prog_name="holdfast")
     except (HoldfastError, OSError, MemoryError) as error:
         typer.echo(f"error: {error or 'out of memory'}", err=True)
         sys.exit(2)

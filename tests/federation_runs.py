@@ -58,7 +58,7 @@ def describe(algorithm: dict[str, Any], nodes: int = 3, rounds: int = 5, **chang
         "problem": {"input_shape": [SHAPE], "classes": CLASSES, "model": "linear", "batch_size": 4},
         "network": {"topology": "ring"},
         "algorithm": algorithm,
-        "limits": {"wait": 60.0},
+        "limits": {"wait": 90.0},
         "node": [{"name": n, "address": f"127.0.0.1:{p}"} for n, p in zip(names, ports, strict=False)],
     }
     if needs_server:

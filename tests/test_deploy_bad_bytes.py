@@ -184,13 +184,18 @@ def bad_questions(member: Member, mangler: Mangler, count: int) -> Iterator[byte
             yield text
 
 
+async def stream(content: list[bytes]) -> AsyncIterator[bytes]:
+    for frame in content:
+        yield frame
+
+
 @in_bulk(3_000, 30_000)
 def test_fuzzed_questions_are_refused(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(GECL, nodes=2), tmp_path)
     service = fuzzed["a"].service
 
-    async def fetch(text: bytes, caller: Caller) -> bytes:
-        return await anext(aiter(service.fetch(text, caller)))
+    async def fetch(frames: AsyncIterator[bytes], caller: Caller) -> bytes:
+        return await anext(aiter(service.fetch(frames, caller)))
 
     methods = [fetch, service.agree, service.release]
 
@@ -199,7 +204,7 @@ def test_fuzzed_questions_are_refused(count: int, tmp_path: Path) -> None:
         for i, text in enumerate(bad_questions(fuzzed["a"], Mangler(2), count)):
             caller = Caller("b")
             with pytest.raises(Aborted):
-                await methods[i % 3](text, caller)
+                await methods[i % 3](stream([text]), caller)
             assert caller.code in REFUSED
             asked += 1
         return asked
@@ -228,10 +233,6 @@ def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
     head, mangler, hub = honest.model_dump(mode="json"), Mangler(3), fuzzed["hub"]
     assert isinstance(hub, Hub)
     hub.stage = 1  # so that everything but the mistake is right
-
-    async def stream(content: list[bytes]) -> AsyncIterator[bytes]:
-        for frame in content:
-            yield frame
 
     async def bombard() -> int:
         refused = 0
@@ -281,6 +282,8 @@ def test_fuzzed_questions_over_sockets(count: int, tmp_path: Path) -> None:
 
     codes = fuzzed["a"].ask(bombard)
     assert codes.keys() == REFUSED | {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    reasons = [entry.get("reason", "") for entry in fuzzed.run.log]
+    assert any("a frame above" in reason for reason in reasons)  # refused by gRPC itself, yet in our log
     fuzzed.finish()
 
 

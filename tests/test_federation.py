@@ -45,7 +45,10 @@ SERVER = {"topology": "server"}
         ({"server": {"name": "hub", "address": "h:1"}}, "leave [server] out"),
         ({"algorithm": {"name": "fedavg", "lr": 0.1, "curvature": "estimate"}}, "give mu and L yourself"),
         ({"problem": {"weights": "samples"}}, "say how many samples 'a' has"),
-        ({"limits": {"wait": 1.0, "exchange": 2.0}}, "limits.exchange: should be at most limits.wait"),
+        (
+            {"limits": {"wait": 2.0, "exchange": 2.0}, "network": {"links": 0.5}},
+            "limits.exchange: should be less than limits.wait",
+        ),
         ({"node": [{"name": "a", "address": "h:1"}] * 2}, "'a' is taken twice"),
         ({"node": [{"name": "A b", "address": "h:1"}]}, "node.0.name"),
         ({"node": [{"name": "a"}, {"name": "b", "address": "h:1"}]}, "a: others have to reach it"),

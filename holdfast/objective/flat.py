@@ -41,6 +41,13 @@ class FlatModel:
         ready_to_stack(self._training, device)
         self._dropout_keys = dropout_keys(self._training)
 
+    def forget_start(self) -> None:
+        """Lets go of the initial parameters: what is left of ``x0`` is its form, type and device."""
+        self.x0 = self.x0.new_zeros(()).expand(self.dim)
+        for module in (self.template, self._training):  # the evaluation's are those of training
+            for name, piece in self.parameters(self.x0).items():
+                module.get_parameter(name).data = piece.to(module.get_parameter(name))
+
     def probe(self, inputs: Tensor) -> tuple[int, ...]:
         """The shape of the outputs for a batch; raises, naming the layer, if copies cannot be stacked."""
         return probe(self._training, inputs)
@@ -52,13 +59,14 @@ class FlatModel:
             name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=True)
         }
 
-    def train(self, row: Tensor, inputs: Tensor, key: Tensor) -> Tensor:
+    def train(self, parameters: dict[str, Tensor], inputs: Tensor, key: Tensor) -> Tensor:
         """Outputs for a batch while training; ``key`` [4] = (seed, node, round, step) feeds dropout."""
-        given = self.parameters(row.to(self.compute)) | dict.fromkeys(self._dropout_keys, key)
+        given = {name: value.to(self.compute) for name, value in parameters.items()}
+        given |= dict.fromkeys(self._dropout_keys, key)
         if inputs.is_floating_point():
             inputs = inputs.to(self.compute)
         outputs: Tensor = functional_call(self._training, given, (inputs,))
-        return outputs.to(row.dtype)
+        return outputs.to(self.x0.dtype)
 
     def copy(self) -> FlatModel:
         """The same model with modules of its own, for another thread."""

@@ -85,6 +85,11 @@ class ModelObjective:
         self.gradient: MinibatchGradient = self._minibatch_grad
         self._drawn: tuple[int, int, Tensor, Tensor] | None = None  # round, first step, nodes, their picks
 
+    def forget_start(self) -> None:
+        """Lets go of the initial model: from here on, ``x0`` tells only what it was like."""
+        self.model.forget_start()
+        self.x0 = self.model.x0
+
     # --- a node's own gradients -------------------------------------------------------------------------
 
     def minibatch_grads(
@@ -171,12 +176,12 @@ class ModelObjective:
             return len(self.x)
         return int(self.counts[nodes].sum())
 
-    def _loss_of(self, model: FlatModel, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        outputs = model.train(row, batch.x, key)
+    def _loss_of(self, model: FlatModel, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> Tensor:
+        outputs = model.train(parameters, batch.x, key)
         return (self.loss.values(outputs, batch.y) * batch.weight).sum()
 
     def _row_loss(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        return self._loss_of(self.model, row, batch, key)
+        return self._loss_of(self.model, self.model.parameters(row), batch, key)
 
     def _row_product(self, row: Tensor, direction: Tensor, batch: Batch, key: Tensor) -> Tensor:
         def slope(at: Tensor) -> Tensor:

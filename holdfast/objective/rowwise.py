@@ -31,8 +31,8 @@ class Batch(NamedTuple):
     weight: Tensor
 
 
-RowLoss = Callable[[FlatModel, Tensor, Batch, Tensor], Tensor]
-"""(model, row [d], batch, key) -> the row's loss."""
+RowLoss = Callable[[FlatModel, dict[str, Tensor], Batch, Tensor], Tensor]
+"""(model, its parameters by name, batch, key) -> the loss."""
 
 
 class RowGradients:
@@ -47,15 +47,18 @@ class RowGradients:
     def __init__(self, model: FlatModel, loss: RowLoss, example: Batch) -> None:
         self.model, self.loss, self.example = model, loss, example
         convolutional = any(isinstance(part, _CONVOLUTIONS) for part in model.template.modules())
-        self.row_by_row = convolutional and model.x0.device.type == "cpu"
-        self._stacked = vmap(grad(lambda row, batch, key: loss(model, row, batch, key)))
+        self.on_cpu = model.x0.device.type == "cpu"
+        self.row_by_row = convolutional and self.on_cpu
+        self._stacked = vmap(grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key)))
         self._own = threading.local()
         self.samples_at_once: int | None = None  # found when first needed, before anything is compiled
 
     def __call__(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
+        if self.on_cpu and len(x) == 1:  # a node on its own, whose model may be large
+            return self._one(self.model, x[0], next(_unbind(batch)), keys[0])[None]
         if self.row_by_row:
-            rows = zip(x, _unbind(batch), keys, strict=True)
-            return torch.stack(list(_pool(torch.get_num_threads()).map(self._one, rows)))
+            rows = (x, _unbind(batch), keys)
+            return torch.stack(list(_pool(torch.get_num_threads()).map(self._one_in_thread, *rows)))
         if self.samples_at_once is None:
             budget = SHARE_FOR_ACTIVATIONS * total_memory(x.device)
             self.samples_at_once = int(budget // (BACKWARD_OVER_FORWARD * self.activation_bytes))
@@ -76,13 +79,20 @@ class RowGradients:
             return f"nodes one by one on {torch.get_num_threads()} cores, as convolutions want it"
         return "all nodes stacked"
 
-    def _one(self, given: tuple[Tensor, Batch, Tensor]) -> Tensor:
-        row, batch, key = given
+    def _one_in_thread(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         # A module is altered while it is called with a row's parameters, so every thread has its own.
         if not hasattr(self._own, "model"):
             self._own.model = self.model.copy()
-        row = row.detach().requires_grad_()
-        return torch.autograd.grad(self.loss(self._own.model, row, batch, key), row)[0]
+        return self._one(self._own.model, row, batch, key)
+
+    def _one(self, model: FlatModel, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
+        """The gradient of one row, layer by layer put where it belongs: no second copy of it all."""
+        gradient = torch.zeros_like(row)
+        parameters = model.parameters(row.detach())
+        for parameter, place in zip(parameters.values(), model.parameters(gradient).values(), strict=True):
+            parameter.requires_grad_().grad = place
+        self.loss(model, parameters, batch, key).backward()  # type: ignore[no-untyped-call]
+        return gradient
 
 
 def activation_bytes(model: FlatModel, loss: RowLoss, example: Batch) -> int:
@@ -97,7 +107,7 @@ def activation_bytes(model: FlatModel, loss: RowLoss, example: Batch) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         key = torch.zeros(4, dtype=torch.int64, device=row.device)
-        value = loss(model, row, example, key)
+        value = loss(model, model.parameters(row), example, key)
     del value  # alive until here, so that no two tensors were given the same place
     return max(1, sum(kept.values()))
 

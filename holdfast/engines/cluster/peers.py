@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.algorithms.base import Inbox
 from holdfast.engines.cluster.links import Arriving, ClusterLinks, Halo
 from holdfast.engines.simulate.peers import StackedEdges, StackedPeers
-from holdfast.objective.precision import exact_product
+from holdfast.engines.simulate.products import exact_product
 from holdfast.tree import leaves, tree_map
 from holdfast.world import World
 

@@ -85,7 +85,10 @@ async def speaks_tls_1_2(host: str, port: int) -> bool:
     greeting = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), greeting).do_handshake()
-    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        raise HoldfastError(f"cannot reach {host}:{port}, where this member listens: {error}") from None
     try:
         writer.write(greeting.read())
         answer = await asyncio.wait_for(reader.read(1), 10.0)

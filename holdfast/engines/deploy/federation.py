@@ -138,8 +138,8 @@ class Federation(Section):
         if self.problem.weights == "samples" and not all(self.counts):
             missing = self.names[self.counts.index(0)]
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
-        if self.limits.exchange > self.limits.wait:
-            raise HoldfastError("limits.exchange: should be at most limits.wait")
+        if self.graph.activity is not None and self.limits.exchange >= self.limits.wait:
+            raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
         cohort = None if self.network.cohort == "all" else self.network.cohort
         check_fit(self.method, len(self.node), self.graph, cohort)
         if self.graph.is_server and self.server is None:

@@ -98,9 +98,10 @@ class Node(Member):
             oracle = self._oracle(0)
             oracle.step = INITIAL_STEP
             self.phase = "preparing"
-            self.state = method.at(0).init(self.x0[None].clone(), oracle, self._peers(0, stage=0))
+            self.state = method.at(0).init(self.x0[None], oracle, self._peers(0, stage=0))
             self._measure(method.model(self.state))
             self._save(0)
+        self._forget_start()
         for r in range(self.done, self.federation.rounds):
             self.phase = f"computing round {r + 1}"
             self.state = method.at(r).round(self.state, self._oracle(r), self._peers(r, stage=r + 1))
@@ -122,6 +123,11 @@ class Node(Member):
             chances = torch.as_tensor(graph.probabilities(r).compute, device=self.x0.device)
         return BatchOracle(self.site.objective, here, self.federation.seed, r, self.work, chances)
 
+    def _forget_start(self) -> None:
+        """The first model is as large as any; from here on, only what it is like is asked for."""
+        self.site.objective.forget_start()
+        self.x0 = self.site.objective.x0
+
     # --- a client of a server with state of its own ---------------------------------------------------
 
     def _serve_cohorts(self, method: ServerAlgorithm[Any]) -> Tensor:
@@ -129,8 +135,9 @@ class Node(Member):
         row = torch.empty_like(self.x0, device="meta")
         like = method.broadcast(method.init_server(row))
         if self.state is None:
-            self.state = method.init(self.x0[None].clone())
+            self.state = method.init(self.x0[None])
             self._save(0)
+        self._forget_start()
         for message in list(self.outbox.messages.values()):  # computed, but the server may not have it
             if message.header.round <= self.done:
                 self.to_server(message)

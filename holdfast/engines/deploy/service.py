@@ -38,6 +38,9 @@ CONNECTION = [
 ]
 
 
+Frames = AsyncIterator[bytes]
+
+
 class Ask(BaseModel):
     """A question about one exchange."""
 
@@ -101,11 +104,12 @@ class Service:
         """Serves on ``address``; the gRPC server and its port."""
         server = grpc.aio.server(options=CONNECTION)
         handlers = {
-            "Fetch": grpc.unary_stream_rpc_method_handler(self.fetch),
-            "Agree": grpc.unary_unary_rpc_method_handler(self.agree),
-            "Release": grpc.unary_unary_rpc_method_handler(self.release),
+            # All as streams: gRPC refuses frames above its limit by itself, which only a stream gets to know.
+            "Fetch": grpc.stream_stream_rpc_method_handler(self.fetch),
+            "Agree": grpc.stream_unary_rpc_method_handler(self.agree),
+            "Release": grpc.stream_unary_rpc_method_handler(self.release),
             "Submit": grpc.stream_unary_rpc_method_handler(self.submit),
-            "Status": grpc.unary_unary_rpc_method_handler(self.tell_status),
+            "Status": grpc.stream_unary_rpc_method_handler(self.tell_status),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self.secure = credentials is not None
@@ -129,9 +133,9 @@ class Service:
 
     # --- the questions -----------------------------------------------------------------------------------
 
-    async def fetch(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+    async def fetch(self, frames: Frames, context: Any) -> AsyncIterator[bytes]:
         """The message of an exchange, in pieces, as soon as there is one."""
-        who, ask = await self._question(request, context)
+        who, ask = await self._question(frames, context)
         message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
         if message is None:
             yield self._answer()
@@ -148,30 +152,30 @@ class Service:
         self.fetched[who] = max(ask.round, self.fetched.get(who, 0))
         self.outbox.wake()
 
-    async def agree(self, request: bytes, context: Any) -> bytes:
+    async def agree(self, frames: Frames, context: Any) -> bytes:
         """Whether the sporadic link to the asker took part, as soon as that is decided."""
-        who, ask = await self._question(request, context)
+        who, ask = await self._question(frames, context)
         until = self.outbox.loop.time() + PATIENCE
         while (decision := self.store.decision(ask.round, ask.exchange, who)) is None:
             if not await self.outbox.changed(until - self.outbox.loop.time()):
                 break
         return self._answer(active=decision)
 
-    async def release(self, request: bytes, context: Any) -> bytes:
+    async def release(self, frames: Frames, context: Any) -> bytes:
         """The asker will never ask for a round before this one."""
-        who, ask = await self._question(request, context)
+        who, ask = await self._question(frames, context)
         self.released[who] = ask.round
         self.outbox.wake()
         return self._answer()
 
-    async def submit(self, frames: AsyncIterator[bytes], context: Any) -> bytes:
+    async def submit(self, frames: Frames, context: Any) -> bytes:
         """A client's message to a server, in pieces; answered when it is safe on disk."""
         who = await self._who(context)
         if self.submissions is None:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, who, "this is no server")
         assert self.submissions is not None
         try:
-            header = parse(Header, await anext(aiter(frames)))
+            header = parse(Header, await _first(frames))
             check_header(
                 header,
                 federation=self.federation.id,
@@ -188,25 +192,25 @@ class Service:
                 await receive(frames, header, path, squeezed=squeezed, keep=True, pool=self.pool)
                 self.submissions.arrived(header)
                 self.outbox.wake()
-        except StopAsyncIteration:
-            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, who, "an empty message")
         except HoldfastError as error:
             await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, who, str(error))
+        except OSError as error:  # such as a full disk: the client tries again
+            await self._refuse(context, grpc.StatusCode.UNAVAILABLE, who, f"cannot be saved: {error}")
         return self._answer(received=True)
 
-    async def tell_status(self, request: bytes, context: Any) -> bytes:
+    async def tell_status(self, frames: Frames, context: Any) -> bytes:
         """Where this member stands; for members only."""
         await self._who(context)
         return json.dumps(self.status()).encode()
 
     # --- who asks, and for what ----------------------------------------------------------------------------
 
-    async def _question(self, request: bytes, context: Any) -> tuple[str, Ask]:
+    async def _question(self, frames: Frames, context: Any) -> tuple[str, Ask]:
         """The asker's name and question, both checked."""
         who = await self._who(context)
         code = grpc.StatusCode.INVALID_ARGUMENT
         try:
-            ask: Ask = parse(Ask, request)
+            ask: Ask = parse(Ask, await _first(frames))
         except HoldfastError as error:
             await self._refuse(context, code, who, str(error))
         if ask.federation != self.federation.id:
@@ -248,3 +252,10 @@ class Service:
 
     def _answer(self, **fields: Any) -> bytes:
         return Answer(round=self.current_round(), **fields).model_dump_json().encode()
+
+
+async def _first(frames: Frames) -> bytes:
+    """The first frame, which says what is wanted, or what follows."""
+    async for frame in frames:
+        return frame
+    raise HoldfastError(f"nothing, or a frame above {LARGEST_FRAME} bytes")

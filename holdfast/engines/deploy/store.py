@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,10 @@ def message_name(round: int, exchange: int, member: str = "") -> str:
 
 def message_key(name: str) -> tuple[int, int, str]:
     """(round, exchange, member) of ``message_name``."""
-    round, exchange, *member = name.split("-", 2)
-    return int(round), int(exchange), member[0] if member else ""
+    match = re.fullmatch(r"(\d+)-(\d+)(?:-(.+))?", name)
+    if match is None:
+        raise HoldfastError(f"a file named {name!r} is not of this federation; take it out of the folder")
+    return int(match[1]), int(match[2]), match[3] or ""
 
 
 def remove(path: Path) -> None:

@@ -58,11 +58,14 @@ class CapturedSimulation(Simulation):
         start = time.perf_counter()
         torch.backends.cudnn.benchmark = True  # the fastest convolution of those cuDNN has, found by trying
         before = self.traffic, self.work
+        # Trial rounds overwrite the state. It is kept on the host: a second one may not fit on the device.
+        kept = tree_map(lambda t: t.cpu().contiguous(), self.state)
         compiled = "not compiled"
         try:
             advance = self.buffered()
             self._count(advance)
             advance = in_place(advance)
+            self._load(kept)
             steps = rounds * self._per_round[1].gradient_evaluations / self.objective.nodes
             if isinstance(self.objective, ModelObjective) and steps >= COMPILE_FROM_STEPS:
                 advance, compiled = self._compile(advance, self.objective)
@@ -73,6 +76,10 @@ class CapturedSimulation(Simulation):
             self.graph = None
             how = f"rounds run step by step, since they cannot be recorded: {_first_line(error)}"
         self.traffic, self.work = before
+        if self.graph is None:
+            self._load(kept)
+        else:
+            tree_map(lambda buffer, value: buffer.copy_(value), self.state, kept)
         return f"{how}, {compiled}; prepared in {time.perf_counter() - start:.1f} s"
 
     def step(self) -> None:
@@ -117,7 +124,7 @@ class CapturedSimulation(Simulation):
     def _compile(self, advance: Advance, objective: ModelObjective) -> tuple[Advance, str]:
         """``advance`` compiled as far as possible, and how far that was."""
         try:
-            return FusedRound(advance, tree_map(torch.clone, self.state), objective), "compiled"
+            return FusedRound(advance, self.state, objective), "compiled"
         except Exception as error:  # whatever the tracer objects to
             objective.compile()
             return advance, f"only gradients compiled, since the round cannot be traced: {_first_line(error)}"
@@ -125,26 +132,29 @@ class CapturedSimulation(Simulation):
     def _count(self, advance: Advance) -> None:
         """What a round sends and computes, found by running one: a replay counts nothing."""
         self.traffic, self.work = Traffic(), Work()
-        advance(tree_map(torch.clone, self.state))
+        advance(self.state)
         self._per_round = copy.copy(self.traffic), copy.copy(self.work)
 
+    def _load(self, kept: Any) -> None:
+        """The state as it was, every tensor in memory of its own."""
+        self.state = None  # lets go of the old memory first
+        self.state = tree_map(lambda t: t.to(self.everybody.device, copy=True), kept)
+
     def _record(self, advance: Advance) -> None:
-        state = tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), self.state)
-        self.state = state  # which lets go of the old memory
         warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(warm):
-                advance(tree_map(torch.clone, state))
+                advance(self.state)
                 # From now on a value read on the host, which would break the recording, is an error.
                 torch.cuda.set_sync_debug_mode("error")
-                advance(tree_map(torch.clone, state))
+                advance(self.state)
             torch.cuda.current_stream().wait_stream(warm)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            advance(state)
+            advance(self.state)
         self.graph = graph
         self._recorded = advance  # holds constants that the recording reads
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from holdfast.engines.simulate.products import SHORT_ROW, ShortRows
 from holdfast.topology import Network
 
 # From this many nodes on, a graph with few links is mixed as a sparse matrix.
@@ -26,9 +27,9 @@ class StackedLinks:
         self.like = like  # device and dtype of the messages
 
     @cached_property
-    def weights(self) -> Tensor:
+    def weights(self) -> Tensor | ShortRows:
         """W, [n, n], dense or sparse, whichever multiplies faster."""
-        return self._matrix(self.network.weights)
+        return self._short(self.network.weights) or self._matrix(self.network.weights)
 
     @cached_property
     def adjacency(self) -> Tensor:
@@ -78,6 +79,10 @@ class StackedLinks:
         own = self.ends[0].cpu().numpy()
         shape = (self.network.nodes, len(own))
         return self._matrix(csr_array((np.ones(len(own)), (own, np.arange(len(own)))), shape=shape))
+
+    def _short(self, matrix: csr_array) -> ShortRows | None:
+        short = self.like.is_cuda and np.diff(matrix.indptr).max() <= SHORT_ROW
+        return ShortRows.of(matrix, self.like) if short else None
 
     def _matrix(self, matrix: csr_array) -> Tensor:
         rows, columns = matrix.shape

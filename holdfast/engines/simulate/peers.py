@@ -13,8 +13,8 @@ from torch import Tensor
 
 from holdfast.algorithms.base import Inbox
 from holdfast.engines.simulate.links import StackedLinks
+from holdfast.engines.simulate.products import exact_product
 from holdfast.errors import HoldfastError
-from holdfast.objective.precision import exact_product
 from holdfast.randomness import coin
 from holdfast.topology import Network
 from holdfast.tree import row_size, tree_map

@@ -1,0 +1,58 @@
+"""Products of a network's matrices with the rows of all nodes, never rounded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+# On a GPU, rows with at most so many entries are added up one by one, which a compiler fuses with the rest.
+SHORT_ROW = 4
+
+
+class ShortRows(NamedTuple):
+    """A matrix with k entries in every row (some may be 0): their columns, [k, n], and values, [k, n, 1]."""
+
+    columns: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, matrix: csr_array, like: Tensor) -> ShortRows:
+        k = int(np.diff(matrix.indptr).max())
+        columns = np.zeros((k, matrix.shape[0]), dtype=np.int64)
+        values = np.zeros((k, matrix.shape[0], 1))
+        for row, (first, last) in enumerate(zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)):
+            columns[: last - first, row] = matrix.indices[first:last]
+            values[: last - first, row, 0] = matrix.data[first:last]
+        return cls(torch.as_tensor(columns).to(like.device), torch.as_tensor(values).to(like))
+
+    def __matmul__(self, rows: Tensor) -> Tensor:
+        total = self.values[0] * rows[self.columns[0]]
+        for column, value in zip(self.columns[1:], self.values[1:], strict=True):
+            total = total + value * rows[column]
+        return total
+
+
+def exact_product(matrix: Tensor | ShortRows, rows: Tensor) -> Tensor:
+    """``matrix`` @ ``rows`` without TF32: rows of W that do not sum to one shrink the models."""
+    rounded = isinstance(matrix, Tensor) and matrix.is_cuda and matrix.layout == torch.strided
+    return _exact_product(matrix, rows) if rounded else matrix @ rows
+
+
+# An operation of its own, as a compiler would not see that the setting is another one here.
+@torch.library.custom_op("holdfast::exact_product", mutates_args=())
+def _exact_product(matrix: Tensor, rows: Tensor) -> Tensor:
+    usual = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return matrix @ rows
+    finally:
+        torch.set_float32_matmul_precision(usual)
+
+
+@_exact_product.register_fake
+def _(matrix: Tensor, rows: Tensor) -> Tensor:
+    return rows.new_empty(matrix.shape[0], rows.shape[1])

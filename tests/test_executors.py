@@ -105,6 +105,28 @@ def test_a_round_cut_into_pieces_is_the_same_round(case: Case) -> None:
     assert len({id(piece.program) for piece in fused.pieces}) <= 4
 
 
+def test_what_was_compiled_for_one_step_size_serves_for_all() -> None:
+    compiled, after = [], []
+
+    def compiler(program):
+        compiled.append(program)
+        return program
+
+    objective = dense()
+    for lr in (0.05, 0.02):
+        algorithm = hf.LocalGECL(lr=lr, local_steps=3)
+        simulation = CapturedSimulation(algorithm, objective, hf.Network.of(hf.ring(NODES)), seed=7)
+        state = tree_map(torch.clone, simulation.state)
+        copy = tree_map(torch.clone, simulation.state)
+        fused = FusedRound(in_place(simulation.buffered()), copy, objective, compiler)
+        fused(state)
+        plain = Simulation(algorithm, dense(), hf.Network.of(hf.ring(NODES)), seed=7)
+        plain.step()
+        assert_close(algorithm.model(state), plain.models)
+        after.append(len(compiled))
+    assert after[0] == after[1] > 0
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"padding": 1}, {"padding": (2, 0), "bias": False}, {"kernel_size": (3, 5)}]
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Literal
@@ -30,6 +30,7 @@ MinibatchGradient = Callable[[Tensor, Tensor, Word, Word], Tensor]
 Weighting = Literal["uniform", "samples"]
 
 
+MOST_READY = 2**30  # bytes of samples that are prepared once, beside those that are stored
 # On a CPU, drawing the minibatches of this many steps takes hardly longer than those of one.
 STEPS_DRAWN_AT_ONCE = 16
 
@@ -83,6 +84,8 @@ class ModelObjective:
         self._row_hessians = vmap(hessian(self._row_loss))
         self._row_products = vmap(self._row_product)
         self.gradient: MinibatchGradient = self._minibatch_grad
+        # What was compiled for rounds on this objective: other step sizes need nothing new.
+        self.programs: dict[Hashable, Callable[..., Sequence[Tensor]]] = {}
         self._drawn: tuple[int, int, Tensor, Tensor] | None = None  # round, first step, nodes, their picks
 
     def forget_start(self) -> None:
@@ -214,10 +217,16 @@ class ModelObjective:
 
     def _gather(self, rows: Tensor, weight: Tensor) -> Batch:
         # On a CPU, index_select is ten times as fast as indexing by a tensor.
-        flat = rows.flatten()
-        x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
+        flat, ready = rows.flatten(), self._ready
+        x = (self.x if ready is None else ready).index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
         y = self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:])
-        return Batch(x=self._prepare(x), y=y, weight=weight)
+        return Batch(x=self._prepare(x) if ready is None else x, y=y, weight=weight)
+
+    @cached_property
+    def _ready(self) -> Tensor | None:
+        """All samples as the model sees them, on a CPU if they are not too many: once, not each step."""
+        size = self.x.numel() * self.x0.element_size()
+        return self._prepare(self.x) if not self.x.is_cuda and size <= MOST_READY else None
 
     def _prepare(self, x: Tensor) -> Tensor:
         return prepare(x, self.mean, self.std, self.x0.dtype)

@@ -60,6 +60,9 @@ def short(value: Any) -> str:
     return str(value)
 
 
+MOST_KEPT = 2**29  # bytes of data, of settings that may be used again
+
+
 class Plan:
     """The jobs of an experiment on this machine."""
 
@@ -73,7 +76,7 @@ class Plan:
             for seed in variant.experiment.seeds
         ]
         self._methods: dict[str, Method] = {}
-        self._kept: tuple[str, Setting] | None = None
+        self._settings: dict[str, Setting] = {}  # the last ones used, the latest at the end
 
     @property
     def name(self) -> str:
@@ -89,12 +92,14 @@ class Plan:
         return hashlib.sha256(json.dumps(self.raw, sort_keys=True).encode()).hexdigest()
 
     def setting(self, job: Job) -> Setting:
-        """The job's data, model and network; the last one built is kept, as the next job often shares it."""
-        key = _setting_key(job)
-        if self._kept is None or self._kept[0] != key:
-            setting = build_setting(job.experiment, job.seed, self.data_dir, self.device, self.world)
-            self._kept = (key, setting)
-        return self._kept[1]
+        """The job's data, model and network; the last ones are kept, as the seeds of a sweep take turns."""
+        key, kept = _setting_key(job), self._settings
+        if key not in kept:
+            kept[key] = build_setting(job.experiment, job.seed, self.data_dir, self.device, self.world)
+        kept[key] = kept.pop(key)
+        while len(kept) > 1 and sum(setting.data.x.nbytes for setting in kept.values()) > MOST_KEPT:
+            del kept[next(iter(kept))]
+        return kept[key]
 
     def shares_setting(self, first: Job, second: Job) -> bool:
         """Whether two jobs see the same data, model, network and minibatches."""

@@ -78,7 +78,7 @@ class FusedRound:
     ) -> list[Piece]:
         runs = list(_cut(nodes, self._is_sparse))
         place = {node: index for index, run in enumerate(runs) for node in run}
-        programs: dict[Hashable, Program] = {}
+        programs = objective.programs
         pieces = []
         for index, run in enumerate(runs):
             used = [given for node in run for given in node.all_input_nodes]

@@ -13,14 +13,6 @@ from holdfast.solvers import Solver
 
 
 @dataclass(frozen=True)
-class NewtonStep(Solver):
-    """One Newton step: exact on quadratics, however ill-conditioned."""
-
-    def solve(self, problem, start) -> Tensor:
-        return start - torch.linalg.solve(problem.hessian(start), problem.grad(start))
-
-
-@dataclass(frozen=True)
 class SoftThreshold(Solver):
     """Exact for a quadratic with a diagonal Hessian plus l1 ||u||_1, which the objective leaves out."""
 

@@ -8,6 +8,14 @@ from pathlib import Path
 from typing import Any
 
 COSTS = ["payload_bytes", "payload_bytes_per_link", "gradient_evaluations", "sample_gradients", "seconds"]
+DEFAULT_METRICS = [
+    "test_accuracy",
+    "worst_accuracy",
+    "average_accuracy",
+    "average_loss",
+    "train_loss",
+    "consensus",
+]
 MIB = 2**20
 EXPERIMENT = """\
 name = "sample"

@@ -7,23 +7,16 @@ import math
 import pytest
 import torch
 from conftest import Quadratics, make_quadratics
-from dual_problems import (
-    NewtonStep,
-    SoftThreshold,
-    ill_conditioned,
-    merely_convex,
-    power,
-    rounds_to,
-    soft_threshold,
-)
+from dual_problems import SoftThreshold, ill_conditioned, merely_convex, power, rounds_to, soft_threshold
 from linear_rounds import MU, L, measured_decay, reference_quadratics
-from test_invariants import stochastic_digits
+from server_runs import stochastic_digits
 
 import holdfast as hf
 from holdfast.algorithms import FedAvg
 from holdfast.algorithms.dualfl import DualFL, momentum
 from holdfast.api import as_network
 from holdfast.engines.simulate.simulation import Simulation
+from holdfast.papers.dualfl.quadratics import NewtonStep
 from holdfast.solvers import AOGM, SGD
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from server_runs import assert_same
 
 import holdfast as hf
 
@@ -13,11 +14,6 @@ LR, K = 0.02, 5
 
 def path(problem, algorithm, topology=None, rounds=ROUNDS):
     return hf.minimize(problem.functions, problem.x0, algorithm, rounds, topology=topology).x
-
-
-def assert_same(first, second):
-    assert first.abs().max() > 0.1  # the path goes somewhere
-    assert (first - second).abs().max() <= 1e-10 * first.abs().max()
 
 
 @pytest.mark.parametrize("first_grad_at", ["local", "mixed"])

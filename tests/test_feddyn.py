@@ -6,14 +6,12 @@ import pytest
 import torch
 from conftest import Quadratics
 from linear_rounds import contraction, measured_decay, reference_quadratics
-from test_equivalences import assert_same
-from test_invariants import stochastic_digits
+from server_runs import assert_same, simulate, stochastic_digits
 
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.schedules import halving
-from holdfast.engines.simulate.simulation import Simulation
 from holdfast.randomness import cohort
 
 ALPHA = 1 / 0.3
@@ -22,13 +20,6 @@ ALPHA = 1 / 0.3
 @pytest.fixture(scope="module")
 def reference() -> Quadratics:
     return reference_quadratics(dim=6)
-
-
-def simulate(algorithm, objective, rounds=0, size=None) -> Simulation:
-    simulation = Simulation(algorithm, objective, hf.server(objective.nodes), seed=3, cohort_size=size)
-    for _ in range(rounds):
-        simulation.step()
-    return simulation
 
 
 @pytest.mark.parametrize("size", [None, 3])
@@ -42,7 +33,9 @@ def simulate(algorithm, objective, rounds=0, size=None) -> Simulation:
     ],
 )
 def test_the_servers_h_is_the_mean_of_all_clients(algorithm, problem, size, reference):
-    simulation = simulate(algorithm, reference if problem == "quadratics" else stochastic_digits(), size=size)
+    simulation = simulate(
+        algorithm, reference if problem == "quadratics" else stochastic_digits(), cohort=size
+    )
     for _ in range(12):
         simulation.step()
         server, clients = simulation.state
@@ -53,7 +46,7 @@ def test_the_servers_h_is_the_mean_of_all_clients(algorithm, problem, size, refe
 @pytest.mark.parametrize("size", [None, 3])
 def test_the_optimum_is_a_fixed_point(reference, size):
     for solver in ({"solver": "exact"}, {"lr": 0.1, "local_steps": 3}):
-        simulation = simulate(FedDyn(alpha=ALPHA, **solver), reference, size=size)
+        simulation = simulate(FedDyn(alpha=ALPHA, **solver), reference, cohort=size)
         star = reference.optimum
         server, clients = simulation.state
         g = reference.grads(star.expand(10, -1))
@@ -114,7 +107,7 @@ def test_full_gradients_and_minibatches():
 @pytest.mark.parametrize("size", [None, 3])
 def test_it_learns_digits(size):
     objective = stochastic_digits()
-    simulation = simulate(FedDyn(alpha=0.5, lr=0.3, local_steps=4), objective, rounds=40, size=size)
+    simulation = simulate(FedDyn(alpha=0.5, lr=0.3, local_steps=4), objective, rounds=40, cohort=size)
     assert objective.global_value(simulation.models[0]) < 0.4 * objective.global_value(objective.x0)
 
 

@@ -1,4 +1,4 @@
-"""FedPD: its four local solvers, its identities, where it converges, and communication that is skipped."""
+"""FedPD: its identities, where it ends, and what bad input gets."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ import math
 import pytest
 import torch
 from conftest import Quadratics
-from linear_rounds import MU, L, contraction, measured_decay, reference_quadratics
-from test_equivalences import assert_same
-from test_invariants import stochastic_digits
+from linear_rounds import L, contraction, measured_decay, reference_quadratics
+from server_runs import assert_same, simulate, stochastic_digits
 
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
-from holdfast.algorithms.schedules import constant, linear
-from holdfast.engines.simulate.simulation import Simulation
-from holdfast.objective.objective import FunctionObjective
+from holdfast.algorithms.schedules import linear
 from holdfast.randomness import coin
-from holdfast.tree import leaves
 
 SAFE = 0.9 * (math.sqrt(5) - 1) / (4 * L)  # nine tenths of the largest eta that Theorem 1 allows
 
@@ -27,13 +23,6 @@ SAFE = 0.9 * (math.sqrt(5) - 1) / (4 * L)  # nine tenths of the largest eta that
 @pytest.fixture(scope="module")
 def reference() -> Quadratics:
     return reference_quadratics(dim=6)
-
-
-def simulate(algorithm, objective, rounds=0, seed=3) -> Simulation:
-    simulation = Simulation(algorithm, objective, hf.server(objective.nodes), seed=seed)
-    for _ in range(rounds):
-        simulation.step()
-    return simulation
 
 
 # --- identities -------------------------------------------------------------------------------------------
@@ -144,208 +133,6 @@ def test_the_optimum_is_a_fixed_point(reference):
         simulation.step()
         for before, after in zip(at_optimum, simulation.state, strict=True):
             assert (before - after).abs().max() < 1e-13
-
-
-def test_skipping_costs_accuracy_where_nodes_differ(reference):
-    errors = []
-    for skip in (0.25, 0.5, 0.9):
-        path = reference.run(FedPD(eta=SAFE, solver="exact", skip=skip), 450)
-        errors.append(float((path.mean(1) - reference.optimum).norm(dim=-1)[-250:].mean()))
-    # An independent implementation with coins of its own: .046, .115, .57.
-    assert errors == [pytest.approx(error, rel=0.3) for error in (0.046, 0.115, 0.57)]
-
-
-@pytest.mark.parametrize("skip", [0.25, 0.5, 0.9])
-def test_skipping_costs_nothing_where_nodes_are_alike(reference, skip):
-    alike = Quadratics(reference.A[:1].expand(10, -1, -1), reference.b[:1].expand(10, -1))
-    models = alike.run(FedPD(eta=0.3, solver="exact", skip=skip), 200)[-1]
-    assert (models - reference.b[0]).norm(dim=-1).max() < 1e-10
-
-
-# --- rounds without communication -----------------------------------------------------------------------
-
-
-def communications(algorithm, objective, rounds, seed=3) -> list[int]:
-    """The rounds in which something was sent; checks that they make all copies alike, and only they do."""
-    simulation = simulate(algorithm, objective, seed=seed)
-    found = []
-    for round in range(rounds):
-        before = simulation.traffic.numbers
-        simulation.step()
-        sent = simulation.traffic.numbers - before
-        assert sent in (0, 2 * objective.nodes * objective.dim)
-        alike = bool((simulation.models == simulation.models[0]).all())
-        assert alike == (sent > 0)
-        if sent:
-            found.append(round)
-    return found
-
-
-@pytest.mark.parametrize("skip", [0.25, 0.9])
-def test_the_shared_coin_decides(reference, skip):
-    rounds = 200
-    found = communications(FedPD(eta=0.1, lr=0.05, skip=skip), reference, rounds)
-    assert found == [r for r in range(rounds) if not coin(3, r, 1, skip)]
-    assert abs(len(found) - rounds * (1 - skip)) < 3 * math.sqrt(rounds * skip * (1 - skip))
-    assert found != communications(FedPD(eta=0.1, lr=0.05, skip=skip), reference, rounds, seed=4)
-
-
-def test_every_round_communicates_by_default(reference):
-    assert communications(FedPD(eta=0.1, lr=0.05), reference, 5) == [0, 1, 2, 3, 4]
-
-
-def test_periodic_communication(reference):
-    assert communications(FedPD(eta=0.1, lr=0.05, communicate_every=3), reference, 10) == [2, 5, 8]
-
-
-def test_a_falling_schedule_of_skips(reference):
-    """p = (T - r)/T, as in the paper's code: about half of the rounds communicate, and most of them late."""
-    rounds = 200
-    found = communications(FedPD(eta=0.1, lr=0.05, skip=linear(1.0, rounds)), reference, rounds)
-    assert found == [r for r in range(rounds) if not coin(3, r, 1, (rounds - r) / rounds)]
-    assert abs(len(found) - rounds / 2) < 3 * math.sqrt(rounds / 6)  # variances p (1 - p) sum to T/6
-    assert 0 not in found
-    assert sum(r >= rounds / 2 for r in found) > 2 * sum(r < rounds / 2 for r in found)
-
-
-def test_a_schedule_may_be_any_function_or_stand_in_a_configuration(reference):
-    options = {"eta": 0.1, "lr": 0.05}
-    plain = reference.run(FedPD(**options, skip=0.5), 20)
-    for same in (
-        lambda round: 0.5,
-        constant(0.5),
-        {"schedule": "linear", "start": 0.5, "rounds": 9, "end": 0.5},
-    ):
-        assert torch.equal(plain, reference.run(ALGORITHMS.build("fedpd", {**options, "skip": same}), 20))
-
-
-def test_resuming_falls_into_the_same_coins():
-    algorithm = FedPD(eta=0.1, solver="vr", local_steps=2, refresh_every=4, skip=0.5)
-    objective = stochastic_digits()
-    whole, half = simulate(algorithm, objective, 8), simulate(algorithm, objective, 3)
-    resumed = simulate(algorithm, objective)
-    resumed.restore(*half.snapshot())
-    for _ in range(5):
-        resumed.step()
-    assert all(torch.equal(a, b) for a, b in zip(leaves(whole.state), leaves(resumed.state), strict=True))
-    assert (resumed.payload_bytes, resumed.work) == (whole.payload_bytes, whole.work)
-
-
-# --- what the solvers cost ------------------------------------------------------------------------------
-
-
-def test_a_node_that_is_done_stops_computing(reference):
-    """Counted by hand: a node computes until its squared slope is within the tolerance."""
-    eta, lr, tolerance = 0.3, 0.1, 1e-8
-    simulation = simulate(FedPD(eta, "gd", lr, local_steps=200, tolerance=tolerance), reference, rounds=1)
-    expected, ends = [], []
-    for A, b in zip(reference.A, reference.b, strict=True):
-        u, count = reference.x0, 1
-        while (slope := A @ (u - b) + u / eta).square().sum() > tolerance:  # dual and common model are zero
-            u, count = u - lr * slope, count + 1
-        expected.append(count)
-        ends.append(u)
-    assert len(set(expected)) > 1
-    assert simulation.work.gradient_evaluations == sum(expected)
-    assert torch.allclose(simulation.state.x, torch.stack(ends), rtol=0, atol=1e-12)
-    assert simulation.work.unfinished_solves == 0
-
-
-def test_stopping_early_gives_the_same_answer_within_the_tolerance(reference):
-    tolerance = 1e-6
-    early = simulate(FedPD(0.3, "gd", 0.1, local_steps=500, tolerance=tolerance), reference, rounds=1)
-    exact = simulate(FedPD(0.3, "exact"), reference, rounds=1)
-    distance = (early.state.x - exact.state.x).norm(dim=-1).max()
-    assert 1e-12 < distance <= math.sqrt(tolerance) / (MU + 1 / 0.3)
-    late = simulate(FedPD(0.3, "gd", 0.1, local_steps=500), reference, rounds=1)
-    assert late.work.gradient_evaluations == 500 * 10
-    assert early.work.gradient_evaluations < 500 * 10 / 4
-
-
-def test_solves_that_run_out_of_steps_are_reported(reference):
-    simulation = simulate(FedPD(0.3, "gd", 0.1, local_steps=2, tolerance=1e-8), reference, rounds=1)
-    assert simulation.work.unfinished_solves == 10
-    assert simulation.work.gradient_evaluations == 2 * 10
-
-
-def test_decreasing_steps():
-    """f = x^2/2 from 1: step q = 1, 2, 3 of round r has size lr / sqrt(3 r / 5 + q)."""
-    eta, lr = 0.5, 0.3
-    algorithm = FedPD(eta, lr=lr, local_steps=3, decreasing=True)
-    path = hf.minimize([lambda x: (x @ x) / 2], [1.0], algorithm, 4).x[:, 0, 0]
-    x = common = 1.0
-    dual = 0.0
-    for round in range(4):
-        for q in (1, 2, 3):
-            x -= lr / math.sqrt(3 * round / 5 + q) * (x + dual + (x - common) / eta)
-        dual += (x - common) / eta
-        common = x + eta * dual
-        assert path[round + 1] == pytest.approx(common, abs=1e-14)
-
-
-def test_gd_reads_all_data_and_sgd_a_minibatch():
-    objective = stochastic_digits()
-    everything = int(objective.counts.sum())
-    gd = simulate(FedPD(0.1, "gd", 0.05, local_steps=2), objective, rounds=3)
-    assert gd.work.sample_gradients == 3 * 2 * everything
-    sgd = simulate(FedPD(0.1, "sgd", 0.05, local_steps=2), objective, rounds=3)
-    assert sgd.work.sample_gradients == 3 * 2 * 6 * 16
-
-
-def test_vr_reads_all_data_every_so_many_rounds():
-    """(M_i if r mod I == 0) + 2 Q B samples per node."""
-    objective = stochastic_digits()
-    simulation = simulate(FedPD(0.1, "vr", local_steps=3, refresh_every=2), objective)
-    for round in range(5):
-        before = simulation.work.sample_gradients
-        simulation.step()
-        refreshed = int(objective.counts.sum()) if round % 2 == 0 else 0
-        assert simulation.work.sample_gradients - before == refreshed + 2 * 3 * 16 * 6
-
-
-def test_variance_reduction_reduces_the_variance():
-    """Near a point where it has seen the full gradient, g is far closer to the truth than a minibatch is."""
-    objective = stochastic_digits()
-    simulation = simulate(FedPD(0.05, "vr", local_steps=3), objective, rounds=1)
-    x = simulation.state.x
-    truth = objective.full_grads(x, torch.arange(6))
-    minibatch = objective.minibatch_grads([x], torch.arange(6), 99, 0)[0]
-    assert (simulation.state.g - truth).norm() < 0.3 * (minibatch - truth).norm()
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        FedPD(0.5, "gd", 0.3, local_steps=3),
-        FedPD(0.5, "sgd", 0.3, local_steps=3),
-        FedPD(0.5, "sgd", 1.0, local_steps=3, decreasing=True),
-        FedPD(0.5, "vr", local_steps=3, refresh_every=10),
-    ],
-)
-def test_it_learns_digits(algorithm):
-    objective = stochastic_digits()
-    simulation = simulate(algorithm, objective, rounds=40)
-    assert objective.global_value(simulation.models.mean(0)) < 0.4 * objective.global_value(objective.x0)
-
-
-def test_only_variance_reduction_keeps_a_gradient(reference):
-    assert simulate(FedPD(0.1, "exact"), reference).state._fields == ("x", "common", "dual")
-    assert simulate(FedPD(0.1, "vr"), reference).state._fields == ("x", "common", "dual", "g")
-
-
-@pytest.mark.parametrize(
-    "solver", [{"solver": "exact"}, {"solver": "gd", "lr": 0.1}, {"lr": 0.1}, {"solver": "vr"}]
-)
-def test_a_round_makes_a_new_state_of_the_same_shapes_and_types(solver):
-    objective = FunctionObjective([lambda x: (x @ x) / 2, lambda x: (x - 1) @ (x - 1)], torch.ones(3))
-    simulation = simulate(FedPD(eta=0.1, communicate_every=2, **solver), objective)
-    for _ in range(3):
-        state = simulation.state
-        before = [tensor.clone() for tensor in leaves(state)]
-        simulation.step()
-        assert all(torch.equal(a, b) for a, b in zip(before, leaves(state), strict=True))
-        for tensor in leaves(simulation.state):
-            assert (tensor.shape, tensor.dtype) == ((2, 3), torch.float32)
 
 
 # --- what bad input gets -----------------------------------------------------------------------------------

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from server_runs import stochastic_digits
 
 import holdfast as hf
-from holdfast.data import DATASETS
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.objective import FunctionObjective
-
-
-def stochastic_digits(nodes: int = 6) -> ModelObjective:
-    digits = DATASETS.build("digits", {})
-    data = hf.partition(digits.x_train, digits.y_train, hf.Dirichlet(0.3), nodes=nodes, seed=0)
-    torch.manual_seed(0)
-    model = MODELS.build("linear", {}, input_shape=digits.input_shape, outputs=10)
-    flat = FlatModel(model, torch.device("cpu"), torch.float64)
-    return ModelObjective(flat, CrossEntropy(), data, batch_size=16, seed=0)
 
 
 def exact_quadratics(quadratics) -> FunctionObjective:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paper_checks import planned
 from sample_run import job, write_run
 
 from holdfast.papers.base import Circumstances, Verdict
@@ -96,10 +97,9 @@ ALIKE = dict.fromkeys(METHODS, 0.8)
 
 @pytest.mark.parametrize("scale", ["small", "full"])
 @pytest.mark.parametrize("experiment", [e for e in PAPER.experiments if e.presets], ids=lambda e: e.id)
-def test_presets_expand(experiment, scale, tmp_path):
-    for preset in experiment.presets:
-        task = Task(PAPER, experiment, preset, Circumstances(scale, "cpu", None), tmp_path)
-        for one in task.plan().jobs:
+def test_presets_expand(experiment, scale):
+    for preset, jobs in planned(PAPER, experiment, scale):
+        for one in jobs:
             assert one.experiment.network.latched_links == preset.file.endswith("-latched")
             assert one.experiment.problem.nodes == 10
             if scale == "full":

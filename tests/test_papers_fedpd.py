@@ -6,34 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paper_checks import build_every_method, failing, verdicts
 from sample_run import job, write_run
 
-from holdfast.algorithms import ALGORITHMS
 from holdfast.papers.base import Circumstances, Verdict
 from holdfast.papers.evidence import Evidence
-from holdfast.papers.execution import Task
 from holdfast.papers.fedpd import PAPER, figure_1, figure_2
 from holdfast.runs.record import load_record
 
 PASS, FAIL = Verdict.PASS, Verdict.FAIL
 
 
-def verdicts(experiment, evidence: Evidence) -> list[Verdict]:
-    return [claim.check(evidence).verdict for claim in experiment.claims]
-
-
-def failing(experiment, evidence: Evidence) -> list[int]:
-    return [place for place, verdict in enumerate(verdicts(experiment, evidence)) if verdict == FAIL]
-
-
 @pytest.mark.parametrize("scale", ["small", "full"])
 @pytest.mark.parametrize("experiment", [e for e in PAPER.experiments if e.presets], ids=lambda e: e.id)
-def test_every_method_of_the_presets_can_be_built(experiment, scale, tmp_path):
-    for preset in experiment.presets:
-        task = Task(PAPER, experiment, preset, Circumstances(scale, "cpu", None), tmp_path)
-        for planned in task.plan().jobs:
-            algorithm = planned.experiment.algorithm
-            ALGORITHMS.build(algorithm.name, algorithm.parameters)
+def test_every_method_of_the_presets_can_be_built(experiment, scale):
+    build_every_method(PAPER, experiment, scale)
 
 
 # --- Fig. 1 ------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from paper_checks import failing, verdicts
 from sample_run import accuracies, job, write_run
 
 from holdfast.papers.base import Verdict
@@ -20,8 +21,8 @@ PRINTED = {
 }
 
 
-def table_3(folder: Path, scale: str = "full", **changes: list[float]) -> list[Verdict]:
-    """Verdicts on Table III with lines changed; three seeds around each value, the best in mid-run."""
+def table_3(folder: Path, scale: str = "full", **changes: list[float]) -> Evidence:
+    """Table III with lines changed; three seeds around each value, the best in mid-run."""
     table = PRINTED | {name.replace("_", "-"): line for name, line in changes.items()}
     jobs = [
         job(name, seed, accuracies(0.1, (best + seed - 1) / 100, 0.5), axes={"algorithm.lr": lr})
@@ -32,7 +33,7 @@ def table_3(folder: Path, scale: str = "full", **changes: list[float]) -> list[V
     record = load_record(write_run(folder / "run", jobs, axes=("algorithm.lr",)))
     evidence = Evidence(scale, {"table-3": record})
     assert as_printed(evidence)[1][0][1] == f"{table['local-gecl'][0]:.2f} ± 1.00"
-    return [claim.check(evidence).verdict for claim in TABLE_3.claims]
+    return evidence
 
 
 def changed(name: str, step: str, by: float) -> list[float]:
@@ -40,33 +41,30 @@ def changed(name: str, step: str, by: float) -> list[float]:
 
 
 def test_the_printed_table_passes_every_claim(tmp_path: Path) -> None:
-    assert table_3(tmp_path) == [Verdict.PASS] * 4
+    assert verdicts(TABLE_3, table_3(tmp_path)) == [Verdict.PASS] * 4
 
 
 @pytest.mark.parametrize(
-    ("line", "step", "by", "failing"),
+    ("line", "step", "by", "places"),
     [
-        ("local-gecl", "0.003125", 0.9, 0),  # another best step
-        ("d-scaffold", "0.2", 1.2, 1),  # a column further apart than a point
-        ("gossip", "0.00078125", 2.1, 2),  # less than six points below
-        ("gossip", "0.003125", 9.0, None),  # Gossip's level is not checked, only its distance
+        ("local-gecl", "0.003125", 0.9, [0]),  # another best step
+        ("d-scaffold", "0.2", 1.2, [1]),  # a column further apart than a point
+        ("gossip", "0.00078125", 2.1, [2]),  # less than six points below
+        ("gossip", "0.003125", 9.0, []),  # Gossip's level is not checked, only its distance
     ],
 )
-def test_each_claim_fails_alone(line: str, step: str, by: float, failing: int | None, tmp_path: Path) -> None:
-    verdicts = table_3(tmp_path, **{line: changed(line, step, by)})
-    assert [place for place, verdict in enumerate(verdicts) if verdict == Verdict.FAIL] == (
-        [] if failing is None else [failing]
-    )
+def test_each_claim_fails_alone(line: str, step: str, by: float, places: list[int], tmp_path: Path) -> None:
+    assert failing(TABLE_3, table_3(tmp_path, **{line: changed(line, step, by)})) == places
 
 
 def test_a_level_more_than_three_points_off_fails(tmp_path: Path) -> None:
     both = {name: [value - 3.1 for value in PRINTED[name]] for name in ("local-gecl", "d-scaffold")}
     gossip = [value - 3.1 for value in PRINTED["gossip"]]
-    verdicts = table_3(tmp_path, **both, gossip=gossip)
-    assert verdicts == [Verdict.PASS, Verdict.PASS, Verdict.PASS, Verdict.FAIL]
+    found = verdicts(TABLE_3, table_3(tmp_path, **both, gossip=gossip))
+    assert found == [Verdict.PASS, Verdict.PASS, Verdict.PASS, Verdict.FAIL]
 
 
 def test_small_scale_asks_for_the_sign_only(tmp_path: Path) -> None:
     near = [value - 0.3 for value in PRINTED["local-gecl"]]
-    verdicts = table_3(tmp_path, "small", gossip=near)
-    assert verdicts == [Verdict.NOT_COMPARABLE, Verdict.PASS, Verdict.PASS, Verdict.NOT_COMPARABLE]
+    found = verdicts(TABLE_3, table_3(tmp_path, "small", gossip=near))
+    assert found == [Verdict.NOT_COMPARABLE, Verdict.PASS, Verdict.PASS, Verdict.NOT_COMPARABLE]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paper_checks import planned
 from sample_run import job, write_run
 
-from holdfast.papers.base import Circumstances, Layout, Verdict
+from holdfast.papers.base import Layout, Verdict
 from holdfast.papers.drawing import draw
 from holdfast.papers.evidence import Evidence
-from holdfast.papers.execution import Task
 from holdfast.papers.net_fleet import PAPER
 from holdfast.papers.net_fleet.comparisons import (
     ONE_GRADIENT,
@@ -72,10 +72,8 @@ PAPERS_ORDER = {"net-fleet": 0.95, "ld-sgd": 0.90, "gt-sgd": 0.87, "dsgd": 0.86}
 
 @pytest.mark.parametrize("scale", ["small", "full"])
 @pytest.mark.parametrize("experiment", [e for e in PAPER.experiments if e.presets], ids=lambda e: e.id)
-def test_presets_expand(experiment, scale, tmp_path):
-    for preset in experiment.presets:
-        task = Task(PAPER, experiment, preset, Circumstances(scale, "cpu", None), tmp_path)
-        jobs = task.plan().jobs
+def test_presets_expand(experiment, scale):
+    for _, jobs in planned(PAPER, experiment, scale):
         assert {job.experiment.problem.partition.name for job in jobs} == {"iid", "shards"}
         assert all(job.experiment.network.mixing.name == "laplacian" for job in jobs)
         if scale == "full" and experiment.id != "figure-2":
@@ -83,7 +81,7 @@ def test_presets_expand(experiment, scale, tmp_path):
             assert all(job.experiment.problem.model.name == "netfleet-cnn" for job in jobs)
 
 
-def test_the_sweeps_are_the_papers_at_full_scale(tmp_path):
+def test_the_sweeps_are_the_papers_at_full_scale():
     wanted = {
         "figure-3": ("algorithm.local_steps", [1, 8, 10, 20]),
         "figure-4": ("problem.nodes", [10, 30, 50, 70]),
@@ -91,9 +89,8 @@ def test_the_sweeps_are_the_papers_at_full_scale(tmp_path):
         "figure-6": ("algorithm.lr", [0.0005, 0.001, 0.005, 0.01]),
     }
     for id, (key, values) in wanted.items():
-        experiment = PAPER.experiment(id)
-        task = Task(PAPER, experiment, experiment.presets[0], Circumstances("full", "cpu", None), tmp_path)
-        assert sorted({job.axes[key] for job in task.plan().jobs}) == values
+        ((_, jobs),) = planned(PAPER, PAPER.experiment(id), "full")
+        assert sorted({job.axes[key] for job in jobs}) == values
 
 
 # --- claims ------------------------------------------------------------------------------------------------

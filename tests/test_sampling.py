@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 from conftest import Quadratics
 from linear_rounds import measured_decay, reference_quadratics
-from test_invariants import stochastic_digits
+from server_runs import simulate, stochastic_digits
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,11 +36,12 @@ STATELESS = [
 ]
 
 
-@dataclass(frozen=True)
 class Watched(Quadratics):
     """Quadratics that note whose gradients were asked for."""
 
-    computed: set[int] = field(default_factory=set)
+    def __init__(self, A: Tensor, b: Tensor) -> None:
+        super().__init__(A, b)
+        self.computed: set[int] = set()
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         self.computed.update(nodes.tolist())
@@ -52,13 +52,6 @@ class Watched(Quadratics):
 def problem() -> Watched:
     reference = reference_quadratics(dim=6)
     return Watched(reference.A, reference.b)
-
-
-def simulate(algorithm, objective, size=3, rounds=0, seed=3) -> Simulation:
-    simulation = Simulation(algorithm, objective, hf.server(objective.nodes), seed=seed, cohort_size=size)
-    for _ in range(rounds):
-        simulation.step()
-    return simulation
 
 
 def step_and_see_who_changed(simulation: Simulation) -> set[int]:
@@ -72,7 +65,7 @@ def step_and_see_who_changed(simulation: Simulation) -> set[int]:
 
 @pytest.mark.parametrize("algorithm", STATEFUL, ids=str)
 def test_only_the_cohort_computes_and_changes(problem, algorithm):
-    simulation = simulate(algorithm, problem)
+    simulation = simulate(algorithm, problem, cohort=3)
     cohorts = set()
     for _ in range(8):
         problem.computed.clear()
@@ -85,7 +78,7 @@ def test_only_the_cohort_computes_and_changes(problem, algorithm):
 
 @pytest.mark.parametrize("algorithm", STATELESS, ids=str)
 def test_only_the_cohort_computes(problem, algorithm):
-    simulation = simulate(algorithm, problem)
+    simulation = simulate(algorithm, problem, cohort=3)
     for _ in range(8):
         problem.computed.clear()
         simulation.step()
@@ -104,14 +97,14 @@ def test_only_the_cohort_computes(problem, algorithm):
     ids=str,
 )
 def test_only_the_cohort_is_counted(problem, algorithm, vectors, gradients):
-    simulation = simulate(algorithm, problem, rounds=5)
+    simulation = simulate(algorithm, problem, rounds=5, cohort=3)
     assert simulation.traffic.numbers == 5 * 3 * vectors * problem.dim
     assert simulation.work.gradient_evaluations == 5 * 3 * gradients
     assert simulation.work.sample_gradients == 5 * 3 * gradients  # every node has one sample here
 
 
 def test_every_client_is_drawn_as_often_as_the_others(problem):
-    simulation = simulate(hf.SCAFFOLD(lr=0.001), problem)
+    simulation = simulate(hf.SCAFFOLD(lr=0.001), problem, cohort=3)
     drawn = np.zeros(10)
     for _ in range(300):
         drawn[list(step_and_see_who_changed(simulation))] += 1
@@ -135,7 +128,7 @@ def test_corrected_methods_reach_the_optimum_with_three_clients_of_ten(problem, 
 @pytest.mark.parametrize("algorithm", STATELESS, ids=str)
 def test_methods_without_correction_learn_with_cohorts(algorithm):
     objective = stochastic_digits()
-    simulation = simulate(algorithm, objective, rounds=40)
+    simulation = simulate(algorithm, objective, rounds=40, cohort=3)
     assert objective.global_value(simulation.models[0]) < 0.6 * objective.global_value(objective.x0)
 
 
@@ -146,7 +139,7 @@ def test_a_cohort_of_everybody_is_no_cohort(problem, algorithm):
 
 def test_a_cohort_is_the_same_for_every_method_and_another_for_another_seed(problem):
     def cohorts(algorithm, seed):
-        simulation = simulate(algorithm, problem, seed=seed)
+        simulation = simulate(algorithm, problem, seed=seed, cohort=3)
         return [step_and_see_who_changed(simulation) for _ in range(6)]
 
     assert cohorts(STATEFUL[0], 3) == cohorts(STATEFUL[1], 3) != cohorts(STATEFUL[0], 4)
@@ -154,10 +147,13 @@ def test_a_cohort_is_the_same_for_every_method_and_another_for_another_seed(prob
 
 @pytest.mark.parametrize("algorithm", STATEFUL + STATELESS, ids=str)
 def test_resuming_draws_the_same_cohorts(problem, algorithm):
-    whole, half = simulate(algorithm, problem, rounds=8), simulate(algorithm, problem, rounds=3)
+    whole, half = (
+        simulate(algorithm, problem, rounds=8, cohort=3),
+        simulate(algorithm, problem, rounds=3, cohort=3),
+    )
     snapshot = half.snapshot()
     half.step()  # going on must not reach into the snapshot
-    resumed = simulate(algorithm, problem)
+    resumed = simulate(algorithm, problem, cohort=3)
     resumed.restore(*snapshot)
     for _ in range(5):
         resumed.step()
@@ -202,7 +198,7 @@ class KeepsItsStart(hf.FedAvg):
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_rows_put_back_in_place_reach_nothing_else(nodes):
     objective = ZeroObjective(nodes)
-    simulation = simulate(KeepsItsStart(lr=0.1), objective, size=1, rounds=1)
+    simulation = simulate(KeepsItsStart(lr=0.1), objective, cohort=1, rounds=1)
     assert simulation.state.clients.kept.tolist() == [[0.0]] * nodes
     assert sorted(simulation.state.clients.replaced.flatten().tolist()) == [0.0] * (nodes - 1) + [1.0]
     assert objective.x0.tolist() == [0.0]
@@ -250,13 +246,13 @@ def test_ten_thousand_clients_keep_their_state_once():
     few, many = softmax_regression(50), softmax_regression(10_000)
     all_states = 10_000 * 7850 * 4
     with NewTensors() as at_start:
-        simulation = simulate(algorithm, many, size=50)
+        simulation = simulate(algorithm, many, cohort=50)
     assert [size for size in at_start.sizes if size > all_states / 10] == [all_states]
     place = simulation.state.clients.c.data_ptr()
     with NewTensors() as of_many:
         simulation.step()
     with NewTensors() as of_few:
-        simulate(algorithm, few, size=50, rounds=1)
+        simulate(algorithm, few, cohort=50, rounds=1)
     assert max(of_many.sizes) == max(of_few.sizes) < all_states / 100
     assert simulation.state.clients.c.data_ptr() == place
     assert int((simulation.state.clients.c != 0).any(-1).sum()) == 50

@@ -6,8 +6,7 @@ import pytest
 import torch
 from conftest import Quadratics
 from linear_rounds import contraction, measured_decay, reference_quadratics
-from test_equivalences import assert_same
-from test_invariants import stochastic_digits
+from server_runs import assert_same, stochastic_digits
 
 import holdfast as hf
 from holdfast.algorithms import VRLSGD, FedLin

@@ -9,22 +9,11 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+from sample_graphs import PARAMS, ring_weights
 
 import holdfast.topology as topology
 from holdfast.errors import HoldfastError
 from holdfast.topology import TOPOLOGIES, Network, build_network, server
-
-PARAMS: dict[str, dict[str, Any]] = {
-    "erdos-renyi": {"p": 0.3},
-    "random-geometric": {"radius": 0.4},
-    "edge-list": {"path": "not read"},
-}
-
-
-def ring_weights(side: float, nodes: int = 4) -> np.ndarray:
-    """The circulant matrix that gives ``side`` to both neighbours on a ring and keeps the rest."""
-    shift = np.roll(np.eye(nodes), 1, axis=1)
-    return (1 - 2 * side) * np.eye(nodes) + side * (shift + shift.T)
 
 
 def refused(call: Any, *parts: str) -> None:
@@ -39,7 +28,7 @@ def refused(call: Any, *parts: str) -> None:
 @pytest.mark.parametrize("nodes", [1, 0, -3, 16.0, "16", True])
 @pytest.mark.parametrize("name", [name for name in TOPOLOGIES if name != "server"])
 def test_too_few_nodes_or_no_whole_number(name: str, nodes: Any) -> None:
-    params = PARAMS.get(name, {})
+    params = (PARAMS | {"edge-list": {"path": "not read"}}).get(name, {})
     seed = {"seed": 0} if name in {"erdos-renyi", "random-geometric"} else {}
     refused(
         lambda: TOPOLOGIES.build(name, params, nodes=nodes, seed=0), f"topology '{name}'.nodes", repr(nodes)

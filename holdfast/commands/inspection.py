@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.commands.run import print_path
-from holdfast.report.figures import network_figure, partition_figure, save_figure
+from holdfast.report.figures import save_figure
 from holdfast.report.format import bytes_text, count_text, seconds_text
+from holdfast.report.setting_figures import network_figure, partition_figure
 from holdfast.runs.config import read_experiment
 from holdfast.runs.plan import Job, Plan
 from holdfast.runs.setting import Setting

@@ -14,7 +14,7 @@ from matplotlib.ticker import AutoLocator, LogFormatterSciNotation, LogLocator, 
 
 from holdfast.metrics.columns import COST_COLUMNS
 from holdfast.papers.base import Layout, Line, Panel
-from holdfast.papers.evidence import Evidence
+from holdfast.papers.evidence import Evidence, fitted_power
 from holdfast.report.figures import Style, add_legend, curve_style, draw_curves, legend_columns
 from holdfast.runs.record import Series
 
@@ -141,7 +141,7 @@ def _computed(panel: Panel, line: Line, evidence: Evidence) -> Series:
 def _slope(points: dict[float, list[float]]) -> float:
     """Of the line that fits all points best in the logarithms."""
     x, y = zip(*((x, y) for x, values in points.items() for y in values), strict=True)
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+    return fitted_power(x, y)
 
 
 def _summarised(name: str, points: dict[float, np.ndarray] | dict[int, np.ndarray]) -> Series:

@@ -27,6 +27,11 @@ class Curve:
         return self.group.label
 
     @property
+    def algorithm(self) -> str:
+        """Its label in the preset, whatever its setting."""
+        return self.group.jobs[0]["algorithm"]
+
+    @property
     def diverged(self) -> bool:
         return self.group.status == "diverged"
 
@@ -92,7 +97,7 @@ class Evidence:
 
         Keys are named by their last part: ``evidence.curve("gossip", lr=0.05, h=0.1)``.
         """
-        found = [curve for curve in self.curves(preset, **where) if _label(curve) == algorithm]
+        found = [curve for curve in self.curves(preset, **where) if curve.algorithm == algorithm]
         if len(found) != 1:
             record = self.run(preset)
             labels = [group.label for group in record.groups]
@@ -120,12 +125,25 @@ class Evidence:
             raise unknown("preset", preset, self.runs)
         return self.runs[preset]
 
+    def rows_where(self, **where: Any) -> list[Row]:
+        """The lines of the computed table whose columns have these values."""
+        return [row for row in self.rows if all(row[key] == where[key] for key in where)]
+
+    def column(self, column: str, /, **where: Any) -> np.ndarray:
+        """A column of ``rows_where``, [lines]."""
+        return np.array([row[column] for row in self.rows_where(**where)])
+
 
 def mean_text(values: np.ndarray | Sequence[float], digits: int = 2, unit: str = "") -> str:
     """Mean and sample standard deviation, such as ``82.91 ± 0.32 %``; a single value alone."""
     numbers = [float(value) for value in values]
     spread = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
     return f"{fmean(numbers):.{digits}f}{spread}{unit and ' '}{unit}"
+
+
+def mean_texts(values: Mapping[str, np.ndarray], digits: int = 2) -> str:
+    """Several means by name, such as ``fedpd 1.20 ± 0.10, fedprox 0.50 ± 0.08``."""
+    return ", ".join(f"{name} {mean_text(seeds, digits)}" for name, seeds in values.items())
 
 
 def scientific_text(values: np.ndarray | Sequence[float], digits: int = 1) -> str:
@@ -135,8 +153,9 @@ def scientific_text(values: np.ndarray | Sequence[float], digits: int = 1) -> st
     return f"{float(np.median(numbers)):.{digits}e}{extent}"
 
 
-def _label(curve: Curve) -> str:
-    return curve.group.jobs[0]["algorithm"]
+def fitted_power(x: np.ndarray | Sequence[float], y: np.ndarray | Sequence[float]) -> float:
+    """p of the fit y = c x^p."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def _swept(group: Group, key: str) -> str | None:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from holdfast.metrics.columns import DELAY_COLUMNS, SOLVER_COLUMNS
-from holdfast.report.figures import AXES, curves_figure, network_figure, partition_figure
+from holdfast.report.figures import AXES, curves_figure
 from holdfast.report.format import QUANTITIES, quantity
+from holdfast.report.setting_figures import network_figure, partition_figure
 from holdfast.runs.record import RunRecord, overlaid
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from holdfast.papers.base import Claim, Experiment, Finding, Layout, Line, Panel, Preset, Table, judged
 from holdfast.papers.dspodfl.figures import METHODS, accuracy_at
-from holdfast.papers.evidence import Evidence, mean_text
+from holdfast.papers.evidence import Evidence, mean_text, mean_texts
 
 LABELS, RADIUS, BETA = "appendix-p-labels", "appendix-p-radius", "appendix-p-beta"
 DELAY = 500.0  # total delay at which the released code compares
@@ -18,25 +18,30 @@ def accuracy_at_delay(e: Evidence, preset: str, method: str, **where: str) -> np
     return accuracy_at(e.curve(method, preset, **where), min(DELAY, end))
 
 
+def ends(e: Evidence, preset: str, key: str) -> tuple[str, str]:
+    """The first and the last value of a swept key."""
+    values = e.swept(key, preset)
+    return values[0], values[-1]
+
+
 def gain(e: Evidence, preset: str, key: str, method: str) -> np.ndarray:
     """From the first to the last value of a swept key, in points, [seeds]."""
-    first, last = e.swept(key, preset)[0], e.swept(key, preset)[-1]
+    first, last = ends(e, preset, key)
     high = accuracy_at_delay(e, preset, method, **{key: last})
     low = accuracy_at_delay(e, preset, method, **{key: first})
     return np.asarray(high - low)
 
 
 def _gains(e: Evidence, preset: str, key: str) -> tuple[dict[str, float], str]:
-    gains = {method: gain(e, preset, key, method) for method in METHODS}
-    words = ", ".join(f"{METHODS[method]} {mean_text(points, 1)}" for method, points in gains.items())
-    return {method: float(points.mean()) for method, points in gains.items()}, f"{words} points"
+    gains = {METHODS[method]: gain(e, preset, key, method) for method in METHODS}
+    return {name: float(points.mean()) for name, points in gains.items()}, f"{mean_texts(gains, 1)} points"
 
 
 def most_robust(e: Evidence) -> Finding:
     gains, words = _gains(e, LABELS, "classes")
-    first, last = e.swept("classes", LABELS)[0], e.swept("classes", LABELS)[-1]
+    first, last = ends(e, LABELS, "classes")
     return judged(
-        min(gains, key=lambda m: gains[m]) == "dspodfl",
+        min(gains, key=lambda name: gains[name]) == METHODS["dspodfl"],
         f"lost from {last} classes per node to {first}: {words}",
         "DSpodFL the least",
     )
@@ -44,19 +49,20 @@ def most_robust(e: Evidence) -> Finding:
 
 def gains_most(e: Evidence) -> Finding:
     gains, words = _gains(e, RADIUS, "radius")
-    first, last = e.swept("radius", RADIUS)[0], e.swept("radius", RADIUS)[-1]
+    first, last = ends(e, RADIUS, "radius")
     return judged(
-        max(gains, key=lambda m: gains[m]) == "dspodfl",
+        max(gains, key=lambda name: gains[name]) == METHODS["dspodfl"],
         f"gained from radius {first} to {last}: {words}",
         "DSpodFL the most",
     )
 
 
 def still_ahead(e: Evidence) -> Finding:
-    found = {method: accuracy_at_delay(e, BETA, method) for method in METHODS}
-    ours = ", ".join(f"{METHODS[method]} {mean_text(values, 1)}" for method, values in found.items())
-    best = max(values.mean() for method, values in found.items() if method != "dspodfl")
-    return judged(found["dspodfl"].mean() >= best - 1, f"{ours} %", "at most 1 point below the best baseline")
+    found = {name: accuracy_at_delay(e, BETA, method) for method, name in METHODS.items()}
+    ours = f"{mean_texts(found, 1)} %"
+    own = found.pop(METHODS["dspodfl"]).mean()
+    best = max(values.mean() for values in found.values())
+    return judged(own >= best - 1, ours, "at most 1 point below the best baseline")
 
 
 def at_equal_delay(e: Evidence) -> Table:

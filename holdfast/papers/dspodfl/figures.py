@@ -232,26 +232,36 @@ SMALL_2 = (
     'problem.model={name="mlp",hidden=[32]}',
 )
 
-FIGURE_1 = Experiment(
-    id="figure-1",
-    title="Fig. 1: a linear support vector machine on Fashion-MNIST, 10 nodes",
-    presets=[Preset("figure-1", SMALL_1), Preset("figure-1-latched", SMALL_1)],
-    claims=_claims(
+
+def _figure(id: str, title: str, small: Sequence[str], claims: list[Claim]) -> Experiment:
+    return Experiment(
+        id=id,
+        title=title,
+        presets=[Preset(id + reading, small) for reading in READINGS],
+        claims=claims,
+        layout=Layout(_panels(id), columns=4),
+        table=accuracies_at_end(id),
+        note=READINGS_NOTE,
+    )
+
+
+FIGURE_1 = _figure(
+    "figure-1",
+    "Fig. 1: a linear support vector machine on Fashion-MNIST, 10 nodes",
+    SMALL_1,
+    _claims(
         "figure-1",
         "matches the highest",
         1.0,
         [*_dgd_best("figure-1", "iid"), *_dgd_best("figure-1", "classes-per-node")],
     ),
-    layout=Layout(_panels("figure-1"), columns=4),
-    table=accuracies_at_end("figure-1"),
-    note=READINGS_NOTE,
 )
 
-FIGURE_2 = Experiment(
-    id="figure-2",
-    title="Fig. 2: a convolutional network on Fashion-MNIST, 10 nodes",
-    presets=[Preset("figure-2", SMALL_2), Preset("figure-2-latched", SMALL_2)],
-    claims=_claims(
+FIGURE_2 = _figure(
+    "figure-2",
+    "Fig. 2: a convolutional network on Fashion-MNIST, 10 nodes",
+    SMALL_2,
+    _claims(
         "figure-2",
         "surpasses the baselines",
         0.5,
@@ -272,7 +282,4 @@ FIGURE_2 = Experiment(
             ),
         ],
     ),
-    layout=Layout(_panels("figure-2"), columns=4),
-    table=accuracies_at_end("figure-2"),
-    note=READINGS_NOTE,
 )

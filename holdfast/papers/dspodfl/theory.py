@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.algorithms import DSpodFL
 from holdfast.api import minimize
 from holdfast.papers.base import Circumstances, Claim, Experiment, Finding, Layout, Line, Panel, judged
-from holdfast.papers.evidence import Evidence, Row, scientific_text
+from holdfast.papers.evidence import Evidence, Row, fitted_power, scientific_text
 from holdfast.topology import Network, UniformChance, build_network, expected_p, expected_p_squared, rho_tilde
 
 Floats = NDArray[np.float64]
@@ -164,11 +164,7 @@ def computed(where: Circumstances) -> list[Row]:
 
 
 def _value(e: Evidence, what: str) -> float:
-    return next(float(row["value"]) for row in e.rows if row["what"] == what)
-
-
-def _column(e: Evidence, what: str, column: str) -> Floats:
-    return np.array([row[column] for row in e.rows if row["what"] == what])
+    return float(e.column("value", what=what)[0])
 
 
 def doubly_stochastic(e: Evidence) -> Finding:
@@ -188,7 +184,7 @@ def mixes_on_average(e: Evidence) -> Finding:
 
 def decays_then_rests(e: Evidence) -> Finding:
     """From round 50 to 100 the error falls by the same factor, roughly, as from 0 to 50; then it stays."""
-    error, round = _column(e, "equal d, step 0.03", "error"), _column(e, "equal d, step 0.03", "round")
+    error, round = (e.column(name, what="equal d, step 0.03") for name in ("error", "round"))
     early = np.log(error[round == 0][0] / error[round == 50][0])
     later = np.log(error[round == 50][0] / error[round == 100][0])
     tail = error[round >= SETTLED]
@@ -203,8 +199,8 @@ def decays_then_rests(e: Evidence) -> Finding:
 
 def shrinks_with_step(what: str) -> Callable[[Evidence], Finding]:
     def check(e: Evidence) -> Finding:
-        steps, found = _column(e, what, "lr"), _column(e, what, "gap")
-        order = float(np.polyfit(np.log(steps), np.log(found), 1)[0])
+        steps, found = e.column("lr", what=what), e.column("gap", what=what)
+        order = fitted_power(steps, found)
         ours = f"{found[0]:.3f} at step {steps[0]:g}, {found[-1]:.3f} at {steps[-1]:g}: order {order:.2f}"
         return judged(order >= 0.8, ours, "proportional to the step: order at least 0.8")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from holdfast.papers.base import Finding, Line, judged
+from holdfast.papers.base import Finding, Line, Panel, judged
 from holdfast.papers.evidence import Curve, Evidence
 
 # Two cores solve the 784 x 10 parameters of MNIST to 1e-12 only in hours: small images, and L-BFGS to 1e-9.
@@ -30,6 +30,10 @@ def solved_by(solver: str, *algorithms: str) -> list[str]:
     return [f"algorithm.{algorithm}.solver={solver}" for algorithm in algorithms]
 
 
+def error_panel(title: str, lines: Sequence[Line], each: str = "") -> Panel:
+    return Panel(title, lines, y=ERROR, y_label="relative energy error", log_y=True, each=each)
+
+
 def error(curve: Curve, round: int) -> float:
     """Relative energy error after ``round``, mean over the seeds."""
     return float(curve.at(ERROR, round).mean())
@@ -37,19 +41,13 @@ def error(curve: Curve, round: int) -> float:
 
 def lowest_error(e: Evidence, algorithm: str, round: int, preset: str = "") -> float:
     """The error after ``round`` of the setting that is best at that round, among those swept."""
-    curves = [curve for curve in e.curves(preset) if label(curve) == algorithm and not curve.diverged]
+    curves = [curve for curve in e.curves(preset) if curve.algorithm == algorithm and not curve.diverged]
     return min((error(curve, round) for curve in curves), default=math.inf)
 
 
 def rivals(e: Evidence, preset: str = "") -> list[str]:
     """The methods other than DualFL."""
-    return [name for name in dict.fromkeys(map(label, e.curves(preset))) if name != "dualfl"]
-
-
-def label(curve: Curve) -> str:
-    """The method of a curve, whatever its setting."""
-    name: str = curve.group.jobs[0]["algorithm"]
-    return name
+    return [name for name in dict.fromkeys(c.algorithm for c in e.curves(preset)) if name != "dualfl"]
 
 
 def below_all_others(e: Evidence, rounds: Sequence[int], preset: str = "") -> Finding:

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.papers.base import Claim, Experiment, Finding, Layout, Line, Panel, Preset, judged
-from holdfast.papers.dualfl.common import (
-    ERROR,
-    LINES,
-    below_all_others,
-    error,
-    same_rate,
-    solved_by,
-)
+from holdfast.papers.base import Claim, Experiment, Finding, Layout, Line, Preset, judged
+from holdfast.papers.dualfl.common import LINES, below_all_others, error, error_panel, same_rate, solved_by
 from holdfast.papers.evidence import Evidence
 
 METHODS, CLIENTS, RHO = "figure-1-cifar10", "figure-1-cifar10-clients", "figure-1-cifar10-rho"
@@ -57,33 +50,16 @@ FIGURE_1_CIFAR10 = Experiment(
     ],
     layout=Layout(
         [
-            Panel(
+            error_panel(
                 "(d) methods, 8 clients",
                 [
                     line._replace(where=DRAWN.get(line.algorithm, {}), preset=METHODS)
                     for line in LINES
                     if line.algorithm not in ("feddr", "feddyn")
                 ],
-                y=ERROR,
-                y_label="relative energy error",
-                log_y=True,
             ),
-            Panel(
-                "(e) clients",
-                [Line("DualFL", "dualfl", {}, CLIENTS)],
-                each="nodes",
-                y=ERROR,
-                y_label="relative energy error",
-                log_y=True,
-            ),
-            Panel(
-                "(f) momentum",
-                [Line("DualFL", "dualfl", {}, RHO)],
-                each="rho",
-                y=ERROR,
-                y_label="relative energy error",
-                log_y=True,
-            ),
+            error_panel("(e) clients", [Line("DualFL", "dualfl", {}, CLIENTS)], each="nodes"),
+            error_panel("(f) momentum", [Line("DualFL", "dualfl", {}, RHO)], each="rho"),
         ]
     ),
     note="Ten rounds; rivals' settings from short grids, as the paper's are for another scaling (table-2).",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.papers.base import Claim, Experiment, Finding, Layout, Panel, Preset, judged
+from holdfast.papers.base import Claim, Experiment, Finding, Layout, Preset, judged
 from holdfast.papers.dualfl.common import (
     DIGITS,
     ERROR,
@@ -12,6 +12,7 @@ from holdfast.papers.dualfl.common import (
     NEARLY_EXACT,
     below_all_others,
     error,
+    error_panel,
     lowest_error,
     rivals,
     solved_by,
@@ -82,15 +83,7 @@ FIGURE_1_METHODS = Experiment(
         Claim("DualFL's error falls in every round", "curves", falls_steadily),
     ],
     layout=Layout(
-        [
-            Panel(
-                "8 clients",
-                [line._replace(where=DRAWN.get(line.algorithm, {})) for line in LINES],
-                y=ERROR,
-                y_label="relative energy error",
-                log_y=True,
-            )
-        ],
+        [error_panel("8 clients", [line._replace(where=DRAWN.get(line.algorithm, {})) for line in LINES])],
         columns=1,
     ),
     note="Each rival is tuned on this objective, since the step sizes of the paper's Table 2 are not for it.",

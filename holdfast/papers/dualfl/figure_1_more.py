@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from holdfast.papers.base import Claim, Experiment, Finding, Layout, Line, Panel, Preset, judged
-from holdfast.papers.dualfl.common import DIGITS, ERROR, NEARLY_EXACT, error, same_rate, solved_by
+from holdfast.papers.base import Claim, Experiment, Finding, Layout, Line, Preset, judged
+from holdfast.papers.dualfl.common import (
+    DIGITS,
+    ERROR,
+    NEARLY_EXACT,
+    error,
+    error_panel,
+    same_rate,
+    solved_by,
+)
 from holdfast.papers.evidence import Evidence
 
 FEW, MANY = 8, 64
@@ -33,19 +41,7 @@ FIGURE_1_CLIENTS = Experiment(
         ),
         Claim("The error after so many rounds does not either", "curves", same_level),
     ],
-    layout=Layout(
-        [
-            Panel(
-                "clients",
-                [Line("DualFL", "dualfl")],
-                each="nodes",
-                y=ERROR,
-                y_label="relative energy error",
-                log_y=True,
-            )
-        ],
-        columns=1,
-    ),
+    layout=Layout([error_panel("clients", [Line("DualFL", "dualfl")], each="nodes")], columns=1),
     note="The paper's numbers of clients are not in its text: powers of two.",
 )
 
@@ -75,17 +71,5 @@ FIGURE_1_RHO = Experiment(
             rho_hardly_matters,
         )
     ],
-    layout=Layout(
-        [
-            Panel(
-                "momentum",
-                [Line("DualFL", "dualfl")],
-                each="rho",
-                y=ERROR,
-                y_label="relative energy error",
-                log_y=True,
-            )
-        ],
-        columns=1,
-    ),
+    layout=Layout([error_panel("momentum", [Line("DualFL", "dualfl")], each="rho")], columns=1),
 )

@@ -62,7 +62,12 @@ class Quadratics:
         """The gradient of the mean of all f_i at ``x`` [d]."""
         return self.full_grads(x.expand(self.nodes, -1), torch.arange(self.nodes)).mean(0)
 
-    def optimum(self, alpha: float = 0.0) -> Tensor:
+    @property
+    def optimum(self) -> Tensor:
+        """The minimiser of the mean of all f_i, [d]; without an l1 term."""
+        return self.regularised_optimum(0.0)
+
+    def regularised_optimum(self, alpha: float) -> Tensor:
         """The minimiser of the mean of all f_i + (alpha/2)||x||^2, [d]; without an l1 term."""
         A = self.A.mean(0) + alpha * torch.eye(self.dim, dtype=torch.float64)
         solution: Tensor = torch.linalg.solve(A, (self.A @ self.b[..., None]).mean(0))

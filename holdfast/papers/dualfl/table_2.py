@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.papers.base import (
-    Claim,
-    Experiment,
-    Finding,
-    Layout,
-    Panel,
-    Preset,
-    Table,
-    judged,
-    not_comparable,
-)
-from holdfast.papers.dualfl.common import DIGITS, ERROR, LINES, NEARLY_EXACT, error, solved_by
+from holdfast.papers.base import Claim, Experiment, Finding, Layout, Preset, Table, judged, not_comparable
+from holdfast.papers.dualfl.common import DIGITS, LINES, NEARLY_EXACT, error, error_panel, solved_by
 from holdfast.papers.evidence import Evidence
 
 PRINTED, SCALED = "table-2-printed", "table-2-times-7500"
@@ -84,13 +74,7 @@ TABLE_2 = Experiment(
     ],
     layout=Layout(
         [
-            Panel(
-                words,
-                [line._replace(preset=preset) for line in SHOWN],
-                y=ERROR,
-                y_label="relative energy error",
-                log_y=True,
-            )
+            error_panel(words, [line._replace(preset=preset) for line in SHOWN])
             for words, preset in (("as printed", PRINTED), ("steps times the samples of a client", SCALED))
         ],
         columns=2,

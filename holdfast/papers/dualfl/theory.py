@@ -11,7 +11,7 @@ from holdfast.algorithms.dualfl import DualFL
 from holdfast.algorithms.fedavg import FedAvg
 from holdfast.papers.base import Circumstances, Claim, Experiment, Finding, Layout, Line, Panel, Table, judged
 from holdfast.papers.dualfl.quadratics import NewtonStep, ill_conditioned, merely_convex, with_l1
-from holdfast.papers.evidence import Evidence, Row
+from holdfast.papers.evidence import Evidence, Row, fitted_power
 from holdfast.solvers import FISTA
 
 SMOOTH, DESCENT = "DualFL, smooth and strongly convex", "gradient descent"
@@ -41,18 +41,13 @@ def factor_per_round(far: np.ndarray) -> float:
     return float(np.exp(np.polyfit(settled, np.log(far[settled]), 1)[0]))
 
 
-def power(rows: list[Row], x: str, y: str) -> float:
-    """p of the fit y = c x^p."""
-    return float(np.polyfit(np.log([row[x] for row in rows]), np.log([row[y] for row in rows]), 1)[0])
-
-
 def strongly_convex(kappas: tuple[float, ...]) -> list[Row]:
     rows: list[Row] = []
     for kappa in kappas:
         problem = ill_conditioned(kappa)
         rounds = int(40 * math.sqrt(kappa))
         far = distances(
-            problem.path(DualFL.for_problem(1 / kappa, 1.0, solver=NewtonStep()), rounds), problem.optimum()
+            problem.path(DualFL.for_problem(1 / kappa, 1.0, solver=NewtonStep()), rounds), problem.optimum
         )
         rows.append(
             {
@@ -70,7 +65,7 @@ def gradient_descent(kappas: tuple[float, ...]) -> list[Row]:
     rows: list[Row] = []
     for kappa in kappas:
         problem = ill_conditioned(kappa)
-        far = distances(problem.path(FedAvg(lr=1.0), int(30 * kappa)), problem.optimum())
+        far = distances(problem.path(FedAvg(lr=1.0), int(30 * kappa)), problem.optimum)
         rows.append({"regime": DESCENT, "kappa": kappa, "rounds": rounds_to(far, CLOSE)})
     return rows
 
@@ -78,7 +73,7 @@ def gradient_descent(kappas: tuple[float, ...]) -> list[Row]:
 def convex(alphas: tuple[float, ...]) -> list[Row]:
     problem, rows = merely_convex(), []
     for alpha in alphas:
-        goal = problem.optimum(alpha)
+        goal = problem.regularised_optimum(alpha)
         path = problem.path(
             DualFL.for_problem(0.0, 1.0, alpha=alpha, solver=NewtonStep()), int(60 / math.sqrt(alpha))
         )
@@ -117,80 +112,72 @@ def dualfl_alone(where: Circumstances) -> list[Row]:
     return [*strongly_convex((10.0, 100.0, 1000.0)), *convex((0.1, 0.01, 0.001)), *nonsmooth()]
 
 
-def of_regime(e: Evidence, regime: str) -> list[Row]:
-    return [row for row in e.rows if row["regime"] == regime]
+def power_of_rounds(e: Evidence, regime: str, x: str) -> float:
+    """p of the fit rounds = c x^p."""
+    return fitted_power(e.column(x, regime=regime), e.column("rounds", regime=regime))
 
 
 def accelerated(e: Evidence) -> Finding:
-    dualfl, descent = (power(of_regime(e, regime), "kappa", "rounds") for regime in (SMOOTH, DESCENT))
+    dualfl, descent = (power_of_rounds(e, regime, "kappa") for regime in (SMOOTH, DESCENT))
     ours = f"power of kappa {dualfl:.2f}, gradient descent's {descent:.2f}"
     return judged(0.4 <= dualfl <= 0.6 and 0.9 <= descent <= 1.1, ours, "0.4 to 0.6, and 0.9 to 1.1")
 
 
 def accelerated_without_strong_convexity(e: Evidence) -> Finding:
-    p = power(of_regime(e, CONVEX), "alpha", "rounds")
+    p = power_of_rounds(e, CONVEX, "alpha")
     return judged(-0.6 <= p <= -0.4, f"power of alpha {p:.2f}", "-0.6 to -0.4")
 
 
 def accelerated_with_kinks(e: Evidence) -> Finding:
-    worst = max(row["error_times_n"] for row in of_regime(e, KINKS))
+    worst = float(e.column("error_times_n", regime=KINKS).max())
     ours = f"n times the error is at most {worst:.2f} times the first error"
     return judged(worst <= 2, ours, "at most 2, for all n")
 
 
 def theorem_3_3(e: Evidence) -> Finding:
-    rows = of_regime(e, SMOOTH)
+    rows = e.rows_where(regime=SMOOTH)
     excess = max(row["factor"] - row["bound"] for row in rows)
     ours = ", ".join(f"{row['factor']:.3f} (bound {row['bound']:.3f})" for row in rows)
     return judged(excess <= 0.01, f"factors {ours}", "at most 0.01 above the bound at every kappa")
 
 
 def theorem_4_2(e: Evidence) -> Finding:
-    rows = of_regime(e, CONVEX)
-    worst = max(abs(row["gradient"] / row["floor"] - 1) for row in rows)
+    gradients, floors = (e.column(name, regime=CONVEX) for name in ("gradient", "floor"))
+    worst = float(np.abs(gradients / floors - 1).max())
     return judged(worst <= 1e-6, f"off by {worst:.1e} of it at most", "within 1e-6 of alpha ||x_alpha||")
 
 
 def bounds(e: Evidence) -> Table:
     lines = [
         [f"{row['kappa']:.0f}", f"{row['rounds']:.0f}", f"{row['factor']:.3f}", f"{row['bound']:.3f}"]
-        for row in of_regime(e, SMOOTH)
+        for row in e.rows_where(regime=SMOOTH)
     ]
     return ["kappa", f"rounds to {CLOSE:g}", "factor per round", "Theorem 3.3"], lines
 
 
-BY_KAPPA = Panel(
+def _panel(
+    title: str, lines: list[Line], x: str, x_label: str, y: str = "rounds", y_label: str = "rounds"
+) -> Panel:
+    """Logarithmic both ways: a power is a straight line."""
+    return Panel(
+        title, lines, x=x, y=y, by="regime", x_label=x_label, y_label=y_label, log_x=True, log_y=True
+    )
+
+
+BY_KAPPA = _panel(
     "smooth, strongly convex",
     [Line("DualFL", SMOOTH), Line("gradient descent", DESCENT)],
     x="kappa",
-    y="rounds",
-    by="regime",
     x_label="condition number κ",
-    y_label="rounds",
-    log_x=True,
-    log_y=True,
 )
-BY_ALPHA = Panel(
-    "merely convex",
-    [Line("DualFL", CONVEX)],
-    x="alpha",
-    y="rounds",
-    by="regime",
-    x_label="regularisation α",
-    y_label="rounds",
-    log_x=True,
-    log_y=True,
-)
-BY_ROUND = Panel(
+BY_ALPHA = _panel("merely convex", [Line("DualFL", CONVEX)], x="alpha", x_label="regularisation α")
+BY_ROUND = _panel(
     "nonsmooth, strongly convex",
     [Line("DualFL", KINKS)],
     x="round",
-    y="error",
-    by="regime",
     x_label="round",
+    y="error",
     y_label="distance to the optimum",
-    log_x=True,
-    log_y=True,
 )
 
 TABLE_1 = Experiment(

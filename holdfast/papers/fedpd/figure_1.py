@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from holdfast.papers.base import Circumstances, Claim, Experiment, Finding, Layout, Line, Panel, judged
-from holdfast.papers.evidence import Evidence, Row
+from holdfast.papers.evidence import Evidence, Row, fitted_power
 
 L_ETA = (math.sqrt(5) - 1) / 8  # Table III's eta times L
 TURN = (1 - 2 * L_ETA) / (1 + L_ETA)  # where C_3 is 1
@@ -40,19 +40,16 @@ def curves(where: Circumstances) -> list[Row]:
     return rows
 
 
-def of_curve(e: Evidence, name: str) -> list[Row]:
-    return [row for row in e.rows if row["curve"] == name]
-
-
 def turn(e: Evidence) -> Finding:
-    right = all((row["c_3"] < 1) == (row["p"] < TURN) for row in of_curve(e, BOUND))
+    right = all((row["c_3"] < 1) == (row["p"] < TURN) for row in e.rows_where(curve=BOUND))
     return judged(right, f"C_3 crosses 1 at p = {TURN:.4f}", "there and nowhere else")
 
 
 def power_of_p(e: Evidence, low: float, high: float) -> float:
     """p of the fit C = c p^power over a range."""
-    rows = [row for row in of_curve(e, BOUND) if low <= row["p"] <= high]
-    return float(np.polyfit(np.log([row["p"] for row in rows]), np.log([row["c"] for row in rows]), 1)[0])
+    p, c = e.column("p", curve=BOUND), e.column("c", curve=BOUND)
+    inside = (low <= p) & (p <= high)
+    return fitted_power(p[inside], c[inside])
 
 
 def quadratic_for_few(e: Evidence) -> Finding:
@@ -68,7 +65,7 @@ def quadratic_up_to_the_turn(e: Evidence) -> Finding:
 
 def logarithmic_for_many(e: Evidence) -> Finding:
     """ln C(p) (1 - p) / (2 ln C_3) tends to 1 where C(p) ~ C_3^(2/(1-p))."""
-    (row,) = of_curve(e, BEYOND)
+    (row,) = e.rows_where(curve=BEYOND)
     share = math.log(row["c"]) * (1 - row["p"]) / (2 * math.log(row["c_3"]))
     ours = f"ln C(p) is {share:.3f} of 2 ln C_3 / (1 - p) at p = {row['p']:.3f}"
     return judged(abs(share - 1) <= 0.1, ours, "1 ± 0.1")

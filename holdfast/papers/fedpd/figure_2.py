@@ -22,6 +22,17 @@ def gap(e: Evidence, case: str, label: str) -> np.ndarray:
     return curve(e, case, label).final(GAP)
 
 
+def within(e: Evidence, label: str, low: float = 0, high: float = np.inf) -> bool:
+    """Whether the gap of every seed is from ``low`` to ``high``, in both cases."""
+    gaps = [gap(e, case, label) for case in CASES]
+    return all(((found >= low) & (found <= high)).all() for found in gaps)
+
+
+def below(e: Evidence, label: str, other: str) -> bool:
+    """Whether the gap of every seed is below that of another method, in both cases."""
+    return all((gap(e, case, label) < gap(e, case, other)).all() for case in CASES)
+
+
 def in_both(e: Evidence, label: str) -> str:
     return ", ".join(f"{case} {scientific_text(gap(e, case, label))}" for case in CASES)
 
@@ -34,7 +45,7 @@ def converges_linearly(e: Evidence) -> Finding:
         decades[case] = (path[0] - path[middle], path[middle] - path[-1])
     even = all(0.5 <= second / first <= 2 for first, second in decades.values())
     goal = 1e-18 if e.full else 1e-9
-    low = all((gap(e, case, "fedpd-gd") <= goal).all() for case in CASES)
+    low = within(e, "fedpd-gd", high=goal)
     ours = f"{in_both(e, 'fedpd-gd')}; decades in each half: " + ", ".join(
         f"{case} {first:.1f} and {second:.1f}" for case, (first, second) in decades.items()
     )
@@ -51,23 +62,17 @@ def fedavg_stalls(e: Evidence) -> Finding:
     ours = f"{in_both(e, 'fedavg-gd')}; left of it in the last twelfth: " + ", ".join(
         f"{case} {share:.2f}" for case, share in flat.items()
     )
-    above = all((gap(e, case, "fedavg-gd") > gap(e, case, "fedpd-gd")).all() for case in CASES)
+    above = below(e, "fedpd-gd", "fedavg-gd")
     if not e.full:
         return judged(above, ours, "above FedPD-GD: the sign")
-    inside = all(
-        ((gap(e, case, "fedavg-gd") >= 1e-11) & (gap(e, case, "fedavg-gd") <= 1e-8)).all() for case in CASES
-    )
-    return judged(
-        above and inside and flat["strong"] > 0.5, ours, "1e-11 to 1e-8, and flat (above 0.5) if strong"
-    )
+    holds = above and within(e, "fedavg-gd", 1e-11, 1e-8) and flat["strong"] > 0.5
+    return judged(holds, ours, "1e-11 to 1e-8, and flat (above 0.5) if strong")
 
 
 def vr_converges(e: Evidence) -> Finding:
     if e.full:
-        low = all((gap(e, case, "fedpd-vr") <= 1e-12).all() for case in CASES)
-        return judged(low, in_both(e, "fedpd-vr"), "at most 1e-12")
-    below = all((gap(e, case, "fedpd-vr") < gap(e, case, "fedavg-gd")).all() for case in CASES)
-    return judged(below, in_both(e, "fedpd-vr"), "below FedAvg-GD: the sign")
+        return judged(within(e, "fedpd-vr", high=1e-12), in_both(e, "fedpd-vr"), "at most 1e-12")
+    return judged(below(e, "fedpd-vr", "fedavg-gd"), in_both(e, "fedpd-vr"), "below FedAvg-GD: the sign")
 
 
 def communications(e: Evidence, case: str, label: str) -> np.ndarray:
@@ -82,9 +87,9 @@ def skipping_stalls(e: Evidence) -> Finding:
     used = {case: communications(e, case, "fedpd-gd-half") for case in CASES}
     spread = rounds / 15
     half = all((abs(used[case] - rounds / 2) <= spread).all() for case in CASES)
-    stalls = all((gap(e, case, "fedpd-gd-half") > gap(e, case, "fedpd-gd")).all() for case in CASES)
+    stalls = below(e, "fedpd-gd", "fedpd-gd-half")
     if e.full:
-        stalls = stalls and all((gap(e, case, "fedpd-gd-half") >= 1e-11).all() for case in CASES)
+        stalls = stalls and within(e, "fedpd-gd-half", low=1e-11)
     counts = ", ".join(f"{case} {used[case].mean():.0f}" for case in CASES)
     needed = f"{rounds / 2:.0f} ± {spread:.0f} communications, " + (
         "above 1e-11" if e.full else "above p = 0: the sign"
@@ -113,14 +118,12 @@ def fedprox_stalls_if_strong(e: Evidence) -> Finding:
 
 
 def sgd_is_below_fedavgs(e: Evidence) -> Finding:
-    below = all((gap(e, case, "fedpd-sgd") < gap(e, case, "fedavg-sgd")).all() for case in CASES)
+    better = below(e, "fedpd-sgd", "fedavg-sgd")
     ours = f"FedPD {in_both(e, 'fedpd-sgd')}; FedAvg {in_both(e, 'fedavg-sgd')}"
     if not e.full:
-        return judged(below, ours, "below FedAvg-SGD: the sign")
-    inside = all(
-        ((gap(e, case, "fedpd-sgd") >= 1e-7) & (gap(e, case, "fedpd-sgd") <= 1e-4)).all() for case in CASES
-    )
-    return judged(below and inside, ours, "1e-7 to 1e-4, and below FedAvg-SGD")
+        return judged(better, ours, "below FedAvg-SGD: the sign")
+    inside = within(e, "fedpd-sgd", 1e-7, 1e-4)
+    return judged(better and inside, ours, "1e-7 to 1e-4, and below FedAvg-SGD")
 
 
 def panel(title: str, case: str) -> Panel:

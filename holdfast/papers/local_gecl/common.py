@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.papers.base import Circumstances, Line
-from holdfast.papers.evidence import Curve
+from holdfast.papers.base import Circumstances, Finding, Layout, Line, Panel, judged
+from holdfast.papers.evidence import Curve, Evidence
 from holdfast.runs.config import read_experiment
 from holdfast.runs.plan import Plan
 
 ON_A_GRAPH = [Line("Local G-ECL", "local-gecl"), Line("D-SCAFFOLD", "d-scaffold"), Line("Gossip", "gossip")]
+CORRECTED = ("local-gecl", "d-scaffold")
 WITH_A_SERVER = [
     Line("Local G-ECL", "local-gecl-server"),
     Line("SCAFFOLD", "scaffold"),
@@ -45,6 +46,22 @@ def final_accuracy(curve: Curve) -> np.ndarray:
 def in_preset(lines: Sequence[Line], preset: str, **where: object) -> list[Line]:
     """The lines as curves of one preset among several, at one point of its sweep."""
     return [line._replace(preset=preset, where=where) for line in lines]
+
+
+def accuracy_and_loss(lines: Sequence[Line], each: str = "") -> Layout:
+    """Two panels over the rounds; every line once for each value of a swept key, if one is named."""
+    panels = [
+        Panel("(a) test accuracy", lines, each=each),
+        Panel("(b) train loss", lines, y="train_loss", each=each),
+    ]
+    return Layout(panels, columns=2)
+
+
+def ahead(e: Evidence, points: float, least: float, ours: str) -> Finding:
+    """Whether a lead is at least ``least`` points; at small scale, whether there is one."""
+    if e.full:
+        return judged(points >= least, ours, f"at least {least:g} points")
+    return judged(points > 0, ours, "more than 0: the sign")
 
 
 def preset_plan(file: str, overrides: Sequence[str], where: Circumstances) -> Plan:

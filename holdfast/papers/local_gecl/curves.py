@@ -4,30 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.papers.base import (
-    Claim,
-    Experiment,
-    Finding,
-    Layout,
-    Panel,
-    Preset,
-    judged,
-    not_comparable,
-)
-from holdfast.papers.evidence import Evidence, mean_text
-from holdfast.papers.local_gecl.common import ON_A_GRAPH, final_accuracy, small
-
-CORRECTED = ("local-gecl", "d-scaffold")
-
-
-def _two_panels(each: str) -> Layout:
-    """Accuracy and loss over the rounds, every method once for each value of a swept key."""
-    panels = [
-        Panel("(a) test accuracy", ON_A_GRAPH, each=each),
-        Panel("(b) train loss", ON_A_GRAPH, y="train_loss", each=each),
-    ]
-    return Layout(panels, columns=2)
-
+from holdfast.papers.base import Claim, Experiment, Finding, Preset, judged, not_comparable
+from holdfast.papers.evidence import Evidence, mean_text, mean_texts
+from holdfast.papers.local_gecl.common import CORRECTED, ON_A_GRAPH, accuracy_and_loss, final_accuracy, small
 
 # --- Fig. 3 ------------------------------------------------------------------------------------------------
 
@@ -77,22 +56,23 @@ FIGURE_3 = Experiment(
         Claim("Local G-ECL and D-SCAFFOLD have the same curves", "overlap", same_method),
         Claim("Gossip gets worse as the nodes become unlike", "degraded as h falls", gossip_worsens),
     ],
-    layout=_two_panels(each="h"),
+    layout=accuracy_and_loss(ON_A_GRAPH, each="h"),
 )
 
 # --- Fig. 4 ------------------------------------------------------------------------------------------------
 
 
+def gain(e: Evidence, algorithm: str, few: str, many: str) -> np.ndarray:
+    """Points from few local steps to many, [seeds]."""
+    ends = [final_accuracy(e.curve(algorithm, local_steps=steps)) for steps in (few, many)]
+    return np.asarray(ends[1] - ends[0])
+
+
 def steps_help(e: Evidence) -> Finding:
     few, many = e.swept("local_steps")[:2]
-    gains = {
-        line.name: final_accuracy(e.curve(line.algorithm, local_steps=many))
-        - final_accuracy(e.curve(line.algorithm, local_steps=few))
-        for line in ON_A_GRAPH
-    }
-    ours = ", ".join(f"{name} {mean_text(gain)}" for name, gain in gains.items())
-    least = min(gain.mean() for gain in gains.values())
-    text = f"{ours} points from K = {few} to {many}"
+    gains = {line.name: gain(e, line.algorithm, few, many) for line in ON_A_GRAPH}
+    least = min(points.mean() for points in gains.values())
+    text = f"{mean_texts(gains)} points from K = {few} to {many}"
     if e.full:
         return judged(least >= 3, text, "at least 3 points for all methods")
     return judged(least > 0, text, "more than 0: the sign")
@@ -100,15 +80,11 @@ def steps_help(e: Evidence) -> Finding:
 
 def little_beyond(e: Evidence) -> Finding:
     many, more = e.swept("local_steps")[1:]
-    gains = [
-        final_accuracy(e.curve(a, local_steps=more)) - final_accuracy(e.curve(a, local_steps=many))
-        for a in CORRECTED
-    ]
-    ours = ", ".join(f"{a} {mean_text(g)}" for a, g in zip(CORRECTED, gains, strict=True))
-    text = f"{ours} points from K = {many} to {more}"
+    gains = {algorithm: gain(e, algorithm, many, more) for algorithm in CORRECTED}
+    text = f"{mean_texts(gains)} points from K = {many} to {more}"
     if not e.full:
         return not_comparable(text, "fewer steps than the 64 beyond which little is gained")
-    return judged(max(abs(gain.mean()) for gain in gains) <= 2, text, "within 2 points")
+    return judged(max(abs(points.mean()) for points in gains.values()) <= 2, text, "within 2 points")
 
 
 FIGURE_4 = Experiment(
@@ -119,7 +95,7 @@ FIGURE_4 = Experiment(
         Claim("All methods gain from many local steps", "improves with K", steps_help),
         Claim("The corrected methods gain little beyond 64 local steps", "little improvement", little_beyond),
     ],
-    layout=_two_panels(each="local_steps"),
+    layout=accuracy_and_loss(ON_A_GRAPH, each="local_steps"),
 )
 
 # --- Fig. 8 ------------------------------------------------------------------------------------------------
@@ -162,5 +138,5 @@ FIGURE_8 = Experiment(
         Claim("Local G-ECL ends above Gossip with a convolutional network too", "curves", lenet_above_gossip),
         Claim("It is as good as D-SCAFFOLD", "curves", lenet_as_scaffold),
     ],
-    layout=_two_panels(each="lr"),
+    layout=accuracy_and_loss(ON_A_GRAPH, each="lr"),
 )

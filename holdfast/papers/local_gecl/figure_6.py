@@ -5,19 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from holdfast.papers.base import (
-    Circumstances,
-    Claim,
-    Experiment,
-    Finding,
-    Layout,
-    Line,
-    Panel,
-    Preset,
-    judged,
-)
+from holdfast.papers.base import Circumstances, Claim, Experiment, Finding, Line, Preset, judged
 from holdfast.papers.evidence import Evidence, Row
-from holdfast.papers.local_gecl.common import final_accuracy, preset_plan, small
+from holdfast.papers.local_gecl.common import accuracy_and_loss, final_accuracy, preset_plan, small
 
 GRAPHS, SERVER = "figure-6-graphs", "figure-6-server"
 TOPOLOGIES = {"ring": "ring", "double-ring": "double ring", "complete": "fully connected"}
@@ -41,18 +31,20 @@ def same_as_server(where: Circumstances) -> list[Row]:
     return rows
 
 
+def spread(e: Evidence, on_graphs: str, with_server: str) -> float:
+    """Between the mean final accuracies of a method on all networks, in points."""
+    curves = [e.curve(on_graphs, GRAPHS, topology=topology) for topology in TOPOLOGIES]
+    curves.append(e.curve(with_server, SERVER))
+    return float(np.ptp([final_accuracy(curve).mean() for curve in curves]))
+
+
 def overlap(e: Evidence) -> Finding:
-    spreads = {}
-    for name, in_server in (("local-gecl", "local-gecl-server"), ("d-scaffold", "scaffold")):
-        curves = [e.curve(name, GRAPHS, topology=topology) for topology in TOPOLOGIES]
-        curves.append(e.curve(in_server, SERVER))
-        spreads[name] = float(np.ptp([final_accuracy(curve).mean() for curve in curves]))
-    ours = ", ".join(f"{name} {spread:.2f} points" for name, spread in spreads.items())
+    corrected = {"local-gecl": "local-gecl-server", "d-scaffold": "scaffold"}
+    spreads = {name: spread(e, name, with_server) for name, with_server in corrected.items()}
+    ours = ", ".join(f"{name} {points:.2f} points" for name, points in spreads.items())
     if e.full:
         return judged(max(spreads.values()) <= 1.5, ours, "spread of the means at most 1.5 points")
-    plain = [e.curve("gossip", GRAPHS, topology=topology) for topology in TOPOLOGIES]
-    plain.append(e.curve("fedavg", SERVER))
-    of_gossip = float(np.ptp([final_accuracy(curve).mean() for curve in plain]))
+    of_gossip = spread(e, "gossip", "fedavg")
     return judged(
         max(spreads.values()) < of_gossip, f"{ours}; gossip {of_gossip:.2f}", "less than Gossip's: the sign"
     )
@@ -87,7 +79,5 @@ FIGURE_6 = Experiment(
             identical,
         ),
     ],
-    layout=Layout(
-        [Panel("(a) test accuracy", _lines()), Panel("(b) train loss", _lines(), y="train_loss")], columns=2
-    ),
+    layout=accuracy_and_loss(_lines()),
 )

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.papers.base import (
-    Circumstances,
-    Claim,
-    Experiment,
-    Finding,
-    Layout,
-    Line,
-    Panel,
-    Preset,
-    judged,
-)
-from holdfast.papers.evidence import Evidence, Row, mean_text
-from holdfast.papers.local_gecl.common import final_accuracy, preset_plan, small
+from holdfast.papers.base import Circumstances, Claim, Experiment, Finding, Line, Preset, judged
+from holdfast.papers.evidence import Evidence, Row, mean_text, mean_texts
+from holdfast.papers.local_gecl.common import accuracy_and_loss, ahead, final_accuracy, preset_plan, small
 
 WARM, COLD = "warm start", "no warm start"
 LINES = [
@@ -51,10 +41,7 @@ def same_end(e: Evidence) -> Finding:
 def both_above_gossip(e: Evidence) -> Finding:
     gossip = final_accuracy(e.curve("gossip"))
     gaps = {label: final_accuracy(e.curve(label)) - gossip for label in (WARM, COLD)}
-    ours = ", ".join(f"{label} {mean_text(gap)}" for label, gap in gaps.items())
-    least, needed = (3, "at least 3 points") if e.full else (0, "more than 0: the sign")
-    lowest = min(gap.mean() for gap in gaps.values())
-    return judged(lowest >= least and lowest > 0, f"{ours} points", needed)
+    return ahead(e, min(gap.mean() for gap in gaps.values()), 3, f"{mean_texts(gaps)} points")
 
 
 def bias_shrinks(e: Evidence) -> Finding:
@@ -78,7 +65,5 @@ FIGURE_7 = Experiment(
             bias_shrinks,
         ),
     ],
-    layout=Layout(
-        [Panel("(a) test accuracy", LINES), Panel("(b) train loss", LINES, y="train_loss")], columns=2
-    ),
+    layout=accuracy_and_loss(LINES),
 )

@@ -15,10 +15,9 @@ from holdfast.papers.base import (
     judged,
     not_comparable,
 )
-from holdfast.papers.evidence import Evidence, mean_text
-from holdfast.papers.local_gecl.common import ON_A_GRAPH, small
+from holdfast.papers.evidence import Evidence, mean_text, mean_texts
+from holdfast.papers.local_gecl.common import CORRECTED, ON_A_GRAPH, small
 
-CORRECTED = ("local-gecl", "d-scaffold")
 BEST_STEP = "0.00078125"
 # Best test accuracy in percent, as printed, where curves are smooth enough to compare.
 PRINTED = {
@@ -63,7 +62,7 @@ def above_gossip(e: Evidence) -> Finding:
     step = BEST_STEP if e.full else best_step(e, "local-gecl")
     gossip = best_accuracy(e, "gossip", step)
     gaps = {algorithm: best_accuracy(e, algorithm, step) - gossip for algorithm in CORRECTED}
-    ours = ", ".join(f"{algorithm} {mean_text(gap)}" for algorithm, gap in gaps.items())
+    ours = mean_texts(gaps)
     least = min(gap.mean() for gap in gaps.values())
     if e.full:
         return judged(least >= 6, f"{ours} points", "mean of both at least 6 points")

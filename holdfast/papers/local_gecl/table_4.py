@@ -49,7 +49,7 @@ def traffic(where: Circumstances) -> list[Row]:
 
 def payload(e: Evidence, algorithm: str) -> float:
     """GiB, every message counted once."""
-    return next(float(row["payload_gib"]) for row in e.rows if row["algorithm"] == algorithm)
+    return float(e.column("payload_gib", algorithm=algorithm)[0])
 
 
 def exact_payload(e: Evidence) -> Finding:

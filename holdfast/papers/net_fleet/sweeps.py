@@ -6,16 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from holdfast.papers.base import (
-    Claim,
-    Experiment,
-    Finding,
-    Layout,
-    Line,
-    Preset,
-    judged,
-    not_comparable,
-)
+from holdfast.papers.base import Claim, Experiment, Finding, Layout, Line, Preset, judged, not_comparable
 from holdfast.papers.evidence import Evidence, mean_text
 from holdfast.papers.net_fleet.common import SMALL, SPLITS, both_splits, final_accuracy
 
@@ -111,6 +102,21 @@ def alike(e: Evidence) -> Finding:
     return judged(bool(np.ptp(iid) < np.ptp(unlike)), ours, "less than with unlike nodes: the sign")
 
 
+def low_and_high(key: str, low: str, most: float, high: str, values: slice) -> list[Claim]:
+    """With like and unlike nodes: below ``most`` % at the first value of ``key``, above 95 % at ``values``.
+
+    ``low`` and ``high`` say it in words.
+    """
+    return [
+        claim
+        for split, words in SPLITS.items()
+        for claim in (
+            Claim(f"{low}, {words}", f"below {most:g} %", level(key, split, slice(1), high=most)),
+            Claim(f"{high}, {words}", "above 95 %", level(key, split, values, low=95)),
+        )
+    ]
+
+
 FIGURE_3 = Experiment(
     id="figure-3",
     title="Fig. 3: local steps K = 1, 8, 10 and 20 on MNIST, 50 nodes",
@@ -121,21 +127,12 @@ FIGURE_3 = Experiment(
             "increases as K increases",
             rises("local_steps", ["iid", "shards"], slack=0.5),
         ),
-        *(
-            claim
-            for split, words in SPLITS.items()
-            for claim in (
-                Claim(
-                    f"One step per round stays low, {words}",
-                    "below 80 %",
-                    level("local_steps", split, slice(1), high=80),
-                ),
-                Claim(
-                    f"Eight and more steps get far, {words}",
-                    "above 95 %",
-                    level("local_steps", split, slice(1, None), low=95),
-                ),
-            )
+        *low_and_high(
+            "local_steps",
+            "One step per round stays low",
+            80,
+            "Eight and more steps get far",
+            slice(1, None),
         ),
     ],
     layout=Layout(both_splits(LINES, each="local_steps"), columns=2),
@@ -189,22 +186,7 @@ FIGURE_6 = Experiment(
             "faster",
             rises("lr", ["iid", "shards"], slack=0),
         ),
-        *(
-            claim
-            for split, words in SPLITS.items()
-            for claim in (
-                Claim(
-                    f"The smallest step stays low, {words}",
-                    "below 75 %",
-                    level("lr", split, slice(1), high=75),
-                ),
-                Claim(
-                    f"The largest gets far, {words}",
-                    "above 95 %",
-                    level("lr", split, slice(-1, None), low=95),
-                ),
-            )
-        ),
+        *low_and_high("lr", "The smallest step stays low", 75, "The largest gets far", slice(-1, None)),
     ],
     layout=Layout(both_splits(LINES, each="lr"), columns=2),
 )

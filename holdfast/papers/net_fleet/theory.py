@@ -17,7 +17,7 @@ from holdfast.objective.losses import LOSSES
 from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.reference import known_optimum
 from holdfast.papers.base import Circumstances, Claim, Experiment, Finding, Layout, Line, Panel, judged
-from holdfast.papers.evidence import Evidence, Row, scientific_text
+from holdfast.papers.evidence import Evidence, Row, fitted_power, scientific_text
 from holdfast.topology import Network, build_network
 
 DIM, SAMPLES = 5, 40  # of the regression; samples of each node
@@ -43,7 +43,7 @@ def regression(nodes: int, seed: int, batch_size: int | None) -> ModelObjective:
         torch.from_numpy(y.reshape(-1)),
         counts=np.full(nodes, SAMPLES),
     )
-    model = MODELS.build("linear", {"bias": False}, input_shape=(DIM,), outputs=1)
+    model = MODELS.build("linear", {"bias": False, "zero": True}, input_shape=(DIM,), outputs=1)
     return ModelObjective(
         FlatModel(model, torch.device("cpu"), torch.float64),
         LOSSES.build("squared-error", {}),
@@ -123,14 +123,9 @@ def computed(where: Circumstances) -> list[Row]:
     return identities() + stationarity() + noise_floors()
 
 
-def _values(e: Evidence, what: str, column: str) -> np.ndarray:
-    return np.array([row[column] for row in e.rows if row["what"] == what])
-
-
 def slope(e: Evidence) -> float:
     """Of the logarithm of the noise floor against that of the number of nodes."""
-    sizes, floors = _values(e, "noise floor", "n"), _values(e, "noise floor", "floor")
-    return float(np.polyfit(np.log(sizes), np.log(floors), 1)[0])
+    return fitted_power(e.column("n", what="noise floor"), e.column("floor", what="noise floor"))
 
 
 def linear_speedup(e: Evidence) -> Finding:
@@ -138,19 +133,23 @@ def linear_speedup(e: Evidence) -> Finding:
     return judged(-1.3 <= found <= -0.7, f"slope {found:.2f}, n = 4 to 64", "between -1.3 and -0.7")
 
 
-def keeps_mean(e: Evidence) -> Finding:
-    worst = float(_values(e, "mean tracker - mean gradient", "value")[0])
+def _is_identity(e: Evidence, what: str) -> Finding:
+    worst = float(e.column("value", what=what)[0])
     return judged(worst <= 1e-12, scientific_text([worst]), "at most 1e-12 in float64")
+
+
+def keeps_mean(e: Evidence) -> Finding:
+    return _is_identity(e, "mean tracker - mean gradient")
 
 
 def is_tracking(e: Evidence) -> Finding:
-    worst = float(_values(e, "K = 1 - gradient tracking", "value")[0])
-    return judged(worst <= 1e-12, scientific_text([worst]), "at most 1e-12 in float64")
+    return _is_identity(e, "K = 1 - gradient tracking")
 
 
 def becomes_stationary(e: Evidence) -> Finding:
-    ours = _values(e, "NET-FLEET, exact gradients", "stationarity")
-    theirs = _values(e, "LD-SGD, exact gradients", "stationarity")
+    ours, theirs = (
+        e.column("stationarity", what=f"{name}, exact gradients") for name in ("NET-FLEET", "LD-SGD")
+    )
     text = f"{ours[-1]:.0e}, LD-SGD {theirs[-1]:.0e}"
     return judged(bool(ours[-1] <= 1e-12 and theirs[-1] > 1e-6), text, "at most 1e-12; LD-SGD above 1e-6")
 

@@ -1,0 +1,105 @@
+"""The partition of the data and the network as pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import networkx as nx
+import numpy as np
+from matplotlib.collections import LineCollection
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+
+from holdfast.report.figures import COLOURS, FAINT, GRID, INK, quiet
+from holdfast.runs.record_files import Link
+
+ALL_LABELS_UP_TO = 60  # nodes
+DRAWN_UP_TO = 300  # nodes
+
+
+def partition_figure(table: np.ndarray, classes: Sequence[str] | None = None) -> Figure:
+    """Heat map of a table [n, classes]: how many samples of each class every node owns."""
+    nodes, columns = table.shape
+    names = list(classes) if classes is not None else [str(label) for label in range(columns)]
+    with_counts = nodes <= 30 and columns <= 20
+    figure = Figure(figsize=(6.4, min(8.0, max(2.6, 1.1 + 0.27 * nodes))), layout="constrained")
+    axes = figure.add_subplot()
+    mesh = axes.pcolormesh(
+        np.ma.masked_equal(table, 0),
+        cmap="Blues",
+        norm=PowerNorm(0.5, vmin=0, vmax=max(1, table.max())),  # so that a few samples differ from none
+        edgecolors=GRID if with_counts else "none",
+        linewidth=0.5,
+        rasterized=table.size > 2000,
+    )
+    axes.invert_yaxis()
+    for node, label in zip(*np.nonzero(table), strict=True) if with_counts else ():
+        count = int(table[node, label])
+        colour = "#ffffff" if count > 0.4 * table.max() else "#08306b"
+        axes.text(label + 0.5, node + 0.5, f"{count}", ha="center", va="center", size=8, color=colour)
+    axes.set_xlabel("class")
+    if columns <= 30:
+        axes.set_xticks(np.arange(columns) + 0.5, names)
+        if max(map(len, names)) > 3:
+            axes.tick_params(axis="x", rotation=35)
+    if nodes <= 40:
+        axes.set_yticks(np.arange(nodes) + 0.5, [f"{i}  ({total:,})" for i, total in enumerate(table.sum(1))])
+        axes.set_ylabel("node (samples)")
+    else:
+        axes.set_ylabel("node")
+    if not with_counts:
+        bar = figure.colorbar(mesh, ax=axes, pad=0.02, aspect=30, label="samples of the class")
+        quiet(bar.ax)
+    quiet(axes)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def network_figure(nodes: int, links: Sequence[Link], is_server: bool) -> Figure:
+    """The graph, nodes on a circle; with a server, the hub in the middle."""
+    figure = Figure(figsize=(4.4, 4.4), layout="constrained")
+    axes = figure.add_subplot(aspect="equal")
+    axes.axis("off")
+    if nodes > DRAWN_UP_TO:
+        words = f"{nodes:,} nodes" + (" around a server" if is_server else f", {len(links):,} links")
+        axes.text(0.5, 0.5, f"{words}:\ntoo many to draw", ha="center", va="center", color=INK)
+        return figure
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(range(nodes))
+    graph.add_weighted_edges_from(links)
+    if nodes <= ALL_LABELS_UP_TO or is_server:
+        angles = np.pi / 2 - 2 * np.pi * np.arange(nodes) / nodes  # clockwise from the top
+        at = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    else:
+        places = nx.spring_layout(graph, weight=None, iterations=200, seed=0)
+        at = np.array([places[node] for node in range(nodes)])
+    if is_server:
+        lines, weights = [[(0.0, 0.0), tuple(place)] for place in at], np.ones(nodes)
+    else:
+        lines, weights = (
+            [[tuple(at[i]), tuple(at[j])] for i, j, _ in links],
+            np.array([w for _, _, w in links]),
+        )
+    crowd = math.sqrt(10 / max(nodes, 10))  # things shrink as the nodes get many
+    widths = 0.4 + 1.4 * crowd * weights / weights.max(initial=1e-12)
+    alpha = min(0.8, 6 / math.sqrt(max(1, len(lines))))
+    axes.add_collection(LineCollection(lines, colors=FAINT, linewidths=list(widths), alpha=alpha, zorder=1))
+    axes.scatter(at[:, 0], at[:, 1], s=460 * crowd**2, color=COLOURS[0], zorder=2)
+    if nodes <= ALL_LABELS_UP_TO:
+        for node, (x, y) in enumerate(at):
+            axes.text(
+                x,
+                y,
+                f"{node}",
+                ha="center",
+                va="center_baseline",
+                color="#ffffff",
+                size=10 * crowd**0.65,
+                zorder=3,
+            )
+    if is_server:
+        axes.scatter([0], [0], s=1500, marker="s", color=COLOURS[1], zorder=2)
+        axes.text(0, 0, "server", ha="center", va="center_baseline", color="#ffffff", size=9, zorder=3)
+    axes.margins(0.08)
+    return figure

@@ -1,0 +1,35 @@
+"""What tests of all papers ask: the jobs of their presets, and verdicts on made-up figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.algorithms import ALGORITHMS
+from holdfast.papers.base import Circumstances, Experiment, Paper, Preset, Scale, Verdict
+from holdfast.papers.evidence import Evidence
+from holdfast.papers.execution import Task
+from holdfast.runs.plan import Job
+
+
+def planned(paper: Paper, experiment: Experiment, scale: Scale) -> Iterator[tuple[Preset, list[Job]]]:
+    """Every preset of an experiment with its jobs; nothing is run."""
+    for preset in experiment.presets:
+        task = Task(paper, experiment, preset, Circumstances(scale, "cpu", None), Path())
+        yield preset, task.plan().jobs
+
+
+def build_every_method(paper: Paper, experiment: Experiment, scale: Scale) -> None:
+    for _, jobs in planned(paper, experiment, scale):
+        for job in jobs:
+            ALGORITHMS.build(job.experiment.algorithm.name, job.experiment.algorithm.parameters)
+
+
+def verdicts(experiment: Experiment, evidence: Evidence) -> list[Verdict]:
+    return [claim.check(evidence).verdict for claim in experiment.claims]
+
+
+def failing(experiment: Experiment, evidence: Evidence) -> list[int]:
+    """The places of the claims that fail."""
+    found = verdicts(experiment, evidence)
+    return [place for place, verdict in enumerate(found) if verdict == Verdict.FAIL]

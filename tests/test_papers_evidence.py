@@ -1,0 +1,103 @@
+"""What claims look at and figures show, of small runs whose numbers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_run import accuracies, job, troubled_sweep, two_algorithms, write_run
+
+from holdfast.errors import HoldfastError
+from holdfast.papers.base import Claim, Experiment, Layout, Line, Panel, Paper, Preset, Verdict, judged
+from holdfast.papers.drawing import draw
+from holdfast.papers.evidence import Evidence, mean_text, scientific_text
+from holdfast.papers.verdicts import judge
+from holdfast.runs.record import load_record
+
+LINES = [Line("ours", "local-gecl"), Line("theirs", "gossip")]
+
+
+def evidence(folder: Path) -> Evidence:
+    return Evidence("small", {"two": load_record(two_algorithms(folder / "two"))})
+
+
+def test_a_curve_has_one_value_per_seed(tmp_path: Path) -> None:
+    curve = evidence(tmp_path).curve("local-gecl")
+    np.testing.assert_allclose(curve.final("test_accuracy"), [0.9, 0.94])
+    np.testing.assert_allclose(curve.at("test_accuracy", 15), [0.8, 0.7])
+    np.testing.assert_allclose(curve.at("test_accuracy", 1000, of="gradient_evaluations"), [0.8, 0.7])
+    np.testing.assert_allclose(curve.first("round", "test_accuracy", low=0.75), [10, 20])
+    np.testing.assert_allclose(curve.first("round", "test_accuracy", low=0.92), [np.inf, 20])
+    np.testing.assert_allclose(curve.lowest("train_loss"), [0.1, 0.06])
+    assert curve.path("test_accuracy").shape == (2, 3)
+
+
+def test_a_best_value_need_not_be_the_last(tmp_path: Path) -> None:
+    np.testing.assert_allclose(evidence(tmp_path).curve("gossip").best("test_accuracy"), [0.6, 0.6])
+
+
+def test_curves_are_found_by_swept_values_however_they_are_written(tmp_path: Path) -> None:
+    sweep = Evidence("small", {"sweep": load_record(troubled_sweep(tmp_path / "run"))})
+    assert sweep.swept("lr") == ["0.1", "0.01"]
+    for lr in (0.1, "0.1", "0.10"):
+        assert sweep.curve("local-gecl", lr=lr).name == "local-gecl lr=0.1"
+    assert len(sweep.curves(lr=0.01)) == 2
+    assert sweep.curve("<b>&gossip", "sweep", lr=0.1).diverged
+
+
+@pytest.mark.parametrize("where", [{}, {"lr": 0.5}, {"h": 0.1}])
+def test_a_curve_that_is_not_there_is_an_error_that_names_those_that_are(where: dict, tmp_path: Path) -> None:
+    sweep = Evidence("small", {"sweep": load_record(troubled_sweep(tmp_path / "run"))})
+    with pytest.raises(
+        HoldfastError, match=r"expected one; there are local-gecl lr=0\.1, local-gecl lr=0\.01"
+    ):
+        sweep.curve("local-gecl", **where)
+
+
+def test_wrong_columns_presets_and_times_are_errors(tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    with pytest.raises(HoldfastError, match="unknown column 'test_acuracy': did you mean 'test_accuracy'"):
+        found.curve("gossip").final("test_acuracy")
+    with pytest.raises(HoldfastError, match="unknown preset 'three'"):
+        found.curve("gossip", "three")
+    with pytest.raises(HoldfastError, match="nothing was recorded up to round = -1"):
+        found.curve("gossip").at("test_accuracy", -1)
+
+
+def test_a_claim_that_cannot_be_judged_fails_with_the_reason(tmp_path: Path) -> None:
+    claim = Claim("?", "!", lambda e: judged(bool(e.curve("nobody").final("x") > 0), "", ""))
+    experiment = Experiment("one", "One", [claim], presets=[Preset("two")])
+    (found,) = judge(
+        Paper("p", "", "", tmp_path), experiment, "small", evidence(tmp_path), "here", 1.0
+    ).claims
+    assert found.verdict == Verdict.FAIL
+    assert "0 curves match 'nobody'" in found.reason
+
+
+def test_numbers_are_shown_with_their_spread() -> None:
+    assert mean_text([1.0, 2.0, 3.0]) == "2.00 ± 1.00"
+    assert mean_text([0.5], digits=1, unit="%") == "0.5 %"
+    assert scientific_text([1e-9, 3e-9, 2e-9]) == "2.0e-09 (1.0e-09 to 3.0e-09)"
+
+
+def test_a_figure_has_the_papers_panels_and_curves(tmp_path: Path) -> None:
+    jobs = [
+        job(name, 0, accuracies(0.1, end), axes={"problem.partition.h": h})
+        for name, end in (("local-gecl", 0.9), ("gossip", 0.5))
+        for h in ("0.5", "inf")
+    ]
+    run = load_record(write_run(tmp_path / "run", jobs, axes=("problem.partition.h",)))
+    panels = [Panel("(a) curves", LINES, each="h"), Panel("(b) ends", LINES, x="h", x_label="likeness")]
+    left, right = draw(Layout(panels), Evidence("small", {"run": run})).axes
+    assert [line.get_label() for line in left.lines] == [
+        "ours, h = 0.5",
+        "ours, h = ∞",
+        "theirs, h = 0.5",
+        "theirs, h = ∞",
+    ]
+    np.testing.assert_allclose(left.lines[0].get_ydata(), [10, 90])
+    np.testing.assert_allclose(right.lines[1].get_ydata(), [50, 50])
+    assert [text.get_text() for text in right.get_xticklabels()] == ["0.5", "∞"]
+    assert right.get_xlabel() == "likeness"
+    assert left.lines[0].get_color() == left.lines[1].get_color() == right.lines[0].get_color()

@@ -8,7 +8,7 @@ from holdfast.papers.evidence import Evidence
 
 METHODS, CLIENTS, RHO = "figure-1-cifar10", "figure-1-cifar10-clients", "figure-1-cifar10-rho"
 COARSE = '{name="lbfgs",tolerance=1e-7}'
-FEW_IMAGES = ['problem.partition={name="iid",samples=800}', "problem.nodes=2", "rounds=5"]
+FEW_IMAGES = ['problem.partition={name="iid",samples=400}', "problem.nodes=2", "rounds=5"]
 DRAWN: dict[str, dict[str, float]] = {
     "fedpd": {"eta": 10},
     "feddualavg": {"lr": 0.003},
@@ -37,7 +37,7 @@ FIGURE_1_CIFAR10 = Experiment(
     presets=[
         Preset(METHODS, [*FEW_IMAGES, *solved_by(COARSE, "dualfl", "fedpd", "apda-inexact", "5gcs")]),
         Preset(CLIENTS, [*FEW_IMAGES, "problem.nodes=[2,8]", *solved_by(COARSE, "dualfl")]),
-        Preset(RHO, [*FEW_IMAGES, *solved_by(COARSE, "dualfl")]),
+        Preset(RHO, [*FEW_IMAGES, "algorithm.rho=[0.0,0.01]", *solved_by(COARSE, "dualfl")]),
     ],
     claims=[
         Claim("DualFL's error is below all others' in the first rounds", "curves", below_in_the_first_rounds),

@@ -26,7 +26,7 @@ from holdfast.engines.deploy.messages import (
 from holdfast.engines.deploy.store import remove
 from holdfast.errors import HoldfastError
 
-SMALL = 1 << 16  # bytes that are handled faster than handed to another thread
+MOST_WAITING = 8  # pieces that may wait while others are being checked
 
 
 def check_header(
@@ -90,6 +90,11 @@ class Incoming:
         put(self.file, frame)
         self.got += len(frame)
 
+    def take_all(self, frames: list[bytes]) -> None:
+        """The next pieces."""
+        for frame in frames:
+            self.take(frame)
+
     def finish(self, keep: bool) -> MessageFile:
         """The whole message; ``keep``: it has to survive a power cut."""
         if self.got != self.header.size:
@@ -120,22 +125,24 @@ async def receive(
     keep: bool,
     pool: ThreadPoolExecutor,
 ) -> MessageFile:
-    """All ``frames`` of a message into the file ``path``; the next comes in while one is being checked."""
+    """All ``frames`` of a message into the file ``path``; the next come in while some are being checked."""
     loop = asyncio.get_running_loop()
     incoming = Incoming(header, path, squeezed)
     checking: asyncio.Future[None] | None = None
+    waiting: list[bytes] = []
     try:
         async for frame in frames:
-            if checking is not None:
+            waiting.append(frame)
+            if checking is not None and (checking.done() or len(waiting) == MOST_WAITING):
                 await checking
                 checking = None
-            if len(frame) <= SMALL:
-                incoming.take(frame)
-            else:
-                checking = loop.run_in_executor(pool, incoming.take, frame)
+            if checking is None:
+                checking = loop.run_in_executor(pool, incoming.take_all, waiting)
+                waiting = []
         if checking is not None:
             await checking
             checking = None
+        incoming.take_all(waiting)
         if keep:
             return await loop.run_in_executor(pool, incoming.finish, True)
         return incoming.finish(False)

@@ -191,7 +191,11 @@ class Link:
             call.cancel()
 
     async def _pieces(self, call: Any) -> AsyncIterator[bytes]:
-        while (frame := await asyncio.wait_for(call.read(), SILENCE)) is not grpc.aio.EOF:
+        while True:
+            async with asyncio.timeout(SILENCE):
+                frame = await call.read()
+            if frame is grpc.aio.EOF:
+                return
             self.bytes_received += len(frame)
             yield frame
 

@@ -38,6 +38,8 @@ def fewest_samples(e: Evidence) -> Finding:
         "FedAvg": samples_to(e.curve("fedavg-gd", FULL), goal).mean(),
     }
     ours = ", ".join(f"{name} {count:.2g}" for name, count in needed.items())
+    if np.isinf(list(needed.values())).all():
+        return not_comparable(f"nobody reached {goal:.0%}", "too few samples were read")
     ordered = needed["FedPD-VR"] < needed["FedProx"] < needed["FedAvg"]
     far = needed["FedAvg"] >= 3 * needed["FedPD-VR"]
     return judged(

@@ -129,11 +129,12 @@ FIGURE_2 = Experiment(
         Preset(
             "figure-2",
             [
-                "rounds=40",
+                "rounds=60",
                 "problem.nodes=4",
-                "problem.batch_size=8",
+                "problem.batch_size=16",
                 "problem.model.width=8",
                 "evaluation.every=20",
+                "algorithm.lr=0.005",
                 "algorithm.net-fleet.local_steps=5",
                 "algorithm.ld-sgd.local_steps=5",
             ],

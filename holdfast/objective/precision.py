@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -18,3 +20,16 @@ def compute_in(precision: Precision) -> torch.dtype | None:
     torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
     torch.backends.cudnn.allow_tf32 = precision != "float32"
     return torch.bfloat16 if precision == "bfloat16" else None
+
+
+@contextmanager
+def unrounded() -> Iterator[None]:
+    """Products on a GPU in full, whatever training steps are computed in."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

@@ -9,6 +9,8 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from holdfast.objective.precision import unrounded
+
 # On a GPU, rows with at most so many entries are added up one by one, which a compiler fuses with the rest.
 SHORT_ROW = 4
 
@@ -45,12 +47,8 @@ def exact_product(matrix: Tensor | ShortRows, rows: Tensor) -> Tensor:
 # An operation of its own, as a compiler would not see that the setting is another one here.
 @torch.library.custom_op("holdfast::exact_product", mutates_args=())
 def _exact_product(matrix: Tensor, rows: Tensor) -> Tensor:
-    usual = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with unrounded():
         return matrix @ rows
-    finally:
-        torch.set_float32_matmul_precision(usual)
 
 
 @_exact_product.register_fake

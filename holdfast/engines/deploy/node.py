@@ -16,17 +16,17 @@ from holdfast.algorithms.base import Algorithm, ServerAlgorithm
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.links import WaitLimitError
-from holdfast.engines.deploy.member import GRACE, Member, NetworkThread
+from holdfast.engines.deploy.member import Member, NetworkThread
 from holdfast.engines.deploy.messages import MessageFile
+from holdfast.engines.deploy.parting import part
 from holdfast.engines.deploy.peers import NodePeers
 from holdfast.engines.deploy.results import MetricsTable, read_model, write_model
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.store import remove
 from holdfast.engines.deploy.template import state_template
-from holdfast.engines.deploy.transport import NodeTransport, together
+from holdfast.engines.deploy.transport import NodeTransport
 from holdfast.engines.simulate.simulation import INITIAL_STEP
-from holdfast.files import write_atomic, write_json
+from holdfast.files import write_json
 from holdfast.objective.oracle import BatchOracle, Work
 from holdfast.randomness import cohort
 from holdfast.tree import leaves
@@ -78,7 +78,7 @@ class Node(Member):
             self.events.log("finished already", round=self.done)
             return model
         self.phase = "finishing"
-        self._part()
+        part(self)
         self.phase = "finished"
         self.events.log("finished", metrics=self.metrics)
         return model
@@ -164,7 +164,7 @@ class Node(Member):
         tensors = self.wire_specs(like)
 
         async def fetch() -> MessageFile:
-            return await (await self.link(self._server_name)).fetch(self.stage, exchange, tensors)
+            return await (await self.link(self.server_name)).fetch(self.stage, exchange, tensors)
 
         return self.ask(fetch)
 
@@ -172,13 +172,14 @@ class Node(Member):
         """Brings a message to the server; once it is safe there, it need not be kept here."""
 
         async def submit() -> None:
-            await (await self.link(self._server_name)).submit(message)
+            await (await self.link(self.server_name)).submit(message)
 
         self.ask(submit)
         self.outbox.discard(message.header.round, message.header.exchange)
 
     @property
-    def _server_name(self) -> str:
+    def server_name(self) -> str:
+        """Of the server that all messages go through."""
         assert self.federation.server is not None
         return self.federation.server.name
 
@@ -243,17 +244,18 @@ class Node(Member):
         self.metrics = json.loads((self.folder / "report.json").read_text())["metrics"]
         return read_model(self.folder, self.site.objective.model).to(self.x0)
 
-    # --- who is next to us, and taking leave ----------------------------------------------------------
+    # --- who is next to us ----------------------------------------------------------------------------
 
     def _neighbours(self, stage: int) -> list[int]:
         """The neighbours in a round; after the last, everybody who ever was one."""
         graph, rounds = self.federation.graph, self.federation.rounds
         if stage <= rounds:
             return [int(j) for j in graph.at(max(stage - 1, 0)).neighbours(self.node)]
-        return self._all_neighbours
+        return self.all_neighbours
 
     @cached_property
-    def _all_neighbours(self) -> list[int]:
+    def all_neighbours(self) -> list[int]:
+        """Everybody who is a neighbour in any round."""
         graph = self.federation.graph
         rounds = range(self.federation.rounds) if graph.sequence is not None else range(1)
         return sorted({int(j) for r in rounds for j in graph.at(r).neighbours(self.node)})
@@ -272,44 +274,3 @@ class Node(Member):
                 telling.add_done_callback(self._telling.discard)
 
         self.ask(tell)
-
-    def _part(self) -> None:
-        """Stays until nobody needs this node any more: all neighbours have finished, too, and know of us."""
-        self.stage = self.federation.rounds + 1
-        farewell = self.outbox.publish(self.header(0, ()), ())
-        try:
-            if self.federation.graph.is_server:
-                self.to_server(farewell)
-                self.ask(self._goodbye)
-            else:
-                self.ask(self._all_parted)
-        except WaitLimitError as error:
-            self.events.log("finished, but a neighbour did not say so", "warning", reason=str(error))
-            return
-        write_atomic(self.folder / "parted", b"")
-
-    async def _goodbye(self) -> None:
-        """The server need not stay for us."""
-        await (await self.link(self._server_name)).release(self.stage)
-
-    async def _all_parted(self) -> None:
-        names = [self.federation.names[j] for j in self._all_neighbours]
-        await together([self._parted(name) for name in names])
-        until = time.monotonic() + GRACE
-        while time.monotonic() < until:
-            if all(self.service.fetched.get(name, 0) >= self.stage for name in names):
-                return
-            await self.outbox.changed(1.0)
-
-    async def _parted(self, name: str) -> None:
-        """``name`` has finished: it says so, or we know it from before, and it may be gone."""
-        link, until = await self.link(name), time.monotonic() + GRACE
-        farewell = asyncio.ensure_future(link.fetch(self.stage, 0, []))
-        try:
-            while not (await asyncio.wait([farewell], timeout=1.0))[0]:
-                if time.monotonic() > until and self.store.decision(self.stage, 0, name):
-                    return
-            await farewell
-            self.store.decide(self.stage, 0, name, True)
-        finally:
-            farewell.cancel()

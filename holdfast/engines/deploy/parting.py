@@ -1,0 +1,60 @@
+"""How a node that has finished takes leave: nobody may be left waiting for it, nor it for somebody gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from holdfast.engines.deploy.links import WaitLimitError
+from holdfast.engines.deploy.member import GRACE
+from holdfast.engines.deploy.transport import together
+from holdfast.files import write_atomic
+
+if TYPE_CHECKING:
+    from holdfast.engines.deploy.node import Node
+
+
+def part(node: Node) -> None:
+    """Stays until nobody needs the node any more: all neighbours have finished, too, and know of it."""
+    node.stage = node.federation.rounds + 1
+    farewell = node.outbox.publish(node.header(0, ()), ())
+    try:
+        if node.federation.graph.is_server:
+            node.to_server(farewell)
+            node.ask(lambda: _goodbye(node))
+        else:
+            node.ask(lambda: _all_parted(node))
+    except WaitLimitError as error:
+        node.events.log("finished, but a neighbour did not say so", "warning", reason=str(error))
+        return
+    write_atomic(node.folder / "parted", b"")
+
+
+async def _goodbye(node: Node) -> None:
+    """The server need not stay for the node."""
+    await (await node.link(node.server_name)).release(node.stage)
+
+
+async def _all_parted(node: Node) -> None:
+    names = [node.federation.names[j] for j in node.all_neighbours]
+    await together([_parted(node, name) for name in names])
+    until = time.monotonic() + GRACE
+    while time.monotonic() < until:
+        if all(node.service.fetched.get(name, 0) >= node.stage for name in names):
+            return
+        await node.outbox.changed(1.0)
+
+
+async def _parted(node: Node, name: str) -> None:
+    """``name`` has finished: it says so, or is known to have, and may be gone."""
+    link, until = await node.link(name), time.monotonic() + GRACE
+    farewell = asyncio.ensure_future(link.fetch(node.stage, 0, []))
+    try:
+        while not (await asyncio.wait([farewell], timeout=1.0))[0]:
+            if time.monotonic() > until and node.store.decision(node.stage, 0, name):
+                return
+        await farewell
+        node.store.decide(node.stage, 0, name, True)
+    finally:
+        farewell.cancel()

@@ -13,6 +13,8 @@ import holdfast as hf
 from holdfast.data import DATASETS
 from holdfast.engines.simulate.captured import CapturedSimulation, in_place
 from holdfast.engines.simulate.fused import FusedRound
+from holdfast.engines.simulate.links import StackedLinks
+from holdfast.engines.simulate.products import ShortRows, exact_product
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.objective.flat import FlatModel
@@ -94,6 +96,14 @@ def reads_values(case: Case) -> bool:
     return case.name in ("scaffnew", "dualfl", "apda-inexact") or case.options.get("solver") == "vr"
 
 
+@pytest.mark.parametrize("graph", [hf.ring(7), hf.star(5)], ids=["ring", "star"])
+def test_short_rows_are_the_same_matrix(graph) -> None:
+    weights = hf.Network.of(graph).weights
+    rows = torch.randn(weights.shape[0], 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    got = exact_product(ShortRows.of(weights, rows), rows)
+    assert_close(got, torch.as_tensor(weights.toarray()) @ rows)
+
+
 @every_case
 def test_a_round_cut_into_pieces_is_the_same_round(case: Case) -> None:
     if reads_values(case):
@@ -103,6 +113,17 @@ def test_a_round_cut_into_pieces_is_the_same_round(case: Case) -> None:
     got, fused = fused_models(case, compiler=lambda program: program)
     assert_close(got, models(case, dense()))
     assert len({id(piece.program) for piece in fused.pieces}) <= 4
+
+
+def test_a_sum_of_neighbours_rows_is_compiled_also_before_the_first_gradient(monkeypatch) -> None:
+    # On a GPU an exchange on a ring is such a sum, which takes eight passes if it is not compiled.
+    monkeypatch.setattr(StackedLinks, "_short", lambda self, matrix: ShortRows.of(matrix, self.like))
+    compiled = []
+    simulation = CapturedSimulation(hf.NETFLEET(lr=0.05), dense(), hf.Network.of(hf.ring(NODES)), seed=7)
+    state = tree_map(torch.clone, simulation.state)
+    fused = FusedRound(in_place(simulation.buffered()), state, simulation.objective, compiled.append)
+    assert "index" in compiled[0].code
+    assert len(fused.pieces) == 2
 
 
 def test_what_was_compiled_for_one_step_size_serves_for_all() -> None:

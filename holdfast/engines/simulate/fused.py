@@ -29,6 +29,7 @@ def _gradient(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
 
 
 _GRADIENT = torch.ops.holdfast.minibatch_gradient.default
+_GATHER = torch.ops.aten.index.Tensor  # neighbours' rows, in an exchange
 
 
 class Piece(NamedTuple):
@@ -87,9 +88,9 @@ class FusedRound:
             likeness = _likeness(run, inputs, outputs)
             if likeness not in programs:
                 program = _as_function(run, inputs, outputs, objective)
-                has_gradient = any(node.target is _GRADIENT for node in run)
-                # The others are an exchange or a few operations: not worth the time to compile them.
-                programs[likeness] = compiler(program) if has_gradient else program
+                # The others are a product or a few operations: not worth the time to compile them.
+                worth_it = any(node.target in (_GRADIENT, _GATHER) for node in run)
+                programs[likeness] = compiler(program) if worth_it else program
             pieces.append(Piece(programs[likeness], [n.name for n in inputs], [n.name for n in outputs], []))
         self._release(pieces)
         return pieces

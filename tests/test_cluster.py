@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -312,30 +311,6 @@ def test_a_shard_that_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
         HoldfastError, match=r"1of3.safetensors is not a checkpoint of holdfast, or it is dam"
     ):
         runner.execute()
-
-
-# --- where nodes are placed --------------------------------------------------------------------------------
-
-
-def test_blocks_cover_all_nodes_once_and_differ_by_one() -> None:
-    for network in (Network.of(hf.ring(11)), Network.of(random_graph(11)), server(11)):
-        for ranks in (1, 2, 3, 11):
-            blocks = place(network, ranks)
-            assert np.sort(np.concatenate(blocks)).tolist() == list(range(11))
-            assert all((np.diff(block) > 0).all() for block in blocks)
-            assert {len(block) for block in blocks} <= {11 // ranks, -(-11 // ranks)}
-
-
-def test_few_links_cross() -> None:
-    assert crossing_links(Network.of(hf.ring(100)), place(Network.of(hf.ring(100)), 4)) == 4
-    shuffled = np.random.default_rng(0).permutation(100)
-    ring = Network.of(nx.relabel_nodes(hf.ring(100), dict(enumerate(shuffled.tolist()))))
-    assert crossing_links(ring, place(ring, 4)) <= 8
-
-
-def test_more_ranks_than_nodes_are_refused() -> None:
-    with pytest.raises(HoldfastError, match="4 ranks for 3 nodes"):
-        place(server(3), 4)
 
 
 # --- the whole battery -------------------------------------------------------------------------------------

@@ -156,3 +156,24 @@ def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
     assert hub.events.complaints["refused"] == refused
     hub.stage = 0
     fuzzed.finish()
+
+
+def test_a_message_that_cannot_be_saved_is_refused_for_now(tmp_path: Path) -> None:
+    fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
+    honest, frames = fuzzed.message("a")
+    hub, caller = fuzzed["hub"], Caller("a")
+    assert isinstance(hub, Hub)
+    hub.stage = 1
+    hub.store.inbox.rmdir()
+
+    async def submit() -> bytes:
+        return await hub.service.submit(stream([honest.model_dump_json().encode(), *frames]), caller)
+
+    with pytest.raises(Aborted):
+        hub.ask(submit)
+    assert caller.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    hub.store.inbox.mkdir()
+    assert b'"received":true' in hub.ask(submit)
+    settle_submission(hub, b"", honest, frames)
+    hub.stage = 0
+    fuzzed.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
@@ -22,11 +23,13 @@ from holdfast.engines.deploy.credentials import (
     make_certificates,
     make_request,
     sign_request,
+    speaks_tls_1_2,
 )
 from holdfast.engines.deploy.federation import make_federation, read_federation
 from holdfast.engines.deploy.member import NetworkThread
 from holdfast.engines.deploy.monitor import serve_monitor
 from holdfast.engines.deploy.site import open_site
+from holdfast.engines.deploy.store import message_key, message_name
 from holdfast.errors import HoldfastError
 
 GECL = {"name": "local-gecl", "lr": 0.1}
@@ -287,3 +290,14 @@ def test_a_rehearsal_trains_everybody_and_goes_on_where_it_stopped(tmp_path: Pat
         assert result.code == 0, result.err
         assert "test accuracy" in result.out
     assert (folder / "node-b" / "model.safetensors").exists()
+
+
+def test_a_foreign_file_in_a_members_folder_is_named() -> None:
+    assert message_key(message_name(3, 1, "hub-2")) == (3, 1, "hub-2")
+    with pytest.raises(HoldfastError, match=r"'notes\.txt' is not of this federation"):
+        message_key("notes.txt")
+
+
+def test_an_own_address_that_cannot_be_reached_is_said() -> None:
+    with pytest.raises(HoldfastError, match="cannot reach"):
+        asyncio.run(speaks_tls_1_2("127.0.0.1", free_ports(1)[0]))

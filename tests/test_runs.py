@@ -292,3 +292,17 @@ def test_reports_can_be_written_again_and_overlaid(tmp_path: Path) -> None:
     assert str(tmp_path / "both.html") in outcome.out
     for label in ("first: gossip", "second: gossip"):
         assert label in (tmp_path / "both.html").read_text()
+
+
+def test_the_seeds_of_a_sweep_take_turns_without_reading_the_data_again(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(read_experiment(finished / "experiment.toml", ["seeds=[0,1]"]), None, "cpu")
+    first, second = plan.jobs[:2]
+    assert not plan.shares_setting(first, second)
+    kept = plan.setting(first)
+    plan.setting(second)
+    assert plan.setting(first) is kept
+    monkeypatch.setattr("holdfast.runs.plan.MOST_KEPT", 0)
+    plan.setting(second)
+    assert plan.setting(first) is not kept

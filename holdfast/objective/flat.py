@@ -45,8 +45,9 @@ class FlatModel:
         """Lets go of the initial parameters: what is left of ``x0`` is its form, type and device."""
         self.x0 = self.x0.new_zeros(()).expand(self.dim)
         for module in (self.template, self._training):  # the evaluation's are those of training
-            for name, piece in self.parameters(self.x0).items():
-                module.get_parameter(name).data = piece.to(module.get_parameter(name))
+            for name, shape in self.shapes.items():
+                parameter = module.get_parameter(name)
+                parameter.data = parameter.data.new_zeros(()).expand(shape)
 
     def probe(self, inputs: Tensor) -> tuple[int, ...]:
         """The shape of the outputs for a batch; raises, naming the layer, if copies cannot be stacked."""

@@ -60,7 +60,7 @@ def short(value: Any) -> str:
     return str(value)
 
 
-MOST_KEPT = 2**29  # bytes of data, of settings that may be used again
+MOST_KEPT = 2**28  # numbers in the samples of settings that may be used again
 
 
 class Plan:
@@ -97,7 +97,7 @@ class Plan:
         if key not in kept:
             kept[key] = build_setting(job.experiment, job.seed, self.data_dir, self.device, self.world)
         kept[key] = kept.pop(key)
-        while len(kept) > 1 and sum(setting.data.x.nbytes for setting in kept.values()) > MOST_KEPT:
+        while len(kept) > 1 and sum(setting.data.x.numel() for setting in kept.values()) > MOST_KEPT:
             del kept[next(iter(kept))]
         return kept[key]
 

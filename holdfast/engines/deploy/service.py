@@ -195,7 +195,8 @@ class Service:
         except HoldfastError as error:
             await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, who, str(error))
         except OSError as error:  # such as a full disk: the client tries again
-            await self._refuse(context, grpc.StatusCode.UNAVAILABLE, who, f"cannot be saved: {error}")
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            await self._refuse(context, code, who, f"cannot be saved: {error.strerror}")
         return self._answer(received=True)
 
     async def tell_status(self, frames: Frames, context: Any) -> bytes:

@@ -14,7 +14,7 @@ from holdfast.data import DATASETS
 from holdfast.engines.simulate.captured import CapturedSimulation, in_place
 from holdfast.engines.simulate.fused import FusedRound
 from holdfast.engines.simulate.links import StackedLinks
-from holdfast.engines.simulate.products import ShortRows, exact_product
+from holdfast.engines.simulate.products import ShortRows, SparseRows, exact_product
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.objective.flat import FlatModel
@@ -79,11 +79,18 @@ def test_executors_agree(case: Case) -> None:
         assert_close(models(case, other()), stacked)
 
 
+def counted(simulation: CapturedSimulation):
+    advance, kept = simulation.buffered(), tree_map(torch.clone, simulation.state)
+    simulation.count(advance)
+    simulation.state = kept
+    return advance
+
+
 def fused_models(case: Case, compiler) -> tuple[torch.Tensor, FusedRound]:
     simulation = CapturedSimulation(method(case), dense(), network(case), seed=7)
     simulation.state = tree_map(torch.clone, simulation.state)
     copy = tree_map(torch.clone, simulation.state)
-    fused = FusedRound(in_place(simulation.buffered()), copy, simulation.objective, compiler)
+    fused = FusedRound(in_place(counted(simulation)), copy, simulation.objective, compiler)
     for _ in range(ROUNDS):
         simulation.fill()
         fused(simulation.state)  # in place
@@ -93,15 +100,27 @@ def fused_models(case: Case, compiler) -> tuple[torch.Tensor, FusedRound]:
 
 def reads_values(case: Case) -> bool:
     """Whether a round decides by values that it computed: it cannot be traced and runs step by step."""
-    return case.name in ("scaffnew", "dualfl", "apda-inexact") or case.options.get("solver") == "vr"
+    names = ("scaffnew", "dualfl", "apda-inexact", "dspodfl")
+    return case.name in names or case.options.get("solver") == "vr"
 
 
 @pytest.mark.parametrize("graph", [hf.ring(7), hf.star(5)], ids=["ring", "star"])
-def test_short_rows_are_the_same_matrix(graph) -> None:
+@pytest.mark.parametrize("form", [ShortRows, SparseRows])
+def test_a_matrix_by_its_entries_is_the_same_matrix(form, graph) -> None:
     weights = hf.Network.of(graph).weights
     rows = torch.randn(weights.shape[0], 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    got = exact_product(ShortRows.of(weights, rows), rows)
+    got = exact_product(form.of(weights, rows), rows)
     assert_close(got, torch.as_tensor(weights.toarray()) @ rows)
+
+
+def test_a_round_on_a_sparse_network_is_cut_into_pieces_too(monkeypatch) -> None:
+    case = next(case for case in CASES if case.name == "local-gecl")
+    expected = models(case, dense())
+    monkeypatch.setattr("holdfast.engines.simulate.links.SPARSE_FROM_NODES", 1)
+    monkeypatch.setattr("holdfast.engines.simulate.links.SPARSE_BELOW_DENSITY", 2)
+    got, fused = fused_models(case, compiler=lambda program: program)
+    assert_close(got, expected)
+    assert any("sparse_product" in piece.program.code for piece in fused.pieces)
 
 
 @every_case
@@ -121,7 +140,7 @@ def test_a_sum_of_neighbours_rows_is_compiled_also_before_the_first_gradient(mon
     compiled = []
     simulation = CapturedSimulation(hf.NETFLEET(lr=0.05), dense(), hf.Network.of(hf.ring(NODES)), seed=7)
     state = tree_map(torch.clone, simulation.state)
-    fused = FusedRound(in_place(simulation.buffered()), state, simulation.objective, compiled.append)
+    fused = FusedRound(in_place(counted(simulation)), state, simulation.objective, compiled.append)
     assert "index" in compiled[0].code
     assert len(fused.pieces) == 2
 
@@ -139,7 +158,7 @@ def test_what_was_compiled_for_one_step_size_serves_for_all() -> None:
         simulation = CapturedSimulation(algorithm, objective, hf.Network.of(hf.ring(NODES)), seed=7)
         state = tree_map(torch.clone, simulation.state)
         copy = tree_map(torch.clone, simulation.state)
-        fused = FusedRound(in_place(simulation.buffered()), copy, objective, compiler)
+        fused = FusedRound(in_place(counted(simulation)), copy, objective, compiler)
         fused(state)
         plain = Simulation(algorithm, dense(), hf.Network.of(hf.ring(NODES)), seed=7)
         plain.step()

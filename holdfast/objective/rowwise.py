@@ -51,7 +51,6 @@ class RowGradients:
         self.row_by_row = convolutional and self.on_cpu
         self._stacked = vmap(grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key)))
         self._own = threading.local()
-        self.samples_at_once: int | None = None  # found when first needed, before anything is compiled
 
     def __call__(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         if self.on_cpu and len(x) == 1:  # a node on its own, whose model may be large
@@ -59,13 +58,16 @@ class RowGradients:
         if self.row_by_row:
             rows = (x, _unbind(batch), keys)
             return torch.stack(list(_pool(torch.get_num_threads()).map(self._one_in_thread, *rows)))
-        if self.samples_at_once is None:
-            budget = SHARE_FOR_ACTIVATIONS * total_memory(x.device)
-            self.samples_at_once = int(budget // (BACKWARD_OVER_FORWARD * self.activation_bytes))
         size = max(1, self.samples_at_once // batch.y.shape[1])
         parts = [torch.split(tensor, size) for tensor in (x, *batch, keys)]
         gradients = [self._stacked(rows, Batch(*some), key) for rows, *some, key in zip(*parts, strict=True)]
         return gradients[0] if len(gradients) == 1 else torch.cat(gradients)
+
+    @cached_property
+    def samples_at_once(self) -> int:
+        """Of all rows together; to be asked for before anything is compiled."""
+        budget = SHARE_FOR_ACTIVATIONS * total_memory(self.model.x0.device)
+        return int(budget // (BACKWARD_OVER_FORWARD * self.activation_bytes))
 
     @cached_property
     def activation_bytes(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from holdfast.engines.cluster.placement import Nodes, owners
 from holdfast.engines.cluster.ranks import collective
 from holdfast.engines.simulate.links import StackedLinks
+from holdfast.engines.simulate.products import Matrix
 from holdfast.topology import Network
 
 
@@ -90,17 +91,17 @@ class ClusterLinks(StackedLinks):
         source, wanted = np.divmod(np.unique(there + other), self.network.nodes)
         return Halo(wanted, self._crossing(np.searchsorted(self.nodes, sent), to, source))
 
-    def split(self, matrix: csr_array, halo: Halo) -> tuple[Tensor, Tensor]:
+    def split(self, matrix: csr_array, halo: Halo) -> tuple[Matrix, Matrix]:
         """The rows of ``matrix`` [n, n] for the nodes here: [m, m] for those here and [m, h] for the halo."""
         rows = matrix[self.nodes]
         return self._matrix(rows[:, self.nodes]), self._matrix(rows[:, halo.nodes])
 
     @cached_property
-    def own_weights(self) -> tuple[Tensor, Tensor]:
+    def own_weights(self) -> tuple[Matrix, Matrix]:
         return self.split(self.network.weights, self.halo)
 
     @cached_property
-    def own_adjacency(self) -> tuple[Tensor, Tensor]:
+    def own_adjacency(self) -> tuple[Matrix, Matrix]:
         return self.split(self.network.adjacency, self.halo)
 
     # --- one row per directed link -------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class ClusterLinks(StackedLinks):
         return self._on_device(np.searchsorted(self.nodes, self._directed[0]))
 
     @cached_property
-    def gathering(self) -> Tensor:
+    def gathering(self) -> Matrix:
         """[m, e]: sums the rows of every node's own directed links."""
         rows = self.rows.cpu().numpy()
         shape = (len(self.nodes), len(rows))

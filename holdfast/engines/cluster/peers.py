@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.algorithms.base import Inbox
 from holdfast.engines.cluster.links import Arriving, ClusterLinks, Halo
 from holdfast.engines.simulate.peers import StackedEdges, StackedPeers
-from holdfast.engines.simulate.products import exact_product
+from holdfast.engines.simulate.products import Matrix, exact_product
 from holdfast.tree import leaves, tree_map
 from holdfast.world import World
 
@@ -77,7 +77,7 @@ class ClusterInbox(Generic[M]):
         assert self.available is None, "sporadic methods use mixed"
         return self._product(*self.links.own_adjacency)
 
-    def _product(self, here: Tensor, there: Tensor) -> M:
+    def _product(self, here: Matrix, there: Matrix) -> M:
         mixed = tree_map(lambda t: exact_product(here, t), self.sent)  # while the others' rows are on the way
         arriving = iter(self.arriving)
         return tree_map(lambda t: t + exact_product(there, next(arriving).wait()), mixed)

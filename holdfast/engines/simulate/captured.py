@@ -63,7 +63,7 @@ class CapturedSimulation(Simulation):
         compiled = "not compiled"
         try:
             advance = self.buffered()
-            self._count(advance)
+            self.count(advance)
             advance = in_place(advance)
             self._load(kept)
             steps = rounds * self._per_round[1].gradient_evaluations / self.objective.nodes
@@ -129,10 +129,18 @@ class CapturedSimulation(Simulation):
             objective.compile()
             return advance, f"only gradients compiled, since the round cannot be traced: {_first_line(error)}"
 
-    def _count(self, advance: Advance) -> None:
-        """What a round sends and computes, found by running one: a replay counts nothing."""
+    def count(self, advance: Advance) -> None:
+        """What a round sends and computes, found by running one: a replay counts nothing.
+
+        What rounds make once and keep is made here too. No minibatch gradient is computed: none is looked at.
+        """
         self.traffic, self.work = Traffic(), Work()
-        advance(self.state)
+        if isinstance(self.objective, ModelObjective):
+            _ = self.objective.row_grads.samples_at_once
+            with self.objective.gradients_by(lambda x, *_: x.new_zeros(()).expand_as(x)):
+                advance(self.state)
+        else:
+            advance(self.state)
         self._per_round = copy.copy(self.traffic), copy.copy(self.work)
 
     def _load(self, kept: Any) -> None:
@@ -170,12 +178,17 @@ class CapturedSimulation(Simulation):
 
 def _apart(after: Any, before: Any) -> Any:
     """``after`` without memory of another part of ``before``, which is about to be overwritten."""
-    taken = {tensor.data_ptr() for tensor in leaves(before)}
+    taken = {_memory(tensor) for tensor in leaves(before)}
 
     def own(buffer: Tensor, value: Tensor) -> Tensor:
-        return value.clone() if value is not buffer and value.data_ptr() in taken else value
+        return value.clone() if value is not buffer and _memory(value) in taken else value
 
     return tree_map(own, before, after)
+
+
+def _memory(tensor: Tensor) -> int:
+    """The same for tensors with memory in common; while a round is traced, they have no addresses."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _first_line(error: Exception) -> str:

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.objective.model_objective import ModelObjective
 from holdfast.randomness import Word
@@ -25,6 +27,11 @@ Program = Callable[..., Sequence[Tensor]]
 @torch.library.custom_op("holdfast::minibatch_gradient", mutates_args=())
 def _gradient(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
     """Stands for a gradient while a round is traced; what it returns is never used."""
+    return torch.empty_like(x)
+
+
+@_gradient.register_fake
+def _(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -77,7 +84,7 @@ class FusedRound:
     def _pieces(
         self, nodes: list[fx.Node], objective: ModelObjective, compiler: Callable[[Program], Program]
     ) -> list[Piece]:
-        runs = list(_cut(nodes, self._is_sparse))
+        runs = list(_cut(nodes))
         place = {node: index for index, run in enumerate(runs) for node in run}
         programs = objective.programs
         pieces = []
@@ -95,10 +102,6 @@ class FusedRound:
         self._release(pieces)
         return pieces
 
-    def _is_sparse(self, node: fx.Node) -> bool:
-        constants = (self.constants.get(given.name) for given in node.all_input_nodes)
-        return any(value is not None and value.layout != torch.strided for value in constants)
-
     def _release(self, pieces: list[Piece]) -> None:
         """Notes after which piece each value may go: rows are large."""
         last: dict[str, Piece] = {}
@@ -109,30 +112,42 @@ class FusedRound:
                 piece.done_with.append(name)
 
 
+class _WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses to read a number on the host: what was decided by it would be decided for all rounds."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("a data-dependent decision")
+        return func(*args, **(kwargs or {}))
+
+
 def _trace(advance: Callable[[Any], Any], state: Any, objective: ModelObjective) -> fx.GraphModule:
-    """The operations of ``advance``, with a mark for every gradient."""
+    """The operations of ``advance``, with a mark for every gradient.
+
+    Tracing takes no memory, as its tensors hold no numbers. What is made once and kept must be there already.
+    """
 
     def mark(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
         # As tensors from outside, the numbers are inputs of a piece; so the pieces of all steps are alike.
-        with disable_proxy_modes_tracing():
+        with disable_proxy_modes_tracing(), unset_fake_temporarily():  # these do hold numbers
             words = [torch.as_tensor(word, device=x.device) for word in (round, step)]
         marked: Tensor = _gradient(x, nodes, *words)
         return marked
 
     def flat(*tensors: Tensor) -> list[Tensor]:
         given = iter(tensors)
-        return list(leaves(advance(tree_map(lambda _: next(given), state))))
+        with _WithoutValues():  # type: ignore[no-untyped-call]
+            return list(leaves(advance(tree_map(lambda _: next(given), state))))
 
     with objective.gradients_by(mark):
-        return make_fx(flat)(*leaves(state))
+        return make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves(state))
 
 
-def _cut(nodes: list[fx.Node], alone: Callable[[fx.Node], bool]) -> Iterator[list[fx.Node]]:
-    """The operations in runs: a new one before each gradient, and around what has to stay ``alone``."""
+def _cut(nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
+    """The operations in runs, a new one before each gradient."""
     run: list[fx.Node] = []
     for node in nodes:
-        starts = node.target is _GRADIENT and any(other.target is not _GRADIENT for other in run)
-        if run and (starts or alone(node) or alone(run[-1])):
+        if node.target is _GRADIENT and any(other.target is not _GRADIENT for other in run):
             yield run
             run = []
         run.append(node)

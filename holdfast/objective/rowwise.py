@@ -26,6 +26,8 @@ BACKWARD_OVER_FORWARD = 3
 # Working out a gradient anew takes a millisecond or more; tracing it, a tenth of a second.
 TRACE_FROM_CALLS = 20
 
+PLANES_AT_ONCE = 8  # numbers in a register of a CPU: with fewer planes, going pixel by pixel takes longer
+
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -106,10 +108,14 @@ class RowGradients:
         return "all nodes stacked"
 
     def _runs_by_pixel(self) -> bool:
-        """Whether the model takes images laid out pixel by pixel, which a CPU convolves and pools faster.
+        """Whether to lay images out pixel by pixel, which a CPU computes faster if planes are many.
 
-        One that has a ``view`` of what it computed may not; if it fails for another reason, it does so again.
+        A model that has a ``view`` of what it computed may not take them so; whatever else it fails for, it
+        will fail for again.
         """
+        layers = [part for part in self.model.template.modules() if isinstance(part, _CONVOLUTIONS)]
+        if any(layer.out_channels % PLANES_AT_ONCE for layer in layers):
+            return False
         try:
             self._one(self.model, self.model.x0, _by_pixel(self.example), _no_key(self.model.x0))
         except Exception:

@@ -23,7 +23,7 @@ from holdfast.papers.evidence import Evidence
 DRAWN: dict[str, dict[str, float]] = {
     "fedpd": {"eta": 30},
     "feddualavg": {"lr": 0.3},
-    "scaffnew": {"p": 0.03},
+    "scaffnew": {"p": 0.01},
     "apda-inexact": {"lr": 100},
     "5gcs": {"lr": 30},
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from copy import deepcopy
 
 import numpy as np
@@ -166,6 +168,17 @@ def test_what_was_compiled_for_one_step_size_serves_for_all() -> None:
         assert_close(algorithm.model(state), plain.models)
         after.append(len(compiled))
     assert after[0] == after[1] > 0
+
+
+def test_what_was_compiled_does_not_keep_the_data() -> None:
+    objective = dense()
+    simulation = CapturedSimulation(hf.LocalGECL(lr=0.1), objective, hf.Network.of(hf.ring(NODES)), seed=7)
+    advance, state = in_place(counted(simulation)), tree_map(torch.clone, simulation.state)
+    FusedRound(advance, state, objective, lambda program: torch.compile(program, backend="eager"))(state)
+    data = weakref.ref(objective)
+    del objective, simulation, advance
+    gc.collect()
+    assert data() is None
 
 
 @pytest.mark.parametrize(

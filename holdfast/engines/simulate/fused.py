@@ -8,6 +8,8 @@ compiled, however many steps there are.
 
 from __future__ import annotations
 
+import weakref
+
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -168,11 +170,19 @@ def _likeness(run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node])
 def _as_function(
     run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node], objective: ModelObjective
 ) -> Program:
+    # What is compiled is never forgotten by torch; held weakly, the objective and its data are let go.
+    owner = weakref.ref(objective)
+
+    def gradient(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
+        alive = owner()
+        assert alive is not None
+        return alive.gradient(x, nodes, round, step)
+
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"given_{index}") for index, node in enumerate(inputs)}
     for node in run:
         copies[node] = graph.node_copy(node, lambda given: copies[given])
         if node.target is _GRADIENT:
-            copies[node].target = objective.gradient
+            copies[node].target = gradient
     graph.output([copies[node] for node in outputs])
     return fx.GraphModule({}, graph)

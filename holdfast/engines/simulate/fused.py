@@ -9,7 +9,6 @@ compiled, however many steps there are.
 from __future__ import annotations
 
 import weakref
-
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 

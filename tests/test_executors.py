@@ -170,6 +170,12 @@ def test_what_was_compiled_for_one_step_size_serves_for_all() -> None:
     assert after[0] == after[1] > 0
 
 
+def test_steps_that_fall_from_round_to_round_are_traced_too() -> None:
+    case = Case("fedpd", {"eta": 0.5, "lr": 0.1, "local_steps": 3, "decreasing": True}, 2, 3, True, rate=None)
+    got, _ = fused_models(case, compiler=lambda program: program)
+    assert_close(got, models(case, dense()))
+
+
 def test_what_was_compiled_does_not_keep_the_data() -> None:
     objective = dense()
     simulation = CapturedSimulation(hf.LocalGECL(lr=0.1), objective, hf.Network.of(hf.ring(NODES)), seed=7)

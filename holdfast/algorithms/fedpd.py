@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -93,7 +92,7 @@ class FedPD(Algorithm):
         lr, steps = self.lr, self.local_steps
         rates = [lr] * steps
         if self.decreasing:
-            rates = [lr / math.sqrt(steps * round / 5 + q) for q in range(1, steps + 1)]
+            rates = [lr / (steps * round / 5 + q) ** 0.5 for q in range(1, steps + 1)]
         return GradientSteps(rates, minibatch=self.solver == "sgd", tolerance=self.tolerance)
 
     def communicates(self, round: int, peers: Peers) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -18,21 +18,18 @@ from holdfast.errors import HoldfastError
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import Loss
 from holdfast.objective.regulariser import Regulariser
-from holdfast.objective.rowwise import Batch, RowGradients
-from holdfast.randomness import Word, batch_indices
+from holdfast.objective.rowwise import RowGradients, laid_out_by_pixel
+from holdfast.objective.samples import Batch, Samples
+from holdfast.randomness import Word
 
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
 CHUNK_SAMPLES = 8192
+GPU_CHUNK_SAMPLES = 65536  # a GPU wants few large calls
 
 MinibatchGradient = Callable[[Tensor, Tensor, Word, Word], Tensor]
 """(x [m, d], nodes [m], round, step) -> gradients [m, d]."""
 
 Weighting = Literal["uniform", "samples"]
-
-
-MOST_READY = 2**30  # bytes of samples that are prepared once, beside those that are stored
-# On a CPU, drawing the minibatches of this many steps takes hardly longer than those of one.
-STEPS_DRAWN_AT_ONCE = 16
 
 
 class ModelObjective:
@@ -78,15 +75,16 @@ class ModelObjective:
         self.scale = torch.ones(self.nodes, device=device, dtype=dtype)
         if weights == "samples":
             self.scale = (self.counts.double() * self.nodes / self.counts.sum()).to(dtype)
+        prepared = partial(prepare, mean=mean, std=std, dtype=dtype)
+        self._stored = Samples(self.x, self.y, self.counts, self._seed, prepared, whole=batch_size is None)
         first = torch.zeros(1, dtype=torch.int64, device=device)
-        self.row_grads = RowGradients(model, self._loss_of, self._gather(first, self.scale[:1]))
+        self.row_grads = RowGradients(model, self._loss_of, self._stored.batch(first, self.scale[:1]))
         self._row_losses = vmap(self._row_loss)
         self._row_hessians = vmap(hessian(self._row_loss))
         self._row_products = vmap(self._row_product)
         self.gradient: MinibatchGradient = self._minibatch_grad
         # What was compiled for rounds on this objective: other step sizes need nothing new.
         self.programs: dict[Hashable, Callable[..., Sequence[Tensor]]] = {}
-        self._drawn: tuple[int, int, Tensor, Tensor] | None = None  # round, first step, nodes, their picks
 
     def forget_start(self) -> None:
         """Lets go of the initial model: from here on, ``x0`` tells only what it was like."""
@@ -124,23 +122,11 @@ class ModelObjective:
 
     def _minibatch_grad(self, x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
         assert self.batch_size is not None
-        picks = self._picks(nodes, round, step, self.batch_size)
+        picks = self._stored.picks(nodes, round, step, self.batch_size)
         weight = (self.scale[nodes] / self.batch_size).unsqueeze(-1).expand(picks.shape)
-        batch = self._gather(self.starts[nodes].unsqueeze(-1) + picks, weight)
+        batch = self._stored.batch(self.starts[nodes].unsqueeze(-1) + picks, weight)
         gradient = self.row_grads(x, batch, self._keys(nodes, round, step))
         return self.regulariser.add_grad(gradient, x)
-
-    def _picks(self, nodes: Tensor, round: Word, step: Word, size: int) -> Tensor:
-        """Which of its samples each node takes in a step, [m, size]."""
-        counts = self.counts[nodes]
-        if isinstance(round, Tensor) or isinstance(step, Tensor) or nodes.is_cuda or step == 0:
-            return batch_indices(self._seed, nodes, counts, round, step, size)
-        first = step - (step - 1) % STEPS_DRAWN_AT_ONCE
-        if self._drawn is None or self._drawn[:2] != (round, first) or self._drawn[2] is not nodes:
-            steps = torch.arange(first, first + STEPS_DRAWN_AT_ONCE)[:, None, None]
-            picks = batch_indices(self.seed, nodes, counts, round, steps, size)
-            self._drawn = (round, first, nodes, picks)
-        return self._drawn[3][step - first]
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         key = self._keys(nodes, 0, 0)
@@ -197,9 +183,7 @@ class ModelObjective:
     def _chunks_of(self, nodes: Tensor) -> Iterator[Batch]:
         """All samples of ``nodes``, some of every node at a time; shorter nodes are padded with weight 0."""
         counts, starts, scale = self.counts[nodes], self.starts[nodes], self.scale[nodes]
-        # A GPU wants few large calls, as far as there is memory for their activations.
-        most = max(CHUNK_SAMPLES, self.row_grads.samples_at_once) if counts.is_cuda else CHUNK_SAMPLES
-        size = max(1, most // len(nodes))
+        size = max(1, self._at_once // len(nodes))
         # Of everybody, that is known: a value read from a GPU would have it wait.
         longest = self._longest if len(nodes) == self.nodes else int(counts.max())
         for first in range(0, longest, size):
@@ -207,7 +191,7 @@ class ModelObjective:
             inside = place < counts.unsqueeze(-1)
             weight = inside * (scale / counts).unsqueeze(-1)
             rows = starts.unsqueeze(-1) + torch.minimum(place, counts.unsqueeze(-1) - 1)
-            yield self._gather(rows, weight.to(self.x0.dtype))
+            yield self._stored.batch(rows, weight.to(self.x0.dtype))
 
     def _keys(self, nodes: Tensor, round: Word, step: Word) -> Tensor:
         """(seed, node, round, step) of every node, [m, 4]: what dropout draws its masks from."""
@@ -217,26 +201,12 @@ class ModelObjective:
         ]
         return torch.stack(parts, dim=-1)
 
-    def _gather(self, rows: Tensor, weight: Tensor) -> Batch:
-        # On a CPU, index_select is ten times as fast as indexing by a tensor.
-        flat, ready = rows.flatten(), self._ready
-        x = self._prepare(self.x.index_select(0, flat)) if ready is None else ready.index_select(0, flat)
-        y = self.y.index_select(0, flat)
-        x, y = (part.view(*rows.shape, *part.shape[1:]) for part in (x, y))
-        return Batch(x=x, y=y, weight=weight)
-
-    @cached_property
-    def _ready(self) -> Tensor | None:
-        """All samples as the model sees them, made once where every gradient reads them all on a CPU.
-
-        Minibatches are better gathered as stored: there are fewer bytes to fetch.
-        """
-        size = self.x.numel() * self.x0.element_size()
-        once = self.batch_size is None and not self.x.is_cuda and size <= MOST_READY
-        return self._prepare(self.x) if once else None
-
-    def _prepare(self, x: Tensor) -> Tensor:
-        return prepare(x, self.mean, self.std, self.x0.dtype)
+    @property
+    def _at_once(self) -> int:
+        """Samples handled by one call when a whole data set is read, as far as there is memory for them."""
+        if not self.x.is_cuda:
+            return CHUNK_SAMPLES
+        return max(CHUNK_SAMPLES, min(GPU_CHUNK_SAMPLES, self.row_grads.samples_at_once))
 
     # --- the common objective at one point --------------------------------------------------------------
 
@@ -262,8 +232,8 @@ class ModelObjective:
         counts, scale = self.counts[self.here], self.scale[self.here]
         per_sample = torch.repeat_interleave(scale / (self.nodes * counts), counts)
         everything = torch.arange(len(self.x), device=self.x.device)
-        for rows in torch.split(everything, CHUNK_SAMPLES):
-            yield self._gather(rows, per_sample[rows].to(self.x0.dtype))
+        for rows in torch.split(everything, self._at_once):
+            yield self._stored.batch(rows, per_sample[rows].to(self.x0.dtype))
 
     # --- the same with something changed ------------------------------------------------------------------
 
@@ -296,7 +266,7 @@ class ModelObjective:
 
     def check_model(self, test: tuple[Tensor, Tensor] | None) -> None:
         """Refuses a model that does not suit the data, and labels that do not suit the loss."""
-        shape = self.model.probe(self._prepare(self.x[:2]))
+        shape = self.model.probe(self._stored.prepare(self.x[:2]))
         self.loss.values(torch.zeros(shape), torch.zeros_like(self.y[:2], device="cpu"))
         classes = max(shape[-1] if len(shape) > 1 else 1, 2)
         for y in [self.y] if test is None else [self.y, test[1]]:
@@ -314,14 +284,21 @@ class ModelObjective:
 
     def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on the samples (x, y)."""
-        predict: Callable[[Tensor, Tensor], Tensor] = vmap(self.model.evaluate, in_dims=(0, None))
         correct = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
         loss = torch.zeros_like(correct)
-        size = max(1, CHUNK_SAMPLES // len(rows))
+        size = max(1, self._at_once // len(rows))
         with torch.no_grad():
             for inputs, targets in zip(torch.split(x, size), torch.split(y, size), strict=True):
-                outputs = predict(rows, self._prepare(inputs))
-                loss += torch.stack([self.loss.values(out, targets).sum() for out in outputs])
+                outputs = self._predictions(rows, self._stored.prepare(inputs))
+                loss += vmap(self.loss.values, in_dims=(0, None))(outputs, targets).sum(-1)
                 if self.loss.has_accuracy:
-                    correct += torch.stack([self.loss.correct(out, targets).sum() for out in outputs])
+                    correct += vmap(self.loss.correct, in_dims=(0, None))(outputs, targets).sum(-1)
         return correct / len(x), loss / len(x)
+
+    def _predictions(self, rows: Tensor, x: Tensor) -> Tensor:
+        """The outputs of every model in ``rows`` for the same samples, [m, B, ...]."""
+        if self.row_grads.row_by_row:
+            x = laid_out_by_pixel(x) if self.row_grads.by_pixel else x
+            return torch.stack([self.model.evaluate(row, x) for row in rows])
+        outputs: Tensor = vmap(self.model.evaluate, in_dims=(0, None))(rows, x)
+        return outputs

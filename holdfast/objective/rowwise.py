@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from holdfast.memory import total_memory
 from holdfast.objective.flat import FlatModel
+from holdfast.objective.samples import Batch
 
 # Of all memory, what the activations of rows that are computed together may take.
 SHARE_FOR_ACTIVATIONS = 0.25
@@ -29,14 +29,6 @@ TRACE_FROM_CALLS = 20
 PLANES_AT_ONCE = 8  # numbers in a register of a CPU: with fewer planes, going pixel by pixel takes longer
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-class Batch(NamedTuple):
-    """Samples, ready for the model, with their weights in a sum of losses; stacked: [m, ...]."""
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor
 
 
 StackedGradient = Callable[[Tensor, Batch, Tensor], Tensor]
@@ -117,7 +109,8 @@ class RowGradients:
         if any(layer.out_channels % PLANES_AT_ONCE for layer in layers):
             return False
         try:
-            self._one(self.model, self.model.x0, _by_pixel(self.example), _no_key(self.model.x0))
+            by_pixel = self.example._replace(x=laid_out_by_pixel(self.example.x))
+            self._one(self.model, self.model.x0, by_pixel, _no_key(self.model.x0))
         except Exception:
             return False
         return True
@@ -131,7 +124,7 @@ class RowGradients:
     def _one(self, model: FlatModel, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """The gradient of one row, layer by layer put where it belongs: no second copy of it all."""
         if self.by_pixel:
-            batch = _by_pixel(batch)
+            batch = batch._replace(x=laid_out_by_pixel(batch.x))
         gradient = torch.zeros_like(row)
         parameters = model.parameters(row.detach())
         for parameter, place in zip(parameters.values(), model.parameters(gradient).values(), strict=True):
@@ -156,10 +149,10 @@ def activation_bytes(model: FlatModel, loss: RowLoss, example: Batch) -> int:
     return max(1, sum(kept.values()))
 
 
-def _by_pixel(batch: Batch) -> Batch:
+def laid_out_by_pixel(images: Tensor) -> Tensor:
+    """``images`` [B, C, H, W] with the planes of a pixel next to each other in memory."""
     # Not ``contiguous``: grey images already are, in both layouts, and would be taken for the usual one.
-    laid_out = torch.empty_like(batch.x, memory_format=torch.channels_last)
-    return batch._replace(x=laid_out.copy_(batch.x))
+    return torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
 
 
 def _no_key(row: Tensor) -> Tensor:

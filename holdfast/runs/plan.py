@@ -20,7 +20,8 @@ from holdfast.engines.simulate.dry_run import Footprint, dry_run
 from holdfast.engines.simulate.simulation import Simulation, check_fit
 from holdfast.memory import require_memory
 from holdfast.objective.curvature import why_not_convex
-from holdfast.objective.model_objective import CHUNK_SAMPLES, MOST_READY
+from holdfast.objective.model_objective import CHUNK_SAMPLES
+from holdfast.objective.samples import MOST_READY
 from holdfast.runs.config import Experiment
 from holdfast.runs.setting import Setting, build_method, build_setting, torch_device
 from holdfast.runs.sweep import expand

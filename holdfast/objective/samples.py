@@ -1,0 +1,76 @@
+"""The samples of all nodes as they are stored, and batches of them as a model sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.randomness import Word, batch_indices
+
+MOST_READY = 2**30  # bytes of samples that are prepared once, beside those that are stored
+# On a CPU, drawing the minibatches of this many steps takes hardly longer than those of one.
+STEPS_DRAWN_AT_ONCE = 16
+
+
+class Batch(NamedTuple):
+    """Samples, ready for the model, with their weights in a sum of losses; stacked: [m, ...]."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+
+class Samples:
+    """Inputs ``x`` [N, ...] and targets ``y`` [N, ...], of node i ``counts[i]``, node after node.
+
+    ``whole``: all of a node's samples are read for each of its gradients.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        counts: Tensor,
+        seed: Word,
+        prepare: Callable[[Tensor], Tensor],
+        whole: bool,
+    ) -> None:
+        self.x, self.y, self.counts = x, y, counts
+        self.seed, self.prepare, self.whole = seed, prepare, whole
+        self._drawn: tuple[int, int, Tensor, Tensor] | None = None  # round, first step, nodes, their picks
+
+    def batch(self, rows: Tensor, weight: Tensor) -> Batch:
+        """The samples at ``rows``, of any shape."""
+        # On a CPU, index_select is ten times as fast as indexing by a tensor.
+        flat, ready = rows.flatten(), self._ready
+        x = self.prepare(self.x.index_select(0, flat)) if ready is None else ready.index_select(0, flat)
+        y = self.y.index_select(0, flat)
+        x, y = (part.view(*rows.shape, *part.shape[1:]) for part in (x, y))
+        return Batch(x=x, y=y, weight=weight)
+
+    def picks(self, nodes: Tensor, round: Word, step: Word, size: int) -> Tensor:
+        """Which of its samples each of ``nodes`` [m] takes in a step, [m, size]."""
+        counts = self.counts[nodes]
+        if isinstance(round, Tensor) or isinstance(step, Tensor) or nodes.is_cuda or step == 0:
+            return batch_indices(self.seed, nodes, counts, round, step, size)
+        first = step - (step - 1) % STEPS_DRAWN_AT_ONCE
+        if self._drawn is None or self._drawn[:2] != (round, first) or self._drawn[2] is not nodes:
+            steps = torch.arange(first, first + STEPS_DRAWN_AT_ONCE)[:, None, None]
+            picks = batch_indices(self.seed, nodes, counts, round, steps, size)
+            self._drawn = (round, first, nodes, picks)
+        return self._drawn[3][step - first]
+
+    @cached_property
+    def _ready(self) -> Tensor | None:
+        """All samples as the model sees them, made once where every gradient reads them all on a CPU.
+
+        Minibatches are better gathered as stored: there are fewer bytes to fetch.
+        """
+        if not self.whole or self.x.is_cuda:
+            return None
+        number = self.prepare(self.x[:1]).element_size()
+        return self.prepare(self.x) if self.x.numel() * number <= MOST_READY else None

@@ -170,6 +170,27 @@ def test_what_was_compiled_for_one_step_size_serves_for_all() -> None:
     assert after[0] == after[1] > 0
 
 
+class Counting(nn.Linear):
+    """A layer whose calls have an effect."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Counting.calls += 1
+        return super().forward(x)
+
+
+def test_a_users_own_layer_is_called_in_every_step(monkeypatch) -> None:
+    monkeypatch.setattr("holdfast.objective.rowwise.TRACE_FROM_CALLS", 3)
+    data = hf.FederatedData(torch.rand(20, 8), torch.arange(20) % 10, np.array([10, 10]))
+    flat = FlatModel(Counting(8, 10), CPU, torch.float32)
+    objective = ModelObjective(flat, CrossEntropy(), data, batch_size=4, seed=0)
+    before = Counting.calls
+    for step in range(10):
+        objective.minibatch_grads([flat.x0.expand(2, -1)], torch.arange(2), 0, step)
+    assert Counting.calls >= before + 10
+
+
 def test_steps_that_fall_from_round_to_round_are_traced_too() -> None:
     case = Case("fedpd", {"eta": 0.5, "lr": 0.1, "local_steps": 3, "decreasing": True}, 2, 3, True, rate=None)
     got, _ = fused_models(case, compiler=lambda program: program)

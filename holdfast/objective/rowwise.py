@@ -25,6 +25,8 @@ BACKWARD_OVER_FORWARD = 3
 
 # Working out a gradient anew takes a millisecond or more; tracing it, a tenth of a second.
 TRACE_FROM_CALLS = 20
+# Where these layers' code lies. A user's own may count its calls or change in time: it is called every time.
+KNOWN_LAYERS = ("torch.nn.", "holdfast.")
 
 PLANES_AT_ONCE = 8  # numbers in a register of a CPU: with fewer planes, going pixel by pixel takes longer
 
@@ -53,6 +55,8 @@ class RowGradients:
         self.row_by_row = convolutional and self.on_cpu
         row_gradient = grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key))
         self._stacked: StackedGradient = vmap(row_gradient)
+        known = [type(part).__module__.startswith(KNOWN_LAYERS) for part in model.template.modules()]
+        self._may_be_traced = self.on_cpu and all(known)
         self._calls: Counter[tuple[int, ...]] = Counter()
         self._traced: dict[tuple[int, ...], StackedGradient] = {}
         self._own = threading.local()
@@ -72,7 +76,7 @@ class RowGradients:
 
     def _together(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         """``_stacked``; on a CPU, shapes that come often are traced into the operations it comes down to."""
-        if not self.on_cpu or type(x) is not Tensor:
+        if not self._may_be_traced or type(x) is not Tensor:
             return self._stacked(x, batch, keys)
         shape = (*x.shape, *batch.x.shape)
         self._calls[shape] += 1

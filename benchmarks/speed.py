@@ -73,7 +73,7 @@ def measure(
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()  # what was compiled before keeps its data
+        held = torch.cuda.memory_allocated()  # by the workloads before
     executor = simulation_class(torch.device(device))
     simulation = make_simulation(executor, load, method, device, given.precision)
     note = simulation.prepare(LONG_RUN)

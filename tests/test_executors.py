@@ -180,10 +180,20 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
-def test_a_users_own_layer_is_called_in_every_step(monkeypatch) -> None:
+def with_a_hook() -> nn.Module:
+    def count(*_) -> None:
+        Counting.calls += 1
+
+    model = nn.Linear(8, 10)
+    model.register_forward_hook(count)
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: Counting(8, 10), with_a_hook], ids=["layer", "hook"])
+def test_a_users_own_code_is_called_in_every_step(make, monkeypatch) -> None:
     monkeypatch.setattr("holdfast.objective.rowwise.TRACE_FROM_CALLS", 3)
     data = hf.FederatedData(torch.rand(20, 8), torch.arange(20) % 10, np.array([10, 10]))
-    flat = FlatModel(Counting(8, 10), CPU, torch.float32)
+    flat = FlatModel(make(), CPU, torch.float32)
     objective = ModelObjective(flat, CrossEntropy(), data, batch_size=4, seed=0)
     before = Counting.calls
     for step in range(10):

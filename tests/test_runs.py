@@ -306,3 +306,13 @@ def test_the_seeds_of_a_sweep_take_turns_without_reading_the_data_again(
     monkeypatch.setattr("holdfast.runs.plan.MOST_KEPT", 0)
     plan.setting(second)
     assert plan.setting(first) is not kept
+
+
+def test_samples_that_are_prepared_once_count_as_memory(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(read_experiment(finished / "experiment.toml", ["problem.batch_size=full"]), None, "cpu")
+    job = plan.jobs[0]
+    with_them, numbers = plan.memory(job), plan.setting(job).data.x.numel()
+    monkeypatch.setattr("holdfast.runs.plan.MOST_READY", 0)
+    assert with_them - plan.memory(job) == 4 * numbers

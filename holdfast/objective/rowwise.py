@@ -25,13 +25,12 @@ BACKWARD_OVER_FORWARD = 3
 
 # Working out a gradient anew takes a millisecond or more; tracing it, a tenth of a second.
 TRACE_FROM_CALLS = 20
-# Where these layers' code lies. A user's own may count its calls or change in time: it is called every time.
+# Where these layers' code lies. A user's own may count its calls or change in time: it is never traced.
 KNOWN_LAYERS = ("torch.nn.", "holdfast.")
 
 PLANES_AT_ONCE = 8  # numbers in a register of a CPU: with fewer planes, going pixel by pixel takes longer
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
 
 StackedGradient = Callable[[Tensor, Batch, Tensor], Tensor]
 
@@ -55,13 +54,13 @@ class RowGradients:
         self.row_by_row = convolutional and self.on_cpu
         row_gradient = grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key))
         self._stacked: StackedGradient = vmap(row_gradient)
-        known = [type(part).__module__.startswith(KNOWN_LAYERS) for part in model.template.modules()]
-        self._may_be_traced = self.on_cpu and all(known)
+        self._may_be_traced = self.on_cpu and all(map(_is_known, model.template.modules()))
         self._calls: Counter[tuple[int, ...]] = Counter()
         self._traced: dict[tuple[int, ...], StackedGradient] = {}
         self._own = threading.local()
-        self.by_pixel = False
-        self.by_pixel = self.row_by_row and self._runs_by_pixel()
+        # Images laid out pixel by pixel are computed faster on a CPU, if planes are many.
+        self.by_pixel = self.row_by_row and _planes_fill_registers(model.template)
+        self.by_pixel = self.by_pixel and self._runs()
 
     def __call__(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         if self.on_cpu and len(x) == 1:  # a node on its own, whose model may be large
@@ -103,19 +102,11 @@ class RowGradients:
             return f"nodes one by one on {torch.get_num_threads()} cores, as convolutions want it"
         return "all nodes stacked"
 
-    def _runs_by_pixel(self) -> bool:
-        """Whether to lay images out pixel by pixel, which a CPU computes faster if planes are many.
-
-        A model that has a ``view`` of what it computed may not take them so; whatever else it fails for, it
-        will fail for again.
-        """
-        layers = [part for part in self.model.template.modules() if isinstance(part, _CONVOLUTIONS)]
-        if any(layer.out_channels % PLANES_AT_ONCE for layer in layers):
-            return False
+    def _runs(self) -> bool:
+        """Whether the model has a gradient; pixel by pixel, one that takes a ``view`` of planes has not."""
         try:
-            by_pixel = self.example._replace(x=laid_out_by_pixel(self.example.x))
-            self._one(self.model, self.model.x0, by_pixel, _no_key(self.model.x0))
-        except Exception:
+            self._one(self.model, self.model.x0, self.example, _no_key(self.model.x0))
+        except Exception:  # if it fails for another reason, it will fail again where that is told
             return False
         return True
 
@@ -151,6 +142,16 @@ def activation_bytes(model: FlatModel, loss: RowLoss, example: Batch) -> int:
         value = loss(model, model.parameters(row), example, _no_key(row))
     del value  # alive until here, so that no two tensors were given the same place
     return max(1, sum(kept.values()))
+
+
+def _is_known(layer: nn.Module) -> bool:
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer).__module__.startswith(KNOWN_LAYERS) and not hooks
+
+
+def _planes_fill_registers(model: nn.Module) -> bool:
+    layers = [part for part in model.modules() if isinstance(part, _CONVOLUTIONS)]
+    return all(layer.out_channels % PLANES_AT_ONCE == 0 for layer in layers)
 
 
 def laid_out_by_pixel(images: Tensor) -> Tensor:

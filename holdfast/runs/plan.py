@@ -20,7 +20,7 @@ from holdfast.engines.simulate.dry_run import Footprint, dry_run
 from holdfast.engines.simulate.simulation import Simulation, check_fit
 from holdfast.memory import require_memory
 from holdfast.objective.curvature import why_not_convex
-from holdfast.objective.model_objective import CHUNK_SAMPLES
+from holdfast.objective.model_objective import CHUNK_SAMPLES, GPU_CHUNK_SAMPLES
 from holdfast.objective.samples import MOST_READY
 from holdfast.runs.config import Experiment
 from holdfast.runs.setting import Setting, build_method, build_setting, torch_device
@@ -132,7 +132,8 @@ class Plan:
         nodes, number = setting.data.nodes, getattr(torch, job.experiment.dtype).itemsize
         everything = int(setting.data.counts.sum())
         samples = everything if batch == "full" else batch * nodes
-        activations = 4 * min(samples, CHUNK_SAMPLES) * x[0].numel() * number
+        at_once = CHUNK_SAMPLES if self.device == "cpu" else GPU_CHUNK_SAMPLES
+        activations = 4 * min(samples, at_once) * x[0].numel() * number
         prepared = everything * x[0].numel() * number
         ready = prepared if batch == "full" and self.device == "cpu" and prepared <= MOST_READY else 0
         rows = self.footprint(job).memory(nodes, setting.dim, number)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.schedules import Rate
-from holdfast.engines.simulate.fused import FusedRound
+from holdfast.engines.simulate.fused import FusedRound, aligned
 from holdfast.engines.simulate.peers import Traffic
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.objective.model_objective import ModelObjective
@@ -146,7 +146,7 @@ class CapturedSimulation(Simulation):
     def _load(self, kept: Any) -> None:
         """The state as it was, every tensor in memory of its own."""
         self.state = None  # lets go of the old memory first
-        self.state = tree_map(lambda t: t.to(self.everybody.device, copy=True), kept)
+        self.state = tree_map(lambda t: aligned(t.to(self.everybody.device, copy=True)), kept)
 
     def _record(self, advance: Advance) -> None:
         warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -120,7 +120,7 @@ class CapturedClusterSimulation(ClusterSimulation, CapturedSimulation):
             raise RuntimeError("how many clients of a cohort are on a rank differs from round to round")
         return super().buffered()
 
-    def _compile(self, advance: Advance, objective: ModelObjective) -> tuple[Advance, str]:
+    def _compile(self, advance: Advance, objective: ModelObjective, steps: float) -> tuple[Advance, str]:
         objective.compile()  # a whole round cannot be traced: it waits for other ranks in the middle
         return advance, "gradients compiled"
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.schedules import Rate
-from holdfast.engines.simulate.fused import FusedRound, aligned
+from holdfast.engines.simulate.fused import FusedRound, aligned, compiled, tuned
 from holdfast.engines.simulate.peers import Traffic
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.objective.model_objective import ModelObjective
@@ -34,6 +34,8 @@ def simulation_class(device: torch.device) -> type[Simulation]:
 # Compiling takes ten seconds or more (two, if it was done before), and a step gains a fraction of a
 # millisecond to a few: below this many steps of a node it is not worth it.
 COMPILE_FROM_STEPS = 2000
+# Tuning gains a tenth of the time, 0.04 ms a step with an MLP on 100 nodes, and takes 20 s more.
+TUNE_FROM_STEPS = 500_000
 
 Advance = Callable[[Any], Any]  # from a state to the state after the round
 
@@ -60,7 +62,7 @@ class CapturedSimulation(Simulation):
         before = self.traffic, self.work
         # Trial rounds overwrite the state. It is kept on the host: a second one may not fit on the device.
         kept = tree_map(lambda t: t.cpu().contiguous(), self.state)
-        compiled = "not compiled"
+        how_far = "not compiled"
         try:
             advance = self.buffered()
             self.count(advance)
@@ -68,7 +70,7 @@ class CapturedSimulation(Simulation):
             self._load(kept)
             steps = rounds * self._per_round[1].gradient_evaluations / self.objective.nodes
             if isinstance(self.objective, ModelObjective) and steps >= COMPILE_FROM_STEPS:
-                advance, compiled = self._compile(advance, self.objective)
+                advance, how_far = self._compile(advance, self.objective, steps)
             self._record(advance)
             how = "rounds replayed from a CUDA graph"
         except Exception as error:  # whatever CUDA or the method object to: there is another way
@@ -80,7 +82,7 @@ class CapturedSimulation(Simulation):
             self._load(kept)
         else:
             tree_map(lambda buffer, value: buffer.copy_(value), self.state, kept)
-        return f"{how}, {compiled}; prepared in {time.perf_counter() - start:.1f} s"
+        return f"{how}, {how_far}; prepared in {time.perf_counter() - start:.1f} s"
 
     def step(self) -> None:
         if self.graph is None:
@@ -121,10 +123,12 @@ class CapturedSimulation(Simulation):
         round_now = cast(int, self._round_now)  # where the round's number is asked for, its buffer stands in
         return lambda state: self._advance(method, state, round_now, self._chosen)
 
-    def _compile(self, advance: Advance, objective: ModelObjective) -> tuple[Advance, str]:
-        """``advance`` compiled as far as possible, and how far that was."""
+    def _compile(self, advance: Advance, objective: ModelObjective, steps: float) -> tuple[Advance, str]:
+        """``advance`` compiled as far as possible, and as pays for ``steps`` of a node; how far that was."""
+        tune = steps >= TUNE_FROM_STEPS
         try:
-            return FusedRound(advance, self.state, objective), "compiled"
+            fused = FusedRound(advance, self.state, objective, tuned if tune else compiled)
+            return fused, "compiled and tuned" if tune else "compiled"
         except Exception as error:  # whatever the tracer objects to
             objective.compile()
             return advance, f"only gradients compiled, since the round cannot be traced: {_first_line(error)}"

@@ -50,15 +50,24 @@ class Piece(NamedTuple):
     done_with: list[str]  # values that no later piece needs
 
 
-def _compile(program: Program) -> Program:
-    # Which kernel is the fastest for a product is found by trying. It tells of each that does not fit.
-    for part in ("select_algorithm", "scheduler"):
-        logging.getLogger(f"torch._inductor.{part}").setLevel(logging.CRITICAL)
-    options = {
+def compiled(program: Program) -> Program:
+    """``program`` as a few kernels; products by the library's kernels."""
+    return torch.compile(program, dynamic=False)
+
+
+def tuned(program: Program) -> Program:
+    """``compiled``, with the fastest kernel for each product found by trying some twenty: 20 s or more."""
+    from torch._inductor import config
+
+    wanted: dict[str, str | int | bool | Callable[..., Any]] = {
         "max_autotune_gemm": True,
         "max_autotune_gemm_backends": "ATEN,TRITON",
         "autotune_num_choices_displayed": 0,
+        "max_autotune_report_choices_stats": False,
     }
+    for part in ("select_algorithm", "scheduler"):  # which tell of each that did not fit
+        logging.getLogger(f"torch._inductor.{part}").setLevel(logging.CRITICAL)
+    options = {name: value for name, value in wanted.items() if hasattr(config, name)}
     return torch.compile(program, dynamic=False, options=options)
 
 
@@ -81,7 +90,7 @@ class FusedRound:
         advance: Callable[[Any], Any],
         state: Any,
         objective: ModelObjective,
-        compiler: Callable[[Program], Program] = _compile,
+        compiler: Callable[[Program], Program] = compiled,
     ) -> None:
         self.template = tree_map(lambda tensor: tensor.new_empty(0), state)  # only its form is kept
         traced = _trace(advance, state, objective)

@@ -145,7 +145,6 @@ def panel(title: str, case: str) -> Panel:
         ],
         x="payload_bytes",
         y=GAP,
-        x_label="payload of all agents (MiB), proportional to communications",
         y_label="‖∇f‖²",
         log_y=True,
     )

@@ -7,10 +7,21 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from holdfast.models import dropout_keys
 from holdfast.objective.stacking import ready_to_stack
 from holdfast.objective.support import check_supported, probe
+
+NUMBERS_AT_ONCE = 4  # that a GPU loads where an address is a multiple of 16 bytes
+
+
+def widened(rows: Tensor) -> Tensor:
+    """``rows`` [..., d] with zeros behind each, so that all begin at such addresses.
+
+    Products read them twice as fast then. A model ignores the zeros, and their gradient is zero.
+    """
+    return functional.pad(rows, (0, -rows.shape[-1] % NUMBERS_AT_ONCE))
 
 
 class FlatModel:
@@ -54,10 +65,12 @@ class FlatModel:
         return probe(self._training, inputs)
 
     def parameters(self, row: Tensor) -> dict[str, Tensor]:
-        """The flat vector ``row`` [d] cut into the module's named parameters."""
-        pieces = torch.split(row, self.sizes)
+        """The flat vector ``row`` [d], which may be ``widened``, cut into the module's named parameters."""
+        behind = len(row) - self.dim
+        assert 0 <= behind < NUMBERS_AT_ONCE
+        pieces = torch.split(row, [*self.sizes, behind] if behind else self.sizes)
         return {
-            name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=True)
+            name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=False)
         }
 
     def train(self, parameters: dict[str, Tensor], inputs: Tensor, key: Tensor) -> Tensor:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.schedules import Rate
-from holdfast.engines.simulate.fused import FusedRound, aligned, compiled, tuned
+from holdfast.engines.simulate.fused import FusedRound, compiled, tuned
 from holdfast.engines.simulate.peers import Traffic
 from holdfast.engines.simulate.simulation import Simulation
+from holdfast.objective.flat import widened
 from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.oracle import Work
 from holdfast.tree import leaves, tree_map
@@ -54,6 +55,7 @@ class CapturedSimulation(Simulation):
     """A ``Simulation`` on a GPU whose rounds are replayed from one recording."""
 
     graph: torch.cuda.CUDAGraph | None = None
+    _wide: Any = None  # the memory of the state, which compiled rounds work on
 
     def prepare(self, rounds: int) -> str:
         """Compiles, if ``rounds`` make it pay, and records a round; the state stays as it is."""
@@ -127,8 +129,9 @@ class CapturedSimulation(Simulation):
         """``advance`` compiled as far as possible, and as pays for ``steps`` of a node; how far that was."""
         tune = steps >= TUNE_FROM_STEPS
         try:
-            fused = FusedRound(advance, self.state, objective, tuned if tune else compiled)
-            return fused, "compiled and tuned" if tune else "compiled"
+            wide = self._wide
+            fused = FusedRound(advance, wide, objective, tuned if tune else compiled)
+            return lambda _: fused(wide), "compiled and tuned" if tune else "compiled"
         except Exception as error:  # whatever the tracer objects to
             objective.compile()
             return advance, f"only gradients compiled, since the round cannot be traced: {_first_line(error)}"
@@ -148,9 +151,18 @@ class CapturedSimulation(Simulation):
         self._per_round = copy.copy(self.traffic), copy.copy(self.work)
 
     def _load(self, kept: Any) -> None:
-        """The state as it was, every tensor in memory of its own."""
-        self.state = None  # lets go of the old memory first
-        self.state = tree_map(lambda t: aligned(t.to(self.everybody.device, copy=True)), kept)
+        """The state as it was, every tensor in memory of its own, where vectors like the model are wider."""
+        dim, device = self.objective.dim, self.everybody.device
+
+        def like_the_model(tensor: Tensor) -> bool:
+            return tensor.ndim > 0 and tensor.shape[-1] == dim
+
+        def wide(tensor: Tensor) -> Tensor:
+            return (widened(tensor) if like_the_model(tensor) else tensor).to(device, copy=True)
+
+        self.state = self._wide = None  # lets go of the old memory first
+        self._wide = tree_map(wide, kept)
+        self.state = tree_map(lambda w, t: w[..., :dim] if like_the_model(t) else w, self._wide, kept)
 
     def _record(self, advance: Advance) -> None:
         warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]

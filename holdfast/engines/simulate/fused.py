@@ -71,17 +71,6 @@ def tuned(program: Program) -> Program:
     return torch.compile(program, dynamic=False, options=options)
 
 
-NUMBERS_AT_ONCE = 4  # that a GPU loads, if their address is a multiple of 16 bytes
-
-
-def aligned(rows: Tensor) -> Tensor:
-    """``rows`` [m, d] in memory where each row begins at such an address: products read it twice as fast."""
-    gap = -rows.shape[-1] % NUMBERS_AT_ONCE if rows.ndim == 2 else 0
-    if gap == 0 or not rows.is_contiguous():
-        return rows
-    return rows.new_empty_strided(rows.shape, (rows.shape[1] + gap, 1)).copy_(rows)
-
-
 class FusedRound:
     """``advance``, a function from state to state, traced on ``state`` and compiled."""
 
@@ -126,9 +115,7 @@ class FusedRound:
             if likeness not in programs:
                 # The others are a product or a few operations: not worth the time to compile them.
                 worth_it = any(node.target in (_GRADIENT, _GATHER) for node in run)
-                # Compiled, a result is written where it should be; otherwise that takes another pass.
-                finish = aligned if worth_it else None
-                program = _as_function(run, inputs, outputs, objective, finish)
+                program = _as_function(run, inputs, outputs, objective)
                 programs[likeness] = compiler(program) if worth_it else program
             pieces.append(Piece(programs[likeness], [n.name for n in inputs], [n.name for n in outputs], []))
         self._release(pieces)
@@ -198,13 +185,8 @@ def _likeness(run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node])
 
 
 def _as_function(
-    run: list[fx.Node],
-    inputs: list[fx.Node],
-    outputs: list[fx.Node],
-    objective: ModelObjective,
-    finish: Callable[[Tensor], Tensor] | None,
+    run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node], objective: ModelObjective
 ) -> Program:
-    """``run`` as a function of ``inputs``; ``finish`` is what is done to each output."""
     # What is compiled is never forgotten by torch; held weakly, the objective and its data are let go.
     owner = weakref.ref(objective)
 
@@ -219,6 +201,5 @@ def _as_function(
         copies[node] = graph.node_copy(node, lambda given: copies[given])
         if node.target is _GRADIENT:
             copies[node].target = gradient
-    results = [copies[node] for node in outputs]
-    graph.output([graph.call_function(finish, (result,)) for result in results] if finish else results)
+    graph.output([copies[node] for node in outputs])
     return fx.GraphModule({}, graph)

@@ -47,7 +47,8 @@ def keep_freed_memory() -> None:
 def available_memory(device: str) -> int:
     """Free bytes on ``device``."""
     if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, unused
+        return int(torch.cuda.mem_get_info(device)[0]) + held
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.algorithms import ALGORITHMS
-from holdfast.papers.base import Circumstances, Experiment, Paper, Preset, Scale, Verdict
-from holdfast.papers.evidence import Evidence
+from holdfast.papers.base import Circumstances, Experiment, Paper, Preset, Verdict
+from holdfast.papers.evidence import Evidence, Scale
 from holdfast.papers.execution import Task
 from holdfast.runs.plan import Job
 

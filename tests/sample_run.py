@@ -50,7 +50,7 @@ def job(
         "axes": axes or {},
         "status": status,
         "round": last,
-        "rounds": 20,
+        "rounds": last if status == "done" else 20,
     }
     return {"id": f"{algorithm}-{seed}", **entry, "seconds": last / 2, **extra, "rows": rows}
 

@@ -32,10 +32,13 @@ def on_gpu() -> ModelObjective:
     return ModelObjective(flat, CrossEntropy(), data, batch_size=16, seed=7)
 
 
-def both(algorithm, where, rounds: int, *, compiled: bool = False, cohort=None):
+COMPILED, TUNED = 10**3, 10**6  # rounds of five steps for which this pays
+
+
+def both(algorithm, where, rounds: int, *, planned: int = 1, cohort=None):
     plain = Simulation(algorithm, on_gpu(), where, seed=7, cohort_size=cohort)
     captured = CapturedSimulation(algorithm, on_gpu(), where, seed=7, cohort_size=cohort)
-    print(captured.prepare(10**6 if compiled else 1))
+    print(captured.prepare(planned))
     for _ in range(rounds):
         plain.step()
         captured.step()
@@ -59,20 +62,44 @@ def test_replayed_rounds_are_the_same_rounds(case):
 @pytest.mark.parametrize(
     "algorithm", [hf.FedAvg(lr=0.05, local_steps=5), hf.SCAFFOLD(lr=0.05, local_steps=5)]
 )
-def test_compiled_rounds_agree(algorithm):
-    plain, captured = both(algorithm, hf.server(NODES), 20, compiled=True)
+@pytest.mark.parametrize("planned", [COMPILED, TUNED])
+def test_compiled_rounds_agree(algorithm, planned, capsys):
+    plain, captured = both(algorithm, hf.server(NODES), 20, planned=planned)
     assert captured.graph is not None
+    assert ("tuned" in capsys.readouterr().out) == (planned == TUNED)
     assert_agree(plain, captured)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_exchange_is_not_rounded_to_tf32(compiled):
+def test_a_round_that_cannot_be_compiled_is_recorded_all_the_same(monkeypatch, capsys):
+    def broken(program):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr("holdfast.engines.simulate.captured.compiled", broken)
+    monkeypatch.setattr("torch.compile", lambda *_, **__: broken)
+    plain, captured = both(hf.FedAvg(lr=0.05, local_steps=5), hf.server(NODES), 5, planned=COMPILED)
+    assert captured.graph is not None
+    assert "not compiled, since more failed: no compiler here" in capsys.readouterr().out
+    assert_agree(plain, captured)
+
+
+def test_where_rounds_run_step_by_step_a_broken_compiler_does_no_harm(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr("torch.compile", lambda *_, **__: broken)
+    plain, captured = both(hf.Scaffnew(lr=0.05, p=0.3), hf.server(NODES), 5, planned=TUNED)
+    assert captured.graph is None
+    assert_agree(plain, captured)
+
+
+@pytest.mark.parametrize("planned", [1, COMPILED])
+def test_the_exchange_is_not_rounded_to_tf32(planned):
     compute_in("tf32")
     try:
         simulation = CapturedSimulation(
             hf.LocalGECL(lr=0.05, local_steps=5), on_gpu(), hf.Network.of(hf.ring(NODES))
         )
-        print(simulation.prepare(10**6 if compiled else 1))
+        print(simulation.prepare(planned))
         for _ in range(20):
             simulation.step()
     finally:

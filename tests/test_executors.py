@@ -93,7 +93,7 @@ def fused_models(case: Case, compiler) -> tuple[torch.Tensor, FusedRound]:
     simulation = CapturedSimulation(method(case), dense(), network(case), seed=7)
     advance = in_place(counted(simulation))
     simulation._load(simulation.state)
-    wide = simulation._wide
+    wide = simulation._widen()
     assert simulation.objective.dim % 4 != 0  # otherwise no row is widened
     fused = FusedRound(advance, tree_map(torch.clone, wide), simulation.objective, compiler)
     for _ in range(ROUNDS):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import holdfast
 
@@ -183,6 +186,71 @@ def test_a_finished_run_is_not_repeated_and_a_changed_preset_is_run_anew(
     assert len(list(folder.iterdir())) == 2
 
 
+def finished_run(tmp_path: Path) -> Path:
+    """The run directory of tiny/curves, run to its end."""
+    assert holdfast("paper", "run", "tiny/curves").code == 0
+    (run,) = (tmp_path / "runs/papers/tiny/curves/small/curves").iterdir()
+    return run
+
+
+def test_a_finished_run_with_rows_missing_is_an_error_and_no_verdict(paper: Paper, tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    verdict = run.parent.parent / "verdict.json"
+    verdict.unlink()
+    text = (run / "metrics.csv").read_text()
+    (run / "metrics.csv").write_text(text[: text.rstrip("\n").rfind("\n") + 1])
+    outcome = holdfast("paper", "run", "tiny/curves")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: ")
+    assert f"{run.name}: metrics.csv is damaged: 'gossip inf 0' is done, but its last round, 4" in outcome.err
+    assert not any(word in outcome.out for word in ("PASS", "FAIL"))
+    assert not verdict.exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"status": "complete"}'])
+def test_a_damaged_summary_names_the_folder_to_delete(paper: Paper, tmp_path: Path, content: str) -> None:
+    run = finished_run(tmp_path)
+    (run / "summary.json").write_text(content)
+    outcome = holdfast("paper", "run", "tiny/curves")
+    assert outcome.code == 2
+    assert len(outcome.err.strip().splitlines()) == 1
+    assert "summary.json is damaged" in outcome.err
+    assert outcome.err.strip().endswith(f"delete {run.relative_to(tmp_path)} to run it again")
+    shutil.rmtree(run)
+    finished_run(tmp_path)
+
+
+def test_a_finished_experiment_is_judged_again_without_its_data(paper: Paper, tmp_path: Path) -> None:
+    paper.experiments[2] = replace(paper.experiment("absent"), presets=[Preset("absent", ["rounds=2"])])
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+        write_images(folder / "mnist.npz")
+    assert holdfast("paper", "run", "tiny/absent").code == 2
+    first = holdfast("paper", "run", "tiny/absent", "--data-dir", here)
+    assert first.code == 0
+    verdict = tmp_path / "runs/papers/tiny/absent/small/verdict.json"
+    verdict.unlink()
+    again = holdfast("paper", "run", "tiny/absent")
+    assert (again.code, again.err) == (0, "")
+    assert verdict.exists()
+    assert len(list((verdict.parent / "absent").iterdir())) == 1
+    same = holdfast("paper", "run", "tiny/absent", "--data-dir", "here")
+    other = holdfast("paper", "run", "tiny/absent", "--data-dir", elsewhere)
+    notes = [f"made with the data in {here};" in " ".join(o.out.split()) for o in (first, again, same, other)]
+    assert notes == [False, False, False, True]
+
+
+def write_images(file: Path) -> None:
+    """A few random images in the place of MNIST."""
+    chance = np.random.default_rng(0)
+    arrays: dict[str, np.ndarray] = {}
+    for part, size in (("train", 60), ("test", 20)):
+        arrays[f"x_{part}"] = chance.integers(0, 256, (size, 4, 4), np.uint8)
+        arrays[f"y_{part}"] = np.arange(size, dtype=np.uint8) % 10
+    np.savez(file, **arrays)
+
+
 class StopAfterFirstJob:
     """A view that breaks a run off, as a second Ctrl-C does."""
 
@@ -248,7 +316,7 @@ def test_a_document_is_filled_where_it_says_so(paper: Paper, tmp_path: Path) -> 
     assert "left as it was" in outcome.out
     text = document.read_text()
     assert "| Three squared is eight | 8 | 9 | **FAIL** | 8 |" in text
-    assert "![Squares](figures/tiny-squares-small.png)" in text
+    assert "![Squares, small scale](figures/tiny-squares-small.png)" in text
     assert (tmp_path / "figures/tiny-squares-small.png").exists()
     assert text.endswith("Words.\n\n" + place.format("curves"))
     again = holdfast("paper", "fill", document)
@@ -268,3 +336,13 @@ def test_a_judgement_is_read_back(paper: Paper, tmp_path: Path) -> None:
     assert judgement is not None
     assert judgement.name == "tiny/squares"
     assert judgement.count(Verdict.FAIL) == 1
+    assert (judgement.device, judgement.seeds) == ("cpu", [])
+
+
+@pytest.mark.parametrize(("scale", "seeds"), [("small", 1), ("full", 2)])
+def test_a_judgement_knows_device_and_seeds(paper: Paper, tmp_path: Path, scale: str, seeds: int) -> None:
+    holdfast("paper", "run", "tiny/curves", "--scale", scale)
+    judgement = read_judgement(tmp_path / "runs/papers/tiny/curves" / scale)
+    assert judgement is not None
+    assert (judgement.device, judgement.seeds) == ("cpu", [seeds])
+    assert judgement.command == f"holdfast paper run tiny/curves --scale {scale}"

@@ -17,6 +17,7 @@ from holdfast.papers.dspodfl.appendix import (
     LABELS,
     RADIUS,
     at_equal_delay,
+    compared_at,
     gains_most,
     most_robust,
     still_ahead,
@@ -28,10 +29,11 @@ from holdfast.papers.dspodfl.figures import (
     accuracies_at_end,
     aggregations_poor,
     ahead_at_equal_delay,
+    ahead_at_equal_processing,
+    ahead_more_if_unlike,
     best_per_iteration,
-    delay_saved,
-    saves,
-    saves_more_unlike,
+    processing_leads,
+    saves_transmission,
 )
 from holdfast.papers.dspodfl.theory import (
     COUNTEREXAMPLE,
@@ -151,18 +153,53 @@ def test_best_per_iteration(tmp_path):
     )
 
 
-def test_delay_until_the_same_accuracy(tmp_path):
-    """Both reach 95 % of 0.8 at round 95; DGD has spent 95 on computing, sporadic SGDs 9.5."""
-    e = figure(tmp_path, ALIKE, {**ALIKE, "dgd": 0.4})
-    like = Case("figure-1", "iid", "")
-    assert delay_saved(e, like, "sporadic-sgds", "tau_proc") == pytest.approx([10])
-    assert delay_saved(e, like, "sporadic-aggregations", "tau_trans") == pytest.approx([5])
-    assert saves(like, "sporadic-aggregations", "tau_trans")(e).verdict == Verdict.PASS
-    latched = Case("figure-1", "iid", "-latched")
-    assert saves(latched, "sporadic-aggregations", "tau_trans")(e).verdict == Verdict.FAIL  # as much as DGD
-    assert saves_more_unlike("figure-1")(e).verdict == Verdict.PASS
-    slow = figure(tmp_path / "b", {**ALIKE, "dgd": 0.4}, ALIKE)
-    assert saves_more_unlike("figure-1")(slow).verdict == Verdict.FAIL
+@pytest.mark.parametrize(
+    ("aggregations", "latched", "ours", "verdict"),
+    [
+        (0.8, False, "5.00 times less", Verdict.PASS),  # both at round 95, at a fifth of the delay
+        (0.8, True, "1.00 times less", Verdict.FAIL),  # as much delay as DGD
+        (0.85, True, "1.06 times less", Verdict.PASS),  # at round 90 (0.765) instead of 95
+        (0.75, False, "0.00 times less", Verdict.FAIL),  # ends below 95 % of DGD's best
+    ],
+)
+def test_transmission_delay_until_dgds_accuracy(tmp_path, aggregations, latched, ours, verdict):
+    """DGD reaches 95 % of its best 0.8, which is 0.76, at round 95."""
+    e = figure(tmp_path, {**ALIKE, "sporadic-aggregations": aggregations}, ALIKE)
+    found = saves_transmission(Case("figure-1", "iid", "-latched" if latched else ""))(e)
+    assert (found.ours, found.verdict) == (ours, verdict)
+
+
+def test_accuracy_at_equal_processing_delay(tmp_path):
+    """After 10 of processing sporadic SGDs have made 100 rounds, DGD 10."""
+    e = figure(tmp_path / "a", ALIKE, {**ALIKE, "dgd": 0.4})
+    leads = processing_leads(e, "figure-1", "iid")
+    assert {delay: lead.tolist() for delay, lead in leads.items()} == {
+        delay: pytest.approx([8 * delay - 0.8 * delay]) for delay in (2.5, 5, 10)
+    }
+    for split in ("iid", "classes-per-node"):
+        assert ahead_at_equal_processing("figure-1", split)(e).verdict == Verdict.PASS
+    assert ahead_more_if_unlike("figure-1")(e).verdict == Verdict.PASS
+    weak = figure(tmp_path / "b", {**ALIKE, "dgd": 0.4}, {**ALIKE, "sporadic-sgds": 0.07})
+    assert ahead_at_equal_processing("figure-1", "iid")(weak).verdict == Verdict.PASS
+    assert ahead_at_equal_processing("figure-1", "classes-per-node")(weak).verdict == Verdict.FAIL
+    assert ahead_more_if_unlike("figure-1")(weak).verdict == Verdict.FAIL
+    same = figure(tmp_path / "c", ALIKE, ALIKE)
+    assert ahead_more_if_unlike("figure-1")(same).verdict == Verdict.FAIL
+
+
+def test_a_lead_in_processing_delay_is_asked_for_at_every_mark(tmp_path):
+    """Sporadic SGDs that learn only in the second half of their rounds are behind DGD at first."""
+    late = [row | {"test_accuracy": max(0.0, row["round"] - 50) / 100} for row in rows(1, (0.1, 1))]
+    steady = rows(0.8, (1, 1))
+    jobs = [
+        job(method, 0, path, axes={"problem.partition": "iid"})
+        for method, path in (("dgd", steady), ("sporadic-sgds", late))
+    ]
+    written = write_run(tmp_path / "run", jobs, axes=("problem.partition",), metrics=METRICS)
+    e = Evidence("full", {"figure-1": load_record(written)})
+    leads = [lead.item() for lead in processing_leads(e, "figure-1", "iid").values()]
+    assert leads == pytest.approx([-2, -4, 42])
+    assert ahead_at_equal_processing("figure-1", "iid")(e).verdict == Verdict.FAIL
 
 
 def test_poor_aggregations(tmp_path):
@@ -193,8 +230,8 @@ def test_the_table_has_every_curve_once(tmp_path):
 # --- Appendix P --------------------------------------------------------------------------------------------
 
 
-def appendix(folder: Path, ends: dict[str, tuple[float, float]]) -> Evidence:
-    """Every method's final accuracy at the first and the last value of each swept key; all rounds cost 1."""
+def appendix(folder: Path, ends: dict[str, tuple[float, float]], cost: float = 1) -> Evidence:
+    """Every method's final accuracy at the first and the last value of each swept key, after 100 rounds."""
     runs = {}
     for preset, key in (
         (LABELS, "problem.partition.classes"),
@@ -202,7 +239,7 @@ def appendix(folder: Path, ends: dict[str, tuple[float, float]]) -> Evidence:
         (BETA, ""),
     ):
         jobs = [
-            job(method, 0, rows(end, (0.5, 0.5)), axes={key: value} if key else {})
+            job(method, 0, rows(end, (cost / 2, cost / 2)), axes={key: value} if key else {})
             for method, both in ends.items()
             for value, end in list(zip((1, 10), both, strict=True))[: None if key else 1]
         ]
@@ -222,6 +259,22 @@ def test_robustness_and_gain_from_links(tmp_path):
     assert gains_most(e).verdict == Verdict.PASS
     header, lines = at_equal_delay(e)
     assert len(header) == len(lines[0]) == 6
+
+
+def test_as_good_as_the_best_baseline_is_not_ahead(tmp_path):
+    equal = appendix(tmp_path / "a", dict.fromkeys(METHODS, (0.7, 0.7)))
+    assert still_ahead(equal).verdict == Verdict.FAIL
+    above = appendix(tmp_path / "b", dict.fromkeys(METHODS, (0.7, 0.7)) | {"dspodfl": (0.701, 0.7)})
+    assert still_ahead(above).verdict == Verdict.PASS
+
+
+@pytest.mark.parametrize(("cost", "delay", "accuracy"), [(1, 100, 70), (10, 500, 35)])
+def test_the_delay_of_the_comparison_is_at_most_that_of_the_released_code(tmp_path, cost, delay, accuracy):
+    """100 rounds at 10 each end beyond a delay of 500, where half of the accuracy is reached."""
+    e = appendix(tmp_path, dict.fromkeys(METHODS, (0.7, 0.7)), cost)
+    assert [compared_at(e, preset) for preset in (LABELS, RADIUS, BETA)] == pytest.approx([delay] * 3)
+    assert still_ahead(e).ours.endswith(f"DSpodFL {accuracy}.0 % at a delay of {delay}")
+    assert most_robust(e).ours.endswith(f"points, at a delay of {delay}")
 
 
 # --- theory ------------------------------------------------------------------------------------------------

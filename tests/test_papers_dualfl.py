@@ -96,15 +96,22 @@ def test_more_clients(many, expected, tmp_path):
     assert verdicts(PAPER.experiment("figure-1-clients"), evidence) == expected
 
 
-@pytest.mark.parametrize(("slow", "expected"), [(20, PASS), (25, FAIL), (None, FAIL)])
-def test_rounds_for_every_rho(slow, expected, tmp_path):
-    last = {f"r{slow}": 1e-5} if slow else {"r50": 1e-3}
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ({"r20": 2e-5}, [PASS, PASS]),
+        ({"r25": 1e-5}, [FAIL, PASS]),  # too many rounds to 1e-4
+        ({"r20": 3e-5}, [PASS, FAIL]),  # too large an error in the end
+        ({"r50": 1e-3}, [FAIL, FAIL]),  # never at 1e-4
+    ],
+)
+def test_rounds_and_last_errors_for_every_rho(last, expected, tmp_path):
     jobs = [
         job("dualfl", 0, errors(3.5, r10=1e-5), axes={"algorithm.rho": "0.0"}),
         job("dualfl", 0, errors(3.5, **last), axes={"algorithm.rho": "0.01"}),
     ]
     evidence = Evidence("full", {"figure-1-rho": record(tmp_path / "run", jobs, ("algorithm.rho",))})
-    assert verdicts(PAPER.experiment("figure-1-rho"), evidence) == [expected]
+    assert verdicts(PAPER.experiment("figure-1-rho"), evidence) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,6 +127,31 @@ def test_table_2(printed, scaled, expected, tmp_path):
     evidence = Evidence("full", runs)
     assert verdicts(experiment, evidence) == expected
     assert experiment.table(evidence)[1][0] == ["DualFL", "2.86e-05", "2.86e-05"]
+
+
+@pytest.mark.parametrize("rival", ["fedpd", "feddyn", "5gcs", "feddualavg", "scaffnew"])
+def test_table_2_asks_the_same_of_every_rival(rival, tmp_path):
+    """One that does not work with scaled steps, or only with printed ones, is enough to fail."""
+    dualfl = job("dualfl", 0, errors(3.5, r20=1e-4))
+    printed = [job(name, 0, errors(3.5, r20=1.0)) for name in RIVALS]
+    scaled = {name: errors(3.5, r20=0.4 if name == rival else 0.1) for name in RIVALS}
+    blown = [job(n, 0, rows, "diverged" if n == rival else "done") for n, rows in scaled.items()]
+    check = PAPER.experiment("table-2").claims[2].check
+    runs = {"table-2-printed": record(tmp_path / "printed", [*printed, dualfl])}
+    for place, jobs in enumerate([[job(n, 0, rows) for n, rows in scaled.items()], blown]):
+        runs["table-2-times-7500"] = record(tmp_path / f"scaled-{place}", [*jobs, dualfl])
+        assert check(Evidence("full", runs)).verdict == FAIL
+        assert check(Evidence("small", runs)).verdict == Verdict.NOT_COMPARABLE
+
+
+@pytest.mark.parametrize(("other", "expected"), [(2e-3, PASS), (2.1e-3, FAIL)])
+def test_other_momenta_on_cifar10(other, expected, tmp_path):
+    jobs = [
+        job("dualfl", 0, errors(3.5, r10=last), axes={"algorithm.rho": rho})
+        for rho, last in (("0.0", 1e-3), ("0.01", other))
+    ]
+    runs = {"figure-1-cifar10-rho": record(tmp_path / "run", jobs, ("algorithm.rho",)), "another": None}
+    assert PAPER.experiment("figure-1-cifar10").claims[2].check(Evidence("full", runs)).verdict == expected
 
 
 @pytest.mark.parametrize(("rival", "expected"), [(2e-3, PASS), (1e-4, FAIL)])

@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError
 from holdfast.papers.base import Claim, Experiment, Layout, Line, Panel, Paper, Preset, Verdict, judged
 from holdfast.papers.drawing import draw
 from holdfast.papers.evidence import Evidence, mean_text, scientific_text
-from holdfast.papers.verdicts import judge
+from holdfast.papers.verdicts import Judgement, judge, markdown
 from holdfast.runs.record import load_record
 
 LINES = [Line("ours", "local-gecl"), Line("theirs", "gossip")]
@@ -68,11 +68,68 @@ def test_wrong_columns_presets_and_times_are_errors(tmp_path: Path) -> None:
 def test_a_claim_that_cannot_be_judged_fails_with_the_reason(tmp_path: Path) -> None:
     claim = Claim("?", "!", lambda e: judged(bool(e.curve("nobody").final("x") > 0), "", ""))
     experiment = Experiment("one", "One", [claim], presets=[Preset("two")])
-    (found,) = judge(
-        Paper("p", "", "", tmp_path), experiment, "small", evidence(tmp_path), "here", 1.0
-    ).claims
+    (found,) = judgement(experiment, evidence(tmp_path)).claims
     assert found.verdict == Verdict.FAIL
     assert "0 curves match 'nobody'" in found.reason
+
+
+def judgement(experiment: Experiment, found: Evidence) -> Judgement:
+    return judge(Paper("p", "", "", Path()), experiment, found, "here", "cpu", 1.0)
+
+
+ASKED = {
+    "path": lambda curve: curve.path("test_accuracy"),
+    "final": lambda curve: curve.final("test_accuracy"),
+    "best": lambda curve: curve.best("test_accuracy"),
+    "lowest": lambda curve: curve.lowest("test_accuracy"),
+    "at": lambda curve: curve.at("test_accuracy", 0),
+    "first": lambda curve: curve.first("round", "test_accuracy", low=0.0),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(
+    ("algorithm", "lr", "reason"),
+    [
+        ("<b>&gossip", 0.1, "<b>&gossip lr=0.1: 1 of 2 seeds diverged at round 20"),
+        ("local-gecl", 0.01, "local-gecl lr=0.01: 1 of 2 seeds unfinished"),
+        ("<b>&gossip", 0.01, "<b>&gossip lr=0.01: 2 of 2 seeds unfinished"),
+    ],
+)
+def test_a_curve_without_an_end_makes_its_claim_fail(asked, algorithm, lr, reason, tmp_path: Path) -> None:
+    """Even where all seeds have recorded what is asked for, such as round 0."""
+    sweep = Evidence("small", {"sweep": load_record(troubled_sweep(tmp_path / "run"))})
+    claims = [
+        Claim("holds", "!", lambda e: judged(asked(e.curve("local-gecl", lr=0.1)).min() >= 0, "", "")),
+        Claim("?", "!", lambda e: judged(asked(e.curve(algorithm, lr=lr)).min() >= 0, "", "")),
+    ]
+    experiment = Experiment(
+        "one",
+        "One",
+        claims,
+        presets=[Preset("sweep")],
+        table=lambda e: (["a"], [[mean_text(asked(e.curve(algorithm, lr=lr)))]]),
+    )
+    found = judgement(experiment, sweep)
+    assert [claim.reason for claim in found.claims] == ["", f"cannot be judged: {reason}"]
+    assert [claim.verdict for claim in found.claims] == [Verdict.PASS, Verdict.FAIL]
+    assert found.table == (["no table"], [[reason]])
+
+
+@pytest.mark.parametrize(
+    ("device", "seeds", "option", "words"),
+    [("cpu", 2, "", ", 2 seeds"), ("cuda", 1, " --device cuda", ", one seed"), ("cpu", 0, "", "")],
+)
+def test_a_judgement_says_how_it_came_about(device, seeds, option, words, tmp_path: Path) -> None:
+    jobs = [job("a", seed, accuracies(0.1, 0.2)) for seed in range(seeds)]
+    runs = {"two": load_record(write_run(tmp_path / "run", jobs))} if seeds else {}
+    experiment = Experiment("one", "One", [], presets=[Preset("two", ["rounds=1"])])
+    found = judge(Paper("p", "", "", tmp_path), experiment, Evidence("small", runs), "here", device, 1.0)
+    assert (found.scale, found.device, found.seeds) == ("small", device, [seeds] if seeds else [])
+    assert found.changes == {"two": ["rounds=1"]}
+    assert found.command == f"holdfast paper run p/one --scale small{option}"
+    assert found.circumstances == f"here: 1.0 s of training and computing{words}"
+    assert f"`{found.command}` on {found.circumstances}." in markdown(found)
 
 
 def test_numbers_are_shown_with_their_spread() -> None:

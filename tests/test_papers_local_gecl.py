@@ -10,6 +10,7 @@ from sample_run import accuracies, job, write_run
 
 from holdfast.papers.base import Verdict
 from holdfast.papers.evidence import Evidence
+from holdfast.papers.local_gecl.figure_1 import RING, flat_in_h
 from holdfast.papers.local_gecl.table_3 import TABLE_3, as_printed
 from holdfast.runs.record import load_record
 
@@ -68,3 +69,24 @@ def test_small_scale_asks_for_the_sign_only(tmp_path: Path) -> None:
     near = [value - 0.3 for value in PRINTED["local-gecl"]]
     found = verdicts(TABLE_3, table_3(tmp_path, "small", gossip=near))
     assert found == [Verdict.NOT_COMPARABLE, Verdict.PASS, Verdict.PASS, Verdict.NOT_COMPARABLE]
+
+
+@pytest.mark.parametrize(
+    ("scale", "unlike", "verdict"),
+    [
+        ("full", 0.82, Verdict.PASS),
+        ("full", 0.81, Verdict.FAIL),
+        ("small", 0.82, Verdict.NOT_COMPARABLE),
+        ("small", 0.6, Verdict.NOT_COMPARABLE),
+    ],
+)
+def test_accuracy_is_flat_in_h(scale: str, unlike: float, verdict: Verdict, tmp_path: Path) -> None:
+    jobs = [
+        job(name, 0, accuracies(0.1, end), axes={"problem.partition.h": h})
+        for name, ends in (("local-gecl", (unlike, 0.835)), ("gossip", (0.5, 0.83)))
+        for h, end in zip(("0.1", "inf"), ends, strict=True)
+    ]
+    record = load_record(write_run(tmp_path / "run", jobs, axes=("problem.partition.h",)))
+    found = flat_in_h(Evidence(scale, {RING.by_h: record}), RING)
+    assert found.verdict == verdict
+    assert found.ours == f"{100 * (0.835 - unlike):.2f} points; Gossip 33.00"

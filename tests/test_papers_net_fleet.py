@@ -136,6 +136,16 @@ def test_rises(tmp_path, shards, verdict):
     assert check(sweep(tmp_path, "full", "problem.nodes", [0.95] * 4, shards)).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("shards", "verdict"),
+    [([0.9, 0.9, 0.91], Verdict.PASS), ([0.9, 0.899, 0.91], Verdict.FAIL), ([0.9] * 3, Verdict.FAIL)],
+)
+def test_rises_without_slack_never_goes_down(tmp_path, shards, verdict):
+    found = rises("lr", ["shards"], slack=0)(sweep(tmp_path, "full", "algorithm.lr", [0.9] * 3, shards))
+    assert found.verdict == verdict
+    assert found.reason == "up by more than 0 from end to end, never down"
+
+
 def test_no_worse_compares_the_ends(tmp_path):
     check = no_worse("nodes", "shards", slack=0.5)
     assert (
@@ -166,6 +176,18 @@ def test_spread_and_alike(tmp_path):
     uneven = sweep(tmp_path / "b", "full", "problem.nodes", [0.9, 0.955, 0.958], [0.95, 0.95, 0.96])
     assert alike(uneven).verdict == Verdict.FAIL
     assert alike(Evidence("small", uneven.runs)).verdict == Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("iid", "verdict"),
+    [
+        ([0.945, 0.95, 0.9595], Verdict.PASS),
+        ([0.945, 0.95, 0.961], Verdict.FAIL),  # 1.6 points apart, though all are above 94 %
+        ([0.939, 0.95, 0.95], Verdict.FAIL),  # 1.1 points apart, but one is below
+    ],
+)
+def test_alike_at_full_scale_asks_for_level_and_spread(tmp_path, iid, verdict):
+    assert alike(sweep(tmp_path, "full", "problem.nodes", iid, [0.5, 0.7, 0.9])).verdict == verdict
 
 
 # --- what is computed --------------------------------------------------------------------------------------

@@ -148,10 +148,21 @@ def test_unknown_metric(tmp_path: Path) -> None:
 
 
 def test_a_line_cut_off_by_a_crash_does_not_count(tmp_path: Path) -> None:
-    folder = two_algorithms(tmp_path / "run")
+    jobs = [job("a", 0, accuracies(0.1, 0.8)), job("b", 0, accuracies(0.1, 0.5), "running")]
+    folder = write_run(tmp_path / "run", jobs, status="running")
     file = folder / "metrics.csv"
     file.write_text(file.read_text().rstrip("\n")[:-20])
-    assert len(load_record(folder).rows) == 11
+    assert len(load_record(folder).rows) == 3
+
+
+@pytest.mark.parametrize("last_line", ["cut off", "missing"])
+def test_a_finished_job_without_its_last_round_is_damage(tmp_path: Path, last_line: str) -> None:
+    folder = two_algorithms(tmp_path / "run")
+    file = folder / "metrics.csv"
+    text = file.read_text().rstrip("\n")
+    file.write_text(text[:-20] if last_line == "cut off" else text[: text.rfind("\n") + 1])
+    with pytest.raises(HoldfastError, match=r"metrics\.csv is damaged: 'gossip 1' is done, .* 20, is not"):
+        load_record(folder)
 
 
 FILES = ["experiment.toml", "environment.json", "summary.json", "metrics.csv", "partition.csv", "network.csv"]

@@ -18,10 +18,10 @@ from rich.text import Text
 from holdfast.commands.run import print_path
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
-from holdfast.papers.base import Circumstances, Experiment, Paper, Scale, Verdict
+from holdfast.papers.base import Circumstances, Experiment, Paper, Verdict
 from holdfast.papers.catalogue import find_experiments, load_papers
 from holdfast.papers.drawing import draw
-from holdfast.papers.evidence import Evidence
+from holdfast.papers.evidence import Evidence, Scale
 from holdfast.papers.execution import PaperProgress, Task, locked
 from holdfast.papers.verdicts import (
     Judgement,
@@ -33,7 +33,6 @@ from holdfast.papers.verdicts import (
     write_judgement,
 )
 from holdfast.report.figures import save_figure
-from holdfast.report.format import seconds_text
 from holdfast.runs.environment import describe_environment
 from holdfast.runs.record import RunRecord, load_record
 from holdfast.runs.runner import Interrupted
@@ -66,7 +65,7 @@ def run_papers(wanted: str, scale: Scale, data_dir: Path | None, device: str, ru
         for paper, experiment in chosen
     }
     everything = [task for some in tasks.values() for task in some]
-    _stop_if_data_are_missing(everything)
+    _stop_if_data_are_missing([task for task in everything if not task.finished])
     with console.status("checking what is to be run"):
         work = sum(task.check() for task in everything if not task.finished)
     judgements = []
@@ -119,7 +118,8 @@ def fill_document(document: Path, runs_dir: Path) -> None:
             picture = f"figures/{paper}-{experiment}-{scale}.png"
             (document.parent / "figures").mkdir(exist_ok=True)
             shutil.copyfile(folder / "figure.png", document.parent / picture)
-            content += f"\n![{judgement.title}]({picture})\n"
+            reduced = ", small scale" if scale == "small" else ""
+            content += f"\n![{judgement.title}{reduced}]({picture})\n"
         return f"{start}\n{content}\n{end}"
 
     text = PLACE.sub(fill, text)
@@ -163,6 +163,10 @@ def _carry_out(
 ) -> Judgement:
     """Runs and computes what is missing, judges it, and writes verdict and figure."""
     records = {task.preset.file: load_record(task.execute(progress)) for task in tasks}
+    for record in records.values():
+        made_with, given = record.summary.get("data_dir"), circumstances.data_dir
+        if given and made_with and Path(made_with) != given.resolve():
+            progress.note(f"{record.path} was made with the data in {made_with}; delete it to run it anew")
     rows = []
     start = time.perf_counter()
     if experiment.compute is not None:
@@ -170,8 +174,10 @@ def _carry_out(
         rows = experiment.compute(circumstances)
     seconds = time.perf_counter() - start + sum(map(_training_seconds, records.values()))
     evidence = Evidence(circumstances.scale, records, rows)
+    devices = {str(record.summary.get("device", "cpu")) for record in records.values()}
+    device = max(devices, default=circumstances.device)  # if some ran on a CPU, others on a GPU: that one
     hardware = _hardware(list(records.values()), circumstances.device)
-    judgement = judge(paper, experiment, circumstances.scale, evidence, hardware, seconds)
+    judgement = judge(paper, experiment, evidence, hardware, device, seconds)
     write_judgement(judgement, folder)
     if experiment.layout is not None:
         save_figure(draw(experiment.layout, evidence), folder / "figure")
@@ -183,17 +189,18 @@ def _training_seconds(record: RunRecord) -> float:
 
 
 def _hardware(records: Sequence[RunRecord], device: str) -> str:
-    environment = records[0].environment if records else describe_environment(device, [])
-    return str(environment["gpu"] or f"{environment['threads']} of {environment['cores']} CPU cores")
+    environments = [record.environment for record in records] or [describe_environment(device, [])]
+    names = [str(e["gpu"] or f"{e['threads']} of {e['cores']} CPU cores") for e in environments]
+    return " and ".join(dict.fromkeys(names))
 
 
 def _show(console: Console, judgement: Judgement, folder: Path) -> None:
     console.print(terminal_table(judgement))
     if judgement.table:
         console.print(paper_table(judgement.table))
-    took = f"{seconds_text(judgement.seconds)} of training and computing on {judgement.hardware}"
-    console.print(took, highlight=False)
-    print_path(console, "verdict and figure", folder)
+    console.print(f"on {judgement.circumstances}", highlight=False)
+    what = "verdict and figure" if (folder / "figure.png").exists() else "verdict"
+    print_path(console, what, folder)
 
 
 def _overview(judgements: Sequence[Judgement]) -> Text:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from holdfast.errors import HoldfastError
 from holdfast.models import dropout_keys
 from holdfast.objective.stacking import ready_to_stack
 from holdfast.objective.support import check_supported, probe
@@ -40,7 +41,10 @@ class FlatModel:
         check_supported(module)
         self.template = module
         self.compute = compute or dtype  # what a training step is computed in; the parameters stay in dtype
-        self._training = deepcopy(module).to(device=device, dtype=dtype)
+        try:
+            self._training = deepcopy(module).to(device=device, dtype=dtype)
+        except RuntimeError as error:  # such as torch.nn.utils.weight_norm's
+            raise HoldfastError(f"the model cannot be copied for every node: {error}") from None
         trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         self.shapes = {name: p.shape for name, p in trainable.items()}
         self.sizes = [p.numel() for p in trainable.values()]

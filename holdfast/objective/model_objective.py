@@ -26,6 +26,8 @@ from holdfast.randomness import Word
 CHUNK_SAMPLES = 8192
 GPU_CHUNK_SAMPLES = 65536  # a GPU wants few large calls
 
+OURS = "holdfast."  # where the losses lie whose code we know
+
 MinibatchGradient = Callable[[Tensor, Tensor, Word, Word], Tensor]
 """(x [m, d], nodes [m], round, step) -> gradients [m, d]."""
 
@@ -78,7 +80,10 @@ class ModelObjective:
         prepared = partial(prepare, mean=mean, std=std, dtype=dtype)
         self._stored = Samples(self.x, self.y, self.counts, self._seed, prepared, whole=batch_size is None)
         first = torch.zeros(1, dtype=torch.int64, device=device)
-        self.row_grads = RowGradients(model, self._loss_of, self._stored.batch(first, self.scale[:1]))
+        example = self._stored.batch(first, self.scale[:1])
+        # A user's own loss may count its calls or change in time.
+        traceable = type(loss).__module__.startswith(OURS)
+        self.row_grads = RowGradients(model, self._loss_of, example, traceable)
         self._row_losses = vmap(self._row_loss)
         self._row_hessians = vmap(hessian(self._row_loss))
         self._row_products = vmap(self._row_product)
@@ -110,6 +115,10 @@ class ModelObjective:
             return compiled(x, nodes, *words)
 
         self.gradient = on_device
+
+    def uncompile(self) -> None:
+        """Takes ``compile`` back."""
+        self.gradient = self._minibatch_grad
 
     @contextmanager
     def gradients_by(self, function: MinibatchGradient) -> Iterator[None]:
@@ -204,9 +213,8 @@ class ModelObjective:
     @property
     def _at_once(self) -> int:
         """Samples handled by one call when a whole data set is read, as far as there is memory for them."""
-        if not self.x.is_cuda:
-            return CHUNK_SAMPLES
-        return max(CHUNK_SAMPLES, min(GPU_CHUNK_SAMPLES, self.row_grads.samples_at_once))
+        most = GPU_CHUNK_SAMPLES if self.x.is_cuda else CHUNK_SAMPLES
+        return max(1, min(most, self.row_grads.samples_at_once))
 
     # --- the common objective at one point --------------------------------------------------------------
 

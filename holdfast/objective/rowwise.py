@@ -41,20 +41,22 @@ RowLoss = Callable[[FlatModel, dict[str, Tensor], Batch, Tensor], Tensor]
 class RowGradients:
     """Gradients [m, d] of the losses of rows [m, d], each on its own batch.
 
-    ``example``: any one sample, to see how much memory it takes.
+    ``example``: any one sample, to see how much memory it takes. ``traceable``: the loss does the same in
+    every call.
 
     Stacking turns the layers of all rows into batched ones, which is what a GPU wants. On a CPU that holds
     for dense layers; stacked convolutions lose to one row after the other, the rows spread over the cores.
     """
 
-    def __init__(self, model: FlatModel, loss: RowLoss, example: Batch) -> None:
+    def __init__(self, model: FlatModel, loss: RowLoss, example: Batch, traceable: bool = True) -> None:
         self.model, self.loss, self.example = model, loss, example
         convolutional = any(isinstance(part, _CONVOLUTIONS) for part in model.template.modules())
         self.on_cpu = model.x0.device.type == "cpu"
         self.row_by_row = convolutional and self.on_cpu
         row_gradient = grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key))
         self._stacked: StackedGradient = vmap(row_gradient)
-        self._may_be_traced = self.on_cpu and all(map(_is_known, model.template.modules()))
+        known = traceable and all(map(_is_known, model.template.modules()))
+        self._may_be_traced = self.on_cpu and known
         self._calls: Counter[tuple[int, ...]] = Counter()
         self._traced: dict[tuple[int, ...], StackedGradient] = {}
         self._own = threading.local()

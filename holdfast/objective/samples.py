@@ -12,8 +12,9 @@ from torch import Tensor
 from holdfast.randomness import Word, batch_indices
 
 MOST_READY = 2**30  # bytes of samples that are prepared once, beside those that are stored
-# On a CPU, drawing the minibatches of this many steps takes hardly longer than those of one.
+# On a CPU, drawing the minibatches of several steps takes hardly longer than those of one, if they are few.
 STEPS_DRAWN_AT_ONCE = 16
+PICKS_DRAWN_AT_ONCE = 2**15
 
 
 class Batch(NamedTuple):
@@ -57,9 +58,10 @@ class Samples:
         counts = self.counts[nodes]
         if isinstance(round, Tensor) or isinstance(step, Tensor) or nodes.is_cuda or step == 0:
             return batch_indices(self.seed, nodes, counts, round, step, size)
-        first = step - (step - 1) % STEPS_DRAWN_AT_ONCE
+        at_once = max(1, min(STEPS_DRAWN_AT_ONCE, PICKS_DRAWN_AT_ONCE // (len(nodes) * size)))
+        first = step - (step - 1) % at_once
         if self._drawn is None or self._drawn[:2] != (round, first) or self._drawn[2] is not nodes:
-            steps = torch.arange(first, first + STEPS_DRAWN_AT_ONCE)[:, None, None]
+            steps = torch.arange(first, first + at_once)[:, None, None]
             picks = batch_indices(self.seed, nodes, counts, round, steps, size)
             self._drawn = (round, first, nodes, picks)
         return self._drawn[3][step - first]

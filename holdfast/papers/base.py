@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError, unknown
-from holdfast.papers.evidence import Evidence, Row
-
-Scale = Literal["small", "full"]
+from holdfast.papers.evidence import Evidence, Row, Scale
 
 
 class Verdict(StrEnum):

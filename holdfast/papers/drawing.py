@@ -92,7 +92,7 @@ def _draw_panel(axes: Axes, panel: Panel, evidence: Evidence, styles: dict[str, 
         axes.relim()
         axes.autoscale(axis="y")
     if panel.common_x:
-        end = min(curve.x[-1] for curve, _ in curves)
+        end = min((curve.x[-1] for curve, _ in curves if curve.x), default=1.0)
         axes.set_xlim(-0.03 * end, end)
     if panel.x_label:
         axes.set_xlabel(panel.x_label)
@@ -119,12 +119,16 @@ def _is_swept(panel: Panel, line: Line, evidence: Evidence) -> bool:
 
 
 def _along_sweep(panel: Panel, line: Line, evidence: Evidence) -> Series:
-    """Each point of the sweep at its place, evenly spaced: its values may be words or infinite."""
-    values = []
-    for value in evidence.swept(panel.x, line.preset):
+    """Each point of the sweep at its place, evenly spaced: its values may be words or infinite.
+
+    There is none where the method diverged.
+    """
+    points = {}
+    for place, value in enumerate(evidence.swept(panel.x, line.preset)):
         curve = evidence.curve(line.algorithm, line.preset, **{**line.where, panel.x: value})
-        values.append(curve.best(panel.y) if panel.best else curve.final(panel.y))
-    return _summarised(line.name, dict(enumerate(values)))
+        if not curve.diverged:
+            points[place] = curve.best(panel.y) if panel.best else curve.final(panel.y)
+    return _summarised(line.name, points)
 
 
 def _computed(panel: Panel, line: Line, evidence: Evidence) -> Series:

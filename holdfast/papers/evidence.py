@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,11 +14,15 @@ from holdfast.runs.record import Group, RunRecord
 from holdfast.runs.record_files import short
 
 Row = dict[str, Any]  # one line of a computed table
+Scale = Literal["small", "full"]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """All seeds of one algorithm at one point of the sweep. Arrays have one entry per seed."""
+    """All seeds of one algorithm at one point of the sweep. Arrays have one entry per seed.
+
+    What is asked of a curve that diverged is an error: it has no last value.
+    """
 
     group: Group
 
@@ -42,6 +46,7 @@ class Curve:
 
     def path(self, column: str) -> np.ndarray:
         """``column`` at ``rounds``, [seeds, rounds]."""
+        self._expect_all_rounds()
         return np.array([[_number(seed[r], column) for r in self.group.rounds] for seed in self.group.seeds])
 
     def final(self, column: str) -> np.ndarray:
@@ -76,7 +81,12 @@ class Curve:
 
         return self._of_each_seed(value)
 
+    def _expect_all_rounds(self) -> None:
+        if self.group.status != "done":
+            raise HoldfastError(f"{self.name}: {self.group.note}")
+
     def _of_each_seed(self, value: Callable[[Mapping[int, Mapping[str, Any]]], float]) -> np.ndarray:
+        self._expect_all_rounds()
         return np.array([value(seed) for seed in self.group.seeds])
 
 
@@ -84,7 +94,7 @@ class Curve:
 class Evidence:
     """The runs of an experiment by the name of their preset, and the lines of its computed table."""
 
-    scale: str  # "small" or "full"
+    scale: Scale
     runs: Mapping[str, RunRecord]
     rows: Sequence[Row] = ()
 

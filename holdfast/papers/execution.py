@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from holdfast.papers.base import Circumstances, Experiment, Paper, Preset
 from holdfast.report.format import seconds_text
 from holdfast.runs.config import read_experiment
 from holdfast.runs.plan import Job, Plan
+from holdfast.runs.record_files import Summary, read_summary
 from holdfast.runs.runner import Runner
 from holdfast.runs.setting import Setting, load_dataset
 
@@ -53,7 +53,9 @@ class Task:
         """The newest run of exactly this experiment, whole or in part."""
         digest = self.plan().digest
         found = [
-            file.parent for file in self.folder.glob("*/summary.json") if _summary(file)["digest"] == digest
+            file.parent
+            for file in self.folder.glob("*/summary.json")
+            if _summary(file).get("digest") == digest
         ]
         return max(found, default=None, key=lambda folder: folder.stat().st_mtime)
 
@@ -115,13 +117,15 @@ class PaperProgress:
     def advance(self, work: float) -> None:
         self.bar.advance(self.task, work)
 
+    def note(self, words: str) -> None:
+        """A line that stays."""
+        self.bar.console.print(words, style="dim", highlight=False)
+
     def report(self, what: str) -> None:
         """A line that stays, also where the output is a file and has no bar."""
         bar = next(task for task in self.bar.tasks if task.id == self.task)
         left = f", about {seconds_text(bar.time_remaining)} left" if bar.time_remaining else ""
-        self.bar.console.print(
-            f"{what} done: {bar.percentage:.0f} % of all{left}", style="dim", highlight=False
-        )
+        self.note(f"{what} done: {bar.percentage:.0f} % of all{left}")
 
 
 class _JobView:
@@ -183,6 +187,8 @@ def _is_complete(folder: Path) -> bool:
     return bool(_summary(folder / "summary.json")["status"] == "complete")
 
 
-def _summary(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(file.read_text())
-    return content
+def _summary(file: Path) -> Summary:
+    try:
+        return read_summary(file)
+    except HoldfastError as error:
+        raise HoldfastError(f"{error}; delete {file.parent} to run it again") from None

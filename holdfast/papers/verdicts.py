@@ -14,8 +14,8 @@ from rich.text import Text
 
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic, write_json
-from holdfast.papers.base import Claim, Experiment, Paper, Scale, Table, Verdict
-from holdfast.papers.evidence import Evidence
+from holdfast.papers.base import Claim, Experiment, Paper, Table, Verdict
+from holdfast.papers.evidence import Evidence, Scale
 from holdfast.report.format import seconds_text
 
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.NOT_COMPARABLE: "yellow"}
@@ -46,6 +46,8 @@ class Judgement:
     note: str
     hardware: str
     seconds: float  # of training and computing
+    device: str = "cpu"
+    seeds: Sequence[int] = ()  # how many the runs have, the fewest and the most; none if nothing was run
 
     @property
     def name(self) -> str:
@@ -53,17 +55,28 @@ class Judgement:
 
     @property
     def command(self) -> str:
-        return f"holdfast paper run {self.name} --scale {self.scale}"
+        device = f" --device {self.device}" if self.device != "cpu" else ""
+        return f"holdfast paper run {self.name} --scale {self.scale}{device}"
+
+    @property
+    def circumstances(self) -> str:
+        """Hardware, time and seeds in words."""
+        counts = " to ".join(map(str, self.seeds))
+        seeds = {"": "", "1": "one seed"}.get(counts, f"{counts} seeds")
+        took = f"{seconds_text(self.seconds)} of training and computing"
+        return f"{self.hardware}: {', '.join(filter(None, (took, seeds)))}"
 
     def count(self, verdict: Verdict) -> int:
         return sum(claim.verdict == verdict for claim in self.claims)
 
 
 def judge(
-    paper: Paper, experiment: Experiment, scale: Scale, evidence: Evidence, hardware: str, seconds: float
+    paper: Paper, experiment: Experiment, evidence: Evidence, hardware: str, device: str, seconds: float
 ) -> Judgement:
     """Asks every claim of ``experiment``."""
+    scale = evidence.scale
     changes = {preset.file: list(preset.small) for preset in experiment.presets if scale == "small"}
+    seeds = [len({job["seed"] for job in record.summary["jobs"]}) for record in evidence.runs.values()]
     return Judgement(
         paper=paper.id,
         experiment=experiment.id,
@@ -71,17 +84,26 @@ def judge(
         scale=scale,
         claims=[_judged(claim, evidence) for claim in experiment.claims],
         changes=changes,
-        table=experiment.table(evidence) if experiment.table else None,
+        table=_table(experiment, evidence),
         note=experiment.note,
         hardware=hardware,
+        device=device,
+        seeds=sorted({min(seeds), max(seeds)}) if seeds else [],
         seconds=seconds,
     )
+
+
+def _table(experiment: Experiment, evidence: Evidence) -> Table | None:
+    try:
+        return experiment.table(evidence) if experiment.table else None
+    except HoldfastError as error:
+        return ["no table"], [[str(error)]]
 
 
 def _judged(claim: Claim, evidence: Evidence) -> Judged:
     try:
         finding = claim.check(evidence)
-    except HoldfastError as error:  # such as a curve that ended too early: the claim was not shown
+    except HoldfastError as error:  # such as a curve that diverged: the claim was not shown
         return Judged(claim.says, claim.paper, "–", Verdict.FAIL, f"cannot be judged: {error}")
     return Judged(claim.says, claim.paper, finding.ours, finding.verdict, finding.reason)
 
@@ -112,8 +134,7 @@ def paper_table(table: Table) -> RichTable:
 def markdown(judgement: Judgement) -> str:
     """The verdicts as Markdown, with command, hardware and time."""
     parts = [
-        f"`{judgement.command}` on {judgement.hardware}: {seconds_text(judgement.seconds)} of training "
-        "and computing.",
+        f"`{judgement.command}` on {judgement.circumstances}.",
     ]
     if judgement.note:
         parts.append(judgement.note)

@@ -21,6 +21,7 @@ from holdfast.engines.simulate.simulation import Simulation, check_fit
 from holdfast.memory import require_memory
 from holdfast.objective.curvature import why_not_convex
 from holdfast.objective.model_objective import CHUNK_SAMPLES, GPU_CHUNK_SAMPLES
+from holdfast.objective.precision import compute_in
 from holdfast.objective.samples import MOST_READY
 from holdfast.runs.config import Experiment
 from holdfast.runs.setting import Setting, build_method, build_setting, torch_device
@@ -109,6 +110,7 @@ class Plan:
     def simulation(self, job: Job) -> Simulation:
         """The job, ready to run."""
         setting, device = self.setting(job), torch.device(self.device)
+        compute_in(job.experiment.precision)  # jobs before may have been computed in another
         parts = (self.method(job), setting.objective, setting.network)
         options: Any = {"seed": job.seed, "cohort_size": cohort_size(job.experiment)}
         if isinstance(self.world, Ranks):

@@ -255,6 +255,14 @@ def load_record(path: Path) -> RunRecord:
             raise HoldfastError(
                 f"{path}: metrics.csv has rows of {' '.join(key)!r}, which summary.json does not know"
             )
+    recorded = {(_row_key(row, metrics.axes), row["round"]) for row in metrics.rows}
+    for job in summary["jobs"]:
+        key = _job_key(job, metrics.axes)
+        if job["status"] == "done" and (key, job["rounds"]) not in recorded:
+            raise HoldfastError(
+                f"{path}: metrics.csv is damaged: {' '.join(key)!r} is done, but its last round, "
+                f"{job['rounds']}, is not there"
+            )
     return RunRecord(
         path=path,
         name=summary["name"],

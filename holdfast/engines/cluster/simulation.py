@@ -17,7 +17,6 @@ from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.simulate.captured import Advance, CapturedSimulation
 from holdfast.engines.simulate.links import StackedLinks
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.objective import Objective
 from holdfast.objective.oracle import BatchOracle, Work
 from holdfast.topology import Network
@@ -115,14 +114,12 @@ class ClusterSimulation(Simulation):
 class CapturedClusterSimulation(ClusterSimulation, CapturedSimulation):
     """The same on GPUs: rounds are replayed from a recording, if all ranks can record theirs."""
 
+    traceable = False  # it waits for other ranks in the middle
+
     def buffered(self) -> Advance:
         if self.cohort_size < self.objective.nodes:
             raise RuntimeError("how many clients of a cohort are on a rank differs from round to round")
         return super().buffered()
-
-    def _compile(self, advance: Advance, objective: ModelObjective, steps: float) -> tuple[Advance, str]:
-        objective.compile()  # a whole round cannot be traced: it waits for other ranks in the middle
-        return advance, "gradients compiled"
 
     def _record(self, advance: Advance) -> None:
         problem = ""

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from holdfast.algorithms.schedules import Rate
-from holdfast.engines.simulate.fused import FusedRound, compiled, tuned
+from holdfast.engines.simulate.fused import FusedRound, Program, compiled, tuned
 from holdfast.engines.simulate.peers import Traffic
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.objective.flat import widened
 from holdfast.objective.model_objective import ModelObjective
+from holdfast.objective.objective import Objective
 from holdfast.objective.oracle import Work
 from holdfast.tree import leaves, tree_map
 from holdfast.validation import hints
@@ -55,7 +56,8 @@ class CapturedSimulation(Simulation):
     """A ``Simulation`` on a GPU whose rounds are replayed from one recording."""
 
     graph: torch.cuda.CUDAGraph | None = None
-    _wide: Any = None  # the memory of the state, which compiled rounds work on
+    traceable = True  # whether a round runs in this process alone
+    _worth_compiling = False
 
     def prepare(self, rounds: int) -> str:
         """Compiles, if ``rounds`` make it pay, and records a round; the state stays as it is."""
@@ -64,27 +66,41 @@ class CapturedSimulation(Simulation):
         before = self.traffic, self.work
         # Trial rounds overwrite the state. It is kept on the host: a second one may not fit on the device.
         kept = tree_map(lambda t: t.cpu().contiguous(), self.state)
-        how_far = "not compiled"
+        how = ""
+        problems: list[str] = []
         try:
             advance = self.buffered()
             self.count(advance)
-            advance = in_place(advance)
-            self._load(kept)
-            steps = rounds * self._per_round[1].gradient_evaluations / self.objective.nodes
-            if isinstance(self.objective, ModelObjective) and steps >= COMPILE_FROM_STEPS:
-                advance, how_far = self._compile(advance, self.objective, steps)
-            self._record(advance)
-            how = "rounds replayed from a CUDA graph"
-        except Exception as error:  # whatever CUDA or the method object to: there is another way
-            torch.cuda.synchronize()
-            self.graph = None
-            how = f"rounds run step by step, since they cannot be recorded: {_first_line(error)}"
+            for words, way in self._ways(in_place(advance), rounds):
+                problem = self._try(way, kept)
+                if not problem:
+                    since = f", since more failed: {problems[0]}" if problems else ""
+                    how = f"rounds replayed from a CUDA graph, {words}{since}"
+                    break
+                problems.append(problem)
+        except Exception as error:  # whatever the method objects to: there is another way
+            problems.append(_first_line(error))
         self.traffic, self.work = before
         if self.graph is None:
             self._load(kept)
+            how = f"rounds run step by step, since they cannot be recorded: {problems[-1]}"
+            how += f", {self._compiled_gradients()}"
         else:
             tree_map(lambda buffer, value: buffer.copy_(value), self.state, kept)
-        return f"{how}, {how_far}; prepared in {time.perf_counter() - start:.1f} s"
+        return f"{how}; prepared in {time.perf_counter() - start:.1f} s"
+
+    def _ways(self, advance: Advance, rounds: int) -> Iterator[tuple[str, Callable[[], Advance]]]:
+        """How to run a round, the fastest first, as far as ``rounds`` make it pay."""
+        objective = self.objective
+        steps = rounds * self._per_round[1].gradient_evaluations / len(self._chosen)
+        self._worth_compiling = steps >= COMPILE_FROM_STEPS and _in_minibatches(objective)
+        if self._worth_compiling and self.traceable:
+            if steps >= TUNE_FROM_STEPS:
+                yield "compiled and tuned", lambda: self._fused(advance, tuned)
+            yield "compiled", lambda: self._fused(advance, compiled)
+        if self._worth_compiling:
+            yield "only gradients compiled", lambda: self._with_compiled_gradients(advance)
+        yield "not compiled", lambda: advance
 
     def step(self) -> None:
         if self.graph is None:
@@ -125,16 +141,57 @@ class CapturedSimulation(Simulation):
         round_now = cast(int, self._round_now)  # where the round's number is asked for, its buffer stands in
         return lambda state: self._advance(method, state, round_now, self._chosen)
 
-    def _compile(self, advance: Advance, objective: ModelObjective, steps: float) -> tuple[Advance, str]:
-        """``advance`` compiled as far as possible, and as pays for ``steps`` of a node; how far that was."""
-        tune = steps >= TUNE_FROM_STEPS
+    def _try(self, way: Callable[[], Advance], kept: Any) -> str:
+        """Records a round that goes this way; if that fails, why."""
+        self._load(kept)
+        if isinstance(self.objective, ModelObjective):
+            self.objective.uncompile()
         try:
-            wide = self._wide
-            fused = FusedRound(advance, wide, objective, tuned if tune else compiled)
-            return lambda _: fused(wide), "compiled and tuned" if tune else "compiled"
-        except Exception as error:  # whatever the tracer objects to
-            objective.compile()
-            return advance, f"only gradients compiled, since the round cannot be traced: {_first_line(error)}"
+            self._record(way())
+        except Exception as error:  # whatever CUDA, the compiler or the method object to
+            torch.cuda.synchronize()
+            self.graph = None
+            return _first_line(error)
+        return ""
+
+    def _fused(self, advance: Advance, compiler: Callable[[Program], Program]) -> Advance:
+        """``advance`` compiled; of our own methods, on wider rows."""
+        assert isinstance(self.objective, ModelObjective)
+        state = self._widen() if type(self.method).__module__.startswith("holdfast.") else self.state
+        fused = FusedRound(advance, state, self.objective, compiler)
+        return lambda _: fused(state)
+
+    def _widen(self) -> Any:
+        """The state where vectors like the model are wider; what it was becomes a view of that.
+
+        A user's method may count its columns or divide by them, ours do not.
+        """
+        dim, narrow = self.objective.dim, self.state
+
+        def like_the_model(tensor: Tensor) -> bool:
+            return tensor.ndim > 0 and tensor.shape[-1] == dim
+
+        wide = tree_map(lambda t: widened(t) if like_the_model(t) else t, narrow)
+        self.state = tree_map(lambda w, t: w[..., :dim] if like_the_model(t) else w, wide, narrow)
+        return wide
+
+    def _with_compiled_gradients(self, advance: Advance) -> Advance:
+        assert isinstance(self.objective, ModelObjective)
+        self.objective.compile()
+        return advance
+
+    def _compiled_gradients(self) -> str:
+        """Compiles the gradients of rounds that run step by step, if it pays and works."""
+        objective = self.objective
+        if not self._worth_compiling or not isinstance(objective, ModelObjective):
+            return "not compiled"
+        objective.compile()
+        try:
+            objective.gradient(objective.x0.expand(len(self.everybody), -1), self.everybody, 0, 0)
+        except Exception as error:  # such as no compiler on this machine
+            objective.uncompile()
+            return f"not compiled: {_first_line(error)}"
+        return "only gradients compiled"
 
     def count(self, advance: Advance) -> None:
         """What a round sends and computes, found by running one: a replay counts nothing.
@@ -151,18 +208,9 @@ class CapturedSimulation(Simulation):
         self._per_round = copy.copy(self.traffic), copy.copy(self.work)
 
     def _load(self, kept: Any) -> None:
-        """The state as it was, every tensor in memory of its own, where vectors like the model are wider."""
-        dim, device = self.objective.dim, self.everybody.device
-
-        def like_the_model(tensor: Tensor) -> bool:
-            return tensor.ndim > 0 and tensor.shape[-1] == dim
-
-        def wide(tensor: Tensor) -> Tensor:
-            return (widened(tensor) if like_the_model(tensor) else tensor).to(device, copy=True)
-
-        self.state = self._wide = None  # lets go of the old memory first
-        self._wide = tree_map(wide, kept)
-        self.state = tree_map(lambda w, t: w[..., :dim] if like_the_model(t) else w, self._wide, kept)
+        """The state as it was, every tensor in memory of its own."""
+        self.state = None  # lets go of the old memory first
+        self.state = tree_map(lambda t: t.to(self.everybody.device, copy=True), kept)
 
     def _record(self, advance: Advance) -> None:
         warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -205,6 +253,11 @@ def _apart(after: Any, before: Any) -> Any:
 def _memory(tensor: Tensor) -> int:
     """The same for tensors with memory in common; while a round is traced, they have no addresses."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def _in_minibatches(objective: Objective) -> bool:
+    """Compiled as a whole, gradients of all samples would make a program for every number of steps."""
+    return isinstance(objective, ModelObjective) and objective.batch_size is not None
 
 
 def _first_line(error: Exception) -> str:

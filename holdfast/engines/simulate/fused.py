@@ -65,10 +65,21 @@ def tuned(program: Program) -> Program:
         "autotune_num_choices_displayed": 0,
         "max_autotune_report_choices_stats": False,
     }
-    for part in ("select_algorithm", "scheduler"):  # which tell of each that did not fit
-        logging.getLogger(f"torch._inductor.{part}").setLevel(logging.CRITICAL)
     options = {name: value for name, value in wanted.items() if hasattr(config, name)}
-    return torch.compile(program, dynamic=False, options=options)
+    ready = torch.compile(program, dynamic=False, options=options)
+
+    def quiet(*given: Tensor) -> Sequence[Tensor]:
+        loggers = [logging.getLogger(f"torch._inductor.{part}") for part in ("select_algorithm", "scheduler")]
+        levels = [logger.level for logger in loggers]
+        for logger in loggers:  # which tell of each kernel that did not fit
+            logger.setLevel(logging.CRITICAL)
+        try:
+            return ready(*given)
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+    return quiet
 
 
 class FusedRound:
@@ -111,7 +122,7 @@ class FusedRound:
             used = [given for node in run for given in node.all_input_nodes]
             inputs = list(dict.fromkeys(node for node in used if place.get(node) != index))
             outputs = [node for node in run if any(place.get(user) != index for user in node.users)]
-            likeness = _likeness(run, inputs, outputs)
+            likeness = (compiler, _likeness(run, inputs, outputs))
             if likeness not in programs:
                 # The others are a product or a few operations: not worth the time to compile them.
                 worth_it = any(node.target in (_GRADIENT, _GATHER) for node in run)

@@ -45,6 +45,16 @@ def lowest_error(e: Evidence, algorithm: str, round: int, preset: str = "") -> f
     return min((error(curve, round) for curve in curves), default=math.inf)
 
 
+def rho_hardly_matters(e: Evidence, preset: str = "") -> Finding:
+    """Whether the last errors for all rho are within a factor of 2."""
+    curves = {rho: e.curve("dualfl", preset, rho=rho) for rho in e.swept("rho", preset)}
+    errors = {rho: error(curve, int(curve.rounds[-1])) for rho, curve in curves.items()}
+    ours = ", ".join(f"rho {rho}: {left:.2e}" for rho, left in errors.items())
+    return judged(
+        max(errors.values()) <= 2 * min(errors.values()), f"last errors {ours}", "within a factor of 2"
+    )
+
+
 def rivals(e: Evidence, preset: str = "") -> list[str]:
     """The methods other than DualFL."""
     return [name for name in dict.fromkeys(c.algorithm for c in e.curves(preset)) if name != "dualfl"]
@@ -55,7 +65,7 @@ def below_all_others(e: Evidence, rounds: Sequence[int], preset: str = "") -> Fi
     dualfl = e.curve("dualfl", preset)
     best = {r: min(rivals(e, preset), key=lambda name: lowest_error(e, name, r, preset)) for r in rounds}
     ratios = {r: error(dualfl, r) / lowest_error(e, best[r], r, preset) for r in rounds}
-    ours = ", ".join(f"round {r}: {ratios[r]:.2f} of {best[r]}" for r in rounds)
+    ours = ", ".join(f"round {r}: {ratios[r]:.2g} of {best[r]}" for r in rounds)
     needed = "at most 1.05 times the best rival, each rival at its best setting for that round"
     return judged(max(ratios.values()) <= 1.05, ours, needed)
 

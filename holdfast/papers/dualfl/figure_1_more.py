@@ -9,6 +9,7 @@ from holdfast.papers.dualfl.common import (
     NEARLY_EXACT,
     error,
     error_panel,
+    rho_hardly_matters,
     same_rate,
     solved_by,
 )
@@ -46,7 +47,7 @@ FIGURE_1_CLIENTS = Experiment(
 )
 
 
-def rho_hardly_matters(e: Evidence) -> Finding:
+def few_rounds_with_any_rho(e: Evidence) -> Finding:
     goal = 1e-4
     rounds = {
         rho: float(e.curve("dualfl", rho=rho).first("round", ERROR, high=goal).mean())
@@ -68,8 +69,9 @@ FIGURE_1_RHO = Experiment(
         Claim(
             "A rho far from the tuned value does not cost many rounds",
             "not significantly slower",
-            rho_hardly_matters,
-        )
+            few_rounds_with_any_rho,
+        ),
+        Claim("Nor does it leave a larger error in the end", "not significantly slower", rho_hardly_matters),
     ],
     layout=Layout([error_panel("momentum", [Line("DualFL", "dualfl")], each="rho")], columns=1),
 )

@@ -55,10 +55,15 @@ def fewest_samples(e: Evidence) -> Finding:
 
 
 def lead_at_equal_communication(skipping: Curve, always: Curve) -> np.ndarray:
-    """By how many points a method that skips communication ends above one that does not, [seeds]."""
-    payload = float(skipping.final("payload_bytes").min())
-    lead: np.ndarray = skipping.final(ACCURACY) - always.at(ACCURACY, payload, of="payload_bytes")
-    return 100 * lead
+    """By how many points a method ends above one that skips less, after the same communication, [seeds].
+
+    Between two evaluations, on the line between them.
+    """
+    paths = zip(always.path("payload_bytes"), always.path(ACCURACY), strict=True)
+    ends = skipping.final("payload_bytes")
+    there = [np.interp(end, sent, reached) for end, (sent, reached) in zip(ends, paths, strict=True)]
+    lead: np.ndarray = 100 * (skipping.final(ACCURACY) - np.array(there))
+    return lead
 
 
 def skipping_pays(e: Evidence) -> Finding:
@@ -135,9 +140,11 @@ def as_good_as_fedprox(e: Evidence) -> Finding:
 
 
 def per_communication(e: Evidence) -> Finding:
-    always = e.curve("fedpd")
-    skipping = ("fedpd-half", "fedpd-quarter")
-    gaps = {label: lead_at_equal_communication(e.curve(label), always) for label in skipping}
+    never, half, quarter = (e.curve(label) for label in ("fedpd", "fedpd-half", "fedpd-quarter"))
+    gaps = {
+        "half over all": lead_at_equal_communication(half, never),
+        "a quarter over half": lead_at_equal_communication(quarter, half),
+    }
     above = all(gap.mean() > 0 for gap in gaps.values())
     return judged(above, f"{mean_texts(gaps)} points at equal communication", "more than 0")
 

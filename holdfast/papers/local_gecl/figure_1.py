@@ -7,7 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.papers.base import Claim, Experiment, Finding, Layout, Line, Panel, Preset, judged
+from holdfast.papers.base import (
+    Claim,
+    Experiment,
+    Finding,
+    Layout,
+    Line,
+    Panel,
+    Preset,
+    judged,
+    not_comparable,
+)
 from holdfast.papers.evidence import Curve, Evidence, mean_text
 from holdfast.papers.local_gecl.common import (
     ON_A_GRAPH,
@@ -79,7 +89,7 @@ def flat_in_h(e: Evidence, network: Network) -> Finding:
     ours = f"{spread:.2f} points; {network.lines[PLAIN].name} {of_plain:.2f}"
     if e.full:
         return judged(spread <= 2, ours, "spread of the means at most 2 points")
-    return judged(spread < of_plain, ours, f"less than {network.lines[PLAIN].name}'s: the sign")
+    return not_comparable(ours, "after a few rounds accuracy still depends on h for every method")
 
 
 def plain_suffers(e: Evidence, network: Network) -> Finding:

@@ -1,0 +1,132 @@
+"""What an executor must not take for granted: precisions, users' own code, and how much is done at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from command_line import experiment_file
+from test_conformance import NODES
+from test_executors import assert_close, counted, dense
+from torch import Tensor
+
+import holdfast as hf
+from holdfast.algorithms.base import Algorithm, Oracle, Peers
+from holdfast.engines.simulate.captured import CapturedSimulation, in_place
+from holdfast.engines.simulate.simulation import Simulation
+from holdfast.objective.losses import CrossEntropy
+from holdfast.objective.samples import STEPS_DRAWN_AT_ONCE, Samples
+from holdfast.randomness import batch_indices
+from holdfast.runs.config import read_experiment
+from holdfast.runs.plan import Plan
+
+RING = hf.Network.of(hf.ring(NODES))
+TWO_PRECISIONS = """
+rounds = 1
+precision = ["float32", "tf32"]
+[problem]
+dataset = "digits"
+model = "linear"
+nodes = 4
+[network]
+topology = "server"
+[[algorithm]]
+name = "fedavg"
+lr = 0.1
+"""
+
+
+def test_every_job_of_a_sweep_is_computed_in_its_own_precision(tmp_path) -> None:
+    plan = Plan(read_experiment(experiment_file(tmp_path, TWO_PRECISIONS), []), None, "cpu")
+    plan.check()
+    found = []
+    for job in plan.jobs:
+        plan.simulation(job)
+        found.append(torch.get_float32_matmul_precision())
+    torch.set_float32_matmul_precision("highest")
+    assert found == ["highest", "high"]
+
+
+class Scaled(NamedTuple):
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class SignDescent(Algorithm):
+    """A user's method, whose step depends on how many columns a row has."""
+
+    lr: float
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Scaled:
+        return Scaled(x0)
+
+    def round(self, s: Scaled, oracle: Oracle, peers: Peers) -> Scaled:
+        gradient = oracle.grad(s.x)
+        step = gradient.sign() * gradient.abs().mean(-1, keepdim=True)
+        return Scaled(peers.exchange(s.x - self.lr * step).mixed)
+
+    def model(self, s: Scaled) -> Tensor:
+        return s.x
+
+
+@pytest.mark.parametrize(
+    "algorithm", [SignDescent(lr=0.5), hf.Gossip(lr=0.05, local_steps=2)], ids=["own", "ours"]
+)
+def test_only_our_own_methods_work_on_wider_rows(algorithm) -> None:
+    simulation = CapturedSimulation(algorithm, dense(), RING, seed=7)
+    advance = in_place(counted(simulation))
+    simulation._load(simulation.state)
+    fused = simulation._fused(advance, lambda program: program)
+    plain = Simulation(algorithm, dense(), RING, seed=7)
+    for _ in range(20):
+        simulation.fill()
+        fused(None)
+        simulation.round += 1
+        plain.step()
+    assert_close(simulation.models, plain.models)
+    widened = simulation.models.stride(0) > simulation.models.shape[1]
+    assert widened == isinstance(algorithm, hf.Gossip)
+
+
+class Annealed(CrossEntropy):
+    """A user's loss that changes in time."""
+
+    calls = 0
+
+    def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        Annealed.calls += 1
+        return super().values(outputs, targets)
+
+
+def test_a_users_own_loss_is_called_in_every_step(monkeypatch) -> None:
+    monkeypatch.setattr("holdfast.objective.rowwise.TRACE_FROM_CALLS", 3)
+    objective = dense().variant(loss=Annealed())
+    before = Annealed.calls
+    for step in range(10):
+        objective.minibatch_grads([objective.x0.expand(NODES, -1)], torch.arange(NODES), 0, step)
+    assert Annealed.calls >= before + 10
+
+
+@pytest.mark.parametrize("nodes", [3, 2000])
+def test_steps_drawn_ahead_are_those_drawn_one_by_one(nodes: int) -> None:
+    counts = torch.full((nodes,), 50)
+    samples = Samples(torch.zeros(1, 2), torch.zeros(1), counts, 7, lambda x: x, whole=False)
+    everybody = torch.arange(nodes)
+    for step in (1, 2, 16, 17, 18, 1):
+        got = samples.picks(everybody, 4, step, 8)
+        assert torch.equal(got, batch_indices(7, everybody, counts, 4, step, 8))
+    assert samples._drawn is not None
+    assert len(samples._drawn[3]) == (STEPS_DRAWN_AT_ONCE if nodes == 3 else 2)  # 2**15 picks at once
+
+
+def test_evaluation_keeps_to_the_memory_for_activations() -> None:
+    objective = dense()
+    whole = objective.global_value_and_grad(objective.x0)[1]
+    objective.row_grads.samples_at_once = 30
+    seen = []
+    prepare = objective._stored.prepare
+    objective._stored.prepare = lambda x: seen.append(len(x)) or prepare(x)
+    assert_close(objective.global_value_and_grad(objective.x0)[1], whole)
+    assert max(seen) == 30

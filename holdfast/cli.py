@@ -174,7 +174,8 @@ def paper_run(
         str, typer.Argument(metavar="PAPER[/EXPERIMENT]", help="Such as local-gecl/table-3, local-gecl, all.")
     ],
     scale: Annotated[
-        Scale, typer.Option(help="small: minutes on two cores; full: the paper's setting, or what a note says was cut; for a GPU.")
+        Scale,
+        typer.Option(help="small: minutes on two cores; full: the paper's setting but for what a note says."),
     ] = "small",
     data_dir: DataDir = None,
     device: Device = "cpu",

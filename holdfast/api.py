@@ -153,6 +153,7 @@ def train(
     network = as_network(topology, split.nodes)
     check_fit(algorithm, split.nodes, network, cohort)
     needed = dry_run(algorithm, network, cohort).memory(split.nodes, objective.dim, dtype.itemsize)
+    needed += objective.step_bytes
     require_memory(f"{type(algorithm).__name__} on {split.nodes} nodes", needed, str(device))
     simulation = simulation_class(objective.x0.device)(
         algorithm, objective, network, seed=seed, cohort_size=cohort

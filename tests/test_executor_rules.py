@@ -130,3 +130,14 @@ def test_evaluation_keeps_to_the_memory_for_activations() -> None:
     objective._stored.prepare = lambda x: seen.append(len(x)) or prepare(x)
     assert_close(objective.global_value_and_grad(objective.x0)[1], whole)
     assert max(seen) == 30
+
+
+def test_the_check_of_memory_counts_activations() -> None:
+    objective = dense()  # ReLU keeps 12 numbers, and the layers their 64 and 12 inputs, the loss some more
+    one = objective.row_grads.activation_bytes
+    assert one >= (64 + 12 + 12) * 4
+    assert objective.step_bytes == 3 * one * 16 * NODES
+    objective.row_grads.samples_at_once = 32
+    assert objective.step_bytes == 3 * one * 32
+    objective.row_grads.row_by_row = True
+    assert objective.step_bytes == 3 * one * 16 * min(NODES, torch.get_num_threads())

@@ -166,6 +166,13 @@ class ModelObjective:
             total = total + self._row_products(x, v, batch, key)
         return total
 
+    @property
+    def step_bytes(self) -> int:
+        """What the activations take while all nodes here compute a gradient."""
+        if self.batch_size is None:
+            return self.row_grads.step_bytes(1, min(len(self.x), self._at_once))
+        return self.row_grads.step_bytes(len(self.here), self.batch_size)
+
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         return self.samples(nodes) if self.batch_size is None else self.batch_size * len(nodes)
 

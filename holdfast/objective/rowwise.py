@@ -97,6 +97,14 @@ class RowGradients:
         """What the forward pass of one sample keeps for the backward pass."""
         return activation_bytes(self.model, self.loss, self.example)
 
+    def step_bytes(self, nodes: int, batch: int) -> int:
+        """What the activations take while so many nodes compute a gradient, each of ``batch`` samples."""
+        if self.row_by_row:
+            together = min(nodes, torch.get_num_threads()) * batch
+        else:
+            together = min(nodes * batch, max(batch, self.samples_at_once))
+        return BACKWARD_OVER_FORWARD * together * self.activation_bytes
+
     @property
     def how(self) -> str:
         """For people."""

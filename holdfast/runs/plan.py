@@ -20,7 +20,6 @@ from holdfast.engines.simulate.dry_run import Footprint, dry_run
 from holdfast.engines.simulate.simulation import Simulation, check_fit
 from holdfast.memory import require_memory
 from holdfast.objective.curvature import why_not_convex
-from holdfast.objective.model_objective import CHUNK_SAMPLES, GPU_CHUNK_SAMPLES
 from holdfast.objective.precision import compute_in
 from holdfast.objective.samples import MOST_READY
 from holdfast.runs.config import Experiment
@@ -130,16 +129,16 @@ class Plan:
 
     def memory(self, job: Job) -> int:
         """Estimated peak bytes: everything of every row, data, activations."""
+        return self._rows_and_data(job) + self.setting(job).objective.step_bytes
+
+    def _rows_and_data(self, job: Job) -> int:
         setting, x, batch = self.setting(job), self.setting(job).data.x, job.experiment.problem.batch_size
         nodes, number = setting.data.nodes, getattr(torch, job.experiment.dtype).itemsize
         everything = int(setting.data.counts.sum())
-        samples = everything if batch == "full" else batch * nodes
-        at_once = CHUNK_SAMPLES if self.device == "cpu" else GPU_CHUNK_SAMPLES
-        activations = 4 * min(samples, at_once) * x[0].numel() * number
         prepared = everything * x[0].numel() * number
         ready = prepared if batch == "full" and self.device == "cpu" and prepared <= MOST_READY else 0
         rows = self.footprint(job).memory(nodes, setting.dim, number)
-        return int(rows + everything * x[0].numel() * x.element_size() + ready + activations)
+        return int(rows + everything * x[0].numel() * x.element_size() + ready)
 
     def warnings(self) -> list[str]:
         """What a user should know before the run, though it is no mistake."""
@@ -167,8 +166,11 @@ class Plan:
         setting = self.setting(job)
         check_fit(self.method(job), setting.data.nodes, setting.network, cohort_size(job.experiment))
         ranks = self.world.on_this_machine if self.device == "cpu" else 1
-        require_memory(job.title, self.memory(job) * ranks / self.world.size, self.device)
+        # In two steps: a model that is far too large is not even made.
+        needed = self._rows_and_data(job) * ranks / self.world.size
+        require_memory(job.title, needed, self.device)
         setting.objective.check_model(setting.test)
+        require_memory(job.title, needed + setting.objective.step_bytes * ranks, self.device)
 
 
 def cohort_size(experiment: Experiment) -> int | None:

@@ -11,6 +11,7 @@ import torch
 from holdfast.errors import HoldfastError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+CGROUP = Path("/sys/fs/cgroup")  # where a container's limits are, or those of a batch system
 
 
 def require_memory(what: str, needed: float, device: str = "cpu") -> None:
@@ -27,7 +28,7 @@ def total_memory(device: torch.device) -> int:
     """All bytes of ``device``, free or not."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_cgroup_limit()])
 
 
 def keep_freed_memory() -> None:
@@ -50,7 +51,31 @@ def available_memory(device: str) -> int:
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, unused
         return int(torch.cuda.mem_get_info(device)[0]) + held
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        free = _entry(Path("/proc/meminfo"), "MemAvailable:") * 1024
     except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([free, *_left_in_cgroup()])
+
+
+def _cgroup_limit() -> list[int]:
+    """The most bytes that this container may take, if there is a limit."""
+    try:
+        text = (CGROUP / "memory.max").read_text().strip()
+    except OSError:
+        return []
+    return [int(text)] if text.isdigit() else []
+
+
+def _left_in_cgroup() -> list[int]:
+    """What is left of that; files that are merely cached do not count as taken."""
+    try:
+        cached = _entry(CGROUP / "memory.stat", "inactive_file")
+        taken = int((CGROUP / "memory.current").read_text()) - cached
+    except (OSError, StopIteration):
+        return []
+    return [limit - taken for limit in _cgroup_limit()]
+
+
+def _entry(file: Path, name: str) -> int:
+    """The number behind ``name`` in a file of such lines."""
+    return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name))

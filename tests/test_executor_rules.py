@@ -16,6 +16,7 @@ import holdfast as hf
 from holdfast.algorithms.base import Algorithm, Oracle, Peers
 from holdfast.engines.simulate.captured import CapturedSimulation, in_place
 from holdfast.engines.simulate.simulation import Simulation
+from holdfast.memory import available_memory, total_memory
 from holdfast.objective.losses import CrossEntropy
 from holdfast.objective.samples import STEPS_DRAWN_AT_ONCE, Samples
 from holdfast.randomness import batch_indices
@@ -141,3 +142,17 @@ def test_the_check_of_memory_counts_activations() -> None:
     assert objective.step_bytes == 3 * one * 32
     objective.row_grads.row_by_row = True
     assert objective.step_bytes == 3 * one * 16 * min(NODES, torch.get_num_threads())
+
+
+def test_a_containers_limit_counts(tmp_path, monkeypatch) -> None:
+    free, total = available_memory("cpu"), total_memory(torch.device("cpu"))
+    monkeypatch.setattr("holdfast.memory.CGROUP", tmp_path)
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 200\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert total_memory(torch.device("cpu")) >= total
+    assert available_memory("cpu") > 1000
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert total_memory(torch.device("cpu")) == 1000
+    assert available_memory("cpu") == 500
+    assert free > 500

@@ -78,7 +78,7 @@ def test_a_round_that_cannot_be_compiled_is_recorded_all_the_same(monkeypatch, c
     monkeypatch.setattr("torch.compile", lambda *_, **__: broken)
     plain, captured = both(hf.FedAvg(lr=0.05, local_steps=5), hf.server(NODES), 5, planned=COMPILED)
     assert captured.graph is not None
-    assert "not compiled, since more failed: no compiler here" in capsys.readouterr().out
+    assert "not compiled, since a faster way failed: no compiler here" in capsys.readouterr().out
     assert_agree(plain, captured)
 
 

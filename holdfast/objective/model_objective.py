@@ -21,12 +21,11 @@ from holdfast.objective.regulariser import Regulariser
 from holdfast.objective.rowwise import RowGradients, laid_out_by_pixel
 from holdfast.objective.samples import Batch, Samples
 from holdfast.randomness import Word
+from holdfast.registry import is_ours
 
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
 CHUNK_SAMPLES = 8192
 GPU_CHUNK_SAMPLES = 65536  # a GPU wants few large calls
-
-OURS = "holdfast."  # where the losses lie whose code we know
 
 MinibatchGradient = Callable[[Tensor, Tensor, Word, Word], Tensor]
 """(x [m, d], nodes [m], round, step) -> gradients [m, d]."""
@@ -81,9 +80,7 @@ class ModelObjective:
         self._stored = Samples(self.x, self.y, self.counts, self._seed, prepared, whole=batch_size is None)
         first = torch.zeros(1, dtype=torch.int64, device=device)
         example = self._stored.batch(first, self.scale[:1])
-        # A user's own loss may count its calls or change in time.
-        traceable = type(loss).__module__.startswith(OURS)
-        self.row_grads = RowGradients(model, self._loss_of, example, traceable)
+        self.row_grads = RowGradients(model, self._loss_of, example, traceable=is_ours(loss))
         self._row_losses = vmap(self._row_loss)
         self._row_hessians = vmap(hessian(self._row_loss))
         self._row_products = vmap(self._row_product)

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from holdfast.memory import total_memory
 from holdfast.objective.flat import FlatModel
 from holdfast.objective.samples import Batch
+from holdfast.registry import is_ours
 
 # Of all memory, what the activations of rows that are computed together may take.
 SHARE_FOR_ACTIVATIONS = 0.25
@@ -25,8 +26,6 @@ BACKWARD_OVER_FORWARD = 3
 
 # Working out a gradient anew takes a millisecond or more; tracing it, a tenth of a second.
 TRACE_FROM_CALLS = 20
-# Where these layers' code lies. A user's own may count its calls or change in time: it is never traced.
-KNOWN_LAYERS = ("torch.nn.", "holdfast.")
 
 PLANES_AT_ONCE = 8  # numbers in a register of a CPU: with fewer planes, going pixel by pixel takes longer
 
@@ -156,7 +155,7 @@ def activation_bytes(model: FlatModel, loss: RowLoss, example: Batch) -> int:
 
 def _is_known(layer: nn.Module) -> bool:
     hooks = layer._forward_hooks or layer._forward_pre_hooks
-    return type(layer).__module__.startswith(KNOWN_LAYERS) and not hooks
+    return (is_ours(layer) or type(layer).__module__.startswith("torch.nn.")) and not hooks
 
 
 def _planes_fill_registers(model: nn.Module) -> bool:

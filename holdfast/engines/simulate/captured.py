@@ -22,8 +22,8 @@ from holdfast.engines.simulate.peers import Traffic
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.objective.flat import widened
 from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.objective import Objective
 from holdfast.objective.oracle import Work
+from holdfast.registry import is_ours
 from holdfast.tree import leaves, tree_map
 from holdfast.validation import hints
 
@@ -57,7 +57,6 @@ class CapturedSimulation(Simulation):
 
     graph: torch.cuda.CUDAGraph | None = None
     traceable = True  # whether a round runs in this process alone
-    _worth_compiling = False
 
     def prepare(self, rounds: int) -> str:
         """Compiles, if ``rounds`` make it pay, and records a round; the state stays as it is."""
@@ -66,15 +65,16 @@ class CapturedSimulation(Simulation):
         before = self.traffic, self.work
         # Trial rounds overwrite the state. It is kept on the host: a second one may not fit on the device.
         kept = tree_map(lambda t: t.cpu().contiguous(), self.state)
-        how = ""
+        how, steps = "", 0.0  # the latter of a node in the whole run
         problems: list[str] = []
         try:
             advance = self.buffered()
             self.count(advance)
-            for words, way in self._ways(in_place(advance), rounds):
+            steps = rounds * self._per_round[1].gradient_evaluations / len(self._chosen)
+            for words, way in self._ways(in_place(advance), steps):
                 problem = self._try(way, kept)
                 if not problem:
-                    since = f", since more failed: {problems[0]}" if problems else ""
+                    since = f", since a faster way failed: {problems[0]}" if problems else ""
                     how = f"rounds replayed from a CUDA graph, {words}{since}"
                     break
                 problems.append(problem)
@@ -84,21 +84,18 @@ class CapturedSimulation(Simulation):
         if self.graph is None:
             self._load(kept)
             how = f"rounds run step by step, since they cannot be recorded: {problems[-1]}"
-            how += f", {self._compiled_gradients()}"
+            how += f", {self._compiled_gradients(steps)}"
         else:
             tree_map(lambda buffer, value: buffer.copy_(value), self.state, kept)
         return f"{how}; prepared in {time.perf_counter() - start:.1f} s"
 
-    def _ways(self, advance: Advance, rounds: int) -> Iterator[tuple[str, Callable[[], Advance]]]:
-        """How to run a round, the fastest first, as far as ``rounds`` make it pay."""
-        objective = self.objective
-        steps = rounds * self._per_round[1].gradient_evaluations / len(self._chosen)
-        self._worth_compiling = steps >= COMPILE_FROM_STEPS and _in_minibatches(objective)
-        if self._worth_compiling and self.traceable:
+    def _ways(self, advance: Advance, steps: float) -> Iterator[tuple[str, Callable[[], Advance]]]:
+        """How to run a round, the fastest first, as far as so many ``steps`` of a node make it pay."""
+        if self._worth_compiling(steps) and self.traceable:
             if steps >= TUNE_FROM_STEPS:
                 yield "compiled and tuned", lambda: self._fused(advance, tuned)
             yield "compiled", lambda: self._fused(advance, compiled)
-        if self._worth_compiling:
+        if self._worth_compiling(steps):
             yield "only gradients compiled", lambda: self._with_compiled_gradients(advance)
         yield "not compiled", lambda: advance
 
@@ -157,7 +154,7 @@ class CapturedSimulation(Simulation):
     def _fused(self, advance: Advance, compiler: Callable[[Program], Program]) -> Advance:
         """``advance`` compiled; of our own methods, on wider rows."""
         assert isinstance(self.objective, ModelObjective)
-        state = self._widen() if type(self.method).__module__.startswith("holdfast.") else self.state
+        state = self._widen() if is_ours(self.method) else self.state
         fused = FusedRound(advance, state, self.objective, compiler)
         return lambda _: fused(state)
 
@@ -180,10 +177,16 @@ class CapturedSimulation(Simulation):
         self.objective.compile()
         return advance
 
-    def _compiled_gradients(self) -> str:
+    def _worth_compiling(self, steps: float) -> bool:
+        # Compiled as a whole, gradients of all samples would make a program for every number of steps.
+        objective = self.objective
+        in_minibatches = isinstance(objective, ModelObjective) and objective.batch_size is not None
+        return in_minibatches and steps >= COMPILE_FROM_STEPS
+
+    def _compiled_gradients(self, steps: float) -> str:
         """Compiles the gradients of rounds that run step by step, if it pays and works."""
         objective = self.objective
-        if not self._worth_compiling or not isinstance(objective, ModelObjective):
+        if not self._worth_compiling(steps) or not isinstance(objective, ModelObjective):
             return "not compiled"
         objective.compile()
         try:
@@ -253,11 +256,6 @@ def _apart(after: Any, before: Any) -> Any:
 def _memory(tensor: Tensor) -> int:
     """The same for tensors with memory in common; while a round is traced, they have no addresses."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def _in_minibatches(objective: Objective) -> bool:
-    """Compiled as a whole, gradients of all samples would make a program for every number of steps."""
-    return isinstance(objective, ModelObjective) and objective.batch_size is not None
 
 
 def _first_line(error: Exception) -> str:

@@ -175,7 +175,7 @@ def _claims(figure: str, words: str, total_slack: float, others: list[Claim]) ->
         for split in SPLITS
     ]
     more = Claim(
-        "(iii) By more with unlike nodes than with like ones",
+        "(iii) Their lead is larger with unlike nodes than with like ones",
         "unlike nodes benefit more",
         ahead_more_if_unlike(figure),
     )

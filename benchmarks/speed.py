@@ -40,7 +40,7 @@ WORKLOADS = {
     "lenet": [lenet(10), lenet(100), lenet(1000)],
 }
 LOOPED_CLIENTS = 100  # of more clients, this many are timed and the time is scaled: a loop is linear in them
-LONG_RUN = 10**6  # rounds to prepare for: compiling pays
+LONG_RUN = 10**4  # rounds to prepare for: compiling pays
 
 
 @dataclass(frozen=True)

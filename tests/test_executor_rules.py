@@ -75,11 +75,12 @@ class SignDescent(Algorithm):
 @pytest.mark.parametrize(
     "algorithm", [SignDescent(lr=0.5), hf.Gossip(lr=0.05, local_steps=2)], ids=["own", "ours"]
 )
-def test_only_our_own_methods_work_on_wider_rows(algorithm) -> None:
+def test_only_our_own_methods_work_on_wider_rows(algorithm, monkeypatch) -> None:
+    monkeypatch.setattr("torch.compile", lambda program, **_: program)
     simulation = CapturedSimulation(algorithm, dense(), RING, seed=7)
     advance = in_place(counted(simulation))
     simulation._load(simulation.state)
-    fused = simulation._fused(advance, lambda program: program)
+    fused = simulation._fused(advance)
     plain = Simulation(algorithm, dense(), RING, seed=7)
     for _ in range(20):
         simulation.fill()
@@ -120,6 +121,21 @@ def test_steps_drawn_ahead_are_those_drawn_one_by_one(nodes: int) -> None:
         assert torch.equal(got, batch_indices(7, everybody, counts, 4, step, 8))
     assert samples._drawn is not None
     assert len(samples._drawn[3]) == (STEPS_DRAWN_AT_ONCE if nodes == 3 else 2)  # 2**15 picks at once
+
+
+def test_all_samples_of_equal_nodes_are_read_where_they_are() -> None:
+    x, y = torch.arange(24.0).view(12, 2), torch.arange(12)
+    samples = Samples(x, y, torch.full((3,), 4), 7, lambda x: x / 2, whole=True)
+    weight = torch.ones(3, 2)
+    everybody, others = torch.arange(3), torch.tensor([2, 0, 1])
+    stretch = samples.stretch(everybody, 1, 3, weight)
+    rows = torch.tensor([[1, 2], [5, 6], [9, 10]])
+    copied = samples.batch(rows, weight)
+    assert all(torch.equal(*parts) for parts in zip(stretch, copied, strict=True))
+    assert stretch.x.untyped_storage()._cdata == samples._ready.untyped_storage()._cdata
+    assert samples.stretch(others, 1, 3, weight) is None  # these are not in the order of the samples
+    unequal = Samples(x, y, torch.tensor([4, 5, 3]), 7, lambda x: x / 2, whole=True)
+    assert unequal.stretch(everybody, 1, 3, weight) is None
 
 
 def test_evaluation_keeps_to_the_memory_for_activations() -> None:

@@ -200,11 +200,12 @@ class ModelObjective:
         # Of everybody, that is known: a value read from a GPU would have it wait.
         longest = self._longest if len(nodes) == self.nodes else int(counts.max())
         for first in range(0, longest, size):
-            place = torch.arange(first, min(first + size, longest), device=counts.device)
+            last = min(first + size, longest)
+            place = torch.arange(first, last, device=counts.device)
             inside = place < counts.unsqueeze(-1)
-            weight = inside * (scale / counts).unsqueeze(-1)
+            weight = (inside * (scale / counts).unsqueeze(-1)).to(self.x0.dtype)
             rows = starts.unsqueeze(-1) + torch.minimum(place, counts.unsqueeze(-1) - 1)
-            yield self._stored.batch(rows, weight.to(self.x0.dtype))
+            yield self._stored.stretch(nodes, first, last, weight) or self._stored.batch(rows, weight)
 
     def _keys(self, nodes: Tensor, round: Word, step: Word) -> Tensor:
         """(seed, node, round, step) of every node, [m, 4]: what dropout draws its masks from."""

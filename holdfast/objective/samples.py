@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.randomness import Word, batch_indices
 
-MOST_READY = 2**30  # bytes of samples that are prepared once, beside those that are stored
+MOST_READY = 2**31  # bytes of samples that are prepared once, beside those that are stored
 # On a CPU, drawing the minibatches of several steps takes hardly longer than those of one, if they are few.
 STEPS_DRAWN_AT_ONCE = 16
 PICKS_DRAWN_AT_ONCE = 2**15
@@ -53,6 +53,13 @@ class Samples:
         x, y = (part.view(*rows.shape, *part.shape[1:]) for part in (x, y))
         return Batch(x=x, y=y, weight=weight)
 
+    def stretch(self, nodes: Tensor, first: int, last: int, weight: Tensor) -> Batch | None:
+        """Samples ``first`` to ``last`` of each of ``nodes`` without copying any, where that is possible."""
+        if self._by_node is None or not torch.equal(nodes, torch.arange(len(self.counts))):
+            return None
+        x, y = (part[:, first:last] for part in self._by_node)
+        return Batch(x=x, y=y, weight=weight)
+
     def picks(self, nodes: Tensor, round: Word, step: Word, size: int) -> Tensor:
         """Which of its samples each of ``nodes`` [m] takes in a step, [m, size]."""
         counts = self.counts[nodes]
@@ -76,3 +83,11 @@ class Samples:
             return None
         number = self.prepare(self.x[:1]).element_size()
         return self.prepare(self.x) if self.x.numel() * number <= MOST_READY else None
+
+    @cached_property
+    def _by_node(self) -> tuple[Tensor, Tensor] | None:
+        """What is ready and its targets, [n, N/n, ...], if all nodes have as many samples."""
+        if self._ready is None or not bool((self.counts == self.counts[0]).all()):
+            return None
+        x, y = (part.view(len(self.counts), -1, *part.shape[1:]) for part in (self._ready, self.y))
+        return x, y

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.schedules import Rate
-from holdfast.engines.simulate.fused import FusedRound, Program, compiled, tuned
+from holdfast.engines.simulate.fused import FusedRound
 from holdfast.engines.simulate.peers import Traffic
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.objective.flat import widened
@@ -36,8 +36,6 @@ def simulation_class(device: torch.device) -> type[Simulation]:
 # Compiling takes ten seconds or more (two, if it was done before), and a step gains a fraction of a
 # millisecond to a few: below this many steps of a node it is not worth it.
 COMPILE_FROM_STEPS = 2000
-# Tuning gains a tenth of the time, 0.04 ms a step with an MLP on 100 nodes, and takes 20 s more.
-TUNE_FROM_STEPS = 500_000
 
 Advance = Callable[[Any], Any]  # from a state to the state after the round
 
@@ -92,9 +90,7 @@ class CapturedSimulation(Simulation):
     def _ways(self, advance: Advance, steps: float) -> Iterator[tuple[str, Callable[[], Advance]]]:
         """How to run a round, the fastest first, as far as so many ``steps`` of a node make it pay."""
         if self._worth_compiling(steps) and self.traceable:
-            if steps >= TUNE_FROM_STEPS:
-                yield "compiled and tuned", lambda: self._fused(advance, tuned)
-            yield "compiled", lambda: self._fused(advance, compiled)
+            yield "compiled", lambda: self._fused(advance)
         if self._worth_compiling(steps):
             yield "only gradients compiled", lambda: self._with_compiled_gradients(advance)
         yield "not compiled", lambda: advance
@@ -151,11 +147,11 @@ class CapturedSimulation(Simulation):
             return _first_line(error)
         return ""
 
-    def _fused(self, advance: Advance, compiler: Callable[[Program], Program]) -> Advance:
+    def _fused(self, advance: Advance) -> Advance:
         """``advance`` compiled; of our own methods, on wider rows."""
         assert isinstance(self.objective, ModelObjective)
         state = self._widen() if is_ours(self.method) else self.state
-        fused = FusedRound(advance, state, self.objective, compiler)
+        fused = FusedRound(advance, state, self.objective)
         return lambda _: fused(state)
 
     def _widen(self) -> Any:

@@ -8,7 +8,6 @@ compiled, however many steps there are.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,35 +50,7 @@ class Piece(NamedTuple):
 
 
 def compiled(program: Program) -> Program:
-    """``program`` as a few kernels; products by the library's kernels."""
     return torch.compile(program, dynamic=False)
-
-
-def tuned(program: Program) -> Program:
-    """``compiled``, with the fastest kernel for each product found by trying some twenty: 20 s or more."""
-    from torch._inductor import config
-
-    wanted: dict[str, str | int | bool | Callable[..., Any]] = {
-        "max_autotune_gemm": True,
-        "max_autotune_gemm_backends": "ATEN,TRITON",
-        "autotune_num_choices_displayed": 0,
-        "max_autotune_report_choices_stats": False,
-    }
-    options = {name: value for name, value in wanted.items() if hasattr(config, name)}
-    ready = torch.compile(program, dynamic=False, options=options)
-
-    def quiet(*given: Tensor) -> Sequence[Tensor]:
-        loggers = [logging.getLogger(f"torch._inductor.{part}") for part in ("select_algorithm", "scheduler")]
-        levels = [logger.level for logger in loggers]
-        for logger in loggers:  # which tell of each kernel that did not fit
-            logger.setLevel(logging.CRITICAL)
-        try:
-            return ready(*given)
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-    return quiet
 
 
 class FusedRound:
@@ -122,7 +93,7 @@ class FusedRound:
             used = [given for node in run for given in node.all_input_nodes]
             inputs = list(dict.fromkeys(node for node in used if place.get(node) != index))
             outputs = [node for node in run if any(place.get(user) != index for user in node.users)]
-            likeness = (compiler, _likeness(run, inputs, outputs))
+            likeness = _likeness(run, inputs, outputs)
             if likeness not in programs:
                 # The others are a product or a few operations: not worth the time to compile them.
                 worth_it = any(node.target in (_GRADIENT, _GATHER) for node in run)

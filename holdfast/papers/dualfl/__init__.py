@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.papers.base import Paper
-from holdfast.papers.dualfl.figure_1_cifar10 import FIGURE_1_CIFAR10
+from holdfast.papers.dualfl.figure_1_cifar10 import (
+    FIGURE_1_CIFAR10,
+    FIGURE_1_CIFAR10_CLIENTS,
+    FIGURE_1_CIFAR10_RHO,
+)
 from holdfast.papers.dualfl.figure_1_methods import FIGURE_1_METHODS
 from holdfast.papers.dualfl.figure_1_more import FIGURE_1_CLIENTS, FIGURE_1_RHO
 from holdfast.papers.dualfl.table_2 import TABLE_2
@@ -22,6 +26,8 @@ PAPER = Paper(
         FIGURE_1_CLIENTS,
         FIGURE_1_RHO,
         FIGURE_1_CIFAR10,
+        FIGURE_1_CIFAR10_CLIENTS,
+        FIGURE_1_CIFAR10_RHO,
         TABLE_2,
         TABLE_1,
         THEOREMS,

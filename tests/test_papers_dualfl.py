@@ -86,14 +86,15 @@ def test_small_scale_looks_at_rounds_1_and_5(tmp_path):
         ({"r10": 1e-4, "r30": 2e-5}, [FAIL, PASS]),  # the rate is slower
     ],
 )
-def test_more_clients(many, expected, tmp_path):
+@pytest.mark.parametrize("name", ["figure-1-clients", "figure-1-cifar10-clients"])
+def test_more_clients(name, many, expected, tmp_path):
     axes = ("problem.nodes",)
     jobs = [
         job("dualfl", 0, errors(3.5, r10=1e-4, r30=1e-5), axes={"problem.nodes": "8"}),
         job("dualfl", 0, errors(3.5, **many), axes={"problem.nodes": "64"}),
     ]
-    evidence = Evidence("full", {"figure-1-clients": record(tmp_path / "run", jobs, axes)})
-    assert verdicts(PAPER.experiment("figure-1-clients"), evidence) == expected
+    evidence = Evidence("full", {name: record(tmp_path / "run", jobs, axes)})
+    assert verdicts(PAPER.experiment(name), evidence) == expected
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.randomness import Word, batch_indices
 
-MOST_READY = 2**31  # bytes of samples that are prepared once, beside those that are stored
+MOST_READY = 2**30  # bytes of samples that are prepared once, beside those that are stored
 # On a CPU, drawing the minibatches of several steps takes hardly longer than those of one, if they are few.
 STEPS_DRAWN_AT_ONCE = 16
 PICKS_DRAWN_AT_ONCE = 2**15

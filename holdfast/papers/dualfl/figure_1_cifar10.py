@@ -23,7 +23,7 @@ DRAWN: dict[str, dict[str, float]] = {
     "apda-inexact": {"lr": 100},
     "5gcs": {"lr": 30},
 }
-NOTE = "The first ten rounds."
+NOTE = "Only the first ten rounds, at small scale five."
 
 
 def below_in_the_first_rounds(e: Evidence) -> Finding:

@@ -224,7 +224,7 @@ class CapturedSimulation(Simulation):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=warm):  # whose work space of cuBLAS is there already
             advance(self.state)
         self.graph = graph
         self._recorded = advance  # holds constants that the recording reads

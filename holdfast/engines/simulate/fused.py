@@ -1,9 +1,9 @@
 """A round as a few compiled programs: every gradient together with the arithmetic that follows it.
 
 Step by step, an update such as ``x - lr * (gradient - dual)`` passes over all rows three times. Here a round
-is traced once into the list of its operations, cut before each gradient, and each piece is compiled, so that
-the update is fused with the end of the gradient. The pieces of a local phase are alike, so two or three are
-compiled, however many steps there are.
+is traced once into the list of its operations, cut before each gradient and each exchange, and each piece is
+compiled, so that the update is fused with the end of the gradient. The pieces of a local phase are alike, so
+two or three are compiled, however many steps there are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdfast.engines.simulate.products import PRODUCTS
+from holdfast.engines.simulate.reuse import inputs_of, reuse_memory
 from holdfast.objective.model_objective import ModelObjective
 from holdfast.randomness import Word
 from holdfast.tree import leaves, tree_map
@@ -38,6 +40,7 @@ def _(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
 
 _GRADIENT = torch.ops.holdfast.minibatch_gradient.default
 _GATHER = torch.ops.aten.index.Tensor  # neighbours' rows, in an exchange
+_EXCHANGE = {_GATHER} | PRODUCTS
 
 
 class Piece(NamedTuple):
@@ -68,9 +71,10 @@ class FusedRound:
         nodes = list(traced.graph.nodes)
         self.arguments = [node.name for node in nodes if node.op == "placeholder"]
         self.constants = {n.name: getattr(traced, str(n.target)) for n in nodes if n.op == "get_attr"}
+        runs = list(_cut([node for node in nodes if node.op == "call_function"]))
+        reuse_memory(traced.graph, runs, own_memory=_GRADIENT)
         self.results = [node.name for node in nodes[-1].args[0]]
-        calls = [node for node in nodes if node.op == "call_function"]
-        self.pieces = self._pieces(calls, objective, compiler)
+        self.pieces = self._pieces(runs, objective, compiler)
 
     def __call__(self, state: Any) -> Any:
         values = dict(zip(self.arguments, leaves(state), strict=True)) | self.constants
@@ -83,20 +87,18 @@ class FusedRound:
         return tree_map(lambda _: next(after), self.template)
 
     def _pieces(
-        self, nodes: list[fx.Node], objective: ModelObjective, compiler: Callable[[Program], Program]
+        self, runs: list[list[fx.Node]], objective: ModelObjective, compiler: Callable[[Program], Program]
     ) -> list[Piece]:
-        runs = list(_cut(nodes))
         place = {node: index for index, run in enumerate(runs) for node in run}
         programs = objective.programs
         pieces = []
         for index, run in enumerate(runs):
-            used = [given for node in run for given in node.all_input_nodes]
-            inputs = list(dict.fromkeys(node for node in used if place.get(node) != index))
+            inputs = inputs_of(run)
             outputs = [node for node in run if any(place.get(user) != index for user in node.users)]
             likeness = _likeness(run, inputs, outputs)
             if likeness not in programs:
                 # The others are a product or a few operations: not worth the time to compile them.
-                worth_it = any(node.target in (_GRADIENT, _GATHER) for node in run)
+                worth_it = any(node.target is _GRADIENT or node.target in _EXCHANGE for node in run)
                 program = _as_function(run, inputs, outputs, objective)
                 programs[likeness] = compiler(program) if worth_it else program
             pieces.append(Piece(programs[likeness], [n.name for n in inputs], [n.name for n in outputs], []))
@@ -145,10 +147,15 @@ def _trace(advance: Callable[[Any], Any], state: Any, objective: ModelObjective)
 
 
 def _cut(nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
-    """The operations in runs, a new one before each gradient."""
+    """The operations in runs, a new one before each gradient and before the exchange that follows it.
+
+    Compiled with the last step, an exchange would compute that step anew for every neighbour.
+    """
     run: list[fx.Node] = []
     for node in nodes:
-        if node.target is _GRADIENT and any(other.target is not _GRADIENT for other in run):
+        steps = any(other.target is _GRADIENT for other in run)
+        before_a_step = node.target is _GRADIENT and any(other.target is not _GRADIENT for other in run)
+        if before_a_step or (node.target in _EXCHANGE and steps):
             yield run
             run = []
         run.append(node)

@@ -90,3 +90,6 @@ def _sparse_product(starts: Tensor, places: Tensor, values: Tensor, columns: int
 @_sparse_product.register_fake
 def _(starts: Tensor, places: Tensor, values: Tensor, columns: int, rows: Tensor) -> Tensor:
     return rows.new_empty(len(starts) - 1, rows.shape[1])
+
+
+PRODUCTS = {torch.ops.holdfast.exact_product.default, torch.ops.holdfast.sparse_product.default}

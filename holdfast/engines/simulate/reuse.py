@@ -48,6 +48,7 @@ class _Memory:
     def __init__(self, graph: fx.Graph, runs: list[Run]) -> None:
         self.graph, self.runs = graph, runs
         self.run_of = {node: index for index, run in enumerate(runs) for node in run}
+        self.becomes = _becomes(runs)
         self.sharing: dict[int, list[fx.Node]] = defaultdict(list)
         for node in graph.nodes:
             for storage in _storages(node):
@@ -69,12 +70,13 @@ class _Memory:
 
     def proposals(self, value: fx.Node, index: int) -> Iterator[fx.Node]:
         """Where ``value`` could go, the best first."""
-        # In the place of what this run reads where the next one reads ``value``: so all steps stay alike.
+        last = self.becomes.get(value, value)
+        if last in self.endings:
+            yield self.endings[last][1]
+        # What this run reads where the next one reads ``value``: so all steps stay alike.
         here, there = inputs_of(self.runs[index]), inputs_of(self.runs[index + 1])
         if value in there and there.index(value) < len(here):
             yield here[there.index(value)]
-        if value in self.endings:
-            yield self.endings[value][1]
 
     def is_free(self, place: fx.Node, value: fx.Node, index: int) -> bool:
         """Whether the memory of ``place`` fits ``value`` and is needed by no run after this one."""
@@ -112,6 +114,17 @@ class _Memory:
             if name not in overwriting
             and any(self._when(user) > index and overwriting.get(user) is not name for user in name.users)
         ]
+
+
+def _becomes(runs: list[Run]) -> dict[fx.Node, fx.Node]:
+    """What values have become after the last step, where each run reads what the one before has read anew."""
+    inputs = [inputs_of(run) for run in runs]
+    last: dict[fx.Node, fx.Node] = {}
+    for run, reads, following in reversed(list(zip(runs, inputs, inputs[1:], strict=False))):
+        inside = set(run)
+        heirs = {old: new for old, new in zip(reads, following, strict=False) if new in inside}
+        last |= {old: last.get(new, new) for old, new in heirs.items()}
+    return last
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -67,6 +67,8 @@ def test_extreme_outputs_stay_exact():
     )
     scores = torch.tensor([[1000.0, -1000.0]])
     assert CrossEntropy().values(scores, torch.tensor([1])).item() == 2000.0
+    slopes = grad(lambda at: CrossEntropy().differentiable(at, torch.tensor([1])).sum())(scores)
+    assert slopes.tolist() == [[1.0, -1.0]]
 
 
 def test_hinge_at_the_margin():
@@ -148,7 +150,9 @@ def test_stacked_gradients_equal_the_loop(name, scores, labels):
         stacked, targets = stacked[..., :1], (2.0 * (labels % 2) - 1).double()
     else:
         targets = labels
-    slope = grad(lambda outputs: loss.values(outputs, targets).mean())
+    slope = grad(lambda outputs: loss.differentiable(outputs, targets).mean())
+    expected = vmap(grad(lambda outputs: loss.values(outputs, targets).mean()))(stacked)
     together, one_by_one = vmap(slope)(stacked), torch.stack([slope(outputs) for outputs in stacked])
     assert together.dtype == torch.float64
     torch.testing.assert_close(together, one_by_one, rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(together, expected, rtol=1e-13, atol=1e-15)

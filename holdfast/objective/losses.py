@@ -33,6 +33,10 @@ class Loss(ABC):
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each sample, ``[B]``."""
 
+    def differentiable(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Numbers ``[B]`` whose gradients are those of ``values``, which may be faster to differentiate."""
+        return self.values(outputs, targets)
+
     @property
     def curvature(self) -> float | None:
         """Of a convex loss: a bound on the eigenvalues of its Hessian in the outputs; infinite for kinks.
@@ -81,9 +85,17 @@ class CrossEntropy(_Multiclass):
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scores = _scores(outputs, targets)
-        # Stacked on a CPU this is twice as fast as functional.cross_entropy; its gradient needs no scatter.
         right = torch.arange(scores.shape[-1], device=scores.device) == targets[:, None]
         return scores.logsumexp(-1) - torch.where(right, scores, 0).sum(-1)
+
+    def differentiable(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        # Stacked on a CPU, torch.softmax and one_hot would take several times as long: results of narrow
+        # layers lie class by class in memory, and here everything stays as it lies.
+        at = _scores(outputs, targets).detach()
+        above = (at - at.amax(-1, keepdim=True)).exp()
+        right = torch.arange(at.shape[-1], device=at.device)[:, None] == targets
+        slopes = above / above.sum(-1, keepdim=True) - right.mT.to(at.dtype)
+        return (outputs * slopes).sum(-1)
 
 
 @LOSSES.register("hinge")

@@ -56,6 +56,11 @@ class FlatModel:
         ready_to_stack(self._training, device)
         self._dropout_keys = dropout_keys(self._training)
 
+    @property
+    def draws(self) -> bool:
+        """Whether a training step draws random numbers, as dropout does."""
+        return bool(self._dropout_keys)
+
     def forget_start(self) -> None:
         """Lets go of the initial parameters: what is left of ``x0`` is its form, type and device."""
         self.x0 = self.x0.new_zeros(()).expand(self.dim)

@@ -129,8 +129,8 @@ class ModelObjective:
     def _minibatch_grad(self, x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
         assert self.batch_size is not None
         picks = self._stored.picks(nodes, round, step, self.batch_size)
-        weight = (self.scale[nodes] / self.batch_size).unsqueeze(-1).expand(picks.shape)
-        batch = self._stored.batch(self.starts[nodes].unsqueeze(-1) + picks, weight)
+        weight = self.scale.index_select(0, nodes).div_(self.batch_size).unsqueeze(-1).expand(picks.shape)
+        batch = self._stored.batch(self.starts.index_select(0, nodes).unsqueeze(-1) + picks, weight)
         gradient = self.row_grads(x, batch, self._keys(nodes, round, step))
         return self.regulariser.add_grad(gradient, x)
 
@@ -212,7 +212,9 @@ class ModelObjective:
             yield self._stored.stretch(nodes, first, last, weight) or self._stored.batch(rows, weight)
 
     def _keys(self, nodes: Tensor, round: Word, step: Word) -> Tensor:
-        """(seed, node, round, step) of every node, [m, 4]: what dropout draws its masks from."""
+        """(seed, node, round, step) of every node, [m, 4]: what dropout, if any, draws its masks from."""
+        if not self.model.draws:
+            return nodes.unsqueeze(-1).expand(-1, 4)
         parts = [
             part.expand(len(nodes)) if isinstance(part, Tensor) else nodes.new_full((len(nodes),), part)
             for part in (self._seed, nodes, round, step)

@@ -19,7 +19,7 @@ def compute_in(precision: Precision) -> torch.dtype | None:
     """
     torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
     torch.backends.cudnn.allow_tf32 = precision != "float32"
-    # The fastest convolution that cuDNN has, found by trying; here, as what a first call chose is kept.
+    # The fastest convolution of those cuDNN has, found by trying.
     torch.backends.cudnn.benchmark = True
     return torch.bfloat16 if precision == "bfloat16" else None
 

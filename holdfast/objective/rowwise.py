@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache, cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -82,7 +82,7 @@ class RowGradients:
         self._calls[shape] += 1
         if self._calls[shape] == TRACE_FROM_CALLS:
             with suppress(Exception):  # whatever the tracer objects to: there is another way
-                self._traced[shape] = make_fx(self._stacked)(x, batch, keys)
+                self._traced[shape] = _without_value(make_fx(self._stacked)(x, batch, keys))
         return self._traced.get(shape, self._stacked)(x, batch, keys)
 
     @cached_property
@@ -135,6 +135,19 @@ class RowGradients:
             parameter.requires_grad_().grad = place
         self.loss(model, parameters, batch, key).backward()  # type: ignore[no-untyped-call]
         return gradient
+
+
+def _without_value(gradient: fx.GraphModule) -> fx.GraphModule:
+    """``gradient`` without the loss itself, which nobody reads but the ones "like it" that it starts from."""
+    for node in gradient.graph.find_nodes(op="call_function", target=torch.ops.aten.ones_like.default):
+        like = node.meta["val"]
+        with gradient.graph.inserting_before(node):
+            options = {"dtype": like.dtype, "device": like.device}
+            ones = gradient.graph.call_function(torch.ops.aten.ones.default, (list(like.shape),), options)
+        node.replace_all_uses_with(ones)
+    gradient.graph.eliminate_dead_code()
+    gradient.recompile()
+    return gradient
 
 
 def activation_bytes(model: FlatModel, loss: RowLoss, example: Batch) -> int:

@@ -62,7 +62,7 @@ class Samples:
 
     def picks(self, nodes: Tensor, round: Word, step: Word, size: int) -> Tensor:
         """Which of its samples each of ``nodes`` [m] takes in a step, [m, size]."""
-        counts = self.counts[nodes]
+        counts = self.counts.index_select(0, nodes)
         if isinstance(round, Tensor) or isinstance(step, Tensor) or nodes.is_cuda or step == 0:
             return batch_indices(self.seed, nodes, counts, round, step, size)
         at_once = max(1, min(STEPS_DRAWN_AT_ONCE, PICKS_DRAWN_AT_ONCE // (len(nodes) * size)))

@@ -29,7 +29,7 @@ from workloads import (
     seconds,
 )
 
-from holdfast.engines.simulate.captured import simulation_class
+from holdfast.engines.simulate.executors import simulation_class
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.objective.precision import Precision
 

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 from holdfast.algorithms.base import Method
 from holdfast.data.federated import FederatedData, as_pair
-from holdfast.engines.simulate.captured import simulation_class
 from holdfast.engines.simulate.driver import Row, Run
 from holdfast.engines.simulate.dry_run import dry_run
+from holdfast.engines.simulate.executors import simulation_class
 from holdfast.engines.simulate.simulation import Simulation, check_fit
 from holdfast.errors import HoldfastError
 from holdfast.memory import require_memory

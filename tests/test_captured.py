@@ -64,7 +64,7 @@ def test_replayed_rounds_are_the_same_rounds(case):
 )
 def test_compiled_rounds_agree(algorithm, capsys):
     plain, captured = both(algorithm, hf.server(NODES), 20, planned=COMPILED)
-    assert captured.graph is not None
+    assert captured.program is not None
     assert "CUDA graph, compiled;" in capsys.readouterr().out
     assert_agree(plain, captured)
 
@@ -75,7 +75,7 @@ def test_a_round_that_cannot_be_compiled_is_recorded_all_the_same(monkeypatch, c
 
     monkeypatch.setattr("torch.compile", lambda *_, **__: broken)
     plain, captured = both(hf.FedAvg(lr=0.05, local_steps=5), hf.server(NODES), 5, planned=COMPILED)
-    assert captured.graph is not None
+    assert captured.program is not None
     assert "not compiled, since a faster way failed: no compiler here" in capsys.readouterr().out
     assert_agree(plain, captured)
 
@@ -86,7 +86,7 @@ def test_where_rounds_run_step_by_step_a_broken_compiler_does_no_harm(monkeypatc
 
     monkeypatch.setattr("torch.compile", lambda *_, **__: broken)
     plain, captured = both(hf.Scaffnew(lr=0.05, p=0.3), hf.server(NODES), 5, planned=COMPILED)
-    assert captured.graph is None
+    assert captured.program is None
     assert_agree(plain, captured)
 
 
@@ -109,13 +109,13 @@ def test_the_exchange_is_not_rounded_to_tf32(planned):
 def test_schedules_and_cohorts_change_from_replay_to_replay():
     algorithm = hf.SCAFFOLD(lr=halving(0.05, every=3), local_steps=3)
     plain, captured = both(algorithm, hf.server(NODES), 20, cohort=2)
-    assert captured.graph is not None
+    assert captured.program is not None
     assert_agree(plain, captured)
 
 
 def test_what_cannot_be_recorded_runs_step_by_step_and_says_why(capsys):
     plain, captured = both(hf.Scaffnew(lr=0.05, p=0.3), hf.server(NODES), 10)
-    assert captured.graph is None
+    assert captured.program is None
     assert "cannot be recorded" in capsys.readouterr().out
     assert_agree(plain, captured)
 

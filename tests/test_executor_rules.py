@@ -14,7 +14,8 @@ from torch import Tensor
 
 import holdfast as hf
 from holdfast.algorithms.base import Algorithm, Oracle, Peers
-from holdfast.engines.simulate.captured import CapturedSimulation, in_place
+from holdfast.engines.simulate.captured import CapturedSimulation
+from holdfast.engines.simulate.replayed import in_place
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.memory import available_memory, total_memory
 from holdfast.objective.losses import CrossEntropy

@@ -14,10 +14,11 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.data import DATASETS
-from holdfast.engines.simulate.captured import CapturedSimulation, in_place
+from holdfast.engines.simulate.captured import CapturedSimulation
 from holdfast.engines.simulate.fused import FusedRound
 from holdfast.engines.simulate.links import StackedLinks
 from holdfast.engines.simulate.products import ShortRows, SparseRows, exact_product
+from holdfast.engines.simulate.replayed import in_place
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.objective.flat import FlatModel

@@ -8,10 +8,11 @@ from test_executors import counted, dense
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.engines.simulate.captured import CapturedSimulation, in_place
+from holdfast.engines.simulate.captured import CapturedSimulation
 from holdfast.engines.simulate.fused import FusedRound
 from holdfast.engines.simulate.links import StackedLinks
 from holdfast.engines.simulate.products import ShortRows
+from holdfast.engines.simulate.replayed import in_place
 from holdfast.tree import tree_map
 
 OBJECTIVE = dense()

@@ -55,7 +55,7 @@ class RowGradients:
         row_gradient = grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key))
         self._stacked: StackedGradient = vmap(row_gradient)
         known = traceable and all(map(_is_known, model.template.modules()))
-        self._may_be_traced = self.on_cpu and known
+        self.may_be_traced = self.on_cpu and known  # and compiled: the same is done in every call
         self._calls: Counter[tuple[int, ...]] = Counter()
         self._traced: dict[tuple[int, ...], StackedGradient] = {}
         self._own = threading.local()
@@ -76,7 +76,7 @@ class RowGradients:
 
     def _together(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         """``_stacked``; on a CPU, shapes that come often are traced into the operations it comes down to."""
-        if not self._may_be_traced or type(x) is not Tensor:
+        if not self.may_be_traced or type(x) is not Tensor or torch.compiler.is_compiling():
             return self._stacked(x, batch, keys)
         shape = (*x.shape, *batch.x.shape)
         self._calls[shape] += 1

@@ -15,8 +15,8 @@ import torch
 from holdfast.algorithms import Method
 from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.cluster.simulation import cluster_simulation_class
-from holdfast.engines.simulate.captured import simulation_class
 from holdfast.engines.simulate.dry_run import Footprint, dry_run
+from holdfast.engines.simulate.executors import simulation_class
 from holdfast.engines.simulate.simulation import Simulation, check_fit
 from holdfast.memory import require_memory
 from holdfast.objective.curvature import why_not_convex

@@ -14,8 +14,9 @@ from holdfast.engines.cluster.oracle import CautiousOracle, Solves
 from holdfast.engines.cluster.peers import ClusterPeers
 from holdfast.engines.cluster.placement import crossing_links, place
 from holdfast.engines.cluster.ranks import Ranks
-from holdfast.engines.simulate.captured import Advance, CapturedSimulation
+from holdfast.engines.simulate.captured import CapturedSimulation
 from holdfast.engines.simulate.links import StackedLinks
+from holdfast.engines.simulate.replayed import Advance
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.objective.objective import Objective
 from holdfast.objective.oracle import BatchOracle, Work

@@ -1,0 +1,111 @@
+"""Rounds compiled on a CPU against the plain simulator."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from test_conformance import NODES
+from test_executor_rules import Annealed, SignDescent
+from test_executors import assert_close, dense
+
+import holdfast as hf
+from holdfast.engines.simulate.compiled import CompiledSimulation
+from holdfast.engines.simulate.simulation import Simulation
+
+RING, STAR = hf.Network.of(hf.ring(NODES)), hf.server(NODES)
+METHODS = [
+    (hf.FedAvg(lr=0.05, local_steps=5), STAR),
+    (hf.SCAFFOLD(lr=0.05, local_steps=5), STAR),
+    (hf.LocalGECL(lr=0.05, local_steps=5), RING),
+    (hf.NETFLEET(lr=0.05, local_steps=5), RING),
+]
+
+
+@pytest.fixture
+def always(monkeypatch) -> None:
+    monkeypatch.setattr("holdfast.engines.simulate.compiled.COMPILE_FROM_WORK", 0)
+
+
+@pytest.fixture
+def without_compiler(monkeypatch) -> None:
+    """Programs stay as they were traced: not every machine has a C++ compiler."""
+    monkeypatch.setattr("torch.compile", lambda program, **_: program)
+
+
+def both(algorithm, network, rounds: int = 6, cohort: int | None = None):
+    plain = Simulation(algorithm, dense(), network, seed=7, cohort_size=cohort)
+    compiled = CompiledSimulation(algorithm, dense(), network, seed=7, cohort_size=cohort)
+    how = compiled.prepare(rounds)
+    for _ in range(rounds):
+        plain.step()
+        compiled.step()
+    assert_close(compiled.models, plain.models)
+    assert compiled.traffic == plain.traffic
+    assert compiled.work == plain.work
+    return how, compiled
+
+
+@pytest.mark.parametrize(("algorithm", "network"), METHODS)
+def test_compiled_rounds_are_the_same_rounds(algorithm, network, always, without_compiler) -> None:
+    how, _ = both(algorithm, network)
+    assert how.startswith("all nodes stacked, compiled; prepared in")
+
+
+def test_cohorts_change_from_round_to_round(always, without_compiler) -> None:
+    how, _ = both(hf.SCAFFOLD(lr=0.05, local_steps=2), STAR, cohort=2)
+    assert "compiled" in how
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("algorithm", "network"), METHODS)
+def test_with_a_real_compiler(algorithm, network, always) -> None:
+    how, _ = both(algorithm, network)
+    assert how.startswith("all nodes stacked, compiled; prepared in")
+
+
+def test_a_broken_compiler_does_no_harm(always, monkeypatch) -> None:
+    def broken(*_):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr("torch.compile", lambda *_, **__: broken)
+    how, _ = both(*METHODS[1])
+    assert how == "all nodes stacked, step by step, as rounds cannot be compiled: no compiler here"
+
+
+def test_rounds_that_look_at_values_run_step_by_step(always, without_compiler) -> None:
+    how, _ = both(hf.Scaffnew(lr=0.05, p=0.3), STAR)
+    assert "cannot be compiled: a data-dependent decision" in how
+
+
+def test_short_runs_are_not_compiled_and_long_ones_are(without_compiler) -> None:
+    algorithm = hf.FedAvg(lr=0.05, local_steps=5)
+    work = 5 * NODES * 16 * dense().dim
+    for rounds, expected in ((2e12 // work - 1, False), (2e12 // work + 1, True)):
+        simulation = CompiledSimulation(algorithm, dense(), STAR, seed=7)
+        assert ("compiled" in simulation.prepare(int(rounds))) == expected
+
+
+def test_a_resumed_run_is_run_as_before(always, without_compiler, monkeypatch) -> None:
+    algorithm, network = METHODS[2]
+    _, whole = both(algorithm, network, 8)
+    _, half = both(algorithm, network, 4)
+    tensors, counters = half.snapshot()
+    rest = CompiledSimulation(algorithm, dense(), network, seed=7)
+    rest.restore(tensors, counters)
+    monkeypatch.setattr(
+        "holdfast.engines.simulate.compiled.COMPILE_FROM_WORK", 8 * 5 * NODES * 16 * dense().dim
+    )
+    assert "compiled" in rest.prepare(4)  # the eight rounds of the whole run count
+    for _ in range(4):
+        rest.step()
+    assert torch.equal(rest.models, whole.models)
+
+
+def test_what_is_not_ours_is_run_as_it_is(always, without_compiler) -> None:
+    own_method = CompiledSimulation(SignDescent(lr=0.5), dense(), RING, seed=7)
+    own_loss = CompiledSimulation(METHODS[0][0], dense().variant(loss=Annealed()), STAR, seed=7)
+    for simulation in (own_method, own_loss):
+        assert simulation.prepare(10) == "all nodes stacked, step by step"

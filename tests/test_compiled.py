@@ -75,6 +75,19 @@ def test_a_broken_compiler_does_no_harm(always, monkeypatch) -> None:
     assert how == "all nodes stacked, step by step, as rounds cannot be compiled: no compiler here"
 
 
+def test_a_program_is_forgotten_when_the_next_one_fails(always, monkeypatch) -> None:
+    monkeypatch.setattr("torch.compile", lambda program, **_: program)
+    _, compiled = both(*METHODS[1])
+    monkeypatch.setattr(compiled, "_fused", lambda _: 1 / 0)
+    assert "cannot be compiled: division by zero" in compiled.prepare(2)
+    plain = Simulation(METHODS[1][0], dense(), METHODS[1][1], seed=7)
+    for _ in range(6):
+        plain.step()
+    for simulation in (plain, compiled):
+        simulation.step()
+    assert_close(compiled.models, plain.models)
+
+
 def test_rounds_that_look_at_values_run_step_by_step(always, without_compiler) -> None:
     how, _ = both(hf.Scaffnew(lr=0.05, p=0.3), STAR)
     assert "cannot be compiled: a data-dependent decision" in how

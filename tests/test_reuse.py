@@ -19,6 +19,8 @@ OBJECTIVE = dense()
 EVERYBODY = torch.arange(OBJECTIVE.nodes)
 MIXING = torch.rand(OBJECTIVE.nodes, OBJECTIVE.nodes, generator=torch.Generator().manual_seed(1))
 
+CONSTANT = torch.rand(OBJECTIVE.nodes, OBJECTIVE.dim, generator=torch.Generator().manual_seed(2))
+
 
 def stepped(x: Tensor, step: int) -> Tensor:
     return x - 0.1 * OBJECTIVE.minibatch_grads([x], EVERYBODY, 0, step)[0]
@@ -75,6 +77,37 @@ def copied_by_the_method(a: Tensor, b: Tensor, c: Tensor):
     return stepped(x, 1), b, z
 
 
+def constant_by_another_name(a: Tensor, b: Tensor, c: Tensor):
+    return a + steps(CONSTANT[:], 0, 2), b, c
+
+
+def state_by_another_name(a: Tensor, b: Tensor, c: Tensor):
+    x = stepped(a[:], 0)
+    return stepped(x, 1) + b, x, c
+
+
+def state_changed_in_place(a: Tensor, b: Tensor, c: Tensor):
+    x = stepped(a.mul_(2), 0)
+    return stepped(x, 1) + b, x, c
+
+
+def copied_at_the_end(a: Tensor, b: Tensor, c: Tensor):
+    x, y = stepped(a, 0), stepped(b, 1)
+    own = torch.empty_like(x)
+    own.copy_(x)
+    return own, y, c
+
+
+def copied_onto_itself(a: Tensor, b: Tensor, c: Tensor):
+    x = stepped(a, 0)
+    x.copy_(x)
+    return x, b, c
+
+
+def nothing_done(a: Tensor, b: Tensor, c: Tensor):
+    return a, b, c
+
+
 def mixed_between(a: Tensor, b: Tensor, c: Tensor):
     x = MIXING @ steps(a, 0, 2)
     return x, MIXING @ steps(b - x, 2, 5), c - x
@@ -87,7 +120,15 @@ def roles_changed(a: Tensor, b: Tensor, c: Tensor):
 
 
 ROUNDS = [crosswise, exchanged, both_of_one, early_value_kept, old_value_needed_late, view_kept]
-ROUNDS += [changed_in_place, copied_by_the_method, mixed_between, roles_changed]
+ROUNDS += [constant_by_another_name, state_by_another_name, state_changed_in_place, copied_at_the_end]
+ROUNDS += [
+    copied_onto_itself,
+    nothing_done,
+    changed_in_place,
+    copied_by_the_method,
+    mixed_between,
+    roles_changed,
+]
 
 
 @pytest.mark.parametrize("compiler", [lambda p: p, lambda p: torch.compile(p, backend="aot_eager")])

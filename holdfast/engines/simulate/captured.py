@@ -29,6 +29,7 @@ class CapturedSimulation(ReplayedSimulation):
     def prepare(self, rounds: int) -> str:
         """Compiles, if ``rounds`` make it pay, and records a round; the state stays as it is."""
         start = time.perf_counter()
+        self.forget_program()
         before = self.traffic, self.work
         # Trial rounds overwrite the state. It is kept on the host: a second one may not fit on the device.
         kept = tree_map(lambda t: t.cpu().contiguous(), self.state)

@@ -22,6 +22,7 @@ class CompiledSimulation(ReplayedSimulation):
         if not self._worth_compiling(self.round + rounds):
             return how
         start = time.perf_counter()
+        self.forget_program()
         before = self.traffic, self.work
         kept = tree_map(lambda tensor: tensor.clone(), self.state)
         try:

@@ -42,6 +42,10 @@ class ReplayedSimulation(Simulation):
 
     program: Callable[[], object] | None = None
 
+    def forget_program(self) -> None:
+        """From here on rounds run step by step, until there is a new one."""
+        self.program = None
+
     def step(self) -> None:
         if self.program is None:
             super().step()

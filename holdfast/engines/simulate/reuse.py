@@ -55,7 +55,7 @@ class _Memory:
                 self.sharing[storage].append(node)
         # The new state is copied over the old one at the end: by value, that copy and what it overwrites.
         self.endings: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
-        for copy in takewhile(lambda node: node.target is _COPY, reversed(runs[-1])):
+        for copy in takewhile(_overwrites_state, reversed(runs[-1] if runs else [])):
             old, new = copy.all_input_nodes
             self.endings[new] = copy, old
 
@@ -65,8 +65,8 @@ class _Memory:
 
     def is_new(self, value: fx.Node, index: int) -> bool:
         """Whether the memory of ``value`` is of this run, and later ones know it by no other name."""
-        owners = [self.sharing[storage][0] for storage in _storages(value)]
-        return all(self._when(owner) == index for owner in owners) and self._needed(value, index) == [value]
+        owners = {self._when(owner) for owner in self._owners(value)}
+        return owners == {index} and self._needed(value, index) == [value]
 
     def proposals(self, value: fx.Node, index: int) -> Iterator[fx.Node]:
         """Where ``value`` could go, the best first."""
@@ -80,7 +80,10 @@ class _Memory:
 
     def is_free(self, place: fx.Node, value: fx.Node, index: int) -> bool:
         """Whether the memory of ``place`` fits ``value`` and is needed by no run after this one."""
-        if place.op == "get_attr" or not _alike(place, value):
+        if not _alike(place, value):
+            return False
+        (owner,) = self._owners(place)
+        if owner.op == "get_attr" or (owner.op == "placeholder" and owner is not place):
             return False
         # A part of the new state in the place of another part of the old one might be overwritten too soon.
         if value in self.endings and place.op == "placeholder" and place is not self.endings[value][1]:
@@ -100,6 +103,10 @@ class _Memory:
             self.runs[-1].remove(ending)
             self.graph.erase_node(ending)
 
+    def _owners(self, node: fx.Node) -> list[fx.Node]:
+        """Who had the memory of ``node`` first."""
+        return [self.sharing[storage][0] for storage in _storages(node)]
+
     def _when(self, node: fx.Node) -> int:
         """The run of ``node``: what is given comes before the first, what is returned after the last."""
         return self.run_of.get(node, len(self.runs) if node.op == "output" else -1)
@@ -114,6 +121,14 @@ class _Memory:
             if name not in overwriting
             and any(self._when(user) > index and overwriting.get(user) is not name for user in name.users)
         ]
+
+
+def _overwrites_state(node: fx.Node) -> bool:
+    return (
+        node.target is _COPY
+        and len(node.all_input_nodes) == 2
+        and node.all_input_nodes[0].op == "placeholder"
+    )
 
 
 def _becomes(runs: list[Run]) -> dict[fx.Node, fx.Node]:

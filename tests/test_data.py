@@ -19,8 +19,8 @@ from holdfast.errors import HoldfastError
 def test_prepare_scales_pixels_and_leaves_plain_floats_alone() -> None:
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8)
     torch.testing.assert_close(prepare(pixels, 0.0, 1.0), torch.tensor([0.0, 0.2, 1.0]))
-    # At both ends 0/127.5 - 1 and 255/127.5 - 1, the latter as exact as a float32 of 1/127.5 allows.
-    assert prepare(pixels, 0.5, 0.5)[[0, 2]].tolist() == pytest.approx([-1.0, 1.0], rel=2**-23)
+    # exact at both ends: 0/127.5 - 1 and 255/127.5 - 1
+    assert prepare(pixels, 0.5, 0.5)[[0, 2]].tolist() == [-1.0, 1.0]
     assert prepare(pixels, 0.5, 0.5, torch.float64)[1].item() == pytest.approx(-0.6, abs=1e-15)
     floats = torch.tensor([1.0, 3.0], dtype=torch.float64)
     assert prepare(floats, 1.0, 2.0, torch.float64).tolist() == [0.0, 1.0]

@@ -73,13 +73,13 @@ def prepare(x: Tensor, mean: float, std: float, dtype: torch.dtype = torch.float
     """Stored samples as a model sees them: (x/255 - mean)/std for uint8, (x - mean)/std for floats."""
     if x.dtype == torch.int64:  # tokens: an embedding looks them up
         return x
-    # This runs in every training step: nothing that changes nothing, in one pass, and in place, which on a
-    # CPU is many times faster than into fresh memory.
+    # This runs in every training step: nothing that changes nothing, and in place, which on a CPU is many
+    # times faster than into fresh memory.
     divisor = 255 * std if x.dtype == torch.uint8 else std
     own = x.to(dtype, copy=divisor != 1 or mean != 0)
-    if mean != 0:
-        return torch.add(own.new_full((), -mean / std), own, alpha=1 / divisor, out=own)
-    return own.mul_(1 / divisor) if divisor != 1 else own  # twice as fast as dividing
+    if divisor != 1:
+        own.mul_(1 / divisor)  # twice as fast as dividing
+    return own.sub_(mean / std) if mean != 0 else own
 
 
 DATASETS: Registry[Dataset] = Registry("dataset", context=("data_dir", "nodes", "seed"))

@@ -39,8 +39,7 @@ def _(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
 
 
 _GRADIENT = torch.ops.holdfast.minibatch_gradient.default
-_GATHER = torch.ops.aten.index.Tensor  # neighbours' rows, in an exchange
-_EXCHANGE = {_GATHER} | PRODUCTS
+_GATHER = torch.ops.aten.index.Tensor
 
 
 class Piece(NamedTuple):
@@ -71,7 +70,7 @@ class FusedRound:
         nodes = list(traced.graph.nodes)
         self.arguments = [node.name for node in nodes if node.op == "placeholder"]
         self.constants = {n.name: getattr(traced, str(n.target)) for n in nodes if n.op == "get_attr"}
-        runs = list(_cut([node for node in nodes if node.op == "call_function"]))
+        runs = list(_cut([node for node in nodes if node.op == "call_function"], objective.dim))
         reuse_memory(traced.graph, runs, own_memory=_GRADIENT)
         self.results = [node.name for node in nodes[-1].args[0]]
         self.pieces = self._pieces(runs, objective, compiler)
@@ -98,7 +97,7 @@ class FusedRound:
             likeness = _likeness(run, inputs, outputs)
             if likeness not in programs:
                 # The others are a product or a few operations: not worth the time to compile them.
-                worth_it = any(node.target is _GRADIENT or node.target in _EXCHANGE for node in run)
+                worth_it = any(node.target is _GRADIENT or _moves_rows(node, objective.dim) for node in run)
                 program = _as_function(run, inputs, outputs, objective)
                 programs[likeness] = compiler(program) if worth_it else program
             pieces.append(Piece(programs[likeness], [n.name for n in inputs], [n.name for n in outputs], []))
@@ -146,7 +145,12 @@ def _trace(advance: Callable[[Any], Any], state: Any, objective: ModelObjective)
         return make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves(state))
 
 
-def _cut(nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
+def _moves_rows(node: fx.Node, dim: int) -> bool:
+    """Whether ``node`` gathers or mixes rows of ``dim`` numbers or a few more, as an exchange does."""
+    return node.target in PRODUCTS or (node.target is _GATHER and node.meta["val"].shape[-1:] >= (dim,))
+
+
+def _cut(nodes: list[fx.Node], dim: int) -> Iterator[list[fx.Node]]:
     """The operations in runs, a new one before each gradient and before the exchange that follows it.
 
     Compiled with the last step, an exchange would compute that step anew for every neighbour.
@@ -155,7 +159,7 @@ def _cut(nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
     for node in nodes:
         steps = any(other.target is _GRADIENT for other in run)
         before_a_step = node.target is _GRADIENT and any(other.target is not _GRADIENT for other in run)
-        if before_a_step or (node.target in _EXCHANGE and steps):
+        if before_a_step or (steps and _moves_rows(node, dim)):
             yield run
             run = []
         run.append(node)

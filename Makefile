@@ -15,19 +15,20 @@ test: $(STAMP)  ## the whole test suite but the slow tests
 test-slow: $(STAMP)  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
-lint: $(STAMP)
+lint: $(STAMP)  ## style, and that imports point one way only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(STAMP)
 	$(BIN)/mypy
 
 check: lint types test  ## everything CI checks
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("holdfast needs Python 3.11 or newer; this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./papers
 	touch $@
 
 clean:

@@ -26,9 +26,9 @@ from holdfast.engines.cluster.ranks import LIMIT, Ranks
 from holdfast.engines.cluster.simulation import ClusterSimulation
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
 from holdfast.topology import Network
 from holdfast.topology.graphs import erdos_renyi
 

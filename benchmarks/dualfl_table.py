@@ -28,7 +28,6 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.algorithms.apda import APDAInexact
-from holdfast.algorithms.base import Method
 from holdfast.algorithms.dualfl import DualFL
 from holdfast.algorithms.feddr import FedDR
 from holdfast.algorithms.feddualavg import FedDualAvg
@@ -36,13 +35,14 @@ from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
 from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.scaffnew import Scaffnew
+from holdfast.contract import Method
 from holdfast.data.federated import FederatedData
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.reference import known_optimum
-from holdfast.objective.regulariser import Regulariser
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.reference.optimum import known_optimum
+from holdfast.problem.regulariser import Regulariser
 from holdfast.solvers import AOGM, Solver
 
 REPORTED = (1, 5, 10, 25, 50)

@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from workloads import METHODS, Workload, linear, make_objective, mlp, network_of, seconds
 
-from holdfast.engines.simulate.executors import simulation_class
+from holdfast.engines.simulate.executors.choice import simulation_class
 from holdfast.topology import Network
 
 SHORT_RUN = 1  # rounds to prepare for: recorded on a GPU, not compiled, which takes long for so many points

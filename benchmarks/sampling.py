@@ -16,9 +16,9 @@ import torch
 import holdfast as hf
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
 
 COHORT = 50
 CLIENTS = 10_000

@@ -29,9 +29,9 @@ from workloads import (
     seconds,
 )
 
-from holdfast.engines.simulate.executors import simulation_class
+from holdfast.core.precision import Precision
+from holdfast.engines.simulate.executors.choice import simulation_class
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.objective.precision import Precision
 
 WORKLOADS = {
     "linear": [linear(10), linear(100), linear(1000), linear(10_000)],

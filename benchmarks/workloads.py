@@ -16,13 +16,13 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import holdfast as hf
-from holdfast.algorithms.base import Method
+from holdfast.contract import Method
+from holdfast.core.precision import Precision, compute_in
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.precision import Precision, compute_in
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
 from holdfast.topology import Network
 
 

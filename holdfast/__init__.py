@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "holdfast.api": ["train", "minimize", "TrainResult", "MinimizeResult", "History"],
-    "holdfast.errors": ["HoldfastError"],
+    "holdfast.core.errors": ["HoldfastError"],
     "holdfast.algorithms": [
         "Algorithm",
         "ServerAlgorithm",
@@ -61,8 +61,8 @@ _HOMES = {
         "Unequal",
     ],
     "holdfast.solvers": ["AOGM", "FISTA", "GradientDescent", "LBFGS", "Newton", "SGD"],
-    "holdfast.objective.reference": ["reference_optimum"],
-    "holdfast.objective.curvature": ["estimate_curvature"],
+    "holdfast.problem.reference.optimum": ["reference_optimum"],
+    "holdfast.problem.reference.curvature": ["estimate_curvature"],
     "holdfast.topology": [
         "Network",
         "UniformChance",
@@ -101,6 +101,6 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from holdfast.algorithms import *  # noqa: F403
     from holdfast.api import *  # noqa: F403
+    from holdfast.core.errors import HoldfastError as HoldfastError
     from holdfast.data import *  # noqa: F403
-    from holdfast.errors import HoldfastError as HoldfastError
     from holdfast.topology import *  # noqa: F403

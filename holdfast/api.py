@@ -11,26 +11,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from holdfast.algorithms.base import Method
+from holdfast.contract import Method
+from holdfast.core.errors import HoldfastError
+from holdfast.core.memory import require_memory
+from holdfast.core.precision import Precision, compute_in
+from holdfast.core.validation import Count, NonNegative, Seed, check, quoted
 from holdfast.data.federated import FederatedData, as_pair
+from holdfast.engines.common.dry_run import dry_run
+from holdfast.engines.common.fit import check_fit
 from holdfast.engines.simulate.driver import Row, Run
-from holdfast.engines.simulate.dry_run import dry_run
-from holdfast.engines.simulate.executors import simulation_class
-from holdfast.engines.simulate.simulation import Simulation, check_fit
-from holdfast.errors import HoldfastError
-from holdfast.memory import require_memory
-from holdfast.metrics.measured import choose_metrics, measure
-from holdfast.objective.curvature import why_not_convex
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import LOSSES, Loss
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.objective import FunctionObjective
-from holdfast.objective.precision import Precision, compute_in
-from holdfast.objective.regulariser import Regulariser
-from holdfast.runs.setting import torch_device
+from holdfast.engines.simulate.executors.choice import simulation_class
+from holdfast.engines.simulate.simulation import Simulation
+from holdfast.experiments.metrics import choose_metrics, measure
+from holdfast.experiments.setting import torch_device
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import LOSSES, Loss
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.problem import FunctionObjective
+from holdfast.problem.reference.curvature import why_not_convex
+from holdfast.problem.regulariser import Regulariser
 from holdfast.topology import Network, server
 from holdfast.topology.graphs import Graph
-from holdfast.validation import Count, NonNegative, Seed, check, quoted
 
 if TYPE_CHECKING:
     import pandas

@@ -17,16 +17,16 @@ from test_conformance import CASES, NODES, Case, case_id, method
 
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
-from holdfast.algorithms.base import Method
+from holdfast.contract import Method
 from holdfast.engines.cluster.placement import place
 from holdfast.engines.cluster.ranks import LIMIT, Ranks
 from holdfast.engines.cluster.simulation import ClusterSimulation
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.objective import Objective
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.problem import Objective
 from holdfast.topology import Network, server
 from holdfast.topology.graphs import erdos_renyi
 

@@ -15,9 +15,9 @@ from unittest.mock import patch
 import torch
 
 from holdfast.cli import main
-from holdfast.runs.config import read_experiment
-from holdfast.runs.plan import Plan
-from holdfast.runs.runner import Runner
+from holdfast.experiments.config import read_experiment
+from holdfast.experiments.plan import Plan
+from holdfast.experiments.runner import Runner
 
 SMALL = """\
 name = "small"

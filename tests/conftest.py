@@ -11,8 +11,8 @@ from torch import Tensor
 import holdfast.engines.deploy  # noqa: F401 - before any test imports gRPC, which it has to configure
 from holdfast.api import as_network
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.papers.dualfl import quadratics as quadratics_of_dualfl
-from holdfast.runs.record import RunRecord, load_record
+from holdfast.experiments.record import RunRecord, load_record
+from holdfast_papers.dualfl import quadratics as quadratics_of_dualfl
 
 # so that an assert in these shows its values, as in a test
 pytest.register_assert_rewrite("fuzzed_federation", "report_page", "server_runs")

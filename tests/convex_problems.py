@@ -8,10 +8,10 @@ from torch import nn
 
 from holdfast.data import DATASETS
 from holdfast.data.federated import FederatedData
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy, SquaredError
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.regulariser import Regulariser
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy, SquaredError
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.regulariser import Regulariser
 
 
 def digits(loss=None, module=None, dtype=torch.float64, x=None, counts=(400, 300, 200), **options):

@@ -29,8 +29,8 @@ from holdfast.engines.deploy.member import Member, NetworkThread
 from holdfast.engines.deploy.node import Node
 from holdfast.engines.deploy.site import initial_model, open_site
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.objective.losses import LOSSES
-from holdfast.objective.model_objective import ModelObjective
+from holdfast.problem.losses import LOSSES
+from holdfast.problem.model_problem import ModelObjective
 
 SHAPE, CLASSES, SAMPLES = 6, 3, 20
 
@@ -229,7 +229,7 @@ def forked_member(
 
 
 def _run_member(path: Path, name: str, listen: str | None) -> None:
-    from holdfast.commands.node import run_node, run_server
+    from holdfast.cli.node import run_node, run_server
 
     torch.set_num_threads(1)
     log = os.open(path.parent / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

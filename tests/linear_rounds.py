@@ -8,8 +8,8 @@ from conftest import Quadratics
 from torch import Tensor
 
 from holdfast.api import as_network
+from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.tree import leaves, tree_map
 
 MU, L = 0.5, 5.0
 

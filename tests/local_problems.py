@@ -10,11 +10,12 @@ from conftest import Quadratics
 from torch import Tensor
 
 from holdfast.data import DATASETS, IID, partition
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.oracle import BatchOracle, Work
-from holdfast.objective.regulariser import Regulariser
+from holdfast.engines.common.counters import Work
+from holdfast.engines.common.oracle import BatchOracle
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.regulariser import Regulariser
 
 EXACTLY = {"stop": "gradient", "tolerance": 1e-10}
 

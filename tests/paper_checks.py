@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.algorithms import ALGORITHMS
-from holdfast.papers.base import Circumstances, Experiment, Paper, Preset, Verdict
-from holdfast.papers.evidence import Evidence, Scale
-from holdfast.papers.execution import Task
-from holdfast.runs.plan import Job
+from holdfast.experiments.plan import Job
+from holdfast_papers.base import Circumstances, Experiment, Paper, Preset, Verdict
+from holdfast_papers.evidence import Evidence, Scale
+from holdfast_papers.execution import Task
 
 
 def planned(paper: Paper, experiment: Experiment, scale: Scale) -> Iterator[tuple[Preset, list[Job]]]:

@@ -9,9 +9,9 @@ import holdfast as hf
 from holdfast.data import DATASETS
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
 
 
 def stochastic_digits(nodes: int = 6) -> ModelObjective:

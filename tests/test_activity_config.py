@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import holdfast as hf
-from holdfast.runs.config import read_experiment
-from holdfast.runs.setting import build_setting
-from holdfast.runs.sweep import expand
+from holdfast.experiments.config import read_experiment
+from holdfast.experiments.setting import build_setting
+from holdfast.experiments.sweep import expand
 from holdfast.topology import Activity, Network
 
 BASE = ["problem.nodes=5", "rounds=1", "network.topology=ring"]

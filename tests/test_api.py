@@ -11,12 +11,12 @@ from torch.utils.data import TensorDataset
 import holdfast as hf
 from holdfast.api import as_network
 from holdfast.data import DATASETS
-from holdfast.engines.simulate.dry_run import dry_run
+from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import mlp
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
 
 
 class Net(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.validation import check
+from holdfast.core.validation import check
 
 X = torch.linspace(0, 1, 24).reshape(12, 2)
 Y = torch.arange(12) % 3

@@ -9,15 +9,15 @@ import torch
 from test_conformance import CASES, NODES, case_id, method, network
 
 import holdfast as hf
-from holdfast.algorithms.schedules import halving
+from holdfast.contract.schedules import halving
+from holdfast.core.precision import compute_in
 from holdfast.data import DATASETS
-from holdfast.engines.simulate.captured import CapturedSimulation
+from holdfast.engines.simulate.executors.captured import CapturedSimulation
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.precision import compute_in
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

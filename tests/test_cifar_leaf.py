@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data import DATASETS, files
 from holdfast.data.cifar import read_batch
-from holdfast.errors import HoldfastError
 
 
 def images(rows: int, *shape: int, seed: int = 0) -> np.ndarray:

@@ -12,10 +12,10 @@ import pytest
 from command_line import experiment_file, holdfast
 
 from holdfast.algorithms import ALGORITHMS
-from holdfast.commands.listing import KINDS
+from holdfast.cli.listing import KINDS
 from holdfast.data import DATASETS, PARTITIONS
+from holdfast.experiments.config import default_experiment
 from holdfast.models import MODELS
-from holdfast.runs.config import default_experiment
 from holdfast.topology import TOPOLOGIES
 
 COMMANDS = ["run", "resume", "report", "list", "inspect", "init", "paper"]

@@ -31,16 +31,16 @@ from command_line import experiment_file
 from test_resume import StopAfter
 
 import holdfast as hf
+from holdfast.core.errors import HoldfastError
+from holdfast.core.world import ALONE, World
 from holdfast.engines.cluster.placement import crossing_links, owners, place
 from holdfast.engines.cluster.ranks import AgreedError, Ranks
 from holdfast.engines.cluster.simulation import ClusterSimulation
-from holdfast.errors import HoldfastError
-from holdfast.objective.objective import FunctionObjective
-from holdfast.runs.config import read_experiment
-from holdfast.runs.plan import Plan
-from holdfast.runs.runner import Interrupted, Runner
+from holdfast.experiments.config import read_experiment
+from holdfast.experiments.plan import Plan
+from holdfast.experiments.runner import Interrupted, Runner
+from holdfast.problem.problem import FunctionObjective
 from holdfast.topology import Network, server
-from holdfast.world import ALONE, World
 
 ROUNDS = 4
 RANKS = 3

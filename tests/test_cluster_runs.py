@@ -17,9 +17,9 @@ from command_line import experiment_file, holdfast, process
 from test_cluster import assert_same, figures
 
 from holdfast.engines.cluster.launch import launch_id, run_to_continue
-from holdfast.runs.config import read_experiment
-from holdfast.runs.plan import Plan
-from holdfast.runs.runner import Runner
+from holdfast.experiments.config import read_experiment
+from holdfast.experiments.plan import Plan
+from holdfast.experiments.runner import Runner
 
 EXPERIMENT = """\
 name = "long"

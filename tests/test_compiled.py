@@ -11,7 +11,7 @@ from test_executor_rules import Annealed, SignDescent
 from test_executors import assert_close, dense
 
 import holdfast as hf
-from holdfast.engines.simulate.compiled import CompiledSimulation
+from holdfast.engines.simulate.executors.compiled import CompiledSimulation
 from holdfast.engines.simulate.simulation import Simulation
 
 RING, STAR = hf.Network.of(hf.ring(NODES)), hf.server(NODES)
@@ -25,7 +25,7 @@ METHODS = [
 
 @pytest.fixture
 def always(monkeypatch) -> None:
-    monkeypatch.setattr("holdfast.engines.simulate.compiled.COMPILE_FROM_WORK", 0)
+    monkeypatch.setattr("holdfast.engines.simulate.executors.compiled.COMPILE_FROM_WORK", 0)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_resumed_run_is_run_as_before(always, without_compiler, monkeypatch) -
     rest = CompiledSimulation(algorithm, dense(), network, seed=7)
     rest.restore(tensors, counters)
     monkeypatch.setattr(
-        "holdfast.engines.simulate.compiled.COMPILE_FROM_WORK", 8 * 5 * NODES * 16 * dense().dim
+        "holdfast.engines.simulate.executors.compiled.COMPILE_FROM_WORK", 8 * 5 * NODES * 16 * dense().dim
     )
     assert "compiled" in rest.prepare(4)  # the eight rounds of the whole run count
     for _ in range(4):

@@ -10,18 +10,18 @@ from conftest import make_quadratics
 
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
-from holdfast.algorithms.base import Method
-from holdfast.algorithms.schedules import constant, halving
 from holdfast.api import as_network
+from holdfast.contract import Method
+from holdfast.contract.schedules import constant, halving
+from holdfast.core.tree import leaves
 from holdfast.data import DATASETS
-from holdfast.engines.simulate.dry_run import dry_run
+from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.objective import Objective
-from holdfast.tree import leaves
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.problem import Objective
 
 NODES = 5
 THREE_STEPS = {"name": "sgd", "lr": 0.1, "steps": 3}  # inexact local solves, so that costs are known

@@ -16,9 +16,9 @@ from holdfast.algorithms.feddr import FedDR, FedSplit
 from holdfast.algorithms.feddualavg import FedDualAvg
 from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.scaffnew import Scaffnew
+from holdfast.core.tree import leaves
 from holdfast.engines.simulate.simulation import Federation, Simulation
 from holdfast.solvers import SGD
-from holdfast.tree import leaves
 
 BEST = 1 / math.sqrt(MU * L)
 

@@ -8,13 +8,13 @@ import torch
 from convex_problems import digits, regression
 from torch import nn
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data.federated import FederatedData
-from holdfast.errors import HoldfastError
-from holdfast.objective.curvature import DENSE_DIMENSION, estimate_curvature, why_not_convex
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy, Hinge, Logistic
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.objective import FunctionObjective
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy, Hinge, Logistic
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.problem import FunctionObjective
+from holdfast.problem.reference.curvature import DENSE_DIMENSION, estimate_curvature, why_not_convex
 
 
 def test_curvature_of_quadratics_is_that_of_their_matrices(quadratics):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data import DATASETS, Dataset, prepare
 from holdfast.data.embedded import breast_cancer, digits
 from holdfast.data.synthetic import penalised_logistic, quadratics
-from holdfast.errors import HoldfastError
 
 # --- Dataset and prepare
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data import DATASETS, Dataset, files
-from holdfast.errors import HoldfastError
 
 IDX_NAMES = {
     "x_train": "train-images-idx3-ubyte",

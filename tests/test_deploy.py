@@ -16,6 +16,7 @@ from federation_runs import Run, deploy, describe, make_data, simulate
 from test_conformance import CASES as ALL_METHODS
 from test_conformance import Case
 
+from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import make_federation
 from holdfast.engines.deploy.hub import Hub
 from holdfast.engines.deploy.links import WaitLimitError
@@ -23,7 +24,6 @@ from holdfast.engines.deploy.member import NetworkThread, Stopped
 from holdfast.engines.deploy.messages import Header, specs
 from holdfast.engines.deploy.node import Node
 from holdfast.engines.deploy.template import state_template
-from holdfast.errors import HoldfastError
 
 SERVER = {"topology": "server"}
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.incoming import check_header, receive
 from holdfast.engines.deploy.messages import (
     CHUNK,
@@ -25,7 +26,6 @@ from holdfast.engines.deploy.messages import (
     squeeze,
     write_message,
 )
-from holdfast.errors import HoldfastError
 
 
 class Pair(NamedTuple):

@@ -12,12 +12,12 @@ import holdfast as hf
 from holdfast.algorithms.dspodfl import DSpodFL
 from holdfast.data import DATASETS
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.metrics.columns import DELAY_COLUMNS
-from holdfast.metrics.measured import delays
+from holdfast.experiments.columns import DELAY_COLUMNS
+from holdfast.experiments.metrics import delays
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
 from holdfast.topology import Network, UniformChance, expected_p
 
 NEVER = 1e-12  # as good as zero in the rounds of a test

@@ -16,8 +16,8 @@ from holdfast.algorithms import FedAvg
 from holdfast.algorithms.dualfl import DualFL, momentum
 from holdfast.api import as_network
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.papers.dualfl.quadratics import NewtonStep
 from holdfast.solvers import AOGM, SGD
+from holdfast_papers.dualfl.quadratics import NewtonStep
 
 
 @pytest.fixture(scope="module")

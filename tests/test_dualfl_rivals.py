@@ -10,11 +10,11 @@ from holdfast.algorithms import APDAInexact, DualFL, FedDR, FedDualAvg, FiveGCS,
 from holdfast.data import DATASETS
 from holdfast.data.federated import FederatedData
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.reference import reference_optimum
-from holdfast.objective.regulariser import Regulariser
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.reference.optimum import reference_optimum
+from holdfast.problem.regulariser import Regulariser
 from holdfast.solvers import LBFGS
 
 

@@ -13,16 +13,16 @@ from test_executors import assert_close, counted, dense
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.algorithms.base import Algorithm, Oracle, Peers
-from holdfast.engines.simulate.captured import CapturedSimulation
-from holdfast.engines.simulate.replayed import in_place
+from holdfast.contract import Algorithm, Oracle, Peers
+from holdfast.core.memory import available_memory, total_memory
+from holdfast.core.randomness import batch_indices
+from holdfast.engines.simulate.executors.captured import CapturedSimulation
+from holdfast.engines.simulate.executors.replayed import in_place
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.memory import available_memory, total_memory
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.samples import STEPS_DRAWN_AT_ONCE, Samples
-from holdfast.randomness import batch_indices
-from holdfast.runs.config import read_experiment
-from holdfast.runs.plan import Plan
+from holdfast.experiments.config import read_experiment
+from holdfast.experiments.plan import Plan
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.samples import STEPS_DRAWN_AT_ONCE, Samples
 
 RING = hf.Network.of(hf.ring(NODES))
 TWO_PRECISIONS = """
@@ -104,7 +104,7 @@ class Annealed(CrossEntropy):
 
 
 def test_a_users_own_loss_is_called_in_every_step(monkeypatch) -> None:
-    monkeypatch.setattr("holdfast.objective.rowwise.TRACE_FROM_CALLS", 3)
+    monkeypatch.setattr("holdfast.problem.gradients.rowwise.TRACE_FROM_CALLS", 3)
     objective = dense().variant(loss=Annealed())
     before = Annealed.calls
     for step in range(10):
@@ -165,7 +165,7 @@ def test_the_check_of_memory_counts_activations() -> None:
 
 def test_a_containers_limit_counts(tmp_path, monkeypatch) -> None:
     free, total = available_memory("cpu"), total_memory(torch.device("cpu"))
-    monkeypatch.setattr("holdfast.memory.CGROUP", tmp_path)
+    monkeypatch.setattr("holdfast.core.memory.CGROUP", tmp_path)
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 200\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.max").write_text("max\n")

@@ -13,19 +13,19 @@ from test_conformance import CASES, NODES, Case, case_id, every_case, method, ne
 from torch import nn
 
 import holdfast as hf
+from holdfast.core.tree import tree_map
 from holdfast.data import DATASETS
-from holdfast.engines.simulate.captured import CapturedSimulation
-from holdfast.engines.simulate.fused import FusedRound
-from holdfast.engines.simulate.links import StackedLinks
-from holdfast.engines.simulate.products import ShortRows, SparseRows, exact_product
-from holdfast.engines.simulate.replayed import in_place
+from holdfast.engines.common.links import StackedLinks
+from holdfast.engines.common.products import ShortRows, SparseRows, exact_product
+from holdfast.engines.simulate.executors.captured import CapturedSimulation
+from holdfast.engines.simulate.executors.fused import FusedRound
+from holdfast.engines.simulate.executors.replayed import in_place
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.stacking import NarrowLinear, PlaneConv2d, ready_to_stack
-from holdfast.tree import tree_map
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.gradients.stacking import NarrowLinear, PlaneConv2d, ready_to_stack
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
 
 ROUNDS = 20
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -122,8 +122,8 @@ def test_a_matrix_by_its_entries_is_the_same_matrix(form, graph) -> None:
 def test_a_round_on_a_sparse_network_is_cut_into_pieces_too(monkeypatch) -> None:
     case = next(case for case in CASES if case.name == "local-gecl")
     expected = models(case, dense())
-    monkeypatch.setattr("holdfast.engines.simulate.links.SPARSE_FROM_NODES", 1)
-    monkeypatch.setattr("holdfast.engines.simulate.links.SPARSE_BELOW_DENSITY", 2)
+    monkeypatch.setattr("holdfast.engines.common.links.SPARSE_FROM_NODES", 1)
+    monkeypatch.setattr("holdfast.engines.common.links.SPARSE_BELOW_DENSITY", 2)
     got, fused = fused_models(case, compiler=lambda program: program)
     assert_close(got, expected)
     assert any("sparse_product" in piece.program.code for piece in fused.pieces)
@@ -194,7 +194,7 @@ def with_a_hook() -> nn.Module:
 
 @pytest.mark.parametrize("make", [lambda: Counting(8, 10), with_a_hook], ids=["layer", "hook"])
 def test_a_users_own_code_is_called_in_every_step(make, monkeypatch) -> None:
-    monkeypatch.setattr("holdfast.objective.rowwise.TRACE_FROM_CALLS", 3)
+    monkeypatch.setattr("holdfast.problem.gradients.rowwise.TRACE_FROM_CALLS", 3)
     data = hf.FederatedData(torch.rand(20, 8), torch.arange(20) % 10, np.array([10, 10]))
     flat = FlatModel(make(), CPU, torch.float32)
     objective = ModelObjective(flat, CrossEntropy(), data, batch_size=4, seed=0)
@@ -294,7 +294,7 @@ def test_a_gradient_that_was_traced_is_the_same_gradient(monkeypatch) -> None:
         return [objective.minibatch_grads([x[n]], n, 0, step)[0] for step, n in enumerate(some)]
 
     plain = gradients(dense())
-    monkeypatch.setattr("holdfast.objective.rowwise.TRACE_FROM_CALLS", 3)
+    monkeypatch.setattr("holdfast.problem.gradients.rowwise.TRACE_FROM_CALLS", 3)
     traced = dense()
     assert all(map(torch.equal, gradients(traced), plain))
     assert len(traced.row_grads._traced) == 2

@@ -11,8 +11,8 @@ from server_runs import assert_same, simulate, stochastic_digits
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.feddyn import FedDyn
-from holdfast.algorithms.schedules import halving
-from holdfast.randomness import cohort
+from holdfast.contract.schedules import halving
+from holdfast.core.randomness import cohort
 
 ALPHA = 1 / 0.3
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data import FederatedData
-from holdfast.errors import HoldfastError
 
 
 def test_nodes_are_runs_of_rows() -> None:

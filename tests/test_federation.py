@@ -17,6 +17,7 @@ import pytest
 from command_line import holdfast
 from federation_runs import Run, describe, free_ports, make_data, write_federation
 
+from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.credentials import (
     load_credentials,
     make_authority,
@@ -30,7 +31,6 @@ from holdfast.engines.deploy.member import NetworkThread
 from holdfast.engines.deploy.monitor import serve_monitor
 from holdfast.engines.deploy.site import open_site
 from holdfast.engines.deploy.store import message_key, message_name
-from holdfast.errors import HoldfastError
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 SERVER = {"topology": "server"}

@@ -14,8 +14,8 @@ import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
-from holdfast.algorithms.schedules import linear
-from holdfast.randomness import coin
+from holdfast.contract.schedules import linear
+from holdfast.core.randomness import coin
 
 SAFE = 0.9 * (math.sqrt(5) - 1) / (4 * L)  # nine tenths of the largest eta that Theorem 1 allows
 

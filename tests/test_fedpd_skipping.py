@@ -12,9 +12,9 @@ from server_runs import simulate, stochastic_digits
 
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.fedpd import FedPD
-from holdfast.algorithms.schedules import constant, linear
-from holdfast.randomness import coin
-from holdfast.tree import leaves
+from holdfast.contract.schedules import constant, linear
+from holdfast.core.randomness import coin
+from holdfast.core.tree import leaves
 
 SAFE = 0.9 * (math.sqrt(5) - 1) / (4 * L)  # nine tenths of the largest eta that Theorem 1 allows
 

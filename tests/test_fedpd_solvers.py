@@ -12,8 +12,8 @@ from server_runs import simulate, stochastic_digits
 
 import holdfast as hf
 from holdfast.algorithms.fedpd import FedPD
-from holdfast.objective.objective import FunctionObjective
-from holdfast.tree import leaves
+from holdfast.core.tree import leaves
+from holdfast.problem.problem import FunctionObjective
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ import pytest
 from matplotlib.collections import LineCollection, PathCollection, PolyCollection
 from sample_run import accuracies, job, write_run
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
+from holdfast.experiments.record import RunRecord, load_record
 from holdfast.report.figures import curve_styles, curves_figure, history_figure, save_figure, svg_text
 from holdfast.report.setting_figures import network_figure, partition_figure
-from holdfast.runs.record import RunRecord, load_record
 
 
 def test_curves_show_the_data_in_readable_units(good_run: RunRecord) -> None:
@@ -139,7 +139,7 @@ def test_saved_figures(good_run: RunRecord, tmp_path: Path) -> None:
 
 def test_pyplot_is_never_touched(good_run: RunRecord) -> None:
     code = (
-        "import sys; from pathlib import Path; from holdfast.runs.record import load_record\n"
+        "import sys; from pathlib import Path; from holdfast.experiments.record import load_record\n"
         "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
         "from holdfast.report.html import report_html\n"
         "report_html([load_record(Path(sys.argv[1]))])\n"

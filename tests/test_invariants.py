@@ -8,7 +8,7 @@ from server_runs import stochastic_digits
 
 import holdfast as hf
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.objective.objective import FunctionObjective
+from holdfast.problem.problem import FunctionObjective
 
 
 def exact_quadratics(quadratics) -> FunctionObjective:

@@ -7,8 +7,8 @@ import torch
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from holdfast.errors import HoldfastError
-from holdfast.objective.losses import LOSSES, CrossEntropy, Hinge, Logistic, SquaredError
+from holdfast.core.errors import HoldfastError
+from holdfast.problem.losses import LOSSES, CrossEntropy, Hinge, Logistic, SquaredError
 
 
 @pytest.fixture

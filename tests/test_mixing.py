@@ -13,7 +13,7 @@ from sample_graphs import NODES, built
 from scipy.sparse import csr_array
 
 import holdfast.topology as topology
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.topology import MIXINGS, TOPOLOGIES, Network
 
 # --- published figures --------------------------------------------------------------------------------------

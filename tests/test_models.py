@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.models import MODELS, Dropout, dropout_keys, import_model, linear, load_model, mlp, resnet18
-from holdfast.objective.support import check_supported
+from holdfast.problem.gradients.support import check_supported
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 

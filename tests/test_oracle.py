@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.oracle import BatchOracle, Work
-from holdfast.objective.regulariser import Regulariser
-from holdfast.randomness import batch_indices
+from holdfast.core.randomness import batch_indices
+from holdfast.engines.common.counters import Work
+from holdfast.engines.common.oracle import BatchOracle
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.regulariser import Regulariser
 
 COUNTS = [3, 40, 7, 12]
 REGULARISERS = {

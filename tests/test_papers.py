@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from command_line import holdfast
 
-from holdfast.papers.base import (
+from holdfast.experiments.record import load_record
+from holdfast.experiments.runner import Runner
+from holdfast_papers.base import (
     Circumstances,
     Claim,
     Experiment,
@@ -24,12 +26,10 @@ from holdfast.papers.base import (
     judged,
     not_comparable,
 )
-from holdfast.papers.catalogue import MODULES, PAPERS
-from holdfast.papers.evidence import Evidence, mean_text
-from holdfast.papers.execution import Task, locked
-from holdfast.papers.verdicts import read_judgement
-from holdfast.runs.record import load_record
-from holdfast.runs.runner import Runner
+from holdfast_papers.catalogue import MODULES, PAPERS
+from holdfast_papers.evidence import Evidence, mean_text
+from holdfast_papers.execution import Task, locked
+from holdfast_papers.verdicts import read_judgement
 
 PRESET = """\
 name = "tiny"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.papers.base import Circumstances, Experiment, Paper, Preset
-from holdfast.papers.catalogue import find_experiments, load_papers
-from holdfast.papers.execution import Task
-from holdfast.runs.plan import Plan
+from holdfast.experiments.plan import Plan
+from holdfast_papers.base import Circumstances, Experiment, Paper, Preset
+from holdfast_papers.catalogue import find_experiments, load_papers
+from holdfast_papers.execution import Task
 
 ALL = find_experiments("all")
 PRESETS = [

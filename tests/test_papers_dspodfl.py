@@ -9,10 +9,11 @@ import pytest
 from paper_checks import planned
 from sample_run import job, write_run
 
-from holdfast.papers.base import Circumstances, Verdict
-from holdfast.papers.drawing import draw
-from holdfast.papers.dspodfl import PAPER
-from holdfast.papers.dspodfl.appendix import (
+from holdfast.experiments.record import load_record
+from holdfast_papers.base import Circumstances, Verdict
+from holdfast_papers.drawing import draw
+from holdfast_papers.dspodfl import PAPER
+from holdfast_papers.dspodfl.appendix import (
     BETA,
     LABELS,
     RADIUS,
@@ -22,7 +23,7 @@ from holdfast.papers.dspodfl.appendix import (
     most_robust,
     still_ahead,
 )
-from holdfast.papers.dspodfl.figures import (
+from holdfast_papers.dspodfl.figures import (
     LINKS_MATTER,
     METHODS,
     Case,
@@ -35,7 +36,7 @@ from holdfast.papers.dspodfl.figures import (
     processing_leads,
     saves_transmission,
 )
-from holdfast.papers.dspodfl.theory import (
+from holdfast_papers.dspodfl.theory import (
     COUNTEREXAMPLE,
     EQUAL,
     NODES,
@@ -50,9 +51,8 @@ from holdfast.papers.dspodfl.theory import (
     proposition_suffices,
     shrinks_with_step,
 )
-from holdfast.papers.evidence import Evidence
-from holdfast.papers.execution import Task
-from holdfast.runs.record import load_record
+from holdfast_papers.evidence import Evidence
+from holdfast_papers.execution import Task
 
 METRICS = ("test_accuracy", "tau_proc", "tau_trans", "tau_total")
 COSTS = {"dgd": (1, 1), "sporadic-aggregations": (1, 0.2), "sporadic-sgds": (0.1, 1), "dspodfl": (0.1, 0.2)}
@@ -321,7 +321,7 @@ def test_resting_point_is_where_expected_moves_cancel():
 
 
 def test_draws_of_links(monkeypatch):
-    monkeypatch.setattr("holdfast.papers.dspodfl.theory.DRAWS", 500)
+    monkeypatch.setattr("holdfast_papers.dspodfl.theory.DRAWS", 500)
     found = {row["what"]: row["value"] for row in links()}
     assert found["rows and columns of P"] < 1e-12
     assert found["E[P^2]"] < 0.05

@@ -9,11 +9,11 @@ import torch
 from paper_checks import build_every_method, failing, verdicts
 from sample_run import job, write_run
 
-from holdfast.papers.base import Claim, Verdict
-from holdfast.papers.dualfl import PAPER, theory
-from holdfast.papers.dualfl.quadratics import NewtonStep, ill_conditioned, merely_convex, with_l1
-from holdfast.papers.evidence import Evidence
-from holdfast.runs.record import load_record
+from holdfast.experiments.record import load_record
+from holdfast_papers.base import Claim, Verdict
+from holdfast_papers.dualfl import PAPER, theory
+from holdfast_papers.dualfl.quadratics import NewtonStep, ill_conditioned, merely_convex, with_l1
+from holdfast_papers.evidence import Evidence
 
 RIVALS = ("fedpd", "feddr", "feddyn", "feddualavg", "scaffnew", "apda-inexact", "5gcs")
 PASS, FAIL = Verdict.PASS, Verdict.FAIL

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from sample_run import accuracies, job, troubled_sweep, two_algorithms, write_run
 
-from holdfast.errors import HoldfastError
-from holdfast.papers.base import Claim, Experiment, Layout, Line, Panel, Paper, Preset, Verdict, judged
-from holdfast.papers.drawing import draw
-from holdfast.papers.evidence import Evidence, mean_text, scientific_text
-from holdfast.papers.verdicts import Judgement, judge, markdown
-from holdfast.runs.record import load_record
+from holdfast.core.errors import HoldfastError
+from holdfast.experiments.record import load_record
+from holdfast_papers.base import Claim, Experiment, Layout, Line, Panel, Paper, Preset, Verdict, judged
+from holdfast_papers.drawing import draw
+from holdfast_papers.evidence import Evidence, mean_text, scientific_text
+from holdfast_papers.verdicts import Judgement, judge, markdown
 
 LINES = [Line("ours", "local-gecl"), Line("theirs", "gossip")]
 

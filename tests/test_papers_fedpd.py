@@ -9,11 +9,11 @@ import pytest
 from paper_checks import build_every_method, failing, verdicts
 from sample_run import job, write_run
 
-from holdfast.papers.base import Circumstances, Verdict
-from holdfast.papers.evidence import Evidence
-from holdfast.papers.fedpd import PAPER, figure_1, figure_2
-from holdfast.papers.fedpd.femnist import lead_at_equal_communication
-from holdfast.runs.record import load_record
+from holdfast.experiments.record import load_record
+from holdfast_papers.base import Circumstances, Verdict
+from holdfast_papers.evidence import Evidence
+from holdfast_papers.fedpd import PAPER, figure_1, figure_2
+from holdfast_papers.fedpd.femnist import lead_at_equal_communication
 
 PASS, FAIL = Verdict.PASS, Verdict.FAIL
 

@@ -8,11 +8,11 @@ import pytest
 from paper_checks import failing, verdicts
 from sample_run import accuracies, job, write_run
 
-from holdfast.papers.base import Verdict
-from holdfast.papers.evidence import Evidence
-from holdfast.papers.local_gecl.figure_1 import RING, flat_in_h
-from holdfast.papers.local_gecl.table_3 import TABLE_3, as_printed
-from holdfast.runs.record import load_record
+from holdfast.experiments.record import load_record
+from holdfast_papers.base import Verdict
+from holdfast_papers.evidence import Evidence
+from holdfast_papers.local_gecl.figure_1 import RING, flat_in_h
+from holdfast_papers.local_gecl.table_3 import TABLE_3, as_printed
 
 STEPS = ["0.2", "0.05", "0.0125", "0.003125", "0.00078125", "0.000195"]
 PRINTED = {

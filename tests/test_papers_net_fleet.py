@@ -9,19 +9,20 @@ import pytest
 from paper_checks import planned
 from sample_run import job, write_run
 
-from holdfast.papers.base import Layout, Verdict
-from holdfast.papers.drawing import draw
-from holdfast.papers.evidence import Evidence
-from holdfast.papers.net_fleet import PAPER
-from holdfast.papers.net_fleet.comparisons import (
+from holdfast.experiments.record import load_record
+from holdfast_papers.base import Layout, Verdict
+from holdfast_papers.drawing import draw
+from holdfast_papers.evidence import Evidence
+from holdfast_papers.net_fleet import PAPER
+from holdfast_papers.net_fleet.comparisons import (
     ONE_GRADIENT,
     final_accuracies,
     lead_over,
     leads,
     like_ld_sgd,
 )
-from holdfast.papers.net_fleet.sweeps import alike, level, no_worse, rises, spread
-from holdfast.papers.net_fleet.theory import (
+from holdfast_papers.net_fleet.sweeps import alike, level, no_worse, rises, spread
+from holdfast_papers.net_fleet.theory import (
     THEOREM_1,
     becomes_stationary,
     identities,
@@ -30,7 +31,6 @@ from holdfast.papers.net_fleet.theory import (
     linear_speedup,
     slope,
 )
-from holdfast.runs.record import load_record
 
 METRICS = ("average_accuracy", "test_accuracy")
 

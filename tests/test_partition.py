@@ -10,6 +10,7 @@ import pytest
 import torch
 from split_samples import CLASSES, GROUPS, N, X, Y, split
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data import (
     IID,
     PARTITIONS,
@@ -21,7 +22,6 @@ from holdfast.data import (
     Unequal,
     partition,
 )
-from holdfast.errors import HoldfastError
 
 EVERY = [
     IID(),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from split_samples import CLASSES, GROUPS, N, X, Y, split
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data import IID, ClassesPerNode, Dirichlet, NaturalGroups, Partition, Shards, Unequal, partition
-from holdfast.errors import HoldfastError
 
 
 @pytest.mark.parametrize("nodes", [7, 10])

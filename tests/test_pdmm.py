@@ -11,13 +11,13 @@ from torch import Tensor
 
 import holdfast as hf
 from holdfast.algorithms.pdmm import ECL, PDMM
-from holdfast.engines.simulate.dry_run import dry_run
+from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.regulariser import Regulariser
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.regulariser import Regulariser
 from holdfast.topology import Network
 
 EYE = torch.eye(4, dtype=torch.float64)

@@ -8,8 +8,8 @@ import pytest
 from cluster_ranks import random_graph
 
 import holdfast as hf
+from holdfast.core.errors import HoldfastError
 from holdfast.engines.cluster.placement import crossing_links, place
-from holdfast.errors import HoldfastError
 from holdfast.topology import Network, server
 
 

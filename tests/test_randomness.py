@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from holdfast.errors import HoldfastError
-from holdfast.randomness import Stream, batch_indices, cohort, coin, philox, uniform
+from holdfast.core.errors import HoldfastError
+from holdfast.core.randomness import Stream, batch_indices, cohort, coin, philox, uniform
 
 ONES = 0xFFFFFFFF
 

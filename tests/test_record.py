@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from sample_run import MIB, accuracies, job, troubled_sweep, two_algorithms, write_run
 
-from holdfast.errors import HoldfastError
-from holdfast.runs.record import RunRecord, Series, load_record, overlaid
-from holdfast.runs.record_files import short
+from holdfast.core.errors import HoldfastError
+from holdfast.experiments.record import RunRecord, Series, load_record, overlaid
+from holdfast.experiments.record_files import short
 
 
 def curve(record: RunRecord, label: str, metric: str = "test_accuracy", axis: str = "round") -> Series:

@@ -11,16 +11,16 @@ from convex_problems import digits, regression
 from torch import nn
 
 import holdfast as hf
+from holdfast.core.errors import HoldfastError
 from holdfast.data import DATASETS
 from holdfast.data.federated import FederatedData
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.errors import HoldfastError
-from holdfast.metrics.measured import choose_metrics, measure
-from holdfast.objective.losses import Hinge
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.objective import FunctionObjective
-from holdfast.objective.reference import GRADIENT_NORM, fingerprint, known_optimum, reference_optimum
-from holdfast.objective.regulariser import Regulariser
+from holdfast.experiments.metrics import choose_metrics, measure
+from holdfast.problem.losses import Hinge
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.problem import FunctionObjective
+from holdfast.problem.reference.optimum import GRADIENT_NORM, fingerprint, known_optimum, reference_optimum
+from holdfast.problem.regulariser import Regulariser
 
 
 @pytest.fixture(autouse=True)

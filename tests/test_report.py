@@ -10,10 +10,10 @@ import pytest
 from report_page import Page
 from sample_run import job, two_algorithms, write_run
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
+from holdfast.experiments.record import RunRecord, load_record
 from holdfast.report.html import report_html, write_plots, write_report
 from holdfast.report.verdict import verdict
-from holdfast.runs.record import RunRecord, load_record
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from report_page import Page
 from rich.console import Console
 from sample_run import DEFAULT_METRICS, accuracies, job, write_run
 
-from holdfast.metrics.measured import METRICS
+from holdfast.experiments.metrics import METRICS
+from holdfast.experiments.record import RunRecord, Spread, load_record
 from holdfast.report import format as words
 from holdfast.report.html import report_html
 from holdfast.report.terminal import HEADS, summary_table
 from holdfast.report.verdict import troubles, verdict
-from holdfast.runs.record import RunRecord, Spread, load_record
 
 
 def printed(records: list[RunRecord], width: int = 100) -> str:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from command_line import SMALL, experiment_file, holdfast, make_plan, process, rows, run_plan
 
-from holdfast.runs.config import read_experiment
-from holdfast.runs.plan import Plan
-from holdfast.runs.runner import Interrupted, Runner
+from holdfast.experiments.config import read_experiment
+from holdfast.experiments.plan import Plan
+from holdfast.experiments.runner import Interrupted, Runner
 
 # Long enough to be hit by a signal that is sent after the first rows.
 LONG = [

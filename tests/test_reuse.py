@@ -8,12 +8,12 @@ from test_executors import counted, dense
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.engines.simulate.captured import CapturedSimulation
-from holdfast.engines.simulate.fused import FusedRound
-from holdfast.engines.simulate.links import StackedLinks
-from holdfast.engines.simulate.products import ShortRows
-from holdfast.engines.simulate.replayed import in_place
-from holdfast.tree import tree_map
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.links import StackedLinks
+from holdfast.engines.common.products import ShortRows
+from holdfast.engines.simulate.executors.captured import CapturedSimulation
+from holdfast.engines.simulate.executors.fused import FusedRound
+from holdfast.engines.simulate.executors.replayed import in_place
 
 OBJECTIVE = dense()
 EVERYBODY = torch.arange(OBJECTIVE.nodes)

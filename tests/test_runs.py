@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from sample_run import COSTS, DEFAULT_METRICS
 
 from holdfast.data import DATASETS
+from holdfast.experiments.config import read_experiment
+from holdfast.experiments.plan import Plan
+from holdfast.experiments.record import load_record
 from holdfast.models import mlp
 from holdfast.report.terminal import summary_table
-from holdfast.runs.config import read_experiment
-from holdfast.runs.plan import Plan
-from holdfast.runs.record import load_record
 
 ONE_METRIC = 'evaluation.metrics=["train_loss"]'  # pictures take time
 
@@ -303,7 +303,7 @@ def test_the_seeds_of_a_sweep_take_turns_without_reading_the_data_again(
     kept = plan.setting(first)
     plan.setting(second)
     assert plan.setting(first) is kept
-    monkeypatch.setattr("holdfast.runs.plan.MOST_KEPT", 0)
+    monkeypatch.setattr("holdfast.experiments.plan.MOST_KEPT", 0)
     plan.setting(second)
     assert plan.setting(first) is not kept
 
@@ -314,5 +314,5 @@ def test_samples_that_are_prepared_once_count_as_memory(
     plan = Plan(read_experiment(finished / "experiment.toml", ["problem.batch_size=full"]), None, "cpu")
     job = plan.jobs[0]
     with_them, numbers = plan.memory(job), plan.setting(job).data.x.numel()
-    monkeypatch.setattr("holdfast.runs.plan.MOST_READY", 0)
+    monkeypatch.setattr("holdfast.experiments.plan.MOST_READY", 0)
     assert with_them - plan.memory(job) == 4 * numbers

@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import holdfast as hf
 from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
-from holdfast.engines.simulate.dry_run import ZeroObjective
+from holdfast.core.tree import leaves
+from holdfast.engines.common.zero import ZeroObjective
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import CrossEntropy
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.tree import leaves
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelObjective
 
 STATEFUL = [
     hf.SCAFFOLD(lr=0.02, local_steps=10),

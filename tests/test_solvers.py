@@ -7,9 +7,9 @@ import torch
 from local_problems import EXACTLY, LINEAR, Recorded, ill_conditioned, logistic, oracle_of, solve
 from torch import Tensor
 
-from holdfast.errors import HoldfastError
-from holdfast.objective.losses import Hinge
-from holdfast.objective.objective import FunctionObjective
+from holdfast.core.errors import HoldfastError
+from holdfast.problem.losses import Hinge
+from holdfast.problem.problem import FunctionObjective
 from holdfast.solvers import (
     AOGM,
     FISTA,

@@ -9,7 +9,7 @@ import torch
 from conftest import make_quadratics
 from local_problems import EXACTLY, LINEAR, Recorded, ill_conditioned, logistic, solve
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.solvers import (
     AOGM,
     SGD,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.models import Dropout
-from holdfast.objective.support import check_supported, probe
+from holdfast.problem.gradients.support import check_supported, probe
 
 
 class Stateful(nn.Module):

@@ -12,7 +12,7 @@ import pytest
 from sample_graphs import PARAMS, ring_weights
 
 import holdfast.topology as topology
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.topology import TOPOLOGIES, Network, build_network, server
 
 

@@ -1,7 +1,6 @@
 """Every method, one file per method or close family; ``base`` holds the contract."""
 
 from holdfast.algorithms.apda import APDAInexact
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Method, ServerAlgorithm
 from holdfast.algorithms.dspodfl import DSpodFL
 from holdfast.algorithms.dualfl import DualFL
 from holdfast.algorithms.fedavg import FedAvg, FedProx
@@ -16,9 +15,10 @@ from holdfast.algorithms.momentum import PDSGDM
 from holdfast.algorithms.pdmm import ECL, PDMM
 from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD
-from holdfast.algorithms.schedules import constant, cosine, halving, linear
 from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET
 from holdfast.algorithms.vrl import VRLSGD, FedLin
+from holdfast.contract import ALGORITHMS, Algorithm, Method, ServerAlgorithm
+from holdfast.contract.schedules import constant, cosine, halving, linear
 
 __all__ = [
     "ALGORITHMS",

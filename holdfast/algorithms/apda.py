@@ -8,11 +8,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
 from holdfast.algorithms.feddr import proximal_point
-from holdfast.algorithms.schedules import Rate
+from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract.schedules import Rate
+from holdfast.core.validation import NonNegative, Positive
 from holdfast.solvers import LocalSolver, Newton
-from holdfast.validation import NonNegative, Positive
 
 EXACT = Newton()
 

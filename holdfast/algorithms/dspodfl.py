@@ -7,9 +7,9 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
-from holdfast.algorithms.schedules import Rate
-from holdfast.errors import HoldfastError
+from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract.schedules import Rate
+from holdfast.core.errors import HoldfastError
 
 
 class Node(NamedTuple):

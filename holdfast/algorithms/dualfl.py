@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
-from holdfast.errors import HoldfastError
+from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count, NonNegative, Positive, check
 from holdfast.solvers import GapRule, LocalSolver, Newton, allowed_gap, gradient_norm_for_gap
-from holdfast.validation import Count, NonNegative, Positive, check
 
 SHRINKAGE = 10.0  # what continuation divides alpha by
 EXACT = Newton()

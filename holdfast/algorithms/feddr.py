@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers, ServerAlgorithm
-from holdfast.algorithms.schedules import Rate
+from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers, ServerAlgorithm
+from holdfast.contract.schedules import Rate
 from holdfast.solvers import LocalSolver, Newton, Solver
 
 EXACT = Newton()

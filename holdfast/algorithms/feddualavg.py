@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Oracle, ServerAlgorithm, State
-from holdfast.algorithms.schedules import Rate
-from holdfast.validation import Count, NonNegative
+from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm, State
+from holdfast.contract.schedules import Rate
+from holdfast.core.validation import Count, NonNegative
 
 
 class Server(NamedTuple):

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Oracle, ServerAlgorithm
 from holdfast.algorithms.proximal import GradientSteps, check_solver_options
-from holdfast.algorithms.schedules import Rate
+from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm
+from holdfast.contract.schedules import Rate
+from holdfast.core.validation import Count
 from holdfast.solvers import LocalSolver, Newton, Solver
-from holdfast.validation import Count
 
 
 class Client(NamedTuple):

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
 from holdfast.algorithms.proximal import GradientSteps, check_solver_options
-from holdfast.algorithms.schedules import Chance, Rate
-from holdfast.errors import HoldfastError
+from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract.schedules import Chance, Rate
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count, NonNegative
 from holdfast.solvers import LocalSolver, Newton, Solver
-from holdfast.validation import Count, NonNegative
 
 
 class Node(NamedTuple):

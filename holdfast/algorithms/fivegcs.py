@@ -8,10 +8,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Oracle, ServerAlgorithm
-from holdfast.algorithms.schedules import Rate
+from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm
+from holdfast.contract.schedules import Rate
+from holdfast.core.validation import NonNegative
 from holdfast.solvers import LocalSolver, Newton
-from holdfast.validation import NonNegative
 
 EXACT = Newton()
 

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Inbox, Oracle, Peers
-from holdfast.algorithms.schedules import Rate
-from holdfast.validation import Count, NonNegative, Whole
+from holdfast.contract import ALGORITHMS, Algorithm, Inbox, Oracle, Peers
+from holdfast.contract.schedules import Rate
+from holdfast.core.validation import Count, NonNegative, Whole
 
 
 class Node(NamedTuple):

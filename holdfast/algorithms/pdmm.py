@@ -12,10 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Edges, Oracle, Peers
-from holdfast.algorithms.schedules import Rate
+from holdfast.contract import ALGORITHMS, Algorithm, Edges, Oracle, Peers
+from holdfast.contract.schedules import Rate
+from holdfast.core.validation import Count, Positive
 from holdfast.solvers import LocalSolver, Newton
-from holdfast.validation import Count, Positive
 
 EXACT = Newton()
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from holdfast.algorithms.base import Method
-from holdfast.errors import HoldfastError
+from holdfast.contract import Method
+from holdfast.core.errors import HoldfastError
 from holdfast.solvers import LocalProblem, Solver
 
 

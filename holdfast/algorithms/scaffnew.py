@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
-from holdfast.algorithms.schedules import Rate
-from holdfast.validation import Probability
+from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract.schedules import Rate
+from holdfast.core.validation import Probability
 
 
 class Node(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers, ServerAlgorithm
-from holdfast.algorithms.schedules import Rate
-from holdfast.validation import Count
+from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers, ServerAlgorithm
+from holdfast.contract.schedules import Rate
+from holdfast.core.validation import Count
 
 
 class Client(NamedTuple):

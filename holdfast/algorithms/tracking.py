@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import ALGORITHMS, Algorithm, Oracle, Peers
-from holdfast.algorithms.schedules import Rate
-from holdfast.validation import Count, Whole
+from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract.schedules import Rate
+from holdfast.core.validation import Count, Whole
 
 
 class Node(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32, torch.float64)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data.formats import Arrays, in_short
-from holdfast.errors import HoldfastError
 
 PIXELS = 3 * 32 * 32
 _INTEGERS = {"INT", "BININT", "BININT1", "BININT2", "LONG1"}

@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import Registry
+from holdfast.core.validation import Count, Positive, check
 from holdfast.data.arrays import as_owners, as_samples, as_targets, labels_below, same_length
-from holdfast.errors import HoldfastError
-from holdfast.registry import Registry
-from holdfast.validation import Count, Positive, check
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 

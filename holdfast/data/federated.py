@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data.arrays import as_samples, as_targets, labels_below, same_length
-from holdfast.errors import HoldfastError
 
 
 @dataclass(frozen=True, eq=False)

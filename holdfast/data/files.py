@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Positive, check
 from holdfast.data.arrays import as_owners, as_samples, as_targets
 from holdfast.data.cifar import read_batches
 from holdfast.data.dataset import DATASETS, Dataset, Finite
 from holdfast.data.formats import Arrays, read_idx, read_leaf, read_npz
-from holdfast.errors import HoldfastError
-from holdfast.validation import Positive, check
 
 DATA_VARIABLE = "HOLDFAST_DATA"
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")

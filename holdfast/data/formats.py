@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 GROUP_KEYS = ("writer", "group", "groups")
 

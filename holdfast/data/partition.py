@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import Registry
+from holdfast.core.validation import Count, NonNegative, Seed, Whole, check, check_fields
 from holdfast.data.arrays import as_owners, as_samples, as_targets, same_length
 from holdfast.data.federated import FederatedData, no_empty_node
-from holdfast.errors import HoldfastError
-from holdfast.registry import Registry
-from holdfast.validation import Count, NonNegative, Seed, Whole, check, check_fields
 
 Concentration = Annotated[float, Field(gt=0)]  # may be infinite
 DIRICHLET_REDRAWS = 20_000  # about a second

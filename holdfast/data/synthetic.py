@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.memory import require_memory
+from holdfast.core.validation import Count, NonNegative, Positive, Seed, check_arguments
 from holdfast.data.arrays import as_owners, as_samples, as_targets
 from holdfast.data.dataset import DATASETS, Dataset
-from holdfast.errors import HoldfastError
-from holdfast.memory import require_memory
-from holdfast.validation import Count, NonNegative, Positive, Seed, check_arguments
 
 AtLeastTwo = Annotated[int, Field(ge=2)]
 

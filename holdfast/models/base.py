@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 from torch import nn
 
-from holdfast.errors import HoldfastError
-from holdfast.registry import Registry
-from holdfast.validation import Count, check_arguments
+from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import Registry
+from holdfast.core.validation import Count, check_arguments
 
 MODELS: Registry[nn.Module] = Registry("model", context=("input_shape", "outputs"))
 

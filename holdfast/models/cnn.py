@@ -6,10 +6,10 @@ from typing import Literal
 
 from torch import nn
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count
 from holdfast.models.base import InputShape, image_shape, model
 from holdfast.models.dropout import Dropout
-from holdfast.validation import Count
 
 
 @model("lenet")

@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
+from holdfast.core.validation import Count
 from holdfast.models.base import InputShape, model
-from holdfast.validation import Count
 
 Widths = Annotated[list[Count], Field(min_length=1)]
 

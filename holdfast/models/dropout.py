@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from holdfast.randomness import Stream, philox
-from holdfast.validation import Whole, check
+from holdfast.core.randomness import Stream, philox
+from holdfast.core.validation import Whole, check
 
 
 class Dropout(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from holdfast.errors import HoldfastError, unknown
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.models.base import MODELS
 
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count
 from holdfast.models.base import InputShape, image_shape, model
-from holdfast.validation import Count
 
 
 @model("resnet18")

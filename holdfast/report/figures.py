@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from holdfast.errors import unknown
-from holdfast.metrics.columns import DELAY_COLUMNS
+from holdfast.core.errors import unknown
+from holdfast.experiments.columns import DELAY_COLUMNS
+from holdfast.experiments.record import RunRecord, Series, overlaid
 from holdfast.report.format import byte_unit, count_text, quantity
-from holdfast.runs.record import RunRecord, Series, overlaid
 
 AXES = ("round", "payload_bytes", "gradient_evaluations", *DELAY_COLUMNS)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.runs.record import FinalRow, Spread
+from holdfast.experiments.record import FinalRow, Spread
 
 KIB = 1024
 

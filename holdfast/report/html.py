@@ -9,16 +9,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import HoldfastError
-from holdfast.files import write_atomic
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_atomic
+from holdfast.experiments.record import RunRecord, overlaid
+from holdfast.experiments.record_files import short
 from holdfast.report.figures import FAINT, GRID, INK, save_figure, svg_text
 from holdfast.report.format import number_text
 from holdfast.report.html_table import results_table
 from holdfast.report.plots import Plot, curve_plots, curves_note, setting_plots
 from holdfast.report.style import CSS
 from holdfast.report.verdict import troubles, verdict
-from holdfast.runs.record import RunRecord, overlaid
-from holdfast.runs.record_files import short
 
 FACTS = {
     "nodes": "nodes",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from holdfast.metrics.columns import COST_COLUMNS
+from holdfast.experiments.columns import COST_COLUMNS
+from holdfast.experiments.record import FinalRow, RunRecord, Spread
 from holdfast.report.figures import curve_styles
 from holdfast.report.format import best_lines, metric_title, round_text, spread_text
 from holdfast.report.plots import recorded_metrics
-from holdfast.runs.record import FinalRow, RunRecord, Spread
 
 BEST, OUT = ' class="best"', ' class="out"'
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from holdfast.metrics.columns import DELAY_COLUMNS, SOLVER_COLUMNS
+from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
+from holdfast.experiments.record import RunRecord, overlaid
 from holdfast.report.figures import AXES, curves_figure
 from holdfast.report.format import QUANTITIES, quantity
 from holdfast.report.setting_figures import network_figure, partition_figure
-from holdfast.runs.record import RunRecord, overlaid
 
 
 class Plot(NamedTuple):

@@ -11,8 +11,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
+from holdfast.experiments.record_files import Link
 from holdfast.report.figures import COLOURS, FAINT, GRID, INK, quiet
-from holdfast.runs.record_files import Link
 
 ALL_LABELS_UP_TO = 60  # nodes
 DRAWN_UP_TO = 300  # nodes

@@ -10,8 +10,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.experiments.record import FinalRow, RunRecord, overlaid
 from holdfast.report.format import best_lines, format_value, metric_title, round_text, spread_text
-from holdfast.runs.record import FinalRow, RunRecord, overlaid
 
 DIGITS = 3
 HEADS = {  # two short lines over each column, so that the usual ones fit into 80 characters

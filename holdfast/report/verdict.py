@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.experiments.record import FinalRow, RunRecord, overlaid
 from holdfast.report.format import quantity, spread_text
-from holdfast.runs.record import FinalRow, RunRecord, overlaid
 
 NAMED_AT_MOST = 5
 SENTENCES_AT_MOST = 3

@@ -1,7 +1,7 @@
 """Local solvers behind one call, ``oracle.argmin``."""
 
+from holdfast.contract.solver import SOLVERS, LocalProblem, LocalSolver, Solver
 from holdfast.solvers.aogm import AOGM
-from holdfast.solvers.base import SOLVERS, LocalProblem, LocalSolver, Solver
 from holdfast.solvers.fista import FISTA
 from holdfast.solvers.gradient import SGD, GradientDescent
 from holdfast.solvers.lbfgs import LBFGS

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.solvers.base import LocalProblem
+from holdfast.contract.solver import LocalProblem
+from holdfast.core.validation import Positive
 from holdfast.solvers.iterative import IterativeSolver
 from holdfast.solvers.stopping import StoppingRule
-from holdfast.validation import Positive
 
 
 class Moving(NamedTuple):

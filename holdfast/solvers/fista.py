@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from holdfast.contract.solver import SOLVERS, LocalProblem
 from holdfast.solvers.accelerated import Accelerated, Moving, next_t
 from holdfast.solvers.backtracking import backtrack, grown
-from holdfast.solvers.base import SOLVERS, LocalProblem
 from holdfast.solvers.iterative import Progress, choose
 from holdfast.solvers.stopping import StoppingRule
 

@@ -7,11 +7,11 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from holdfast.errors import HoldfastError
-from holdfast.solvers.base import SOLVERS, LocalProblem, Solver
+from holdfast.contract.solver import SOLVERS, LocalProblem, Solver
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count, Positive
 from holdfast.solvers.iterative import IterativeSolver, Progress
 from holdfast.solvers.stopping import StoppingRule
-from holdfast.validation import Count, Positive
 
 
 class _State(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.solvers.base import LocalProblem, Solver, require_smooth
+from holdfast.contract.solver import LocalProblem, Solver, require_smooth
+from holdfast.core.tree import tree_map
+from holdfast.core.validation import Count, Positive
 from holdfast.solvers.stopping import StoppingRule, check_precision
-from holdfast.tree import tree_map
-from holdfast.validation import Count, Positive
 
 
 class Progress(NamedTuple):

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from holdfast.contract.solver import SOLVERS, LocalProblem
+from holdfast.core.validation import Count
 from holdfast.solvers.backtracking import backtrack
-from holdfast.solvers.base import SOLVERS, LocalProblem
 from holdfast.solvers.iterative import IterativeSolver, Progress, choose
 from holdfast.solvers.stopping import StoppingRule
-from holdfast.validation import Count
 
 ARMIJO = 1e-4  # share of the slope's promise that a step must keep
 

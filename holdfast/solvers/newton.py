@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.errors import HoldfastError
-from holdfast.solvers.base import SOLVERS, LocalProblem, Solver, require_smooth
-from holdfast.validation import Count
+from holdfast.contract.solver import SOLVERS, LocalProblem, Solver, require_smooth
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count
 
 MAX_DIMENSION = 4000
 

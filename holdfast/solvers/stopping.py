@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from holdfast.errors import HoldfastError
-from holdfast.solvers.base import LocalProblem
-from holdfast.validation import Count, NonNegative, Positive, Whole, check
+from holdfast.contract.solver import LocalProblem
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count, NonNegative, Positive, Whole, check
 
 GapRule = Literal["strong-convexity", "dual-point"]
 

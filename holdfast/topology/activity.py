@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import betaincinv
 
-from holdfast.errors import HoldfastError
-from holdfast.randomness import Stream, uniform
-from holdfast.registry import Registry
-from holdfast.validation import Count, NonNegative, Positive, Probability, Seed, check, check_fields
+from holdfast.core.errors import HoldfastError
+from holdfast.core.randomness import Stream, uniform
+from holdfast.core.registry import Registry
+from holdfast.core.validation import Count, NonNegative, Positive, Probability, Seed, check, check_fields
 
 Floats = NDArray[np.float64]
 Links = NDArray[np.int64]

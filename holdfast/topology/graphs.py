@@ -13,10 +13,10 @@ import networkx as nx
 import numpy as np
 from pydantic import Field
 
-from holdfast.errors import HoldfastError
-from holdfast.memory import require_memory
-from holdfast.registry import Registry
-from holdfast.validation import Count, Positive, Seed, check_arguments
+from holdfast.core.errors import HoldfastError
+from holdfast.core.memory import require_memory
+from holdfast.core.registry import Registry
+from holdfast.core.validation import Count, Positive, Seed, check_arguments
 
 if TYPE_CHECKING:
     Graph = nx.Graph[int]

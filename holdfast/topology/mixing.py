@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 from scipy.sparse.csgraph import connected_components
 
-from holdfast.errors import HoldfastError
-from holdfast.registry import Registry
+from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import Registry
 from holdfast.topology.graphs import Graph, shorten
 from holdfast.topology.spectral import TOLERANCE, is_symmetric, largest_eigenvalues
 

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse, triu
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count, check, parameters
 from holdfast.topology.activity import Activity, Chance, Probabilities
 from holdfast.topology.graphs import TOPOLOGIES, Graph
 from holdfast.topology.mixing import MIXINGS, adjacency, require_connected, validate_mixing
 from holdfast.topology.spectral import spectral_lambda
-from holdfast.validation import Count, check, parameters
 
 ALWAYS = Activity()
 

@@ -8,7 +8,7 @@ from scipy.linalg import eigh
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 TOLERANCE = 1e-12
 """By how much a row sum may miss one, and an entry its mirror image, before we call it a mistake."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.topology.activity import Floats
 from holdfast.topology.network import Network
 from holdfast.topology.spectral import is_symmetric

@@ -9,8 +9,8 @@ import socket
 import sys
 from pathlib import Path
 
+from holdfast.core.errors import HoldfastError
 from holdfast.engines.cluster.ranks import under_torchrun
-from holdfast.errors import HoldfastError
 
 INTERRUPTED = 130
 

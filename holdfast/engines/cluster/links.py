@@ -14,8 +14,8 @@ from torch import Tensor
 
 from holdfast.engines.cluster.placement import Nodes, owners
 from holdfast.engines.cluster.ranks import collective
-from holdfast.engines.simulate.links import StackedLinks
-from holdfast.engines.simulate.products import Matrix
+from holdfast.engines.common.links import StackedLinks
+from holdfast.engines.common.products import Matrix
 from holdfast.topology import Network
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.errors import HoldfastError
-from holdfast.objective.oracle import BatchOracle
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.common.oracle import BatchOracle
 
 
 @dataclass

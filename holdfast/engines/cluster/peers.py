@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.algorithms.base import Inbox
+from holdfast.contract import Inbox
+from holdfast.core.tree import leaves, tree_map
+from holdfast.core.world import World
 from holdfast.engines.cluster.links import Arriving, ClusterLinks, Halo
-from holdfast.engines.simulate.peers import StackedEdges, StackedPeers
-from holdfast.engines.simulate.products import Matrix, exact_product
-from holdfast.tree import leaves, tree_map
-from holdfast.world import World
+from holdfast.engines.common.peers import StackedEdges, StackedPeers
+from holdfast.engines.common.products import Matrix, exact_product
 
 M = TypeVar("M")
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.topology import Network
 
 Nodes = NDArray[np.int64]

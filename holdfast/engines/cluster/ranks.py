@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from holdfast.errors import HoldfastError
-from holdfast.world import ALONE, World
+from holdfast.core.errors import HoldfastError
+from holdfast.core.world import ALONE, World
 
 T = TypeVar("T")
 

@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import Method, ServerAlgorithm
+from holdfast.contract import Method, ServerAlgorithm
+from holdfast.core.tree import tree_map
 from holdfast.engines.cluster.links import ClusterLinks
 from holdfast.engines.cluster.oracle import CautiousOracle, Solves
 from holdfast.engines.cluster.peers import ClusterPeers
 from holdfast.engines.cluster.placement import crossing_links, place
 from holdfast.engines.cluster.ranks import Ranks
-from holdfast.engines.simulate.captured import CapturedSimulation
-from holdfast.engines.simulate.links import StackedLinks
-from holdfast.engines.simulate.replayed import Advance
+from holdfast.engines.common.counters import Work
+from holdfast.engines.common.links import StackedLinks
+from holdfast.engines.common.oracle import BatchOracle
+from holdfast.engines.simulate.executors.captured import CapturedSimulation
+from holdfast.engines.simulate.executors.replayed import Advance
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.objective.objective import Objective
-from holdfast.objective.oracle import BatchOracle, Work
+from holdfast.problem.problem import Objective
 from holdfast.topology import Network
-from holdfast.tree import tree_map
 
 
 class ClusterSimulation(Simulation):

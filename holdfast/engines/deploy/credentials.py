@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from holdfast.errors import HoldfastError
-from holdfast.files import write_atomic
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_atomic
 
 AUTHORITY_DAYS = 3650
 CURVE = ec.SECP256R1  # see __init__.py: other kinds of keys would let TLS 1.2 in

@@ -13,13 +13,13 @@ import torch
 from pydantic import Field, ValidationError
 
 from holdfast.algorithms import ALGORITHMS, Method
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.validation import Count, Positive, Seed, explain, place
 from holdfast.data.dataset import Finite
-from holdfast.engines.simulate.simulation import check_fit
-from holdfast.errors import HoldfastError, unknown
-from holdfast.runs.config import ChosenAlgorithm, LearningConfig, NetworkConfig, Section
-from holdfast.runs.setting import configured_network
+from holdfast.engines.common.fit import check_fit
+from holdfast.experiments.config import ChosenAlgorithm, LearningConfig, NetworkConfig, Section
+from holdfast.experiments.setting import configured_network
 from holdfast.topology import Network
-from holdfast.validation import Count, Positive, Seed, explain, place
 
 NodeMetric = Literal["local_loss", "test_accuracy", "test_loss"]
 

@@ -14,7 +14,11 @@ from typing import Any
 
 import torch
 
-from holdfast.algorithms.base import ServerAlgorithm
+from holdfast.contract import ServerAlgorithm
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_json
+from holdfast.core.randomness import cohort
+from holdfast.core.tree import row_size, tree_map
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
@@ -24,11 +28,7 @@ from holdfast.engines.deploy.messages import Header, MessageFile, TensorSpec
 from holdfast.engines.deploy.results import write_model
 from holdfast.engines.deploy.store import message_key, message_name, remove
 from holdfast.engines.deploy.template import client_message
-from holdfast.errors import HoldfastError
-from holdfast.files import write_json
-from holdfast.objective.flat import FlatModel
-from holdfast.randomness import cohort
-from holdfast.tree import row_size, tree_map
+from holdfast.problem.flat import FlatModel
 
 Key = tuple[int, int]  # stage, exchange
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.messages import (
     CHUNK,
     Header,
@@ -24,7 +25,6 @@ from holdfast.engines.deploy.messages import (
     settle,
 )
 from holdfast.engines.deploy.store import remove
-from holdfast.errors import HoldfastError
 
 MOST_WAITING = 8  # pieces that may wait while others are being checked
 

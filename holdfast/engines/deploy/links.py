@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
@@ -21,7 +22,6 @@ from holdfast.engines.deploy.incoming import check_header, receive
 from holdfast.engines.deploy.messages import MessageFile, TensorSpec, parse
 from holdfast.engines.deploy.service import CONNECTION, NAME_KEY, PATIENCE, SERVICE, Answer, Ask
 from holdfast.engines.deploy.store import message_name
-from holdfast.errors import HoldfastError
 
 T = TypeVar("T")
 

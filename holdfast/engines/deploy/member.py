@@ -16,6 +16,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.common.counters import Traffic
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
@@ -24,8 +26,6 @@ from holdfast.engines.deploy.messages import Header, TensorSpec, specs
 from holdfast.engines.deploy.outbox import Outbox
 from holdfast.engines.deploy.service import Service
 from holdfast.engines.deploy.store import Store
-from holdfast.engines.simulate.peers import Traffic
-from holdfast.errors import HoldfastError
 
 T = TypeVar("T")
 

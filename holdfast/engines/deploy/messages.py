@@ -19,9 +19,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from holdfast.errors import HoldfastError
-from holdfast.tree import named_leaves, tree_map
-from holdfast.validation import LONGEST_REPR, explain, place
+from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import named_leaves, tree_map
+from holdfast.core.validation import LONGEST_REPR, explain, place
 
 CHUNK = 1 << 20  # bytes of one piece on the wire
 LONGEST_HEADER = 1 << 16

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from holdfast.errors import HoldfastError
+from holdfast.core.errors import HoldfastError
 
 Status = Callable[[], dict[str, Any]]
 

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import Algorithm, ServerAlgorithm
+from holdfast.contract import Algorithm, ServerAlgorithm
+from holdfast.core.files import write_json
+from holdfast.core.randomness import cohort
+from holdfast.core.tree import leaves
+from holdfast.engines.common.counters import Work
+from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
@@ -25,11 +30,6 @@ from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.store import remove
 from holdfast.engines.deploy.template import state_template
 from holdfast.engines.deploy.transport import NodeTransport
-from holdfast.engines.simulate.simulation import INITIAL_STEP
-from holdfast.files import write_json
-from holdfast.objective.oracle import BatchOracle, Work
-from holdfast.randomness import cohort
-from holdfast.tree import leaves
 
 
 class Node(Member):

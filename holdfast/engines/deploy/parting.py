@@ -6,10 +6,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from holdfast.core.files import write_atomic
 from holdfast.engines.deploy.links import WaitLimitError
 from holdfast.engines.deploy.member import GRACE
 from holdfast.engines.deploy.transport import together
-from holdfast.files import write_atomic
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.node import Node

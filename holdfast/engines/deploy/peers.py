@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.randomness import coin
+from holdfast.core.tree import row_size, tree_map
+from holdfast.engines.common.counters import Traffic
 from holdfast.engines.deploy.messages import MessageFile
-from holdfast.engines.simulate.peers import Traffic
-from holdfast.errors import HoldfastError
-from holdfast.randomness import coin
 from holdfast.topology import Network
-from holdfast.tree import row_size, tree_map
 
 M = TypeVar("M")
 

@@ -13,9 +13,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from holdfast.core.files import write_atomic
 from holdfast.engines.deploy.messages import settle
-from holdfast.files import write_atomic
-from holdfast.objective.flat import FlatModel
+from holdfast.problem.flat import FlatModel
 
 
 class MetricsTable:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import grpc
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.credentials import Credentials, speaks_tls_1_2
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
@@ -17,7 +18,6 @@ from holdfast.engines.deploy.incoming import check_header, receive
 from holdfast.engines.deploy.messages import CHUNK, Header, Number, parse
 from holdfast.engines.deploy.outbox import Outbox
 from holdfast.engines.deploy.store import Store, message_name
-from holdfast.errors import HoldfastError
 
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are

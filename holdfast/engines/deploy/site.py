@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
 from holdfast.data.arrays import labels_below
 from holdfast.data.dataset import Dataset
 from holdfast.data.federated import FederatedData
 from holdfast.data.files import npz
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member import data_digest
-from holdfast.errors import HoldfastError
-from holdfast.objective.flat import FlatModel
-from holdfast.objective.losses import LOSSES
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.regulariser import Regulariser
-from holdfast.runs.setting import initial_module, torch_device
+from holdfast.experiments.setting import initial_module, torch_device
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import LOSSES
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.regulariser import Regulariser
 
 
 def initial_model(federation: Federation, device: str = "cpu") -> FlatModel:

@@ -14,9 +14,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_atomic, write_json
 from holdfast.engines.deploy.messages import Header, MessageFile, specs, write_message
-from holdfast.errors import HoldfastError
-from holdfast.files import write_atomic, write_json
 
 
 class Store:

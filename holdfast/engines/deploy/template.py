@@ -8,14 +8,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import Algorithm, ServerAlgorithm
+from holdfast.contract import Algorithm, ServerAlgorithm
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.counters import Traffic, Work
+from holdfast.engines.common.oracle import BatchOracle
+from holdfast.engines.common.zero import ZeroObjective
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.messages import MessageFile
 from holdfast.engines.deploy.peers import NodePeers
-from holdfast.engines.simulate.dry_run import ZeroObjective
-from holdfast.engines.simulate.peers import Traffic
-from holdfast.objective.oracle import BatchOracle, Work
-from holdfast.tree import tree_map
 
 
 class _Echo:

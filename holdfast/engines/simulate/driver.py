@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from holdfast.core.tree import all_finite
 from holdfast.engines.simulate.simulation import Simulation
-from holdfast.tree import all_finite
 
 Row = dict[str, float]
 

@@ -8,21 +8,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.base import Algorithm, Method, ServerAlgorithm
-from holdfast.engines.simulate.links import StackedLinks
-from holdfast.engines.simulate.peers import StackedPeers, Traffic
-from holdfast.errors import HoldfastError
-from holdfast.memory import keep_freed_memory
-from holdfast.objective.model_objective import ModelObjective
-from holdfast.objective.objective import Objective
-from holdfast.objective.oracle import BatchOracle, Work
-from holdfast.randomness import cohort
+from holdfast.contract import Algorithm, Method, ServerAlgorithm
+from holdfast.core.memory import keep_freed_memory
+from holdfast.core.randomness import cohort
+from holdfast.core.tree import from_named, named_leaves, put_rows, row_size, tree_map
+from holdfast.core.world import ALONE, World
+from holdfast.engines.common.counters import Traffic, Work
+from holdfast.engines.common.fit import check_fit
+from holdfast.engines.common.links import StackedLinks
+from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
+from holdfast.engines.common.peers import StackedPeers
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.problem import Objective
 from holdfast.topology import Network
-from holdfast.tree import from_named, named_leaves, put_rows, row_size, tree_map
-from holdfast.world import ALONE, World
-
-# Minibatches drawn before the first round have step numbers of their own, far from any round's.
-INITIAL_STEP = 2**31
 
 
 class Federation(NamedTuple):
@@ -195,23 +193,3 @@ def _own_memory(clients: Any, shared: Tensor) -> Any:
         return dense
 
     return tree_map(own, clients)
-
-
-def check_fit(method: Method, nodes: int, network: Network, cohort_size: int | None) -> None:
-    """Refuses a method on a network it is not made for, and cohorts that cannot be drawn."""
-    name = type(method).__name__
-    leads = isinstance(method, ServerAlgorithm) or (isinstance(method, Algorithm) and method.needs_server)
-    if network.nodes != nodes:
-        raise HoldfastError(f"network: it has {network.nodes} nodes, but the data are split over {nodes}")
-    if leads and not network.is_server:
-        raise HoldfastError(f"{name} needs a server: use the topology 'server', not a graph")
-    if isinstance(method, Algorithm) and method.needs_graph and network.is_server:
-        raise HoldfastError(
-            f"{name} works along links: use a graph such as the topology 'ring', not a server"
-        )
-    if cohort_size is None:
-        return
-    if not isinstance(method, ServerAlgorithm) or not method.allows_cohorts:
-        raise HoldfastError(f"cohort: {name} needs every node in every round; leave the cohort out")
-    if not 1 <= cohort_size <= nodes:
-        raise HoldfastError(f"cohort: should be between 1 and the number of nodes {nodes}, got {cohort_size}")

@@ -1,0 +1,204 @@
+"""The command line. Every command imports what it needs, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.federation_app import federation, node, server
+from holdfast.cli.options import DataDir, Device, Experiment, Overrides, Processes, Quiet, TensorBoard
+
+app = typer.Typer(
+    name="holdfast",
+    help="Federated learning that does not drift. Start with: holdfast run",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.command()
+def run(
+    experiment: Experiment = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    runs_dir: Annotated[Path, typer.Option(help="Where the run directory is made.")] = Path("runs"),
+    processes: Processes = None,
+    tensorboard: TensorBoard = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment: train every algorithm on the same problem, then compare them.
+
+    Without a file this is the default experiment: ten nodes on a ring, handwritten digits, three algorithms.
+    Results go to a new folder under runs/, with metrics.csv, plots, models and a self-contained report.html.
+    Ctrl-C saves and stops; [bold]holdfast resume[/bold] continues.
+
+    [bold]holdfast run network.topology=complete rounds=50[/bold]   change values
+
+    [bold]holdfast run mine.toml algorithm.lr=[0.1,0.01] seeds=[0,1,2][/bold]   sweep, over three seeds
+    """
+    if processes is not None:
+        _start_processes(processes)
+    from holdfast.cli.run import run_experiment
+
+    path, changes = _split(experiment, overrides)
+    run_experiment(path, changes, data_dir, device, runs_dir, tensorboard=tensorboard, quiet=quiet)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    device: Annotated[str | None, typer.Option(help="Another device than the run began on.")] = None,
+    processes: Processes = None,
+    tensorboard: TensorBoard = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run that was interrupted, as if nothing had happened."""
+    if processes is not None:
+        _start_processes(processes)
+    from holdfast.cli.run import resume_run
+
+    resume_run(folder, device, tensorboard=tensorboard, quiet=quiet)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="One or more run directories.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The HTML file; by default report.html (comparison.html, for several) in the first RUN.",
+        ),
+    ] = None,
+) -> None:
+    """Write the report of a run again, or one report that overlays several runs."""
+    from holdfast.cli.run import report_runs
+
+    report_runs(folders, output)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(help="algorithms, topologies, datasets, models, partitions ... (all, if left out)."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """List what can be chosen in an experiment, with parameters, defaults and one line on each."""
+    from holdfast.cli.listing import list_choices
+
+    list_choices(kind, as_json=json)
+
+
+@app.command()
+def inspect(
+    experiment: Experiment = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path(
+        "inspect"
+    ),
+) -> None:
+    """Look before training: who holds which labels, the graph, how fast it mixes, what a run will cost."""
+    from holdfast.cli.inspection import inspect_experiment
+
+    path, changes = _split(experiment, overrides)
+    inspect_experiment(path, changes, data_dir, device, output)
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("experiment.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,
+) -> None:
+    """Write the default experiment, with comments, as a file to start from."""
+    from holdfast.cli.run import write_default
+
+    write_default(path, force=force)
+
+
+app.command()(node)
+app.command()(server)
+app.add_typer(federation, name="federation")
+
+
+def _add_installed_commands() -> None:
+    """Adds the commands of other packages: typer apps under the entry point group ``holdfast.commands``."""
+    installed = {point.name: point for point in entry_points(group="holdfast.commands")}
+    for name, point in installed.items():
+        app.add_typer(point.load(), name=name)
+    if "paper" not in installed:
+        app.command("paper", hidden=True, context_settings={"ignore_unknown_options": True})(_no_papers)
+
+
+def _no_papers(rest: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    from holdfast.core.errors import HoldfastError
+
+    raise HoldfastError("the papers are a package of their own: pip install 'holdfast[papers]'")
+
+
+_add_installed_commands()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import holdfast
+
+        typer.echo(f"holdfast {holdfast.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _start_processes(processes: int) -> None:
+    """Has this very command run by several processes, and leaves with their exit code."""
+    from holdfast.engines.cluster.launch import start_processes
+
+    given = iter(sys.argv[1:])
+    rest: list[str] = []
+    for argument in given:
+        if argument == "--processes":
+            next(given)
+        elif not argument.startswith("--processes="):
+            rest.append(argument)
+    raise typer.Exit(start_processes(processes, rest))
+
+
+def _split(experiment: Path | None, overrides: list[str] | None) -> tuple[Path | None, list[str]]:
+    """``holdfast run key=value`` has no file: its first argument is already an override."""
+    changes = list(overrides or [])
+    if experiment is not None and "=" in str(experiment) and not experiment.exists():
+        return None, [str(experiment), *changes]
+    return experiment, changes
+
+
+def main() -> None:
+    """Runs the command line; what the user or the machine is to blame for is one line and exit code 2."""
+    from holdfast.core.errors import HoldfastError
+
+    try:
+        app(prog_name="holdfast")
+    except (HoldfastError, OSError, MemoryError) as error:
+        typer.echo(f"error: {error or 'out of memory'}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""``holdfast federation new``, ``certs``, ``csr``, ``sign`` and ``status``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_atomic
+from holdfast.engines.deploy.credentials import (
+    load_credentials,
+    make_authority,
+    make_certificates,
+    make_request,
+    sign_request,
+)
+from holdfast.engines.deploy.events import Events, silence
+from holdfast.engines.deploy.federation import Federation, make_federation, read_federation
+from holdfast.engines.deploy.links import Link
+from holdfast.engines.deploy.member import require_loopback
+from holdfast.engines.deploy.site import read_data
+from holdfast.experiments.config import apply_override
+from holdfast.report.format import bytes_text
+
+COMMENTS = {
+    "name =": "All members use the same copy of this file; only [limits] and addresses may differ.",
+    "[problem]": "What is learned. Samples enter as (x - mean)/std, uint8 pixels as (x/255 - mean)/std.",
+    "[network]": "Who talks to whom.",
+    "[algorithm]": "'holdfast list algorithms' shows all methods and their parameters.",
+    "[evaluation]": "Measured at home every so many rounds; 'shared' lists what other members may see:\n"
+    "# local_loss, test_accuracy, test_loss.",
+    "[limits]": "Seconds to wait for a neighbour, and for a sporadic link; the largest message in MiB.",
+    "[server]": "The only one that has to be reachable.",
+    "[[node]]": "The members. Certificates carry their names.",
+}
+
+
+def new_federation(
+    *,
+    nodes: str,
+    algorithm: str,
+    overrides: list[str],
+    topology: str | None,
+    server: str | None,
+    rounds: int,
+    data: Path | None,
+    input_shape: str | None,
+    classes: int | None,
+    output: Path,
+    force: bool,
+) -> None:
+    """``holdfast federation new``"""
+    if output.exists() and not force:
+        raise HoldfastError(f"{output} exists already; choose another name, or overwrite it with --force")
+    raw: dict[str, Any] = {
+        "name": "federation",
+        "rounds": rounds,
+        "seed": 0,
+        "dtype": "float32",
+        "compression": "none",
+        "problem": _problem(data, input_shape, classes),
+        "network": {"topology": topology or ("server" if server else "ring")},
+        "algorithm": {"name": algorithm},
+        "evaluation": {"every": 1, "shared": []},
+        "limits": {"wait": 3600.0, "exchange": 60.0, "message_mib": 8192.0},
+    }
+    if server:
+        raw["server"] = _member(server)
+    raw["node"] = [_member(text) for text in nodes.split(",")]
+    for override in overrides:
+        apply_override(raw, override)
+        if isinstance(raw["algorithm"], list):
+            raw["algorithm"] = raw["algorithm"][0]
+    federation = make_federation(raw, str(output))
+    write_atomic(output, _commented(tomli_w.dumps(raw)).encode())
+    print(f"wrote {output}: {len(federation.node)} nodes, id {federation.id}")
+    print(f"next: holdfast federation try {output}, then holdfast federation certs {output}")
+
+
+def _problem(data: Path | None, input_shape: str | None, classes: int | None) -> dict[str, Any]:
+    if (data is None) == (input_shape is None):
+        raise HoldfastError("say what the samples look like: either --data example.npz, or --input-shape 64")
+    if data is not None:
+        dataset = read_data(data)
+        shape, scale = list(dataset.input_shape), {"mean": dataset.mean, "std": dataset.std}
+        classes = classes if classes is not None else dataset.classes
+    else:
+        assert input_shape is not None
+        try:
+            shape, scale = [int(part) for part in input_shape.split(",")], {"mean": 0.0, "std": 1.0}
+        except ValueError:
+            raise HoldfastError(
+                f"--input-shape: expected such as 64 or 1,28,28, got {input_shape!r}"
+            ) from None
+    problem: dict[str, Any] = {"input_shape": shape}
+    if classes is not None:
+        problem["classes"] = classes
+    return problem | {"model": "linear", "loss": "cross-entropy", "batch_size": 32, "l2": 0.0} | scale
+
+
+def _member(text: str) -> dict[str, str]:
+    """``name=host:port``; a node behind a server may be just a name."""
+    name, _, address = text.strip().partition("=")
+    return {"name": name, "address": address} if address else {"name": name}
+
+
+def _commented(text: str) -> str:
+    lines, seen = [], set()
+    for line in text.splitlines():
+        for start, comment in COMMENTS.items():
+            if line.startswith(start) and start not in seen:
+                seen.add(start)
+                lines.append(f"# {comment}")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+# --- certificates ------------------------------------------------------------------------------------------
+
+
+def make_all_certificates(path: Path, folder: Path | None, days: float) -> None:
+    """``holdfast federation certs``"""
+    federation = read_federation(path)
+    target = folder or path.parent / "certs"
+    names = [member.name for member in federation.members]
+    make_certificates(target, federation.name, names, days)
+    print(f"wrote {target}: ca.crt, ca.key and NAME.crt, NAME.key for {', '.join(names)}")
+    print("give every member ca.crt and its own NAME.crt and NAME.key over a safe channel; guard ca.key")
+
+
+def request_certificate(path: Path, name: str, folder: Path | None) -> None:
+    """``holdfast federation csr``"""
+    read_federation(path).member(name)
+    request = make_request(folder or path.parent / "certs", name)
+    print(f"wrote {request}; send it to whoever holds ca.key, who sends {name}.crt and ca.crt back")
+
+
+def sign_requests(path: Path, requests: list[Path], folder: Path | None, days: float) -> None:
+    """``holdfast federation sign``"""
+    federation = read_federation(path)
+    target = folder or path.parent / "certs"
+    make_authority(target, federation.name)
+    for request in requests:
+        names = [member.name for member in federation.members]
+        print(f"wrote {sign_request(target, request, names, days)}")
+    print(f"send each member its certificate and {target / 'ca.crt'}; neither is secret")
+
+
+# --- status ------------------------------------------------------------------------------------------------
+
+
+def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: bool, as_json: bool) -> None:
+    """``holdfast federation status``"""
+    federation = read_federation(path)
+    folder = certs or path.parent / "certs"
+    if insecure:
+        require_loopback(federation, None)
+    asker = name or (federation.names[0] if insecure else _only_key(federation, folder))
+    credentials = None if insecure else load_credentials(folder, asker)
+    told = asyncio.run(_ask_all(federation, asker, credentials))
+    if as_json:
+        print(json.dumps(told, indent=2))
+        return
+    Console(markup=False).print(_status_table(federation, told))  # others' words
+
+
+def _only_key(federation: Federation, folder: Path) -> str:
+    found = [member.name for member in federation.members if (folder / f"{member.name}.key").exists()]
+    if not found:
+        raise HoldfastError(f"{folder} holds no key of a member; name the folder with --certs")
+    return found[0]
+
+
+async def _ask_all(federation: Federation, asker: str, credentials: Any) -> dict[str, dict[str, Any]]:
+    """What every member that can be reached says about itself, by name."""
+
+    async def ask(peer: str) -> dict[str, Any]:
+        link = Link(federation, asker, peer, "", Path(), credentials, Events(asker, silence), {})
+        try:
+            return await link.status(timeout=5.0)
+        finally:
+            await link.close()
+
+    reachable = [federation.server] if federation.server else federation.node
+    told = await asyncio.gather(*(ask(member.name) for member in reachable))
+    answers = {member.name: answer for member, answer in zip(reachable, told, strict=True)}
+    if federation.server:
+        clients = answers[federation.server.name].get("clients", {})
+        for node in federation.node:
+            seen = clients.get(node.name)
+            answers[node.name] = (
+                {"round": seen["round"], "phase": f"seen {seen['seconds_ago']:.0f} s ago"}
+                if seen
+                else {"phase": "not seen yet"}
+            )
+    return answers
+
+
+def _status_table(federation: Federation, told: dict[str, dict[str, Any]]) -> Table:
+    table = Table("member", "round", "lag", "doing", "sent", "waited", "last error", box=None, pad_edge=False)
+    furthest = max((answer.get("round", 0) for answer in told.values()), default=0)
+    for name, answer in told.items():
+        known = "round" in answer
+        table.add_row(
+            name,
+            f"{answer['round']}/{federation.rounds}" if known else "-",
+            str(furthest - answer["round"]) if known else "-",
+            answer["phase"] + _metrics_text(answer.get("metrics", {})),
+            bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
+            f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
+            answer.get("last_error", ""),
+        )
+    return table
+
+
+def _metrics_text(metrics: dict[str, float]) -> str:
+    return "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())

@@ -1,0 +1,240 @@
+"""``holdfast federation``, ``node`` and ``server``: only their options, so that help is quick."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+federation = typer.Typer(
+    help="Train together with other organisations: set up, rehearse and watch a federation.",
+    no_args_is_help=True,
+)
+
+File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation file.")]
+Name = Annotated[str, typer.Option(help="Who this is, as in the federation file.")]
+Model = Annotated[
+    str | None, typer.Option(help="Your own model instead of the file's, module:Class; alike at every site.")
+]
+Folder = Annotated[
+    Path | None, typer.Option("--dir", help="Where state, results and report go; the same again to go on.")
+]
+Certs = Annotated[
+    Path | None,
+    typer.Option(
+        "--certs", help="Folder with ca.crt, NAME.crt and NAME.key; by default certs/ beside the file."
+    ),
+]
+Listen = Annotated[
+    str | None, typer.Option(help="host:port to listen on, where it differs from the address in the file.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="No certificates and no encryption; on loopback addresses only.")
+]
+Log = Annotated[
+    Literal["progress", "json"], typer.Option(help="What to show: a progress bar, or structured lines.")
+]
+Monitor = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", help="Serve a status page and Prometheus metrics on 127.0.0.1:PORT."),
+]
+
+
+def node(
+    file: File,
+    name: Name,
+    data: Annotated[Path, typer.Option(help="Your npz file: x_train, y_train and, if any, x_test, y_test.")],
+    model: Model = None,
+    folder: Folder = None,
+    certs: Certs = None,
+    listen: Listen = None,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:N.")] = "cpu",
+    insecure: Insecure = False,
+    log: Log = "progress",
+    monitor: Monitor = None,
+) -> None:
+    """Take part in a federation, next to your own data; they never leave this machine.
+
+    Ctrl-C, a crash or a power cut lose nothing: the same command goes on where it stopped.
+    """
+    _require_extra()
+    from holdfast.cli.node import run_node
+
+    run_node(
+        file,
+        name,
+        data,
+        model=model,
+        folder=folder,
+        certs=certs,
+        listen=listen,
+        device=device,
+        insecure=insecure,
+        log=log,
+        monitor=monitor,
+    )
+
+
+def server(
+    file: File,
+    name: Name,
+    model: Model = None,
+    folder: Folder = None,
+    certs: Certs = None,
+    listen: Listen = None,
+    insecure: Insecure = False,
+    log: Log = "progress",
+    monitor: Monitor = None,
+) -> None:
+    """Serve a federation with a central method; the server has no data."""
+    _require_extra()
+    from holdfast.cli.node import run_server
+
+    run_server(
+        file,
+        name,
+        model=model,
+        folder=folder,
+        certs=certs,
+        listen=listen,
+        insecure=insecure,
+        log=log,
+        monitor=monitor,
+    )
+
+
+@federation.command("new")
+def new(
+    nodes: Annotated[
+        str, typer.Option(help="Who takes part, such as a=host1:7001,b=host2:7001,c=host3:7001.")
+    ],
+    algorithm: Annotated[str, typer.Option(help="The method; 'holdfast list algorithms' shows them.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="key.path=value", help="The rest, such as algorithm.lr=0.1 problem.model=mlp."
+        ),
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option(help="ring, complete ...; with --server it is a server.")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="A server for central methods, such as hub=host0:7000.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 100,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="An npz file whose samples look like everybody's, to read shapes from."),
+    ] = None,
+    input_shape: Annotated[
+        str | None, typer.Option(help="Shape of one sample, such as 64 or 1,28,28, instead of --data.")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="Number of classes over all nodes; none for real targets.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
+        "federation.toml"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,
+) -> None:
+    """Write a federation file, which all members then share."""
+    _require_extra()
+    from holdfast.cli.federation import new_federation
+
+    new_federation(
+        nodes=nodes,
+        algorithm=algorithm,
+        overrides=overrides or [],
+        topology=topology,
+        server=server,
+        rounds=rounds,
+        data=data,
+        input_shape=input_shape,
+        classes=classes,
+        output=output,
+        force=force,
+    )
+
+
+Days = Annotated[float, typer.Option(help="How long certificates are valid.")]
+
+
+@federation.command("certs")
+def certs(file: File, folder: Certs = None, days: Days = 365) -> None:
+    """Make a private authority, and a key and a certificate for every member, in certs/ beside the file."""
+    _require_extra()
+    from holdfast.cli.federation import make_all_certificates
+
+    make_all_certificates(file, folder, days)
+
+
+@federation.command("csr")
+def csr(file: File, name: Name, folder: Certs = None) -> None:
+    """Make your own key, which stays with you, and a request to be signed."""
+    _require_extra()
+    from holdfast.cli.federation import request_certificate
+
+    request_certificate(file, name, folder)
+
+
+@federation.command("sign")
+def sign(
+    file: File,
+    requests: Annotated[list[Path], typer.Argument(metavar="NAME.csr", help="Requests of members.")],
+    folder: Certs = None,
+    days: Days = 365,
+) -> None:
+    """Sign members' requests with the authority's key; makes the authority if there is none."""
+    _require_extra()
+    from holdfast.cli.federation import sign_requests
+
+    sign_requests(file, requests, folder, days)
+
+
+@federation.command("status")
+def status(
+    file: File,
+    name: Annotated[
+        str | None, typer.Option(help="Whose certificate to show; the only one there is.")
+    ] = None,
+    certs: Certs = None,
+    insecure: Insecure = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Who is up, at which round, how far behind, bytes sent, last error."""
+    _require_extra()
+    from holdfast.cli.federation import show_status
+
+    show_status(file, name, certs, insecure=insecure, as_json=json)
+
+
+@federation.command("try")
+def try_(
+    file: File,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="An npz file, or the name of a data set, to split over the nodes; else random numbers."
+        ),
+    ] = None,
+    model: Model = None,
+    folder: Annotated[Path, typer.Option("--dir", help="Where all members keep their files.")] = Path(
+        "rehearsal"
+    ),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete what is in that folder first.")] = False,
+) -> None:
+    """Rehearse: the whole federation as processes on this machine, with certificates and all."""
+    _require_extra()
+    from holdfast.cli.rehearsal import rehearse
+
+    rehearse(file, data, model, folder, fresh=fresh)
+
+
+def _require_extra() -> None:
+    from holdfast.core.errors import HoldfastError
+
+    for module in ("grpc", "cryptography", "prometheus_client"):
+        if find_spec(module) is None:
+            raise HoldfastError(f"{module} is not installed: pip install 'holdfast[deploy]'")

@@ -1,0 +1,141 @@
+"""``holdfast inspect``: what an experiment will be like, before it is run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.run import print_path
+from holdfast.experiments.config import read_experiment
+from holdfast.experiments.plan import Job, Plan
+from holdfast.experiments.setting import Setting
+from holdfast.report.figures import save_figure
+from holdfast.report.format import bytes_text, count_text, seconds_text
+from holdfast.report.setting_figures import network_figure, partition_figure
+
+SHOWN_NODES = 30
+
+
+def inspect_experiment(
+    path: Path | None, overrides: list[str], data_dir: Path | None, device: str, output: Path
+) -> None:
+    """Shows partition, network, traffic, memory and time of the experiment's first seed and setting."""
+    plan = Plan(read_experiment(path, overrides), data_dir, device)
+    plan.check()
+    output.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    first = plan.jobs[0]
+    setting = plan.setting(first)
+    shared = [job for job in plan.jobs if plan.shares_setting(job, first)]
+    if len(shared) < len(plan.jobs):
+        console.print(f"{len(plan.jobs)} jobs in all; shown: the setting of the first, {first.title}\n")
+    data = setting.data
+    console.print(f"partition: {len(data.x):,} samples on {data.nodes} nodes, {data.unused:,} unused")
+    console.print(partition_table(setting, console.width))
+    console.print(_network_lines(setting))
+    objective = setting.objective
+    size = bytes_text(objective.dim * objective.x0.element_size())
+    console.print(f"model: {objective.dim:,} parameters = {size}")
+    console.print(_cost_table(plan, shared))
+    for stem in _save_pictures(setting, output):
+        print_path(console, "picture", stem.with_suffix(".png"))
+
+
+def partition_table(setting: Setting, width: int) -> Table:
+    """Samples of every class on every node, the darker the more; for many classes only how many it holds."""
+    data, classes = setting.data, setting.dataset.classes
+    labels = data.label_table(classes) if classes else np.zeros((data.nodes, 0), dtype=np.int64)
+    most = int(labels.max(initial=1))
+    cell = len(f" {most:,} ")
+    fits = len("node samples") + cell * labels.shape[1] <= width
+    heads = [str(label) for label in range(labels.shape[1])] if fits else ["classes"]
+    table = Table(box=None, padding=0)
+    for head in ("node", " samples", *(f"{head:>{cell - 1}} " for head in heads)):
+        table.add_column(head, justify="right", no_wrap=True)
+    for node in range(min(data.nodes, SHOWN_NODES)):
+        held = (_heat(n, most) for n in labels[node].tolist()) if fits else [f"{(labels[node] > 0).sum()} "]
+        table.add_row(str(node), f"{data.counts[node]:,}", *held)
+    if data.nodes > SHOWN_NODES:
+        table.caption = f"and {data.nodes - SHOWN_NODES} nodes more"
+    return table
+
+
+def _heat(count: int, darkest: int) -> Text:
+    if count == 0:
+        return Text("· ", style="dim")
+    shade = 235 - round(155 * (count / darkest) ** 0.5)
+    ink = "black" if shade > 140 else "white"
+    return Text(f" {count:,} ", style=f"{ink} on rgb({shade},{shade + 10 if shade < 225 else 235},235)")
+
+
+def _network_lines(setting: Setting) -> str:
+    network = setting.network
+    if network.is_server:
+        return f"\nnetwork: a server and {network.nodes} clients; it averages exactly, p = 1, lambda = 0\n"
+    degrees = network.degrees
+    return (
+        f"\nnetwork: {network.nodes} nodes, {network.directed_links // 2} links, "
+        f"{degrees.min()} to {degrees.max()} neighbours; mixing parameter "
+        f"p = {network.mixing_parameter:.6f}, lambda = {network.spectral_lambda:.6f}\n"
+    )
+
+
+def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
+    objective = plan.setting(jobs[0]).objective
+    vector = objective.dim * objective.x0.element_size()
+    table = Table(box=None, pad_edge=False, collapse_padding=True, caption_justify="left")
+    table.add_column("algorithm", overflow="fold", vertical="bottom", min_width=10)
+    for column in (
+        "vectors\n/link",
+        "traffic\n/round",
+        "traffic\nin all",
+        "grads\n/node",
+        "memory",
+        "time\n/round",
+        "time\nin all",
+    ):
+        table.add_column(column, justify="right", no_wrap=True)
+    for job in jobs:
+        footprint, rounds = plan.footprint(job), job.experiment.rounds
+        total = (footprint.vectors_at_start + rounds * footprint.vectors_per_round) * vector
+        seconds = _seconds_per_round(plan, job)
+        table.add_row(
+            " ".join([job.label, *job.axis_labels]),
+            f"{footprint.vectors_per_link:g}",
+            bytes_text(footprint.vectors_per_round * vector),
+            bytes_text(total),
+            count_text(footprint.gradients_per_round),
+            bytes_text(plan.memory(job)),
+            seconds_text(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms",
+            seconds_text(seconds * rounds),
+        )
+    table.caption = "\nTime is estimated from rounds tried just now; measuring metrics comes on top."
+    return table
+
+
+def _seconds_per_round(plan: Plan, job: Job) -> float:
+    """The fastest of three rounds, after one to warm up."""
+    simulation = plan.simulation(job)
+    simulation.step()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        simulation.step()
+        float(simulation.models.sum())  # wait for the device
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _save_pictures(setting: Setting, output: Path) -> list[Path]:
+    network = setting.network
+    figures = {"network": network_figure(network.nodes, network.weighted_links(), network.is_server)}
+    if setting.dataset.classes:
+        figures["partition"] = partition_figure(setting.data.label_table(setting.dataset.classes))
+    for name, figure in figures.items():
+        save_figure(figure, output / name)
+    return [output / name for name in figures]

@@ -1,0 +1,134 @@
+"""``holdfast list``: what can be chosen in an experiment."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+
+from holdfast.algorithms import ALGORITHMS
+from holdfast.contract import Algorithm, ServerAlgorithm
+from holdfast.contract.schedules import SCHEDULES
+from holdfast.core.errors import unknown
+from holdfast.core.registry import Registry
+from holdfast.data import DATASETS, PARTITIONS
+from holdfast.engines.common.dry_run import dry_run
+from holdfast.experiments.metrics import EXPENSIVE, METRICS
+from holdfast.models import MODELS
+from holdfast.problem.losses import LOSSES
+from holdfast.solvers import SOLVERS
+from holdfast.topology import DISTRIBUTIONS, MIXINGS, TOPOLOGIES, Network, ring, server
+
+REGISTRIES: dict[str, Registry[Any]] = {
+    "algorithms": ALGORITHMS,
+    "topologies": TOPOLOGIES,
+    "mixings": MIXINGS,
+    "datasets": DATASETS,
+    "partitions": PARTITIONS,
+    "models": MODELS,
+    "losses": LOSSES,
+    "schedules": SCHEDULES,
+    "solvers": SOLVERS,
+    "distributions": DISTRIBUTIONS,
+}
+KINDS = [*REGISTRIES, "metrics"]
+FAMILIES = [
+    "plain averaging",
+    "corrected, between neighbours",
+    "corrected, with a server",
+    "a dual on every link",
+    "primal-dual, with a server",
+    "sporadic",
+]
+
+
+def list_choices(kind: str | None, *, as_json: bool) -> None:
+    """Prints the choices of one kind, or of all."""
+    if kind is not None and kind not in KINDS:
+        raise unknown("kind of choice", kind, KINDS)
+    kinds = [kind] if kind else KINDS
+    if as_json:
+        listed = {name: entries(name) for name in kinds}
+        print(json.dumps(listed[kind] if kind else listed, indent=2, default=repr))
+        return
+    console = Console()
+    for name in kinds:
+        _print(console, name, entries(name))
+
+
+def entries(kind: str) -> list[dict[str, Any]]:
+    """Name, summary and parameters of every choice of one kind."""
+    if kind == "metrics":
+        return [
+            {
+                "name": name,
+                "summary": inspect.cleandoc(metric.__doc__ or ""),
+                "parameters": [],
+                "default": name not in EXPENSIVE,
+            }
+            for name, metric in METRICS.items()
+        ]
+    registry = REGISTRIES[kind]
+    listed = [registry.describe(name) for name in registry]
+    if kind == "algorithms":
+        for entry in listed:
+            entry |= _costs(registry[entry["name"]], entry["parameters"])
+        listed.sort(key=lambda entry: FAMILIES.index(entry["family"]))
+    return listed
+
+
+def _costs(maker: Any, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    """Where a method runs, what it sends per round and keeps per node, with default hyperparameters."""
+    sample = {parameter["name"]: 0.1 for parameter in parameters if parameter["required"]}
+    if "lr" in sample.keys() | {parameter["name"] for parameter in parameters}:
+        sample["lr"] = 0.1
+    method = maker(**sample)
+    served = isinstance(method, ServerAlgorithm) or method.needs_server
+    nodes = 4
+    network = server(nodes) if served else Network.of(ring(nodes))
+    footprint = dry_run(method, network)
+    cohorts = isinstance(method, ServerAlgorithm) and method.allows_cohorts
+    return {
+        "network": ("server, cohorts" if cohorts else "server") if served else _graphs(method),
+        "vectors_per_round": footprint.vectors_per_round / (nodes if served else network.directed_links),
+        "vectors_per": "client, up and down" if served else "directed link",
+        "state_vectors_per_node": footprint.state_vectors / nodes,
+    }
+
+
+def _graphs(method: Algorithm) -> str:
+    return "graph" if method.needs_graph else "graph or server"
+
+
+def _print(console: Console, kind: str, listed: list[dict[str, Any]]) -> None:
+    console.print(f"\n[bold underline]{kind}[/bold underline]")
+    family = None
+    for entry in listed:
+        if entry.get("family") != family:
+            family = entry["family"]
+            console.print(f"\n[bold]{family}[/bold]")
+        note = "" if entry.get("default", True) else " [dim](only when asked for)[/dim]"
+        console.print(f"[bold cyan]{entry['name']}[/bold cyan]", highlight=False)
+        console.print(Padding(f"{escape(entry['summary'])}{note}", (0, 0, 0, 4)), highlight=False)
+        if "family" in entry:
+            console.print(Padding(f"[dim]{_facts(entry)}[/dim]", (0, 0, 0, 4)), highlight=False)
+        if entry["parameters"]:
+            parameters = ", ".join(_parameter(parameter) for parameter in entry["parameters"])
+            console.print(Padding(f"[green]{escape(parameters)}[/green]", (0, 0, 0, 4)), highlight=False)
+
+
+def _facts(entry: dict[str, Any]) -> str:
+    """The paper and the costs of an algorithm."""
+    return (
+        f"{entry['paper']}; on: {entry['network']}; sends {entry['vectors_per_round']:g} vectors per "
+        f"{entry['vectors_per']}, keeps {entry['state_vectors_per_node']:g} per node"
+    )
+
+
+def _parameter(parameter: dict[str, Any]) -> str:
+    name = parameter["name"]
+    return f"{name} (required)" if parameter["required"] else f"{name} = {parameter['default']!r}"

@@ -1,0 +1,37 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Experiment = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="EXPERIMENT.toml", help="The experiment file; without one, the default experiment."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="key.path=value",
+        help="Changes, such as network.topology=complete; a list, algorithm.lr=[0.1,0.01], makes a sweep.",
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HOLDFAST_DATA", help="Folder with data sets that are not embedded.", show_envvar=True
+    ),
+]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also log to TensorBoard (pip install tensorboard).")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")]
+Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:N.")]
+Processes = Annotated[
+    int | None,
+    typer.Option(help="Spread the nodes over so many processes of this machine; on GPUs, one for each."),
+]

@@ -1,0 +1,194 @@
+"""``holdfast federation try``: everybody as processes on this machine, with real certificates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_atomic
+from holdfast.data import DATASETS, IID, Dataset, partition
+from holdfast.engines.deploy.credentials import make_certificates
+from holdfast.engines.deploy.federation import Federation, read_federation
+from holdfast.engines.deploy.site import read_data
+from holdfast.report.format import bytes_text
+
+RANDOM_SAMPLES = 64  # per node, where there are no data to rehearse with
+
+
+def rehearse(path: Path, data: str | None, model: str | None, folder: Path, *, fresh: bool) -> None:
+    """``holdfast federation try``"""
+    original = read_federation(path, model)
+    if fresh and folder.exists():
+        if any(folder.iterdir()) and not (folder / "federation.toml").exists():
+            raise HoldfastError(f"--fresh: {folder} is not the folder of a rehearsal; delete it yourself")
+        shutil.rmtree(folder)
+    if not (folder / "federation.toml").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_data(original, data, folder)
+        make_certificates(folder / "certs", original.name, [m.name for m in original.members], days=7)
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        if model is not None:
+            raw["problem"]["model"] = model
+        _on_loopback(raw)
+        write_atomic(folder / "federation.toml", tomli_w.dumps(raw).encode())
+    federation = read_federation(folder / "federation.toml")
+    if federation.id != original.id:
+        raise HoldfastError(f"{folder} is a rehearsal of another federation; add --fresh to begin anew")
+    Rehearsal(federation, folder).run()
+
+
+def _on_loopback(raw: dict[str, Any]) -> None:
+    """Everybody gets a free port of this machine."""
+    members = [*raw["node"], *([raw["server"]] if "server" in raw else [])]
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in members]
+    for member, taken in zip(members, sockets, strict=True):
+        member["address"] = f"127.0.0.1:{taken.getsockname()[1]}"
+    for taken in sockets:
+        taken.close()
+
+
+def _write_data(federation: Federation, data: str | None, folder: Path) -> None:
+    """One npz file for each node, as the sites would have it."""
+    for i, (name, part) in enumerate(zip(federation.names, _split(federation, data), strict=True)):
+        count = federation.node[i].samples
+        x_train, y_train, x_test, y_test = part
+        if count is not None and len(x_train) < count:
+            raise HoldfastError(f"{name}: the file says {count} samples, the rehearsal has {len(x_train)}")
+        np.savez(
+            folder / f"{name}.npz",
+            x_train=np.asarray(x_train[:count]),
+            y_train=np.asarray(y_train[:count]),
+            x_test=np.asarray(x_test),
+            y_test=np.asarray(y_test),
+        )
+
+
+def _split(federation: Federation, data: str | None) -> list[tuple[Any, Any, Any, Any]]:
+    nodes, seed, problem = len(federation.node), federation.seed, federation.problem
+    if data is None:
+        rng = np.random.default_rng(seed)
+        parts = []
+        for node in federation.node:
+            count = (node.samples or RANDOM_SAMPLES) + RANDOM_SAMPLES // 4
+            x = rng.standard_normal((count, *problem.input_shape)).astype(np.float32)
+            y = rng.standard_normal(count).astype(np.float32)
+            labels = y if problem.classes is None else rng.integers(0, problem.classes, count)
+            cut = count - RANDOM_SAMPLES // 4
+            parts.append((x[:cut], labels[:cut], x[cut:], labels[cut:]))
+        return parts
+    dataset = _dataset(data, nodes, seed)
+    split = partition(dataset.x_train, dataset.y_train, IID(), nodes=nodes, seed=seed)
+    return [(*split.node(i), dataset.x_test, dataset.y_test) for i in range(nodes)]
+
+
+def _dataset(data: str, nodes: int, seed: int) -> Dataset:
+    if Path(data).suffix == ".npz":
+        return read_data(Path(data))
+    return DATASETS.build(data, {}, nodes=nodes, seed=seed)
+
+
+class Rehearsal:
+    """All members as child processes; their log lines go to files, and their state to a table."""
+
+    def __init__(self, federation: Federation, folder: Path) -> None:
+        self.federation, self.folder = federation, folder
+        self.rounds: dict[str, int] = {}
+        self.doing: dict[str, str] = {}
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.followers: list[threading.Thread] = []
+
+    def run(self) -> None:
+        """To the end; leaves with an error if a member did."""
+        console = Console()
+        try:
+            for member in self.federation.members:
+                self._start(member.name)
+            with Live(console=console, get_renderable=self._table, refresh_per_second=4, transient=True):
+                while any(process.poll() is None for process in self.processes.values()):
+                    if self._failed():
+                        break
+                    time.sleep(0.1)
+            failed = self._failed()  # before the others are stopped
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on from here", file=sys.stderr)
+            sys.exit(130)
+        finally:
+            for process in self.processes.values():
+                process.terminate()
+            for process in self.processes.values():
+                process.wait()
+            for follower in self.followers:
+                follower.join()
+        console.print(self._results())
+        if failed:
+            last = (self.folder / f"{failed}.log").read_text().strip().splitlines()[-1:]
+            raise HoldfastError(f"{failed} stopped: {' '.join(last)}")
+        console.print(f"rehearsed; models, metrics and logs are in {self.folder}", soft_wrap=True)
+
+    def _failed(self) -> str:
+        """A member that ended with an error, if any."""
+        return next((name for name, process in self.processes.items() if process.poll()), "")
+
+    def _start(self, name: str) -> None:
+        data = self.folder / f"{name}.npz"
+        role = ["node", "--data", str(data)] if data.exists() else ["server"]
+        command = [sys.executable, "-m", "holdfast", role[0], str(self.folder / "federation.toml")]
+        process = subprocess.Popen(
+            [*command, "--name", name, *role[1:], "--log", "json"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.processes[name] = process
+        follower = threading.Thread(target=self._follow, args=(name, process), daemon=True)
+        follower.start()
+        self.followers.append(follower)
+
+    def _follow(self, name: str, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        with (self.folder / f"{name}.log").open("a") as log:
+            for line in process.stderr:
+                log.write(line)
+                log.flush()
+                try:
+                    entry = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                self.doing[name] = entry["event"]
+                self.rounds[name] = entry.get("round", self.rounds.get(name, 0))
+
+    def _table(self) -> Table:
+        table = Table("member", "round", "last event", box=None, pad_edge=False)
+        for name in self.processes:
+            done = self.rounds.get(name, 0)
+            table.add_row(name, f"{done}/{self.federation.rounds}", self.doing.get(name, "starting"))
+        return table
+
+    def _results(self) -> Table:
+        table = Table("member", "rounds", "sent", "waited", "figures", box=None, pad_edge=False)
+        for member in self.federation.members:
+            role = "server" if self.federation.server is member else "node"
+            path = self.folder / f"{role}-{member.name}" / "report.json"
+            if path.exists():
+                report = json.loads(path.read_text())
+                figures = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in report["metrics"].items())
+                waited = f"{report['waiting_seconds']:.1f} s"
+                table.add_row(
+                    member.name, str(report["round"]), bytes_text(report["payload_bytes"]), waited, figures
+                )
+        return table

@@ -1,0 +1,145 @@
+"""``holdfast run``, ``resume``, ``report`` and ``init``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+import holdfast
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_atomic
+from holdfast.core.world import World
+from holdfast.engines.cluster.launch import INTERRUPTED, launch_id, run_to_continue
+from holdfast.engines.cluster.ranks import joined
+from holdfast.experiments.config import default_experiment, read_experiment
+from holdfast.experiments.plan import Plan
+from holdfast.experiments.record import load_record
+from holdfast.experiments.runner import Interrupted, Runner, View
+from holdfast.experiments.tensorboard import TensorBoardView, summary_writer
+from holdfast.report.html import write_plots, write_report
+from holdfast.report.progress import LiveView
+from holdfast.report.terminal import summary_table
+
+
+def run_experiment(
+    path: Path | None,
+    overrides: list[str],
+    data_dir: Path | None,
+    device: str,
+    runs_dir: Path,
+    *,
+    tensorboard: bool,
+    quiet: bool,
+) -> None:
+    """``holdfast run``"""
+    with joined() as world:
+        own_device = world.own_device(device)
+        plan = _agreed_plan(
+            world, lambda: Plan(read_experiment(path, overrides), data_dir, own_device, world)
+        )
+        if tensorboard:
+            world.together(summary_writer)  # complains before there is a run directory
+        launch = launch_id()
+        before = world.text_of_leader(lambda: str(run_to_continue(runs_dir, launch, plan.digest) or ""))
+        runner = Runner.reopen(plan, Path(before)) if before else Runner.start(plan, runs_dir, launch)
+        _execute(runner, tensorboard=tensorboard, quiet=quiet)
+    _show(runner, quiet=quiet)
+
+
+def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bool) -> None:
+    """``holdfast resume``"""
+    with joined() as world:
+        summary = world.together(lambda: load_record(folder)).summary
+        kept = summary.get("data_dir")
+        data_dir = Path(str(kept)) if kept else None
+        own_device = world.own_device(device or str(summary.get("device", "cpu")))
+        toml = folder / "experiment.toml"
+        plan = _agreed_plan(world, lambda: Plan(read_experiment(toml, []), data_dir, own_device, world))
+        runner = Runner.reopen(plan, folder)
+        _execute(runner, tensorboard=tensorboard, quiet=quiet)
+    _show(runner, quiet=quiet)
+
+
+def _agreed_plan(world: World, make: Callable[[], Plan]) -> Plan:
+    """The checked plan, the same on all ranks."""
+    world.agree("version of holdfast", holdfast.__version__, "install the same on all machines")
+    plan = world.together(make)
+    world.agree("experiment", plan.digest, "give all ranks the same file and the same changes")
+    plan.check()
+    return plan
+
+
+def _execute(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
+    """Runs what is left to run; only the leader of several processes shows anything."""
+    leads = runner.world.leads
+    console = Console(quiet=quiet or not leads)
+    print_path(console, "run directory", runner.folder)
+    warnings = runner.plan.warnings()
+    for warning in warnings if leads else []:
+        print(f"warning: {warning}", file=sys.stderr)
+    with ExitStack() as stack:
+        views: list[View] = [TensorBoardView(runner.folder)] if tensorboard and leads else []
+        if not quiet and leads:
+            views.append(stack.enter_context(LiveView(runner.plan, console)))
+        try:
+            runner.execute(views)
+        except Interrupted:
+            stack.close()
+            if leads:
+                command = f"holdfast resume {shlex.quote(str(runner.folder))}"
+                print(f"stopped, all is saved; continue with: {command}", file=sys.stderr, flush=True)
+            runner.world.wait()
+            sys.exit(INTERRUPTED)
+
+
+def _show(runner: Runner, *, quiet: bool) -> None:
+    """Writes plots and report, and prints the figures."""
+    if not runner.world.leads:
+        return
+    console = Console(quiet=quiet)
+    record = load_record(runner.folder)
+    with console.status("writing plots and report"):
+        write_plots(record, runner.folder / "plots")
+        write_report([record], runner.folder / "report.html")
+    console.print(summary_table([record], console.width))
+    for job, entry in zip(runner.plan.jobs, runner.summary["jobs"], strict=True):
+        if entry["status"] == "diverged":
+            console.print(Text.assemble((f"{job.title} diverged", "red"), f": {entry['message']}"))
+    print_path(console, "report", runner.folder / "report.html")
+    if quiet:
+        print(runner.folder)
+    if all(entry["status"] == "diverged" for entry in runner.summary["jobs"]):
+        sys.exit(1)
+
+
+def print_path(console: Console, what: str, path: Path) -> None:
+    """``what: path``, the path in one piece however narrow the terminal."""
+    console.print(Text.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)
+
+
+def report_runs(folders: list[Path], output: Path | None) -> None:
+    """``holdfast report``"""
+    records = [load_record(folder) for folder in folders]
+    for record in records:
+        write_plots(record, record.path / "plots")
+    target = output or records[0].path / ("report.html" if len(records) == 1 else "comparison.html")
+    write_report(records, target)
+    console = Console()
+    console.print(summary_table(records, console.width))
+    print_path(console, "report", target)
+
+
+def write_default(path: Path, *, force: bool) -> None:
+    """``holdfast init``"""
+    if path.exists() and not force:
+        raise HoldfastError(f"{path} exists already; choose another name, or overwrite it with --force")
+    if not path.parent.is_dir():
+        raise HoldfastError(f"{path.parent} is not a folder")
+    write_atomic(path, default_experiment().encode())
+    print(f"wrote {path}; run it with: holdfast run {path}")

@@ -1,0 +1,45 @@
+"""The whole contract between an algorithm and the engine that runs it.
+
+An algorithm is a frozen dataclass of hyperparameters with a few pure functions on tensors ``[..., d]``: the
+simulator calls them with all nodes stacked ``[n, d]``, a cluster rank with its block of rows, a deployed node
+with its own row. What a node can do is spelled out by two objects it is handed: its ``Oracle`` (its own
+objective) and its ``Peers`` (its links). Communication is a call in the middle of ``round``, so that a round
+reads like the paper's and may exchange once, twice or not at all.
+
+There are two kinds. An ``Algorithm`` has no leader: nodes exchange with their neighbours, or, when the
+network is a server, with the average of everybody. A ``ServerAlgorithm`` keeps state on the server and may
+run with a sampled cohort of clients.
+"""
+
+from holdfast.contract.methods import ALGORITHMS, Algorithm, Method, ServerAlgorithm, State
+from holdfast.contract.oracle import Oracle
+from holdfast.contract.peers import Edges, Inbox, Peers
+from holdfast.contract.schedules import SCHEDULES, Rate, constant, cosine, halving, linear
+from holdfast.contract.solver import SOLVERS, LocalProblem, LocalSolver, Solver
+from holdfast.core.validation import Count, NonNegative, Positive, Whole
+
+__all__ = [
+    "ALGORITHMS",
+    "SCHEDULES",
+    "SOLVERS",
+    "Algorithm",
+    "Count",
+    "Edges",
+    "Inbox",
+    "LocalProblem",
+    "LocalSolver",
+    "Method",
+    "NonNegative",
+    "Oracle",
+    "Peers",
+    "Positive",
+    "Rate",
+    "ServerAlgorithm",
+    "Solver",
+    "State",
+    "Whole",
+    "constant",
+    "cosine",
+    "halving",
+    "linear",
+]

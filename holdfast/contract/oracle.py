@@ -1,0 +1,51 @@
+"""What a node can ask of its own objective."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from holdfast.contract.solver import Solver
+
+
+class Oracle(Protocol):
+    """A node's view of its own objective f_i. Points and gradients are ``[..., d]``, one row per node."""
+
+    @property
+    def round(self) -> int:
+        """The current round, counted from 0."""
+
+    def grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """Gradient of f_i at ``x`` on the round's next minibatch (exact if the objective has no batches).
+
+        With ``where`` [..., 1], only the marked rows are computed; the others are zero and cost nothing.
+        """
+
+    def grads(self, *points: Tensor) -> tuple[Tensor, ...]:
+        """Gradients at several points on the same minibatch, for variance reduction."""
+
+    def full_grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """Gradient of f_i at ``x`` over all of the node's data; ``where`` as for ``grad``."""
+
+    def argmin(
+        self,
+        linear: Tensor,
+        centre: Tensor,
+        weight: float | Tensor,
+        start: Tensor,
+        solver: Solver = ...,
+        gradient_norm: float | None = None,
+    ) -> Tensor:
+        """argmin_u f_i(u) + <linear, u> + (weight/2) ||u - centre||^2 from ``start``; by default exactly.
+
+        With ``gradient_norm`` the solver stops at that norm of the gradient instead of by its own rule.
+        """
+
+    @property
+    def able(self) -> Tensor:
+        """Whether the node is able to compute in this round, [..., 1]; always, unless nodes are sporadic."""
+
+    @property
+    def chance(self) -> Tensor:
+        """The probability of being ``able``, [..., 1] float64."""

@@ -1,0 +1,61 @@
+"""Files that are either written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from holdfast.core.errors import HoldfastError
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Writes, syncs and renames: after a crash ``path`` holds the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.partial")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_atomic(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+    """Tensors with JSON ``notes`` beside them, as one safetensors file."""
+    write_atomic(path, safetensors.torch.save(tensors, {"holdfast": json.dumps(notes)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What ``write_tensors`` wrote."""
+    with _opened(path) as (file, notes):
+        return {name: file.get_tensor(name) for name in file.keys()}, notes  # noqa: SIM118
+
+
+def read_notes(path: Path) -> dict[str, Any]:
+    """The notes alone."""
+    with _opened(path) as (_, notes):
+        return notes
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file, json.loads((file.metadata() or {})["holdfast"])
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError):
+        raise HoldfastError(f"{path} is not a checkpoint of holdfast, or it is damaged; delete it") from None

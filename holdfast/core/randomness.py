@@ -1,0 +1,93 @@
+"""Random numbers without a generator: every draw is a pure function of what it is for.
+
+Philox turns a counter and a key into random words. The key is (seed, purpose) and the counter holds the node,
+the round and the step, so a draw is the same on a CPU and on a GPU, whichever other nodes a process holds and
+whatever was drawn before.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count, check
+
+Word = int | Tensor
+
+_MASK = 0xFFFFFFFF
+
+
+class Stream(IntEnum):
+    """What a draw is for: the second word of the key, so that no two purposes share random numbers."""
+
+    BATCH = 0
+    COIN = 1
+    COHORT = 2
+    LINK = 3
+    COMPUTE = 4
+    CAPABILITY = 5
+    DROPOUT = 1 << 16  # the layers of a model count up from here
+
+
+def philox(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> Tensor:
+    """Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
+
+    All six words lie in [0, 2**32): Python ints or int64 tensors that broadcast. Returns four random 32-bit
+    words in int64, shape ``[..., 4]``.
+    """
+    for word in (*counter, *key):
+        if isinstance(word, int) and not 0 <= word <= _MASK:
+            raise HoldfastError(f"seed, node, round and step must lie in [0, 2**32), got {word}")
+    x0, x1, x2, x3 = counter
+    x0, x2 = x0 & _MASK, x2 & _MASK  # torch.compile would fold the product with an arange into a 32-bit index
+    k0, k1 = key
+    for _ in range(10):
+        # The products wrap into the sign bit of int64, but their bits are right; masks undo the signed shift.
+        p0, p1 = x0 * 0xD2511F53, x2 * 0xCD9E8D57
+        x0, x1 = (p1 >> 32 & _MASK) ^ x1 ^ k0, p1 & _MASK
+        x2, x3 = (p0 >> 32 & _MASK) ^ x3 ^ k1, p0 & _MASK
+        k0, k1 = k0 + 0x9E3779B9 & _MASK, k1 + 0xBB67AE85 & _MASK
+    words = [torch.as_tensor(x) for x in (x0, x1, x2, x3)]
+    return torch.stack(torch.broadcast_tensors(*words), dim=-1)  # type: ignore[no-untyped-call]
+
+
+def batch_indices(seed: Word, nodes: Tensor, counts: Tensor, round: Word, step: Word, batch: int) -> Tensor:
+    """Sample numbers of a minibatch, drawn with replacement: ``[m, batch]``, row i uniform in [0, counts[i]).
+
+    ``nodes`` [m] are global node numbers and ``counts`` [m] their sample counts (below 2**31). ``round`` and
+    ``step`` may be tensors on the device; a ``step`` of shape ``[K, 1, 1]`` gives ``[K, m, batch]``.
+    A smaller batch is a prefix of a larger one.
+    """
+    blocks = torch.arange(-(-batch // 4), device=nodes.device)
+    words = philox((blocks, step, round, nodes[:, None]), (seed, int(Stream.BATCH)))
+    return words.flatten(-2)[..., :batch] * counts[:, None] >> 32
+
+
+def uniform(seed: int, stream: Stream, round: Word, step: Word, index: Tensor) -> Tensor:
+    """One float64 in [0, 1) for each non-negative entry of ``index`` (a node, a link ...), same shape."""
+    words = philox((index & _MASK, step, round, index >> 32), (seed, int(stream)))
+    return (words[..., 0] << 21 | words[..., 1] >> 11).double() * 2.0**-53
+
+
+def coin(seed: int, round: int, draw: int, probability: float) -> bool:
+    """The round's ``draw``-th coin that all nodes share: true with ``probability``."""
+    check("probability", Annotated[float, Field(ge=0, le=1)], probability)
+    return bool(uniform(seed, Stream.COIN, round, draw, torch.tensor(0)) < probability)
+
+
+def cohort(seed: int, round: int, nodes: int, size: int) -> Tensor:
+    """``size`` distinct nodes out of ``nodes``, all subsets equally likely: sorted numbers ``[size]``."""
+    check("size", Count, size)
+    if size > nodes:
+        raise HoldfastError(f"a cohort of {size} nodes was asked for, but there are only {nodes} nodes")
+    draws = uniform(seed, Stream.COHORT, round, 0, torch.arange(size)).tolist()
+    chosen: set[int] = set()
+    for draw, last in zip(draws, range(nodes - size, nodes), strict=True):  # Floyd's method: O(size)
+        pick = int(draw * (last + 1))
+        chosen.add(last if pick in chosen else pick)
+    return torch.tensor(sorted(chosen))

@@ -1,0 +1,68 @@
+"""What a method costs, found by running it on an objective that is zero: there is no formula to go stale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from holdfast.contract import Method
+from holdfast.core.tree import leaves
+from holdfast.engines.common.zero import ZeroObjective
+from holdfast.engines.simulate.simulation import Federation, Simulation
+from holdfast.topology import Network
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Multiples of the model's dimension d, except for gradients."""
+
+    vectors_at_start: int  # sent over the whole network before the first round
+    vectors_per_round: float  # sent over the whole network in a round
+    vectors_per_link: float  # the same, per directed link
+    scalars_per_round: float  # single numbers sent beside them
+    state_vectors: int  # kept by all nodes together between rounds
+    gradients_per_round: float  # per node
+
+    def memory(self, nodes: int, dim: int, itemsize: int) -> float:
+        """Estimated bytes of state, messages and three working copies of all rows, and of the model."""
+        rows = self.state_vectors + (self.vectors_per_link + 3) * nodes
+        model_copies = 4
+        return (rows + model_copies) * dim * itemsize
+
+
+def dry_run(method: Method, network: Network, cohort_size: int | None = None, rounds: int = 1) -> Footprint:
+    """``method`` over ``network``, counted in one dimension and in two, to tell d from 1.
+
+    Figures per round are means over ``rounds``: some methods skip communication now and then.
+    """
+    one, two = (_count(method, network, cohort_size, dim, rounds) for dim in (1, 2))
+    return Footprint(
+        vectors_at_start=two.at_start - one.at_start,
+        vectors_per_round=two.per_round - one.per_round,
+        scalars_per_round=2 * one.per_round - two.per_round,
+        vectors_per_link=(two.per_round - one.per_round) / network.directed_links,
+        state_vectors=two.state - one.state,
+        gradients_per_round=one.gradients / network.nodes,
+    )
+
+
+class _Counts(NamedTuple):
+    at_start: int
+    per_round: float
+    state: int
+    gradients: float
+
+
+def _count(method: Method, network: Network, cohort_size: int | None, dim: int, rounds: int) -> _Counts:
+    simulation = Simulation(method, ZeroObjective(network.nodes, dim), network, cohort_size=cohort_size)
+    at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
+    kept = simulation.state.clients if isinstance(simulation.state, Federation) else simulation.state
+    state = sum(tensor.numel() for tensor in leaves(kept))
+    for _ in range(rounds):
+        simulation.step()
+    return _Counts(
+        at_start,
+        (simulation.traffic.numbers - at_start) / rounds,
+        state,
+        (simulation.work.gradient_evaluations - gradients) / rounds,
+    )

@@ -1,0 +1,90 @@
+"""The links of a network as matrices on the device where the simulator computes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from holdfast.engines.common.products import SHORT_ROW, Matrix, ShortRows, SparseRows
+from holdfast.topology import Network
+
+# From this many nodes on, a graph with few links is mixed as a sparse matrix.
+SPARSE_FROM_NODES = 512
+SPARSE_BELOW_DENSITY = 0.05
+
+
+class StackedLinks:
+    """Everything that the exchange over one network needs; made once per network."""
+
+    def __init__(self, network: Network, like: Tensor) -> None:
+        self.network = network
+        self.like = like  # device and dtype of the messages
+
+    @cached_property
+    def weights(self) -> Matrix:
+        """W, [n, n], dense or sparse, whichever multiplies faster."""
+        return self._short(self.network.weights) or self._matrix(self.network.weights)
+
+    @cached_property
+    def adjacency(self) -> Matrix:
+        """1 on links, 0 elsewhere, [n, n]."""
+        return self._matrix(self.network.adjacency)
+
+    def weights_over(self, available: NDArray[np.bool_]) -> Matrix:
+        """P, [n, n]: W with only the ``available`` links, [E]; the weight of the others stays at home."""
+        return self._matrix(self.network.weights_over(available))
+
+    @property
+    def degree(self) -> Tensor:
+        """Number of neighbours of every node that is here."""
+        return self.all_degrees
+
+    @cached_property
+    def all_degrees(self) -> Tensor:
+        """Number of neighbours, [n, 1]; behind a server everybody is everybody's neighbour."""
+        nodes = self.network.nodes
+        degrees = [nodes - 1] * nodes if self.network.is_server else self.network.degrees
+        return torch.as_tensor(degrees).to(self.like)[:, None]
+
+    def vectors(self, numbers: int) -> float:
+        """So many ``numbers`` of a message as a multiple of the model's dimension."""
+        return numbers / self.like.numel()
+
+    @cached_property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """(own, other), each [2E]: the nodes at the two ends of every directed link, sorted by own."""
+        own, other, _ = self.network.directed
+        return torch.as_tensor(own).to(self.like.device), torch.as_tensor(other).to(self.like.device)
+
+    @property
+    def rows(self) -> Tensor:
+        """[2E]: the row of the node that every directed link belongs to."""
+        return self.ends[0]
+
+    @cached_property
+    def reverse(self) -> Tensor:
+        """[2E]: where the opposite direction of every directed link stands."""
+        own, other = self.ends
+        return torch.argsort(other * self.network.nodes + own)
+
+    @cached_property
+    def gathering(self) -> Matrix:
+        """[n, 2E]: sums the rows of every node's own directed links."""
+        own = self.ends[0].cpu().numpy()
+        shape = (self.network.nodes, len(own))
+        return self._matrix(csr_array((np.ones(len(own)), (own, np.arange(len(own)))), shape=shape))
+
+    def _short(self, matrix: csr_array) -> ShortRows | None:
+        short = self.like.is_cuda and np.diff(matrix.indptr).max() <= SHORT_ROW
+        return ShortRows.of(matrix, self.like) if short else None
+
+    def _matrix(self, matrix: csr_array) -> Tensor | SparseRows:
+        rows, columns = matrix.shape
+        if rows >= SPARSE_FROM_NODES and matrix.nnz < SPARSE_BELOW_DENSITY * rows * columns:
+            return SparseRows.of(matrix, self.like)
+        return torch.as_tensor(matrix.toarray()).to(self.like)

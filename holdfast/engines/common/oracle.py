@@ -1,0 +1,167 @@
+"""The oracle that engines hand to algorithms: some nodes' view of their own objectives in one round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.core.randomness import Stream, uniform
+from holdfast.engines.common.counters import Work
+from holdfast.problem.problem import Objective
+from holdfast.solvers import Newton, Solver
+
+EXACT = Newton()
+
+# Minibatches drawn before the first round have step numbers of their own, far from any round's.
+INITIAL_STEP = 2**31
+
+
+@dataclass
+class BatchOracle:
+    """The objectives of ``nodes`` [m]; every call of ``grad`` draws the next minibatch of the round."""
+
+    objective: Objective
+    nodes: Tensor
+    seed: int
+    round: int
+    work: Work
+    chances: Tensor | None = None  # [n] float64: every node's probability of being able to compute; None: 1
+    step: int = 0
+
+    def grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        gradient = self._compute(x, where, lambda rows, nodes: self._minibatch([rows], nodes)[0])
+        self.step += 1
+        return gradient
+
+    def grads(self, *points: Tensor) -> tuple[Tensor, ...]:
+        gradients = self._minibatch([self._rows(x) for x in points], self.nodes)
+        self.step += 1
+        return tuple(gradients)
+
+    def full_grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        return self._compute(x, where, self._full)
+
+    def argmin(
+        self,
+        linear: Tensor,
+        centre: Tensor,
+        weight: float | Tensor,
+        start: Tensor,
+        solver: Solver = EXACT,
+        gradient_norm: float | None = None,
+    ) -> Tensor:
+        problem = OracleProblem(self, linear, centre, weight, gradient_norm)
+        return solver.solve(problem, self._rows(start))
+
+    def full_value(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        return self._compute(x, where, self._values, 1)
+
+    @property
+    def able(self) -> Tensor:
+        draws = uniform(self.seed, Stream.COMPUTE, self.round, 0, self.nodes)
+        return draws[:, None] < self.chance
+
+    @property
+    def chance(self) -> Tensor:
+        if self.chances is None:
+            return torch.ones(len(self.nodes), 1, dtype=torch.float64, device=self.nodes.device)
+        return self.chances[self.nodes][:, None]
+
+    def _compute(
+        self,
+        x: Tensor,
+        where: Tensor | None,
+        function: Callable[[Tensor, Tensor], Tensor],
+        width: int | None = None,
+    ) -> Tensor:
+        """``function`` of the rows that ``where`` [m, 1] marks; the others cost nothing and are zero.
+
+        ``width`` is the size of its rows, if not that of ``x``.
+        """
+        rows = self._rows(x)
+        if where is None:
+            return function(rows, self.nodes)
+        chosen = where.squeeze(-1).nonzero().squeeze(-1)
+        if len(chosen) == len(rows):
+            return function(rows, self.nodes)
+        result = rows.new_zeros(len(rows), width or rows.shape[-1])
+        if len(chosen):
+            result[chosen] = function(rows[chosen], self.nodes[chosen])
+        return result
+
+    def _minibatch(self, points: list[Tensor], nodes: Tensor) -> list[Tensor]:
+        self._count(len(points), nodes, self.objective.samples_per_minibatch(nodes))
+        return self.objective.minibatch_grads(points, nodes, self.round, self.step)
+
+    def _full(self, x: Tensor, nodes: Tensor) -> Tensor:
+        self._count(1, nodes, self.objective.samples(nodes))
+        return self.objective.full_grads(x, nodes)
+
+    def _values(self, x: Tensor, nodes: Tensor) -> Tensor:
+        self.work.value_evaluations += len(nodes)
+        return self.objective.values(x, nodes)[:, None]
+
+    def _count(self, points: int, nodes: Tensor, samples: int) -> None:
+        self.work.gradient_evaluations += points * len(nodes)
+        self.work.sample_gradients += points * samples
+        if self.chances is None:
+            self.work.delay += points * len(nodes) / self.objective.nodes
+        else:
+            slowness = 1 / self.chances
+            self.work.delay += points * float(slowness[nodes].sum() / slowness.sum())
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """One row per node; laid out alike whether ``x`` is a server's single row, fresh or restored.
+
+        The same numbers in another layout may take another kernel and round differently.
+        """
+        shape = (len(self.nodes), x.shape[-1])
+        return (x if x.shape == shape else x.expand(shape)).contiguous()
+
+
+@dataclass(frozen=True)
+class OracleProblem:
+    """f_i(u) + <linear, u> + (weight/2) ||u - centre||^2 of an oracle's nodes, for a local solver."""
+
+    oracle: BatchOracle
+    linear: Tensor
+    centre: Tensor
+    weight: float | Tensor  # [m, 1] where nodes differ
+    gradient_norm: float | None = None
+
+    @property
+    def l1(self) -> float:
+        return self.oracle.objective.l1
+
+    @property
+    def smooth(self) -> bool:
+        return self.oracle.objective.smooth
+
+    def value(self, u: Tensor, where: Tensor | None = None) -> Tensor:
+        away = (u - self.centre).square().sum(-1, keepdim=True)
+        added = (self.linear * u).sum(-1, keepdim=True) + self.weight / 2 * away
+        return self._masked(self.oracle.full_value(u, where), added, where)
+
+    def grad(self, u: Tensor, where: Tensor | None = None) -> Tensor:
+        return self._masked(self.oracle.full_grad(u, where), self.slope(u), where)
+
+    def minibatch_grad(self, u: Tensor, where: Tensor | None = None) -> Tensor:
+        return self._masked(self.oracle.grad(u, where), self.slope(u), where)
+
+    def hessian(self, u: Tensor) -> Tensor:
+        identity = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+        weight = self.weight[..., None] if isinstance(self.weight, Tensor) else self.weight
+        return self.oracle.objective.hessians(u, self.oracle.nodes) + weight * identity
+
+    def slope(self, u: Tensor) -> Tensor:
+        return self.linear + self.weight * (u - self.centre)
+
+    def report_unfinished(self, rows: Tensor) -> None:
+        self.oracle.work.unfinished_solves += int(rows.sum())
+
+    @staticmethod
+    def _masked(own: Tensor, added: Tensor, where: Tensor | None) -> Tensor:
+        return own + added if where is None else own + added * where

@@ -1,0 +1,133 @@
+"""Exchange in the simulator: all rows live in one tensor, so mixing is a matrix product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.contract import Inbox
+from holdfast.core.errors import HoldfastError
+from holdfast.core.randomness import coin
+from holdfast.core.tree import row_size, tree_map
+from holdfast.engines.common.counters import Traffic
+from holdfast.engines.common.links import StackedLinks
+from holdfast.engines.common.products import exact_product
+from holdfast.topology import Network
+
+M = TypeVar("M")
+
+
+@dataclass
+class StackedPeers:
+    """Every node's links in one round; messages are ``[n, d]``."""
+
+    network: Network
+    links: StackedLinks  # those of the network in this round
+    seed: int
+    round: int
+    traffic: Traffic
+    draws: int = 0  # shared coins and sporadic exchanges of this round so far
+
+    @property
+    def degree(self) -> Tensor:
+        return self.links.degree
+
+    def exchange(self, message: M, sporadic: bool = False) -> Inbox[M]:
+        available = self._draw_links() if sporadic else None
+        size = row_size(message)
+        messages = self.links.network.directed_links if available is None else 2 * int(available.sum())
+        self.traffic.numbers += messages * size
+        self.traffic.delay += self._share_of_delay(available) * self.links.vectors(size)
+        return self._deliver(message, available)
+
+    def _deliver(self, message: M, available: NDArray[np.bool_] | None) -> Inbox[M]:
+        return StackedInbox(message, self.links, available)
+
+    def coin(self, probability: float) -> bool:
+        self.draws += 1
+        return coin(self.seed, self.round, self.draws, probability)
+
+    @cached_property
+    def edges(self) -> StackedEdges:
+        if self.network.sequence is not None:
+            raise HoldfastError(
+                "network: a method that keeps vectors for its links needs links that stay the same"
+            )
+        return self._edges()
+
+    def _edges(self) -> StackedEdges:
+        return StackedEdges(self.links, self.traffic)
+
+    def _draw_links(self) -> NDArray[np.bool_]:
+        self.draws += 1
+        return self.network.available_links(self.seed, self.round, self.draws)
+
+    def _share_of_delay(self, available: NDArray[np.bool_] | None) -> float:
+        """sum_i (1/deg_i) sum_j available_ij / b_ij, over the same sum with all links."""
+        if available is None:
+            return 1.0
+        ends = self.links.network.links()
+        per_node = 1 / np.maximum(self.links.network.degrees, 1)
+        cost = (per_node[ends[:, 0]] + per_node[ends[:, 1]]) / self.network.probabilities(self.round).links
+        return float(cost[available].sum() / cost.sum()) if len(cost) else 0.0
+
+
+@dataclass(frozen=True)
+class StackedInbox(Generic[M]):
+    """What every node received in one exchange."""
+
+    sent: M
+    links: StackedLinks
+    available: NDArray[np.bool_] | None = None  # [E]: the links that took part; None: all
+
+    @cached_property
+    def mixed(self) -> M:
+        if self.links.network.is_server:
+            return tree_map(lambda t: t.mean(0, keepdim=True).expand_as(t), self.sent)
+        weights = self.links.weights if self.available is None else self.links.weights_over(self.available)
+        return tree_map(lambda t: exact_product(weights, t), self.sent)
+
+    @cached_property
+    def neighbour_sum(self) -> M:
+        assert self.available is None, "sporadic methods use mixed"
+        if self.links.network.is_server:
+            return tree_map(lambda t: t.sum(0, keepdim=True) - t, self.sent)
+        return tree_map(lambda t: exact_product(self.links.adjacency, t), self.sent)
+
+
+@dataclass(frozen=True)
+class StackedEdges:
+    """One row per directed link, [2E, d], sorted by the node that owns it."""
+
+    links: StackedLinks
+    traffic: Traffic
+
+    @cached_property
+    def sign(self) -> Tensor:
+        own, other = self.links.ends
+        return torch.where(own > other, 1.0, -1.0).to(self.links.like)[:, None]
+
+    @cached_property
+    def degree(self) -> Tensor:
+        own, other = self.links.ends
+        return torch.maximum(self.links.all_degrees[own], self.links.all_degrees[other])
+
+    def spread(self, x: Tensor) -> Tensor:
+        return x[self.links.rows]
+
+    def total(self, z: Tensor) -> Tensor:
+        return exact_product(self.links.gathering, z)
+
+    def swap(self, z: Tensor) -> Tensor:
+        self.traffic.numbers += self.links.network.directed_links * z.shape[-1]
+        self.traffic.delay += self.links.vectors(z.shape[-1])
+        return self._swapped(z)
+
+    def _swapped(self, z: Tensor) -> Tensor:
+        return z[self.links.reverse]

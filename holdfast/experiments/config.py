@@ -1,0 +1,219 @@
+"""Experiments as files: a problem, a network and one or more algorithms, read with command-line overrides."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from holdfast.algorithms import ALGORITHMS
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.precision import Precision
+from holdfast.core.validation import Count, NonNegative, Seed, quoted
+
+
+class Choice(BaseModel):
+    """Something chosen by name with its own parameters; a plain string is a name without any."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+def _distinct(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"every seed should stand there once, got {quoted(seeds)}")
+    return seeds
+
+
+def _as_choice(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class LearningConfig(Section):
+    """What is learned: the same wherever it runs."""
+
+    model: Chosen = Choice(name="linear")
+    loss: Chosen = Choice(name="cross-entropy")
+    batch_size: Count | Literal["full"] = 32
+    l2: NonNegative = 0.0
+    l1: NonNegative = 0.0
+    nonconvex: NonNegative = 0.0
+    weights: Literal["uniform", "samples"] = "uniform"
+
+
+class ProblemConfig(LearningConfig):
+    """What is learned, from which data, and how they are spread over the nodes."""
+
+    dataset: Chosen
+    nodes: Count = 10
+    partition: Chosen = Choice(name="iid")
+
+
+class NetworkConfig(Section):
+    """Who talks to whom."""
+
+    topology: Chosen = Choice(name="ring")
+    mixing: Chosen | None = None  # Metropolis weights, unless a server averages
+    cohort: Count | Literal["all"] = "all"
+    graph_every: Count | None = None  # rounds after which a random topology is drawn anew; None: never
+    compute: Any = None  # how likely nodes are able to compute in a round; None: always
+    links: Any = None  # how likely links are available in a round; None: always
+    redraw_every: Count | None = None  # rounds after which drawn probabilities are drawn anew; None: never
+    latched_links: bool = False  # links stay available once they were
+
+
+class EvaluationConfig(Section):
+    """What is measured, and how often."""
+
+    every: Count = 1
+    metrics: list[str] | Literal["default"] = "default"
+
+
+class AlgorithmConfig(Choice):
+    """A method with its hyperparameters; ``label`` is what it is called in tables and plots."""
+
+    label: str = ""
+    curvature: Literal["given", "estimate"] = "given"  # "estimate": measure mu and L of the problem first
+
+
+ChosenAlgorithm = Annotated[AlgorithmConfig, BeforeValidator(_as_choice)]
+
+
+class Experiment(Section):
+    """One fully determined experiment: exactly one algorithm, no lists to sweep over."""
+
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9._-]+$")
+    rounds: Count
+    seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default=[0], min_length=1)
+    checkpoint_every: Count = 50
+    dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "tf32"
+    problem: ProblemConfig
+    network: NetworkConfig = NetworkConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    algorithm: ChosenAlgorithm
+
+
+def default_experiment() -> str:
+    """The text of the default experiment."""
+    return files("holdfast.experiments").joinpath("default.toml").read_text()
+
+
+def read_experiment(path: Path | None, overrides: list[str]) -> dict[str, Any]:
+    """The experiment in ``path`` (None: the default) with ``key.path=value`` overrides applied."""
+    if path is None:
+        raw = tomllib.loads(default_experiment())
+    else:
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise HoldfastError(f"cannot read the experiment {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise HoldfastError(f"{path} is not valid TOML: {error}") from None
+    for override in overrides:
+        apply_override(raw, override)
+    return with_defaults(raw)
+
+
+def apply_override(raw: dict[str, Any], override: str) -> None:
+    """Sets ``key.path=value`` in ``raw``; the value is read as TOML, a bare word as a string.
+
+    ``algorithm.lr=0.1`` sets it for every algorithm, ``algorithm.gossip.lr=0.1`` for one of them.
+    """
+    key, equals, text = override.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise HoldfastError(f"override {override!r}: expected key.path=value, such as network.topology=ring")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    targets = [raw]
+    if path[0] == "algorithm" and len(path) > 1:
+        targets, path = _algorithm_targets(raw, path)
+    for target in targets:
+        for part in path[:-1]:
+            inner = target.get(part, {})
+            target[part] = target = {"name": inner} if isinstance(inner, str) else inner
+            if not isinstance(target, dict):
+                raise HoldfastError(f"override {override!r}: {part!r} is not a table")
+        target[path[-1]] = copy.deepcopy(value)
+
+
+def _algorithm_targets(raw: dict[str, Any], path: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    entries = _algorithms(raw)
+    raw["algorithm"] = entries
+    named = [entry for entry in entries if path[1] in (entry.get("label"), entry.get("name"))]
+    if named and len(path) == 2:
+        raise HoldfastError(f"override: expected a parameter, such as algorithm.{path[1]}.lr=0.1")
+    if named:
+        return named, path[2:]
+    if len(path) > 2 and path[1] in ALGORITHMS:
+        present = ", ".join(str(entry.get("label") or entry.get("name")) for entry in entries)
+        raise HoldfastError(f"override: algorithm {path[1]!r} is not in the experiment, which has {present}")
+    return entries, path[1:]
+
+
+def _algorithms(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+    given = raw.get("algorithm", [])
+    entries = [_as_choice(entry) for entry in (given if isinstance(given, list) else [given])]
+    if not entries:
+        raise HoldfastError("algorithm: give at least one, such as [[algorithm]] name = 'local-gecl'")
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise HoldfastError(f"algorithm: expected a name or a table with a name, got {quoted(entry)}")
+    return entries
+
+
+def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
+    """``raw`` with every omitted value written out, sweeps kept: what is stored with a run."""
+    _check_sections(raw)
+    resolved: dict[str, Any] = {}
+    for name, field in Experiment.model_fields.items():
+        if name == "algorithm":
+            resolved[name] = _algorithms(raw)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            fields = field.annotation.model_fields.items()
+            defaults = {key: _plain(inner.default) for key, inner in fields if not inner.is_required()}
+            section = defaults | raw.get(name, {})
+            resolved[name] = {key: value for key, value in section.items() if value is not None}
+        elif name in raw or not field.is_required():
+            resolved[name] = raw.get(name, _plain(field.default))
+    return resolved
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Choice):
+        return {"name": value.name, **value.parameters} if value.parameters else value.name
+    return value
+
+
+def _check_sections(raw: Mapping[str, Any]) -> None:
+    """Unknown keys at the top and in the sections, with the nearest valid name."""
+    for key, value in raw.items():
+        if key not in Experiment.model_fields:
+            raise unknown("key in the experiment", key, Experiment.model_fields)
+        section = Experiment.model_fields[key].annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            if not isinstance(value, dict):
+                raise HoldfastError(f"{key}: expected a table, got {quoted(value)}")
+            for inner in value:
+                if inner not in section.model_fields:
+                    raise unknown(f"key in [{key}]", inner, section.model_fields)

@@ -1,0 +1,206 @@
+"""The files of a run directory that reports are made from: their shapes, and reading them with care."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NotRequired
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
+
+from holdfast.core.errors import HoldfastError
+from holdfast.experiments.columns import COST_COLUMNS
+
+# The columns of metrics.csv: algorithm, seed, the swept keys, round, the metrics, then these.
+
+Row = dict[str, float | int | str | None]
+Link = tuple[int, int, float]  # i, j, weight, with i < j
+
+
+class Job(TypedDict):
+    """One algorithm at one point of the sweep with one seed."""
+
+    algorithm: str
+    seed: int
+    axes: dict[str, Any]
+    status: Literal["done", "diverged", "running", "pending"]
+    round: int
+    rounds: int
+    seconds: float
+    message: NotRequired[str]
+
+
+class Summary(TypedDict):
+    """The content of ``summary.json``."""
+
+    name: str
+    status: Literal["complete", "interrupted", "running"]
+    jobs: list[Job]
+    facts: dict[str, Any]
+    digest: NotRequired[str]
+    device: NotRequired[str]
+    data_dir: NotRequired[str | None]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What each node owns."""
+
+    samples: np.ndarray  # [n] int64
+    classes: list[str]  # empty for regression
+    counts: np.ndarray  # [n, classes] int64
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The content of ``metrics.csv``."""
+
+    axes: list[str]  # dotted keys that were swept
+    names: list[str]
+    rows: list[Row]
+
+
+def short(value: Any) -> str:
+    """A swept value in a few characters, for ``metrics.csv`` and labels: a choice by name and parameters."""
+    if isinstance(value, dict):
+        inner = ",".join(f"{key}={short(part)}" for key, part in value.items() if key != "name")
+        return f"{value.get('name', '')}({inner})" if inner else str(value.get("name", ""))
+    return str(value)
+
+
+def read_config(file: Path) -> tuple[dict[str, Any], str]:
+    """The experiment, and its text."""
+    text = _text(file)
+    try:
+        return tomllib.loads(text), text
+    except tomllib.TOMLDecodeError as error:
+        raise _damaged(file, error) from None
+
+
+def read_summary(file: Path) -> Summary:
+    """What became of every job."""
+    summary: Summary = _json(file, Summary)
+    return summary
+
+
+def read_environment(file: Path) -> dict[str, Any]:
+    """Versions, machine, commit."""
+    environment: dict[str, Any] = _json(file, dict[str, Any])
+    return environment
+
+
+def read_metrics(file: Path) -> Metrics:
+    """All recorded rows; an empty cell is None, a swept value stays text.
+
+    A last line without its end was being written when the run was killed, and does not count.
+    """
+    text = _text(file)
+    header, lines = _csv(file, text[: text.rfind("\n") + 1])
+    at = header.index("round") if "round" in header else 0
+    axes, names = header[2:at], header[at + 1 : -len(COST_COLUMNS)]
+    as_expected = ["algorithm", "seed", *axes, "round", *names, *COST_COLUMNS]
+    if header != as_expected or len(set(header)) < len(header):
+        raise _damaged(file, "its first line is not the header of a table of metrics")
+    rows: list[Row] = []
+    seen = set()
+    for where, cells in lines:
+        row: Row = {
+            column: cell if column in ("algorithm", *axes) else _number(where, column, cell)
+            for column, cell in zip(header, cells, strict=True)
+        }
+        for column in ("seed", "round"):
+            if not isinstance(row[column], int):
+                raise _damaged(where, f"{column} should be a whole number, got {row[column]!r}")
+        if (key := tuple(cells[: at + 1])) in seen:
+            raise _damaged(where, "this round of this job stands there twice")
+        seen.add(key)
+        rows.append(row)
+    return Metrics(axes, names, rows)
+
+
+def read_partition(file: Path) -> Partition:
+    """Samples of every node, in all and per class."""
+    header, lines = _csv(file, _text(file))
+    if header[:2] != ["node", "samples"]:
+        raise _damaged(file, "its first line should begin with node,samples")
+    rows = [[_whole(where, *cell) for cell in zip(header, cells, strict=True)] for where, cells in lines]
+    if not rows or [row[0] for row in rows] != list(range(len(rows))):
+        raise _damaged(file, "expected one line for every node, from 0 on")
+    table = np.array(rows, dtype=np.int64)
+    return Partition(table[:, 1], header[2:], table[:, 2:])
+
+
+def read_links(file: Path) -> list[Link]:
+    """The undirected links of the network; none for a server."""
+    header, lines = _csv(file, _text(file))
+    if header != ["i", "j", "weight"]:
+        raise _damaged(file, "its first line should be i,j,weight")
+    links = []
+    for where, (i, j, cell) in lines:
+        weight = _number(where, "weight", cell)
+        if weight is None:
+            raise _damaged(where, "the weight is missing")
+        links.append((_whole(where, "i", i), _whole(where, "j", j), float(weight)))
+    return links
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise HoldfastError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise _damaged(file, "it is not text") from None
+
+
+def _json(file: Path, shape: Any) -> Any:
+    try:
+        value = json.loads(_text(file))
+        TypeAdapter(shape).validate_python(value)
+    except json.JSONDecodeError as error:
+        raise _damaged(file, error) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _damaged(file, ": ".join([*map(str, first["loc"]), first["msg"]])) from None
+    return value
+
+
+def _csv(file: Path, text: str) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The header, then each other line, as long as the header, with where it stands."""
+    reader = csv.reader(text.splitlines(), strict=True)
+    try:
+        table = [(f"{file} line {reader.line_num}", cells) for cells in reader]
+    except csv.Error as error:
+        raise _damaged(file, error) from None
+    if not table:
+        raise _damaged(file, "it is empty")
+    header = table[0][1]
+    for where, cells in table:
+        if len(cells) != len(header):
+            raise _damaged(where, f"{len(cells)} values under {len(header)} headings")
+    return header, table[1:]
+
+
+def _number(where: str, column: str, cell: str) -> float | int | None:
+    if not cell:
+        return None
+    try:
+        return float(cell) if any(c in cell for c in ".enai") else int(cell)
+    except ValueError:
+        raise _damaged(where, f"{column} should be a number, got {cell!r}") from None
+
+
+def _whole(where: str, column: str, cell: str) -> int:
+    try:
+        return int(cell)
+    except ValueError:
+        raise _damaged(where, f"{column} should be a whole number, got {cell!r}") from None
+
+
+def _damaged(where: Path | str, why: object) -> HoldfastError:
+    return HoldfastError(f"{where} is damaged: {why}")

@@ -1,0 +1,110 @@
+"""A ``torch.nn.Module`` as a function of one flat parameter vector."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from holdfast.core.errors import HoldfastError
+from holdfast.models import dropout_keys
+from holdfast.problem.gradients.stacking import ready_to_stack
+from holdfast.problem.gradients.support import check_supported, probe
+
+NUMBERS_AT_ONCE = 4  # that a GPU loads where an address is a multiple of 16 bytes
+
+
+def widened(rows: Tensor) -> Tensor:
+    """``rows`` [..., d] with zeros behind each, so that all begin at such addresses.
+
+    Products read them twice as fast then. A model ignores the zeros, and their gradient is zero.
+    """
+    return functional.pad(rows, (0, -rows.shape[-1] % NUMBERS_AT_ONCE))
+
+
+class FlatModel:
+    """The trainable parameters of ``module`` laid end to end; frozen ones and buffers stay inside.
+
+    Modules are run as they are handed over: a part that the user has put into eval mode stays there.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        compute: torch.dtype | None = None,
+    ) -> None:
+        check_supported(module)
+        self.template = module
+        self.compute = compute or dtype  # what a training step is computed in; the parameters stay in dtype
+        try:
+            self._training = deepcopy(module).to(device=device, dtype=dtype)
+        except RuntimeError as error:  # such as torch.nn.utils.weight_norm's
+            raise HoldfastError(f"the model cannot be copied for every node: {error}") from None
+        trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
+        self.shapes = {name: p.shape for name, p in trainable.items()}
+        self.sizes = [p.numel() for p in trainable.values()]
+        self.dim = sum(self.sizes)
+        self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
+        for name, piece in self.parameters(self.x0).items():
+            trainable[name].data = piece  # calls bring their own, so the modules need no copies
+        self._evaluation = deepcopy(self._training, {id(p): p for p in trainable.values()}).eval()
+        ready_to_stack(self._training, device)
+        self._dropout_keys = dropout_keys(self._training)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a training step draws random numbers, as dropout does."""
+        return bool(self._dropout_keys)
+
+    def forget_start(self) -> None:
+        """Lets go of the initial parameters: what is left of ``x0`` is its form, type and device."""
+        self.x0 = self.x0.new_zeros(()).expand(self.dim)
+        for module in (self.template, self._training):  # the evaluation's are those of training
+            for name, shape in self.shapes.items():
+                parameter = module.get_parameter(name)
+                parameter.data = parameter.data.new_zeros(()).expand(shape)
+
+    def probe(self, inputs: Tensor) -> tuple[int, ...]:
+        """The shape of the outputs for a batch; raises, naming the layer, if copies cannot be stacked."""
+        return probe(self._training, inputs)
+
+    def parameters(self, row: Tensor) -> dict[str, Tensor]:
+        """The flat vector ``row`` [d], which may be ``widened``, cut into the module's named parameters."""
+        behind = len(row) - self.dim
+        assert 0 <= behind < NUMBERS_AT_ONCE
+        pieces = torch.split(row, [*self.sizes, behind] if behind else self.sizes)
+        return {
+            name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=False)
+        }
+
+    def train(self, parameters: dict[str, Tensor], inputs: Tensor, key: Tensor) -> Tensor:
+        """Outputs for a batch while training; ``key`` [4] = (seed, node, round, step) feeds dropout."""
+        given = {name: value.to(self.compute) for name, value in parameters.items()}
+        given |= dict.fromkeys(self._dropout_keys, key)
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.compute)
+        outputs: Tensor = functional_call(self._training, given, (inputs,))
+        return outputs.to(self.x0.dtype)
+
+    def copy(self) -> FlatModel:
+        """The same model with modules of its own, for another thread."""
+        return FlatModel(self.template, self.x0.device, self.x0.dtype, self.compute)
+
+    def evaluate(self, row: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs for a batch in eval mode."""
+        return functional_call(self._evaluation, self.parameters(row), (inputs,))  # type: ignore[no-any-return]
+
+    def module(self, row: Tensor) -> nn.Module:
+        """A copy of the user's module, in its own dtype and on the CPU, that holds the parameters ``row``."""
+        module = deepcopy(self.template).cpu()
+        values = self.parameters(row.detach().cpu())
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if name in values:
+                    parameter.copy_(values[name])
+        return module

@@ -1,0 +1,196 @@
+"""How the gradients of many nodes' losses are computed: stacked in one call, or row by row on all cores."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, cached_property
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from holdfast.core.memory import total_memory
+from holdfast.core.registry import is_ours
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.samples import Batch
+
+# Of all memory, what the activations of rows that are computed together may take.
+SHARE_FOR_ACTIVATIONS = 0.25
+# What a backward pass needs, over what the forward pass keeps for it: that, its own results, and inputs.
+BACKWARD_OVER_FORWARD = 3
+
+# Working out a gradient anew takes a millisecond or more; tracing it, a tenth of a second.
+TRACE_FROM_CALLS = 20
+
+PLANES_AT_ONCE = 8  # numbers in a register of a CPU: with fewer planes, going pixel by pixel takes longer
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+StackedGradient = Callable[[Tensor, Batch, Tensor], Tensor]
+
+RowLoss = Callable[[FlatModel, dict[str, Tensor], Batch, Tensor], Tensor]
+"""(model, its parameters by name, batch, key) -> the loss."""
+
+
+class RowGradients:
+    """Gradients [m, d] of the losses of rows [m, d], each on its own batch.
+
+    ``example``: any one sample, to see how much memory it takes. ``traceable``: the loss does the same in
+    every call.
+
+    Stacking turns the layers of all rows into batched ones, which is what a GPU wants. On a CPU that holds
+    for dense layers; stacked convolutions lose to one row after the other, the rows spread over the cores.
+    """
+
+    def __init__(self, model: FlatModel, loss: RowLoss, example: Batch, traceable: bool = True) -> None:
+        self.model, self.loss, self.example = model, loss, example
+        convolutional = any(isinstance(part, _CONVOLUTIONS) for part in model.template.modules())
+        self.on_cpu = model.x0.device.type == "cpu"
+        self.row_by_row = convolutional and self.on_cpu
+        row_gradient = grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key))
+        self._stacked: StackedGradient = vmap(row_gradient)
+        known = traceable and all(map(_is_known, model.template.modules()))
+        self.may_be_traced = self.on_cpu and known  # and compiled: the same is done in every call
+        self._calls: Counter[tuple[int, ...]] = Counter()
+        self._traced: dict[tuple[int, ...], StackedGradient] = {}
+        self._own = threading.local()
+        # Images laid out pixel by pixel are computed faster on a CPU, if planes are many.
+        self.by_pixel = self.row_by_row and _planes_fill_registers(model.template)
+        self.by_pixel = self.by_pixel and self._runs()
+
+    def __call__(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
+        if self.on_cpu and len(x) == 1:  # a node on its own, whose model may be large
+            return self._one(self.model, x[0], next(_unbind(batch)), keys[0])[None]
+        if self.row_by_row:
+            rows = (x, _unbind(batch), keys)
+            return torch.stack(list(_pool(torch.get_num_threads()).map(self._one_in_thread, *rows)))
+        size = max(1, self.samples_at_once // batch.y.shape[1])
+        parts = [torch.split(tensor, size) for tensor in (x, *batch, keys)]
+        gradients = [self._together(rows, Batch(*some), key) for rows, *some, key in zip(*parts, strict=True)]
+        return gradients[0] if len(gradients) == 1 else torch.cat(gradients)
+
+    def _together(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
+        """``_stacked``; on a CPU, shapes that come often are traced into the operations it comes down to."""
+        if not self.may_be_traced or type(x) is not Tensor or torch.compiler.is_compiling():
+            return self._stacked(x, batch, keys)
+        shape = (*x.shape, *batch.x.shape)
+        self._calls[shape] += 1
+        if self._calls[shape] == TRACE_FROM_CALLS:
+            with suppress(Exception):  # whatever the tracer objects to: there is another way
+                self._traced[shape] = _without_value(make_fx(self._stacked)(x, batch, keys))
+        return self._traced.get(shape, self._stacked)(x, batch, keys)
+
+    @cached_property
+    def samples_at_once(self) -> int:
+        """Of all rows together; to be asked for before anything is compiled."""
+        budget = SHARE_FOR_ACTIVATIONS * total_memory(self.model.x0.device)
+        return int(budget // (BACKWARD_OVER_FORWARD * self.activation_bytes))
+
+    @cached_property
+    def activation_bytes(self) -> int:
+        """What the forward pass of one sample keeps for the backward pass."""
+        return activation_bytes(self.model, self.loss, self.example)
+
+    def step_bytes(self, nodes: int, batch: int) -> int:
+        """What the activations take while so many nodes compute a gradient, each of ``batch`` samples."""
+        if self.row_by_row:
+            together = min(nodes, torch.get_num_threads()) * batch
+        else:
+            together = min(nodes * batch, max(batch, self.samples_at_once))
+        return BACKWARD_OVER_FORWARD * together * self.activation_bytes
+
+    @property
+    def how(self) -> str:
+        """For people."""
+        if self.row_by_row:
+            return f"nodes one by one on {torch.get_num_threads()} cores, as convolutions want it"
+        return "all nodes stacked"
+
+    def _runs(self) -> bool:
+        """Whether the model has a gradient; pixel by pixel, one that takes a ``view`` of planes has not."""
+        try:
+            self._one(self.model, self.model.x0, self.example, _no_key(self.model.x0))
+        except Exception:  # if it fails for another reason, it will fail again where that is told
+            return False
+        return True
+
+    def _one_in_thread(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
+        # A module is altered while it is called with a row's parameters, so every thread has its own.
+        if not hasattr(self._own, "model"):
+            self._own.model = self.model.copy()
+        return self._one(self._own.model, row, batch, key)
+
+    def _one(self, model: FlatModel, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
+        """The gradient of one row, layer by layer put where it belongs: no second copy of it all."""
+        if self.by_pixel:
+            batch = batch._replace(x=laid_out_by_pixel(batch.x))
+        gradient = torch.zeros_like(row)
+        parameters = model.parameters(row.detach())
+        for parameter, place in zip(parameters.values(), model.parameters(gradient).values(), strict=True):
+            parameter.requires_grad_().grad = place
+        self.loss(model, parameters, batch, key).backward()  # type: ignore[no-untyped-call]
+        return gradient
+
+
+def _without_value(gradient: fx.GraphModule) -> fx.GraphModule:
+    """``gradient`` without the loss itself, which nobody reads but the ones "like it" that it starts from."""
+    for node in gradient.graph.find_nodes(op="call_function", target=torch.ops.aten.ones_like.default):
+        like = node.meta["val"]
+        with gradient.graph.inserting_before(node):
+            options = {"dtype": like.dtype, "device": like.device}
+            ones = gradient.graph.call_function(torch.ops.aten.ones.default, (list(like.shape),), options)
+        node.replace_all_uses_with(ones)
+    gradient.graph.eliminate_dead_code()
+    gradient.recompile()
+    return gradient
+
+
+def activation_bytes(model: FlatModel, loss: RowLoss, example: Batch) -> int:
+    """What the forward pass of the one sample in ``example`` keeps for the backward pass."""
+    row = model.x0.detach().clone().requires_grad_()
+    kept = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() != row.data_ptr():  # the model itself is no activation
+            kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        value = loss(model, model.parameters(row), example, _no_key(row))
+    del value  # alive until here, so that no two tensors were given the same place
+    return max(1, sum(kept.values()))
+
+
+def _is_known(layer: nn.Module) -> bool:
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    return (is_ours(layer) or type(layer).__module__.startswith("torch.nn.")) and not hooks
+
+
+def _planes_fill_registers(model: nn.Module) -> bool:
+    layers = [part for part in model.modules() if isinstance(part, _CONVOLUTIONS)]
+    return all(layer.out_channels % PLANES_AT_ONCE == 0 for layer in layers)
+
+
+def laid_out_by_pixel(images: Tensor) -> Tensor:
+    """``images`` [B, C, H, W] with the planes of a pixel next to each other in memory."""
+    # Not ``contiguous``: grey images already are, in both layouts, and would be taken for the usual one.
+    return torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
+
+
+def _no_key(row: Tensor) -> Tensor:
+    return torch.zeros(4, dtype=torch.int64, device=row.device)
+
+
+def _unbind(batch: Batch) -> Iterator[Batch]:
+    return (Batch(*row) for row in zip(*batch, strict=True))
+
+
+@cache
+def _pool(cores: int) -> ThreadPoolExecutor:
+    """Threads whose kernels use one core each."""
+    return ThreadPoolExecutor(cores, initializer=lambda: torch.set_num_threads(1))

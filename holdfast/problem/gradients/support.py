@@ -1,0 +1,149 @@
+"""Whether copies of a module can be trained side by side, and if not, which layer is to blame."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from holdfast.core.errors import HoldfastError
+from holdfast.models import Dropout, dropout_keys
+
+_RUNNING_STATISTICS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+# What torch says when a forward pass cannot be stacked, and what it means.
+_REASONS = (
+    ("random operation", "it draws random numbers; use holdfast.models.Dropout, or leave the randomness out"),
+    ("mutate a captured Tensor", "it changes a buffer in place; keep no running state in the model"),
+    (".item()", "it reads the value of a tensor (.item(), or 'if' on a tensor); use torch.where"),
+    (
+        "data pointer",
+        "cuDNN's kernel cannot be stacked; use the CPU, or torch.backends.cudnn.enabled = False",
+    ),
+)
+
+
+def check_supported(module: nn.Module) -> None:
+    """Raises, naming the layer, unless copies of ``module`` can be trained side by side and exchanged.
+
+    A layer in eval mode is taken to be frozen: it may keep running statistics, since it does not change them.
+    """
+    dropouts: dict[int, str] = {}
+    for name, layer in module.named_modules():
+        objection = _objection(layer)
+        if isinstance(layer, Dropout):
+            twin = dropouts.setdefault(layer.layer, name)
+            if twin != name:
+                objection = f"it would drop what {twin!r} drops, both have layer={layer.layer}; number them"
+        if objection:
+            raise HoldfastError(f"{_describe(name, layer)} cannot be trained here: {objection}")
+    _check_parameters({name: p for name, p in module.named_parameters() if p.requires_grad})
+
+
+def probe(module: nn.Module, x: Tensor) -> tuple[int, ...]:
+    """Tries the gradients of two stacked copies on a batch ``x`` [B, ...]; errors name the layer that failed.
+
+    Returns the shape of the model's outputs for this batch. The module itself stays untouched.
+    """
+    trial = deepcopy(module, {id(p): p for p in module.parameters()})  # parameters are only read
+    running = _trace(trial)
+    buffers = dict(trial.named_buffers())
+    trainable = {name: p.detach() for name, p in trial.named_parameters() if p.requires_grad}
+    weights = {name: p.expand(2, *p.shape) for name, p in trainable.items()}
+    keys = {name: torch.zeros(2, 4, dtype=torch.int64, device=x.device) for name in dropout_keys(trial)}
+
+    def total(weights: dict[str, Tensor], keys: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = functional_call(trial, {**weights, **keys}, (x,))
+        if not isinstance(outputs, Tensor):
+            raise TypeError(f"it must give one tensor, got {type(outputs).__name__}")
+        return outputs.sum(), outputs
+
+    try:
+        trial(x)  # first by itself: a plain mistake, such as a wrong shape, is then told in plain words
+        _, outputs = vmap(grad(total, has_aux=True))(weights, keys, torch.stack([x] * 2))
+    except Exception as error:
+        layer = running[-1] if running else _describe("", module)
+        raise HoldfastError(
+            f"{layer} fails on a batch of shape {tuple(x.shape)}: {_reason(error)}"
+        ) from error
+    for name, buffer in trial.named_buffers():
+        if buffer is not buffers.get(name):
+            raise HoldfastError(
+                f"the model replaces its buffer {name!r} in forward: keep no running state in it"
+            )
+    return tuple(outputs.shape[1:])
+
+
+def _trace(module: nn.Module) -> list[str]:
+    """A list that holds, while ``module`` runs, the layers whose forward is under way, innermost last."""
+    running: list[str] = []
+
+    def trace(description: str, layer: nn.Module) -> None:
+        def enter(*_: object) -> None:
+            running.append(description)
+
+        def leave(*_: object) -> None:
+            running.pop()
+
+        layer.register_forward_pre_hook(enter)
+        layer.register_forward_hook(leave)
+
+    for name, layer in module.named_modules():
+        trace(_describe(name, layer), layer)
+    return running
+
+
+def _objection(layer: nn.Module) -> str | None:
+    """Why copies of ``layer`` cannot be trained side by side, and what to use instead."""
+    for name, parameter in layer.named_parameters(recurse=False):
+        if isinstance(parameter, nn.UninitializedParameter):
+            return f"its parameter {name!r} has no shape yet; run one batch through the model first"
+    if isinstance(layer, torch.jit.ScriptModule):
+        return "TorchScript cannot be stacked; use the module it was made from"
+    if isinstance(layer, nn.SyncBatchNorm):
+        return "it mixes the samples of different processes; use torch.nn.GroupNorm"
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+        return "max_norm changes the weights in forward; leave max_norm out"
+    if not layer.training:
+        return None
+    if isinstance(layer, _RUNNING_STATISTICS) and layer.track_running_stats:
+        return (
+            "it keeps running statistics, which nodes do not exchange; use torch.nn.GroupNorm, or "
+            "track_running_stats=False (batch statistics, in evaluation too), or freeze this layer by .eval()"
+        )
+    if isinstance(layer, _DROPOUT) and layer.p > 0:
+        return "its random numbers depend on where it runs; use holdfast.models.Dropout"
+    return None
+
+
+def _check_parameters(trainable: dict[str, nn.Parameter]) -> None:
+    if not trainable:
+        raise HoldfastError("the model has no parameter to train: at least one needs requires_grad=True")
+    first_name, first = next(iter(trainable.items()))
+    for name, parameter in trainable.items():
+        if not parameter.is_floating_point():
+            raise HoldfastError(f"parameter {name!r} is {parameter.dtype}: use a real floating-point type")
+        if parameter.dtype != first.dtype:
+            raise HoldfastError(
+                f"parameters must share a type: {first_name!r} is {first.dtype}, {name!r} {parameter.dtype}; "
+                "convert the model, for example with .float()"
+            )
+
+
+def _describe(name: str, layer: nn.Module) -> str:
+    kind = layer._get_name()  # type: ignore[no-untyped-call]
+    return f"layer {name!r} ({kind})" if name else f"the model ({kind})"
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    for sign, meaning in _REASONS:
+        if sign in text:
+            return meaning
+    return text.strip().split("\n", 1)[0] or type(error).__name__

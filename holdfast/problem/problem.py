@@ -1,0 +1,129 @@
+"""What the nodes minimise together: f(x) = (1/n) sum_i f_i(x), with one f_i per node.
+
+An ``Objective`` answers for any subset of nodes at once, with one row ``[d]`` of parameters per node. Which
+minibatch a node sees depends only on (seed, node, round, step), never on who else is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.func import grad, hessian
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import NonNegative, check
+
+
+class Objective(Protocol):
+    """The nodes' local objectives."""
+
+    nodes: int
+    dim: int
+    x0: Tensor  # [d]: the model everybody starts from; its dtype and device are the objective's
+    l1: float  # the weight of ||x||_1 in every f_i; its share in gradients is l1 sign(x), with sign(0) = 0
+    smooth: bool  # whether every f_i is differentiable apart from that
+
+    def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
+        """Gradients [m, d] of f_i, i in ``nodes`` [m], at each of ``points``, on one minibatch per node."""
+
+    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """Gradients [m, d] of f_i at ``x`` [m, d] over all of each node's data."""
+
+    def values(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """f_i, [m], at ``x`` [m, d] over all of each node's data."""
+
+    def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """Hessians [m, d, d] of f_i at ``x`` [m, d] over all of each node's data, for exact solves."""
+
+    def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
+        """Those Hessians times ``v`` [m, d], without forming them."""
+
+    def samples_per_minibatch(self, nodes: Tensor) -> int:
+        """Samples that one call of ``minibatch_grads`` at one point reads, over all ``nodes``."""
+
+    def samples(self, nodes: Tensor) -> int:
+        """Samples that ``nodes`` hold together."""
+
+    def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """f(x) and its gradient [d] at one common point ``x`` [d]."""
+
+    def global_value(self, x: Tensor) -> Tensor:
+        """f(x) at one common point ``x`` [d]."""
+
+
+class FunctionObjective:
+    """One differentiable function of a 1-D tensor per node, with exact gradients, plus l1 ||x||_1."""
+
+    smooth = True  # as the user promises
+
+    def __init__(self, functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor, l1: float = 0.0) -> None:
+        if not functions:
+            raise HoldfastError("functions: expected one differentiable function per node, got none")
+        self.l1 = check("l1", NonNegative, l1)
+        self.functions = [_plus_l1(function, l1) for function in functions] if l1 else list(functions)
+        self.nodes = len(functions)
+        self.x0 = x0
+        self.dim = x0.numel()
+        for index, function in enumerate(functions):
+            value = function(x0)
+            if not isinstance(value, Tensor) or value.numel() != 1 or value.dim() != 0:
+                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise HoldfastError(f"function {index}: expected a scalar (0-dim) tensor at x0, got {shape}")
+
+    def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
+        return [self.full_grads(x, nodes) for x in points]
+
+    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+        # Rows do not interact, so the gradient of the sum holds every node's own gradient in its row.
+        x = x.detach().requires_grad_()
+        chosen = [self.functions[node] for node in nodes.tolist()]
+        total = torch.stack([function(row) for function, row in zip(chosen, x.unbind(), strict=True)]).sum()
+        return torch.autograd.grad(total, x, materialize_grads=True)[0]
+
+    def values(self, x: Tensor, nodes: Tensor) -> Tensor:
+        chosen = [self.functions[node] for node in nodes.tolist()]
+        return torch.stack([function(row).detach() for function, row in zip(chosen, x, strict=True)])
+
+    def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
+        chosen = [self.functions[node] for node in nodes.tolist()]
+        return torch.stack([hessian(function)(row) for function, row in zip(chosen, x, strict=True)])
+
+    def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
+        chosen = [self.functions[node] for node in nodes.tolist()]
+        return torch.stack([_hessian_product(*at) for at in zip(chosen, x, v, strict=True)])
+
+    def samples_per_minibatch(self, nodes: Tensor) -> int:
+        return len(nodes)
+
+    def samples(self, nodes: Tensor) -> int:
+        return len(nodes)
+
+    def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        value = self._mean(x)
+        return value.detach(), torch.autograd.grad(value, x, materialize_grads=True)[0]
+
+    def global_value(self, x: Tensor) -> Tensor:
+        return self._mean(x).detach()
+
+    def _mean(self, x: Tensor) -> Tensor:
+        return torch.stack([function(x) for function in self.functions]).mean()
+
+
+def nodes_here(objective: Objective) -> Tensor:
+    """[m]: the nodes that ``objective`` can be asked about in this process; mostly all."""
+    everybody = torch.arange(objective.nodes, device=objective.x0.device)
+    here: Tensor = getattr(objective, "here", everybody)
+    return here
+
+
+def _plus_l1(function: Callable[[Tensor], Tensor], l1: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: function(x) + l1 * x.abs().sum()
+
+
+def _hessian_product(function: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
+    product: Tensor = grad(lambda at: grad(function)(at) @ v)(x)
+    return product

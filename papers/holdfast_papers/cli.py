@@ -1,0 +1,56 @@
+"""``holdfast paper``: only its options, so that help is quick. Found through an entry point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from holdfast.cli.options import DataDir, Device
+
+Scale = Literal["small", "full"]
+
+app = typer.Typer(help="The papers as executable claims: list them, run them, judge them.")
+
+
+@app.callback(invoke_without_command=True)
+def paper(context: typer.Context) -> None:
+    """The papers as executable claims; without a command, list them and their experiments."""
+    if context.invoked_subcommand is None:
+        from holdfast_papers.commands import list_papers
+
+        list_papers()
+
+
+@app.command("run")
+def paper_run(
+    wanted: Annotated[
+        str, typer.Argument(metavar="PAPER[/EXPERIMENT]", help="Such as local-gecl/table-3, local-gecl, all.")
+    ],
+    scale: Annotated[
+        Scale,
+        typer.Option(help="small: minutes on two cores; full: the paper's setting but for what a note says."),
+    ] = "small",
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    runs_dir: Annotated[Path, typer.Option(help="The runs go to papers/ in this folder.")] = Path("runs"),
+) -> None:
+    """Run experiments of a paper, draw its figures, and say which of its claims hold.
+
+    Finished runs are not repeated, interrupted ones continue. Exit code 1 if a claim fails.
+    """
+    from holdfast_papers.commands import run_papers
+
+    run_papers(wanted, scale, data_dir, device, runs_dir)
+
+
+@app.command("fill")
+def paper_fill(
+    document: Annotated[Path, typer.Argument(help="Markdown, such as docs/papers/local-gecl.md.")],
+    runs_dir: Annotated[Path, typer.Option(help="Where 'holdfast paper run' put its runs.")] = Path("runs"),
+) -> None:
+    """Copy verdicts and figures of finished experiments into their marked places in a document."""
+    from holdfast_papers.commands import fill_document
+
+    fill_document(document, runs_dir)

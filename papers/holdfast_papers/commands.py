@@ -1,0 +1,215 @@
+"""``holdfast paper``: lists the papers, runs their experiments, and fills the verdicts into a document."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from holdfast.cli.run import print_path
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_atomic
+from holdfast.experiments.environment import describe_environment
+from holdfast.experiments.record import RunRecord, load_record
+from holdfast.experiments.runner import Interrupted
+from holdfast.report.figures import save_figure
+from holdfast_papers.base import Circumstances, Experiment, Paper, Verdict
+from holdfast_papers.catalogue import find_experiments, load_papers
+from holdfast_papers.drawing import draw
+from holdfast_papers.evidence import Evidence, Scale
+from holdfast_papers.execution import PaperProgress, Task, locked
+from holdfast_papers.verdicts import (
+    Judgement,
+    judge,
+    markdown,
+    paper_table,
+    read_judgement,
+    terminal_table,
+    write_judgement,
+)
+
+PLACE = re.compile(
+    r"(<!-- holdfast paper run (\S+) --scale (small|full) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL
+)
+
+
+def list_papers() -> None:
+    """``holdfast paper``"""
+    console = Console()
+    for paper in load_papers().values():
+        console.print(f"\n[bold underline]{paper.id}[/bold underline]  {paper.title}", highlight=False)
+        console.print(Padding(Text(paper.reference, style="dim"), (0, 0, 0, 4)))
+        for experiment in paper.experiments:
+            words = Text.assemble((experiment.id, "bold cyan"), f"  {experiment.title}")
+            words.append(f" ({len(experiment.claims)} claims)", style="dim")
+            console.print(Padding(words, (0, 0, 0, 4)), highlight=False)
+    console.print("\nRun one with, say: [bold]holdfast paper run local-gecl/table-3[/bold]", highlight=False)
+
+
+def run_papers(wanted: str, scale: Scale, data_dir: Path | None, device: str, runs_dir: Path) -> None:
+    """``holdfast paper run``: exit code 1 if a claim fails, 2 if data are missing."""
+    console = Console()
+    circumstances = Circumstances(scale, device, data_dir)
+    chosen = find_experiments(wanted)
+    tasks = {
+        (paper.id, experiment.id): _tasks(paper, experiment, circumstances, runs_dir)
+        for paper, experiment in chosen
+    }
+    everything = [task for some in tasks.values() for task in some]
+    _stop_if_data_are_missing([task for task in everything if not task.finished])
+    with console.status("checking what is to be run"):
+        work = sum(task.check() for task in everything if not task.finished)
+    judgements = []
+    with ExitStack() as stack:
+        progress = PaperProgress(console, work)
+        stack.enter_context(progress.bar)
+        for paper, experiment in chosen:
+            folder = experiment_folder(runs_dir, paper.id, experiment.id, scale)
+            try:
+                with locked(folder):
+                    judgement = _carry_out(
+                        paper, experiment, tasks[paper.id, experiment.id], circumstances, folder, progress
+                    )
+            except Interrupted:
+                stack.close()
+                print("stopped, all is saved; the same command continues", file=sys.stderr)
+                sys.exit(130)
+            judgements.append(judgement)
+            _show(console, judgement, folder)
+    if len(judgements) > 1:
+        console.print(_overview(judgements))
+    if any(judgement.count(Verdict.FAIL) for judgement in judgements):
+        sys.exit(1)
+
+
+def experiment_folder(runs_dir: Path, paper: str, experiment: str, scale: str) -> Path:
+    """Where the runs, the figure and the verdict of an experiment lie."""
+    return runs_dir / "papers" / paper / experiment / scale
+
+
+def fill_document(document: Path, runs_dir: Path) -> None:
+    """``holdfast paper fill``: verdicts and figures of the runs at hand into their places in ``document``."""
+    try:
+        text = document.read_text(encoding="utf-8")
+    except OSError as error:
+        raise HoldfastError(f"cannot read {document}: {error.strerror}") from None
+    filled, without = [], []
+
+    def fill(place: re.Match[str]) -> str:
+        start, name, scale, before, end = place.groups()
+        paper, _, experiment = name.partition("/")
+        folder = experiment_folder(runs_dir, paper, experiment, scale)
+        judgement = read_judgement(folder)
+        if judgement is None:
+            without.append(f"{name} --scale {scale}")
+            return start + before + end
+        filled.append(name)
+        content = markdown(judgement)
+        if (folder / "figure.png").exists():
+            picture = f"figures/{paper}-{experiment}-{scale}.png"
+            (document.parent / "figures").mkdir(exist_ok=True)
+            shutil.copyfile(folder / "figure.png", document.parent / picture)
+            reduced = ", small scale" if scale == "small" else ""
+            content += f"\n![{judgement.title}{reduced}]({picture})\n"
+        return f"{start}\n{content}\n{end}"
+
+    text = PLACE.sub(fill, text)
+    if not filled and not without:
+        raise HoldfastError(
+            f"{document} has no place for a verdict: expected '<!-- holdfast paper run local-gecl/table-3 "
+            "--scale full -->' and, below it, '<!-- end -->'"
+        )
+    write_atomic(document, text.encode())
+    print(f"filled {len(filled)} places in {document}")
+    for name in without:
+        print(f"left as it was, as {runs_dir} has no such run: {name}")
+
+
+def _tasks(paper: Paper, experiment: Experiment, circumstances: Circumstances, runs_dir: Path) -> list[Task]:
+    folder = experiment_folder(runs_dir, paper.id, experiment.id, circumstances.scale)
+    return [
+        Task(paper, experiment, preset, circumstances, folder / preset.file) for preset in experiment.presets
+    ]
+
+
+def _stop_if_data_are_missing(tasks: Sequence[Task]) -> None:
+    asked: dict[str, str] = {}  # data set -> the first that wants it
+    for task in tasks:
+        asked.setdefault(json.dumps(task.raw["problem"]["dataset"], sort_keys=True), task.title)
+    first = {task.title: task for task in reversed(tasks)}
+    missing = {error: title for title in asked.values() if (error := first[title].missing_data())}
+    for error, title in missing.items():
+        print(f"error: {title}: {error}", file=sys.stderr)
+    if missing:
+        sys.exit(2)
+
+
+def _carry_out(
+    paper: Paper,
+    experiment: Experiment,
+    tasks: Sequence[Task],
+    circumstances: Circumstances,
+    folder: Path,
+    progress: PaperProgress,
+) -> Judgement:
+    """Runs and computes what is missing, judges it, and writes verdict and figure."""
+    records = {task.preset.file: load_record(task.execute(progress)) for task in tasks}
+    for record in records.values():
+        made_with, given = record.summary.get("data_dir"), circumstances.data_dir
+        if given and made_with and Path(made_with) != given.resolve():
+            progress.note(f"{record.path} was made with the data in {made_with}; delete it to run it anew")
+    rows = []
+    start = time.perf_counter()
+    if experiment.compute is not None:
+        progress.show(f"{paper.id}/{experiment.id}: computing")
+        rows = experiment.compute(circumstances)
+    seconds = time.perf_counter() - start + sum(map(_training_seconds, records.values()))
+    evidence = Evidence(circumstances.scale, records, rows)
+    devices = {str(record.summary.get("device", "cpu")) for record in records.values()}
+    device = max(devices, default=circumstances.device)  # if some ran on a CPU, others on a GPU: that one
+    hardware = _hardware(list(records.values()), circumstances.device)
+    judgement = judge(paper, experiment, evidence, hardware, device, seconds)
+    write_judgement(judgement, folder)
+    if experiment.layout is not None:
+        save_figure(draw(experiment.layout, evidence), folder / "figure")
+    return judgement
+
+
+def _training_seconds(record: RunRecord) -> float:
+    return sum(job["seconds"] for job in record.summary["jobs"])
+
+
+def _hardware(records: Sequence[RunRecord], device: str) -> str:
+    environments = [record.environment for record in records] or [describe_environment(device, [])]
+    names = [str(e["gpu"] or f"{e['threads']} of {e['cores']} CPU cores") for e in environments]
+    return " and ".join(dict.fromkeys(names))
+
+
+def _show(console: Console, judgement: Judgement, folder: Path) -> None:
+    console.print(terminal_table(judgement))
+    if judgement.table:
+        console.print(paper_table(judgement.table))
+    console.print(f"on {judgement.circumstances}", highlight=False)
+    what = "verdict and figure" if (folder / "figure.png").exists() else "verdict"
+    print_path(console, what, folder)
+
+
+def _overview(judgements: Sequence[Judgement]) -> Text:
+    """How many claims hold, of each paper and in all."""
+    words = Text()
+    for paper in [*dict.fromkeys(judgement.paper for judgement in judgements), "all"]:
+        mine = [judgement for judgement in judgements if paper in (judgement.paper, "all")]
+        counts = {verdict: sum(judgement.count(verdict) for judgement in mine) for verdict in Verdict}
+        words.append(f"{paper}: ", style="bold")
+        words.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "\n")
+    words.rstrip()
+    return words

@@ -1,0 +1,194 @@
+"""Runs the presets of experiments into run directories, and picks up those that were begun before."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.simulate.driver import Row
+from holdfast.experiments.config import read_experiment
+from holdfast.experiments.plan import Job, Plan
+from holdfast.experiments.record_files import Summary, read_summary
+from holdfast.experiments.runner import Runner
+from holdfast.experiments.setting import Setting, load_dataset
+from holdfast.report.format import seconds_text
+from holdfast_papers.base import Circumstances, Experiment, Paper, Preset
+
+CALL = 1e6  # what calling for a gradient takes, in multiply-adds that are computed meanwhile
+
+
+@dataclass(frozen=True)
+class Task:
+    """A preset at one scale, and the folder with its runs."""
+
+    paper: Paper
+    experiment: Experiment
+    preset: Preset
+    circumstances: Circumstances
+    folder: Path
+
+    @cached_property
+    def raw(self) -> dict[str, Any]:
+        changes = list(self.preset.small) if self.circumstances.scale == "small" else []
+        return read_experiment(self.paper.preset_path(self.preset), changes)
+
+    @property
+    def title(self) -> str:
+        return f"{self.paper.id}/{self.preset.file}"
+
+    def plan(self) -> Plan:
+        """A fresh plan: the data it keeps are let go with it."""
+        return Plan(self.raw, self.circumstances.data_dir, self.circumstances.device)
+
+    def run_directory(self) -> Path | None:
+        """The newest run of exactly this experiment, whole or in part."""
+        digest = self.plan().digest
+        found = [
+            file.parent
+            for file in self.folder.glob("*/summary.json")
+            if _summary(file).get("digest") == digest
+        ]
+        return max(found, default=None, key=lambda folder: folder.stat().st_mtime)
+
+    @property
+    def finished(self) -> bool:
+        folder = self.run_directory()
+        return folder is not None and _is_complete(folder)
+
+    def missing_data(self) -> str | None:
+        """How to get the data set that is not there, if that is so."""
+        problem = self.plan().jobs[0].experiment.problem
+        try:
+            load_dataset(problem.dataset, problem.nodes, 0, self.circumstances.data_dir)
+        except HoldfastError as error:
+            return str(error)
+        return None
+
+    def check(self) -> float:
+        """Raises what would stop the run, tried with its first seed; the multiply-adds it takes, roughly."""
+        seeds = self.plan().seeds
+        plan = Plan(self.raw | {"seeds": seeds[:1]}, self.circumstances.data_dir, self.circumstances.device)
+        try:
+            plan.check()
+        except HoldfastError as error:
+            raise HoldfastError(f"{self.title}: {error}") from None
+        example = plan.setting(plan.jobs[0])
+        return len(seeds) * sum(job.experiment.rounds * cost_of_round(job, example) for job in plan.jobs)
+
+    def execute(self, progress: PaperProgress) -> Path:
+        """Runs what is left to run; the run directory."""
+        begun = self.run_directory()
+        if begun is not None and _is_complete(begun):
+            return begun
+        plan = self.plan()
+        runner = Runner.reopen(plan, begun) if begun else Runner.start(plan, self.folder)
+        runner.execute([_JobView(progress, runner)])
+        progress.report(self.title)
+        return runner.folder
+
+
+class PaperProgress:
+    """A bar over the work of all tasks, with the time that is left."""
+
+    def __init__(self, console: Console, work: float) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False, style="bold"),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            transient=True,
+        )
+        self.task = self.bar.add_task("starting", total=max(work, 1.0))
+
+    def show(self, what: str) -> None:
+        self.bar.update(self.task, description=what)
+
+    def advance(self, work: float) -> None:
+        self.bar.advance(self.task, work)
+
+    def note(self, words: str) -> None:
+        """A line that stays."""
+        self.bar.console.print(words, style="dim", highlight=False)
+
+    def report(self, what: str) -> None:
+        """A line that stays, also where the output is a file and has no bar."""
+        bar = next(task for task in self.bar.tasks if task.id == self.task)
+        left = f", about {seconds_text(bar.time_remaining)} left" if bar.time_remaining else ""
+        self.note(f"{what} done: {bar.percentage:.0f} % of all{left}")
+
+
+class _JobView:
+    """Tells the bar of a run's rounds; drops the checkpoints of jobs that have ended, as they are large."""
+
+    def __init__(self, progress: PaperProgress, runner: Runner) -> None:
+        self.progress, self.runner = progress, runner
+        self.example = runner.plan.setting(runner.plan.jobs[0])
+        self.round = 0
+        self.cost = 0.0
+        for job, entry in zip(runner.plan.jobs, runner.summary["jobs"], strict=True):
+            if entry["status"] in ("done", "diverged"):
+                progress.advance(job.experiment.rounds * cost_of_round(job, self.example))
+
+    def job_started(self, job: Job, first_round: int) -> None:
+        self.progress.show(f"{self.runner.folder.parent.name} {job.title}")
+        self.cost = cost_of_round(job, self.example)
+        self.progress.advance(first_round * self.cost)
+        self.round = first_round
+
+    def job_prepared(self, job: Job, how: str) -> None:
+        pass
+
+    def round_done(self, job: Job, round: int) -> None:
+        self.progress.advance((round - self.round) * self.cost)
+        self.round = round
+
+    def row_recorded(self, job: Job, row: Row) -> None:
+        pass
+
+    def job_ended(self, job: Job, status: str) -> None:
+        self.progress.advance((job.experiment.rounds - self.round) * self.cost)
+        (self.runner.folder / "checkpoints" / f"{job.id}.safetensors").unlink(missing_ok=True)
+
+
+def cost_of_round(job: Job, example: Setting) -> float:
+    """Multiply-adds of a round, roughly, by the data and model of ``example``: for sharing out the time."""
+    problem, steps = job.experiment.problem, job.experiment.algorithm.parameters.get("local_steps", 1)
+    samples = len(example.data.x) if problem.batch_size == "full" else problem.batch_size * problem.nodes
+    return (steps if isinstance(steps, int) else 1) * (CALL + samples * example.dim)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds ``folder``, so that no second process runs the same experiment into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HoldfastError(
+                f"another process is running this experiment into {folder}; wait for it, or choose another "
+                "--runs-dir"
+            ) from None
+        yield
+
+
+def _is_complete(folder: Path) -> bool:
+    return bool(_summary(folder / "summary.json")["status"] == "complete")
+
+
+def _summary(file: Path) -> Summary:
+    try:
+        return read_summary(file)
+    except HoldfastError as error:
+        raise HoldfastError(f"{error}; delete {file.parent} to run it again") from None

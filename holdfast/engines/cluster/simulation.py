@@ -15,8 +15,9 @@ from holdfast.engines.cluster.peers import ClusterPeers
 from holdfast.engines.cluster.placement import crossing_links, place
 from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.simulate.captured import CapturedSimulation
+from holdfast.engines.simulate.inputs import NotReplayableError
 from holdfast.engines.simulate.links import StackedLinks
-from holdfast.engines.simulate.replayed import Advance
+from holdfast.engines.simulate.replayed import REFUSALS, Advance, first_line
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.objective.objective import Objective
 from holdfast.objective.oracle import BatchOracle, Work
@@ -117,18 +118,18 @@ class CapturedClusterSimulation(ClusterSimulation, CapturedSimulation):
 
     traceable = False  # it waits for other ranks in the middle
 
-    def buffered(self) -> Advance:
+    def buffered(self, rounds: int = 1) -> Advance:
         if self.cohort_size < self.objective.nodes:
-            raise RuntimeError("how many clients of a cohort are on a rank differs from round to round")
-        return super().buffered()
+            raise NotReplayableError("how many clients of a cohort are on a rank differs from round to round")
+        return super().buffered(rounds)
 
     def _record(self, advance: Advance) -> None:
         problem = ""
         try:
             super()._record(advance)
-        except Exception as error:
+        except REFUSALS as error:
             torch.cuda.synchronize()
-            problem = (str(error) or type(error).__name__).splitlines()[0]
+            problem = first_line(error)
         self.ranks.raise_alike(problem)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from changing_methods import REFUSED, REPLAYED, name
 from test_conformance import CASES, NODES, case_id, method, network
 
 import holdfast as hf
@@ -110,6 +111,22 @@ def test_schedules_and_cohorts_change_from_replay_to_replay():
     algorithm = hf.SCAFFOLD(lr=halving(0.05, every=3), local_steps=3)
     plain, captured = both(algorithm, hf.server(NODES), 20, cohort=2)
     assert captured.program is not None
+    assert_agree(plain, captured)
+
+
+@pytest.mark.parametrize("planned", [20, COMPILED])
+@pytest.mark.parametrize(("algorithm", "where"), REPLAYED, ids=[name(given[0]) for given in REPLAYED])
+def test_what_at_changes_is_replayed(algorithm, where, planned):
+    plain, captured = both(algorithm, where, 20, planned=planned)
+    assert captured.program is not None
+    assert_agree(plain, captured)
+
+
+@pytest.mark.parametrize(("algorithm", "where", "field"), REFUSED, ids=[name(given[0]) for given in REFUSED])
+def test_what_at_changes_and_cannot_be_replayed_is_named(algorithm, where, field, capsys):
+    plain, captured = both(algorithm, where, 5, planned=5)
+    assert captured.program is None
+    assert field in capsys.readouterr().out
     assert_agree(plain, captured)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from command_line import experiment_file, holdfast, process
 from test_cluster import assert_same, figures
 
 from holdfast.engines.cluster.launch import launch_id, run_to_continue
+from holdfast.engines.cluster.ranks import joined
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Runner
@@ -160,6 +162,22 @@ def test_a_rank_without_a_master_is_told_so(tmp_path: Path, monkeypatch: pytest.
     assert "the environment lacks MASTER_ADDR and MASTER_PORT: start the ranks with torchrun" in outcome.err
     outcome = holdfast("run", experiment_file(tmp_path, EXPERIMENT), "--processes=2")
     assert "processes: torchrun has started the processes already" in outcome.err
+
+
+@pytest.mark.parametrize("code", [None, 130])
+def test_a_rank_ends_its_process_group_however_it_leaves(code, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the group that still runs when the process ends may abort it."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    meeting = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    for name, value in meeting.items():
+        monkeypatch.setenv(name, value)
+    with contextlib.suppress(SystemExit), joined():
+        assert torch.distributed.is_initialized()
+        if code is not None:
+            sys.exit(code)
+    assert not torch.distributed.is_initialized()
 
 
 def two_ranks(folder: Path, *commands: list[str]) -> list[tuple[int, str, str]]:

@@ -78,7 +78,11 @@ def test_a_broken_compiler_does_no_harm(always, monkeypatch) -> None:
 def test_a_program_is_forgotten_when_the_next_one_fails(always, monkeypatch) -> None:
     monkeypatch.setattr("torch.compile", lambda program, **_: program)
     _, compiled = both(*METHODS[1])
-    monkeypatch.setattr(compiled, "_fused", lambda _: 1 / 0)
+
+    def broken(*_):
+        raise RuntimeError("division by zero")
+
+    monkeypatch.setattr(compiled, "_fused", broken)
     assert "cannot be compiled: division by zero" in compiled.prepare(2)
     plain = Simulation(METHODS[1][0], dense(), METHODS[1][1], seed=7)
     for _ in range(6):

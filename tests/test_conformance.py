@@ -51,6 +51,7 @@ CASES = [
     Case("local-gecl-server", {"local_steps": 3}, 2, 3, server=True),
     Case("fedavg", {"local_steps": 3}, 2, 3, server=True),
     Case("fedprox", {"local_steps": 3}, 2, 3, server=True),
+    Case("fedprox", {"local_steps": 3, "reduced": True}, 2, 5, server=True),
     Case("scaffold", {"local_steps": 3}, 4, 3, server=True),
     Case("scaffold", {"local_steps": 3, "option": 1}, 4, 4, server=True),
     Case("gt-sgd", {}, 2, 1),

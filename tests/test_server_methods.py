@@ -159,10 +159,37 @@ def test_reduced_fedprox_on_full_gradients_is_fedprox(reference):
     assert_same(reference.run(plain, 30), reference.run(reduced, 30))
 
 
-def test_reduced_fedprox_reads_all_data_once_a_round_and_two_minibatches_a_step():
+class OneDifferenceMore(FedProx):
+    """SARAH with a difference of gradients after the last step too, which nothing reads."""
+
+    def client(self, s, received, oracle):
+        x, gradient = received, oracle.full_grad(received)
+        for _ in range(self.local_steps):
+            new = x - self.lr * (gradient + self.rho * (x - received))
+            there, here = oracle.grads(new, x)
+            x, gradient = new, gradient + there - here
+        return s, x - received
+
+
+def test_reduced_fedprox_computes_no_gradient_that_it_does_not_use():
+    problem = stochastic_digits()
+    kinds = (FedProx, OneDifferenceMore)
+    lean, wasteful = (
+        Simulation(kind(lr=0.01, local_steps=K, reduced=True), problem, hf.server(problem.nodes), seed=3)
+        for kind in kinds
+    )
+    for _ in range(5):
+        lean.step()
+        wasteful.step()
+    assert torch.equal(lean.models, wasteful.models)
+    assert lean.work.gradient_evaluations == 5 * (2 * K - 1) * problem.nodes
+    assert wasteful.work.gradient_evaluations == 5 * (2 * K + 1) * problem.nodes
+
+
+def test_reduced_fedprox_reads_all_data_once_a_round_and_two_minibatches_a_later_step():
     problem = stochastic_digits()
     simulation = Simulation(FedProx(lr=0.01, local_steps=3, reduced=True), problem, hf.server(problem.nodes))
     simulation.step()
     everybody = torch.arange(problem.nodes)
-    expected = problem.samples(everybody) + 3 * 2 * problem.samples_per_minibatch(everybody)
+    expected = problem.samples(everybody) + 2 * 2 * problem.samples_per_minibatch(everybody)
     assert simulation.work.sample_gradients == expected

@@ -61,11 +61,13 @@ class FedProx(FedAvg):
     def client(self, s: State, received: Tensor, oracle: Oracle) -> tuple[State, Tensor]:
         if not self.reduced:
             return super().client(s, received, oracle)
-        x, gradient = received, oracle.full_grad(received)
-        for _ in range(self.local_steps):
-            new = x - self.lr * (gradient + self.rho * (x - received))
-            there, here = oracle.grads(new, x)  # the same samples at both points
-            x, gradient = new, gradient + there - here
+        x = before = received
+        gradient = oracle.full_grad(received)
+        for step in range(self.local_steps):
+            if step:
+                here, there = oracle.grads(x, before)  # the same samples at both points
+                gradient = gradient + here - there
+            before, x = x, x - self.lr * (gradient + self.rho * (x - received))
         return s, x - received
 
     def step_direction(self, x: Tensor, server_x: Tensor, oracle: Oracle) -> Tensor:

@@ -99,6 +99,11 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def hints(target: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of a dataclass or function, evaluated."""
+    return _hints(target)
+
+
+@cache  # schedules are checked in every round
+def _hints(target: Any) -> dict[str, Any]:
     return get_type_hints(target, include_extras=True)
 
 

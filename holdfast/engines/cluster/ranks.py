@@ -6,6 +6,7 @@ a GPU's queue is not emptied for them; tensors go where they live, NCCL on GPUs.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -150,14 +151,23 @@ def joined() -> Iterator[World]:
         if world.leads:
             print(f"error: {error}", file=sys.stderr, flush=True)
         world.wait()
-        dist.destroy_process_group()  # whose threads, left alone, may abort a process that ends
+        _end_group()
         sys.exit(2)
+    except SystemExit:  # all ranks leave together, such as after a signal
+        _end_group()
+        raise
     except ContactLost as error:
         print(f"rank {world.rank}: lost contact with another rank ({error})", file=sys.stderr, flush=True)
         sys.exit(1)
     except (HoldfastError, OSError, MemoryError) as error:
         raise HoldfastError(f"rank {world.rank}: {error or 'out of memory'}") from None
-    dist.destroy_process_group()
+    _end_group()
+
+
+def _end_group() -> None:
+    """Ends the process group and its threads. A thread that still runs may abort a process that ends."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _meet() -> Ranks:
@@ -173,6 +183,10 @@ def _meet() -> Ranks:
         dist.init_process_group(backend, store=place, rank=rank, world_size=size, timeout=LIMIT)
     except (RuntimeError, ValueError) as error:
         raise HoldfastError(f"the ranks did not meet: {str(error).splitlines()[0]}") from None
+    if backend == "gloo":
+        # A rank that fails ends its group last, after its error was printed: the others lose contact then.
+        # NCCL would first wait for ranks that may be gone.
+        atexit.register(_end_group)
     return Ranks()
 
 

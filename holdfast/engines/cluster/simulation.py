@@ -19,7 +19,8 @@ from holdfast.engines.common.counters import Work
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.oracle import BatchOracle
 from holdfast.engines.simulate.executors.captured import CapturedSimulation
-from holdfast.engines.simulate.executors.replayed import Advance
+from holdfast.engines.simulate.executors.inputs import NotReplayableError
+from holdfast.engines.simulate.executors.replayed import REFUSALS, Advance, first_line
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.problem.problem import Objective
 from holdfast.topology import Network
@@ -118,18 +119,18 @@ class CapturedClusterSimulation(ClusterSimulation, CapturedSimulation):
 
     traceable = False  # it waits for other ranks in the middle
 
-    def buffered(self) -> Advance:
+    def buffered(self, rounds: int = 1) -> Advance:
         if self.cohort_size < self.objective.nodes:
-            raise RuntimeError("how many clients of a cohort are on a rank differs from round to round")
-        return super().buffered()
+            raise NotReplayableError("how many clients of a cohort are on a rank differs from round to round")
+        return super().buffered(rounds)
 
     def _record(self, advance: Advance) -> None:
         problem = ""
         try:
             super()._record(advance)
-        except Exception as error:
+        except REFUSALS as error:
             torch.cuda.synchronize()
-            problem = (str(error) or type(error).__name__).splitlines()[0]
+            problem = first_line(error)
         self.ranks.raise_alike(problem)
 
 

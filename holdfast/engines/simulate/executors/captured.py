@@ -13,7 +13,14 @@ from typing import Any
 import torch
 
 from holdfast.core.tree import tree_map
-from holdfast.engines.simulate.executors.replayed import Advance, ReplayedSimulation, first_line, in_place
+from holdfast.engines.simulate.executors.replayed import (
+    REFUSALS,
+    Advance,
+    Refusal,
+    ReplayedSimulation,
+    first_line,
+    in_place,
+)
 from holdfast.problem.model_problem import ModelObjective
 
 # Compiling takes ten seconds or more (two, if it was done before), and a step gains a fraction of a
@@ -34,24 +41,25 @@ class CapturedSimulation(ReplayedSimulation):
         # Trial rounds overwrite the state. It is kept on the host: a second one may not fit on the device.
         kept = tree_map(lambda t: t.cpu().contiguous(), self.state)
         how, steps = "", 0.0  # the latter of a node in the whole run
-        problems: list[str] = []
+        problems: list[Refusal] = []
         try:
-            advance = self.buffered()
+            advance = self.buffered(rounds)
             self.count(advance)
             steps = rounds * self._per_round[1].gradient_evaluations / len(self._chosen)
             for words, way in self._ways(in_place(advance), steps):
                 problem = self._try(way, kept)
-                if not problem:
-                    since = f", since a faster way failed: {problems[0]}" if problems else ""
+                if problem is None:
+                    since = f", since a faster way failed: {problems[0].reason}" if problems else ""
                     how = f"rounds replayed from a CUDA graph, {words}{since}"
                     break
                 problems.append(problem)
-        except Exception as error:  # whatever the method objects to: there is another way
-            problems.append(first_line(error))
+        except REFUSALS as error:
+            problems.append(self.refusal(error))
         self.traffic, self.work = before
         if self.program is None:
             self._load(kept)
-            how = f"rounds run step by step, since they cannot be recorded: {problems[-1]}"
+            reason = self.fall_back(problems[-1])
+            how = f"rounds run step by step, since they cannot be recorded: {reason}"
             how += f", {self._compiled_gradients(steps)}"
         else:
             tree_map(lambda buffer, value: buffer.copy_(value), self.state, kept)
@@ -65,18 +73,18 @@ class CapturedSimulation(ReplayedSimulation):
             yield "only gradients compiled", lambda: self._with_compiled_gradients(advance)
         yield "not compiled", lambda: advance
 
-    def _try(self, way: Callable[[], Advance], kept: Any) -> str:
+    def _try(self, way: Callable[[], Advance], kept: Any) -> Refusal | None:
         """Records a round that goes this way; if that fails, why."""
         self._load(kept)
         if isinstance(self.objective, ModelObjective):
             self.objective.uncompile()
         try:
             self._record(way())
-        except Exception as error:  # whatever CUDA, the compiler or the method object to
+        except REFUSALS as error:
             torch.cuda.synchronize()
             self.program = None
-            return first_line(error)
-        return ""
+            return self.refusal(error)
+        return None
 
     def _with_compiled_gradients(self, advance: Advance) -> Advance:
         assert isinstance(self.objective, ModelObjective)
@@ -97,7 +105,7 @@ class CapturedSimulation(ReplayedSimulation):
         objective.compile()
         try:
             objective.gradient(objective.x0.expand(len(self.everybody), -1), self.everybody, 0, 0)
-        except Exception as error:  # such as no compiler on this machine
+        except REFUSALS as error:  # such as no compiler on this machine
             objective.uncompile()
             return f"not compiled: {first_line(error)}"
         return "only gradients compiled"

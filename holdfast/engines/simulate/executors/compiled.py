@@ -6,7 +6,7 @@ import time
 
 from holdfast.core.registry import is_ours
 from holdfast.core.tree import tree_map
-from holdfast.engines.simulate.executors.replayed import ReplayedSimulation, first_line, in_place
+from holdfast.engines.simulate.executors.replayed import REFUSALS, ReplayedSimulation, in_place
 from holdfast.problem.model_problem import ModelObjective
 
 # Compiling takes a quarter of a minute, and a compiled step four fifths of the time. Counted are parameters
@@ -26,15 +26,15 @@ class CompiledSimulation(ReplayedSimulation):
         before = self.traffic, self.work
         kept = tree_map(lambda tensor: tensor.clone(), self.state)
         try:
-            advance = self.buffered()
+            advance = self.buffered(rounds)
             self.count(advance)
             self._load(kept)
             compiled = self._fused(in_place(advance))
             compiled(self.state)
             self.program = lambda: compiled(self.state)
             how = f"all nodes stacked, compiled; prepared in {time.perf_counter() - start:.1f} s"
-        except Exception as error:  # whatever the compiler or the method object to: there is another way
-            how = f"{how}, as rounds cannot be compiled: {first_line(error)}"
+        except REFUSALS as error:
+            how = f"{how}, as rounds cannot be compiled: {self.fall_back(self.refusal(error))}"
         self.traffic, self.work = before
         if self.program is None:
             self._load(kept)

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.products import PRODUCTS
+from holdfast.engines.simulate.executors.inputs import NotReplayableError
 from holdfast.engines.simulate.executors.reuse import inputs_of, reuse_memory
 from holdfast.problem.model_problem import ModelObjective
 
@@ -142,7 +143,10 @@ def _trace(advance: Callable[[Any], Any], state: Any, objective: ModelObjective)
             return list(leaves(advance(tree_map(lambda _: next(given), state))))
 
     with objective.gradients_by(mark):
-        return make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves(state))
+        try:
+            return make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves(state))
+        except AssertionError as error:  # torch's tracer asserts what it cannot follow
+            raise NotReplayableError(f"the tracer refuses: {error}") from error
 
 
 def _moves_rows(node: fx.Node, dim: int) -> bool:

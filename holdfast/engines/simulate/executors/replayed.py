@@ -1,29 +1,48 @@
 """What a round is made of where it is prepared once and then replayed.
 
 The algorithm is not changed for this. Whatever differs from round to round (the round's number, the cohort,
-scheduled hyperparameters) lives in buffers that are filled before each replay.
+the hyperparameters that ``at`` changes) lives in buffers that are filled before each replay.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from holdfast.contract.schedules import Rate
+from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import is_ours
 from holdfast.core.tree import leaves, tree_map
-from holdfast.core.validation import hints
 from holdfast.engines.common.counters import Traffic, Work
 from holdfast.engines.simulate.executors.fused import FusedRound
+from holdfast.engines.simulate.executors.inputs import ChangingFieldError, MethodInputs, NotReplayableError
 from holdfast.engines.simulate.simulation import Simulation
 from holdfast.problem.flat import widened
 from holdfast.problem.model_problem import ModelObjective
 
 Advance = Callable[[Any], Any]  # from a state to the state after the round
+
+# Why a round may not be prepared, where it still runs step by step.
+REFUSALS = (
+    NotReplayableError,  # our own reasons
+    HoldfastError,  # the method cannot go on; the step itself says so
+    RuntimeError,  # what CUDA, the tracer and the compiler object to, and values read on the host
+    *(TypeError, ValueError, AttributeError),  # the method uses an input in a way that only a number allows
+    OSError,  # no compiler on this machine, or no place for what it writes
+)
+
+log = logging.getLogger(__name__)
+
+
+class Refusal(NamedTuple):
+    """Why rounds cannot be replayed in some way."""
+
+    reason: str
+    method_changes: bool  # whether it is that the method's hyperparameters change from round to round
 
 
 def in_place(advance: Advance) -> Advance:
@@ -41,15 +60,22 @@ class ReplayedSimulation(Simulation):
 
     program: Callable[[], object] | None = None
 
+    _inputs: MethodInputs | None = None
+
     def forget_program(self) -> None:
         """From here on rounds run step by step, until there is a new one."""
         self.program = None
 
     def step(self) -> None:
+        if self.program is not None:
+            try:
+                self.fill()
+            except ChangingFieldError as error:
+                self.fall_back(self.refusal(error))
+                self._load(self.state)
         if self.program is None:
             super().step()
             return
-        self.fill()
         self.program()
         for total, each in zip((self.traffic, self.work), self._per_round, strict=True):
             for name, amount in vars(each).items():
@@ -62,27 +88,32 @@ class ReplayedSimulation(Simulation):
         if self.program is not None:
             self.state = tree_map(lambda buffer, value: buffer.copy_(value), static, self.state)
 
-    def buffered(self) -> Advance:
-        """A round with buffers in place of all that differs from round to round, or from run to run.
-
-        The latter are rates that stay the same: programs compiled for one step size serve for all.
-        """
+    def buffered(self, rounds: int = 1) -> Advance:
+        """A round with buffers in place of all that differs in so many ``rounds``, or from run to run."""
+        self._inputs = None
         if self.network.sequence is not None or self.network.activity is not None:
-            raise RuntimeError("the network changes from round to round")
+            raise NotReplayableError("the network changes from round to round")
         device = self.everybody.device
         self._round_now = torch.tensor(self.round, device=device)
         self._chosen = self._cohort().clone()
-        now = self.method.at(self.round)
-        self._rates = {
-            name: torch.tensor(float(getattr(now, name)), device=device, dtype=torch.float64)
-            for name, kind in hints(type(self.method)).items()
-            if kind == Rate
-        }
-        method = copy.copy(self.method)
-        for name, buffer in self._rates.items():
-            object.__setattr__(method, name, buffer)
+        self._inputs = MethodInputs(self.method, self.round, rounds, device)
+        method = self._inputs.method
         round_now = cast(int, self._round_now)  # where the round's number is asked for, its buffer stands in
         return lambda state: self._advance(method, state, round_now, self._chosen)
+
+    def refusal(self, error: Exception) -> Refusal:
+        """What ``error``, raised while rounds were prepared, means."""
+        reason, changing = first_line(error), self._inputs.changing if self._inputs else []
+        if changing and not isinstance(error, NotReplayableError):
+            reason += f" (what changes from round to round: {', '.join(changing)})"
+        return Refusal(reason, bool(changing) or isinstance(error, ChangingFieldError))
+
+    def fall_back(self, refusal: Refusal) -> str:
+        """From here on rounds run step by step; logs why, and returns it."""
+        level = logging.WARNING if refusal.method_changes else logging.INFO
+        log.log(level, "%s: rounds run step by step: %s", type(self.method).__name__, refusal.reason)
+        self.forget_program()
+        return refusal.reason
 
     def _fused(self, advance: Advance) -> Advance:
         """``advance`` compiled; of our own methods, on wider rows."""
@@ -129,9 +160,8 @@ class ReplayedSimulation(Simulation):
         self._round_now.fill_(self.round)
         if self.cohort_size < self.objective.nodes:
             self._chosen.copy_(self._cohort())
-        now = self.method.at(self.round)
-        for name, buffer in self._rates.items():
-            buffer.fill_(getattr(now, name))
+        assert self._inputs is not None
+        self._inputs.fill(self.round)
 
 
 def _apart(after: Any, before: Any) -> Any:

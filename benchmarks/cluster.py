@@ -21,10 +21,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import holdfast as hf
+from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.placement import crossing_links, place
 from holdfast.engines.cluster.ranks import LIMIT, Ranks
-from holdfast.engines.cluster.simulation import ClusterSimulation
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
@@ -66,9 +66,10 @@ def make_objective(model: str, nodes: int, here: np.ndarray) -> ModelObjective:
     return ModelObjective(flat, CrossEntropy(), data, batch_size=BATCH[model], seed=0, mean=0.5, std=0.5)
 
 
-def on_ranks(world: Ranks, model: str, network: Network, steps: int) -> ClusterSimulation:
+def on_ranks(world: Ranks, model: str, network: Network, steps: int) -> Simulation:
     objective = make_objective(model, network.nodes, place(network, world.size)[world.rank])
-    simulation = ClusterSimulation(hf.LocalGECL(lr=0.01, local_steps=steps), objective, network, world)
+    method = hf.LocalGECL(lr=0.01, local_steps=steps)
+    simulation = Simulation(method, objective, network, place=RankPlace(world, network))
     simulation.prepare(rounds=1)
     return simulation
 

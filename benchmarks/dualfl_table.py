@@ -37,7 +37,7 @@ from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.contract import Method
 from holdfast.data.federated import FederatedData
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelObjective

@@ -14,7 +14,8 @@ import torch
 from matplotlib.figure import Figure
 from workloads import METHODS, Workload, linear, make_objective, mlp, network_of, seconds
 
-from holdfast.engines.simulate.executors.choice import simulation_class
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.topology import Network
 
 SHORT_RUN = 1  # rounds to prepare for: recorded on a GPU, not compiled, which takes long for so many points
@@ -26,8 +27,9 @@ METHOD = "local-gecl"
 def time_round(load: Workload, device: str, network: Network | None = None) -> float:
     """Milliseconds per round."""
     where = network or network_of(METHOD, load.nodes)
-    simulation = simulation_class(torch.device(device))(
-        METHODS[METHOD](load.steps), make_objective(load, device), where
+    executor = executor_for(torch.device(device))
+    simulation = Simulation(
+        METHODS[METHOD](load.steps), make_objective(load, device), where, executor=executor
     )
     simulation.prepare(SHORT_RUN)
     return 1e3 * seconds(simulation.step, device, 5)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import holdfast as hf
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy

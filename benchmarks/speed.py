@@ -30,8 +30,7 @@ from workloads import (
 )
 
 from holdfast.core.precision import Precision
-from holdfast.engines.simulate.executors.choice import simulation_class
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.simulate.executors.rules import executor_for
 
 WORKLOADS = {
     "linear": [linear(10), linear(100), linear(1000), linear(10_000)],
@@ -64,8 +63,8 @@ def measure(
     load: Workload, method: str, loop_s: float, rates: tuple[float, float], given: argparse.Namespace
 ) -> Result:
     device, cuda = given.device, given.device.startswith("cuda")
-    eager = make_simulation(Simulation, load, method, device, given.precision)
-    eager.objective.row_grads.row_by_row = False
+    eager = make_simulation(load, method, device, given.precision)
+    eager.problem.row_grads.row_by_row = False
     stacked = seconds(eager.step, device, 3)
     del eager
     held = 0
@@ -74,12 +73,12 @@ def measure(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()  # by the workloads before
-    executor = simulation_class(torch.device(device))
-    simulation = make_simulation(executor, load, method, device, given.precision)
+    executor = executor_for(torch.device(device))
+    simulation = make_simulation(load, method, device, given.precision, executor)
     note = simulation.prepare(LONG_RUN)
     ours = seconds(simulation.step, device, given.rounds)
     peak = (torch.cuda.max_memory_allocated() - held) / 2**20 if cuda else float("nan")
-    flops, traffic = round_flops(load, simulation.objective), round_bytes(load, simulation.objective)
+    flops, traffic = round_flops(load, simulation.problem), round_bytes(load, simulation.problem)
     floor = max(flops / rates[0], traffic / rates[1])
     return Result(
         load.title,

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import holdfast as hf
 from holdfast.contract import Method
 from holdfast.core.precision import Precision, compute_in
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Executor, Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
@@ -88,10 +88,15 @@ def make_objective(load: Workload, device: str, precision: Precision = "tf32") -
 
 
 def make_simulation(
-    kind: type[Simulation], load: Workload, method: str, device: str, precision: Precision = "tf32"
+    load: Workload,
+    method: str,
+    device: str,
+    precision: Precision = "tf32",
+    executor: Executor | None = None,
 ) -> Simulation:
     objective = make_objective(load, device, precision)
-    return kind(METHODS[method](load.steps), objective, network_of(method, load.nodes))
+    network = network_of(method, load.nodes)
+    return Simulation(METHODS[method](load.steps), objective, network, executor=executor)
 
 
 def plain_loop(load: Workload, objective: ModelObjective, clients: int) -> Callable[[], None]:

@@ -17,11 +17,11 @@ from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, compute_in
 from holdfast.core.validation import Count, NonNegative, Seed, check, quoted
 from holdfast.data.federated import FederatedData, as_pair
+from holdfast.engines.common.driver import Row, Run
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
-from holdfast.engines.simulate.driver import Row, Run
-from holdfast.engines.simulate.executors.choice import simulation_class
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.experiments.setting import torch_device
 from holdfast.problem.flat import FlatModel
@@ -156,9 +156,8 @@ def train(
     needed = dry_run(algorithm, network, cohort).memory(split.nodes, objective.dim, dtype.itemsize)
     needed += objective.step_bytes
     require_memory(f"{type(algorithm).__name__} on {split.nodes} nodes", needed, str(device))
-    simulation = simulation_class(objective.x0.device)(
-        algorithm, objective, network, seed=seed, cohort_size=cohort
-    )
+    executor = executor_for(objective.x0.device)
+    simulation = Simulation(algorithm, objective, network, seed=seed, cohort_size=cohort, executor=executor)
     if algorithm.assumes_convex and (reason := why_not_convex(objective)):
         text = f"{type(algorithm).__name__} promises to converge on convex objectives only, and here {reason}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -18,10 +18,10 @@ from test_conformance import CASES, NODES, Case, case_id, method
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
 from holdfast.contract import Method
+from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.placement import place
 from holdfast.engines.cluster.ranks import LIMIT, Ranks
-from holdfast.engines.cluster.simulation import ClusterSimulation
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
@@ -129,11 +129,17 @@ def simulate(problem: Problem, rounds: int) -> Seen:
     )
 
 
-def on_rank(problem: Problem, world: Ranks) -> ClusterSimulation:
+def on_rank(problem: Problem, world: Ranks) -> Simulation:
     here = place(problem.network, world.size)[world.rank]
     objective = make_objective(problem.objective, problem.network.nodes, here)
-    return ClusterSimulation(
-        problem.method, objective, problem.network, world, seed=7, cohort_size=problem.cohort
+    place_of_rank = RankPlace(world, problem.network)
+    return Simulation(
+        problem.method,
+        objective,
+        problem.network,
+        seed=7,
+        cohort_size=problem.cohort,
+        place=place_of_rank,
     )
 
 
@@ -164,7 +170,7 @@ def leave_traces(world: Ranks, problems: Callable[[], list[Problem]], rounds: in
     for index, problem in enumerate(problems()):
         simulation = on_rank(problem, world)
         seen = trace(simulation, rounds)
-        torch.save((simulation.everybody, *seen), folder / f"{index}-{world.rank}.pt")
+        torch.save((simulation.nodes, *seen), folder / f"{index}-{world.rank}.pt")
 
 
 def read_traces(index: int, size: int, folder: Path) -> Seen:

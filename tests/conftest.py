@@ -10,7 +10,7 @@ from torch import Tensor
 
 import holdfast.engines.deploy  # noqa: F401 - before any test imports gRPC, which it has to configure
 from holdfast.api import as_network
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast_papers.dualfl import quadratics as quadratics_of_dualfl
 

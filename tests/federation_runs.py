@@ -21,6 +21,7 @@ from torch import Tensor
 
 from holdfast.data.dataset import Dataset
 from holdfast.data.federated import FederatedData
+from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.deploy.credentials import Credentials, load_credentials, make_certificates
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation, make_federation
@@ -28,7 +29,6 @@ from holdfast.engines.deploy.hub import Hub
 from holdfast.engines.deploy.member import Member, NetworkThread
 from holdfast.engines.deploy.node import Node
 from holdfast.engines.deploy.site import initial_model, open_site
-from holdfast.engines.simulate.simulation import Simulation
 from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelObjective
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from holdfast.api import as_network
 from holdfast.core.tree import leaves, tree_map
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 
 MU, L = 0.5, 5.0
 

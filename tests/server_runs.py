@@ -7,7 +7,7 @@ from torch import Tensor
 
 import holdfast as hf
 from holdfast.data import DATASETS
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy

@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.api import as_network
 from holdfast.data import DATASETS
 from holdfast.engines.common.dry_run import dry_run
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.models import mlp
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy

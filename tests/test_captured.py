@@ -13,8 +13,8 @@ import holdfast as hf
 from holdfast.contract.schedules import halving
 from holdfast.core.precision import compute_in
 from holdfast.data import DATASETS
-from holdfast.engines.simulate.executors.captured import CapturedSimulation
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
@@ -33,12 +33,13 @@ def on_gpu() -> ModelObjective:
     return ModelObjective(flat, CrossEntropy(), data, batch_size=16, seed=7)
 
 
+GPU = torch.device("cuda")
 COMPILED = 10**3  # rounds of five steps for which this pays
 
 
 def both(algorithm, where, rounds: int, *, planned: int = 1, cohort=None):
     plain = Simulation(algorithm, on_gpu(), where, seed=7, cohort_size=cohort)
-    captured = CapturedSimulation(algorithm, on_gpu(), where, seed=7, cohort_size=cohort)
+    captured = Simulation(algorithm, on_gpu(), where, seed=7, cohort_size=cohort, executor=executor_for(GPU))
     print(captured.prepare(planned))
     for _ in range(rounds):
         plain.step()
@@ -65,7 +66,7 @@ def test_replayed_rounds_are_the_same_rounds(case):
 )
 def test_compiled_rounds_agree(algorithm, capsys):
     plain, captured = both(algorithm, hf.server(NODES), 20, planned=COMPILED)
-    assert captured.program is not None
+    assert captured.executor.replay is not None
     assert "CUDA graph, compiled;" in capsys.readouterr().out
     assert_agree(plain, captured)
 
@@ -76,7 +77,7 @@ def test_a_round_that_cannot_be_compiled_is_recorded_all_the_same(monkeypatch, c
 
     monkeypatch.setattr("torch.compile", lambda *_, **__: broken)
     plain, captured = both(hf.FedAvg(lr=0.05, local_steps=5), hf.server(NODES), 5, planned=COMPILED)
-    assert captured.program is not None
+    assert captured.executor.replay is not None
     assert "not compiled, since a faster way failed: no compiler here" in capsys.readouterr().out
     assert_agree(plain, captured)
 
@@ -87,7 +88,7 @@ def test_where_rounds_run_step_by_step_a_broken_compiler_does_no_harm(monkeypatc
 
     monkeypatch.setattr("torch.compile", lambda *_, **__: broken)
     plain, captured = both(hf.Scaffnew(lr=0.05, p=0.3), hf.server(NODES), 5, planned=COMPILED)
-    assert captured.program is None
+    assert captured.executor.replay is None
     assert_agree(plain, captured)
 
 
@@ -95,8 +96,11 @@ def test_where_rounds_run_step_by_step_a_broken_compiler_does_no_harm(monkeypatc
 def test_the_exchange_is_not_rounded_to_tf32(planned):
     compute_in("tf32")
     try:
-        simulation = CapturedSimulation(
-            hf.LocalGECL(lr=0.05, local_steps=5), on_gpu(), hf.Network.of(hf.ring(NODES))
+        simulation = Simulation(
+            hf.LocalGECL(lr=0.05, local_steps=5),
+            on_gpu(),
+            hf.Network.of(hf.ring(NODES)),
+            executor=executor_for(GPU),
         )
         print(simulation.prepare(planned))
         for _ in range(20):
@@ -110,7 +114,7 @@ def test_the_exchange_is_not_rounded_to_tf32(planned):
 def test_schedules_and_cohorts_change_from_replay_to_replay():
     algorithm = hf.SCAFFOLD(lr=halving(0.05, every=3), local_steps=3)
     plain, captured = both(algorithm, hf.server(NODES), 20, cohort=2)
-    assert captured.program is not None
+    assert captured.executor.replay is not None
     assert_agree(plain, captured)
 
 
@@ -118,21 +122,21 @@ def test_schedules_and_cohorts_change_from_replay_to_replay():
 @pytest.mark.parametrize(("algorithm", "where"), REPLAYED, ids=[name(given[0]) for given in REPLAYED])
 def test_what_at_changes_is_replayed(algorithm, where, planned):
     plain, captured = both(algorithm, where, 20, planned=planned)
-    assert captured.program is not None
+    assert captured.executor.replay is not None
     assert_agree(plain, captured)
 
 
 @pytest.mark.parametrize(("algorithm", "where", "field"), REFUSED, ids=[name(given[0]) for given in REFUSED])
 def test_what_at_changes_and_cannot_be_replayed_is_named(algorithm, where, field, capsys):
     plain, captured = both(algorithm, where, 5, planned=5)
-    assert captured.program is None
+    assert captured.executor.replay is None
     assert field in capsys.readouterr().out
     assert_agree(plain, captured)
 
 
 def test_what_cannot_be_recorded_runs_step_by_step_and_says_why(capsys):
     plain, captured = both(hf.Scaffnew(lr=0.05, p=0.3), hf.server(NODES), 10)
-    assert captured.program is None
+    assert captured.executor.replay is None
     assert "cannot be recorded" in capsys.readouterr().out
     assert_agree(plain, captured)
 

@@ -10,23 +10,23 @@ from changing_methods import REFUSED, REPLAYED, RING, OwnMethod, name
 from test_executors import assert_close, dense
 
 import holdfast as hf
-from holdfast.engines.simulate.executors.compiled import CompiledSimulation
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.rules import executor_for
 
+CPU = torch.device("cpu")
 ROUNDS = 6
 
 
 @pytest.fixture(autouse=True)
 def every_round_is_traced(monkeypatch) -> None:
     """Users' methods too, and short runs; programs stay as they were traced."""
-    monkeypatch.setattr("holdfast.engines.simulate.executors.compiled.COMPILE_FROM_WORK", 0)
-    monkeypatch.setattr("holdfast.engines.simulate.executors.compiled.is_ours", lambda thing: True)
+    monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
     monkeypatch.setattr("torch.compile", lambda program, **_: program)
 
 
-def both(algorithm, network, planned: int = ROUNDS) -> tuple[Simulation, CompiledSimulation, str]:
+def both(algorithm, network, planned: int = ROUNDS) -> tuple[Simulation, Simulation, str]:
     plain = Simulation(algorithm, dense(), network, seed=7)
-    replayed = CompiledSimulation(algorithm, dense(), network, seed=7)
+    replayed = Simulation(algorithm, dense(), network, seed=7, executor=executor_for(CPU))
     how = replayed.prepare(planned)
     for _ in range(ROUNDS):
         plain.step()
@@ -45,7 +45,7 @@ def ours(caplog) -> list[logging.LogRecord]:
 def test_what_at_changes_is_replayed(algorithm, network) -> None:
     _, replayed, how = both(algorithm, network)
     assert how.startswith("all nodes stacked, compiled; prepared in")
-    assert replayed.program is not None
+    assert replayed.executor.replay is not None
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_at_changes_is_replayed(algorithm, network) -> None:
 )
 def test_what_cannot_be_replayed_is_named_and_run_step_by_step(algorithm, network, field, caplog) -> None:
     plain, replayed, how = both(algorithm, network)
-    assert replayed.program is None
+    assert replayed.executor.replay is None
     assert torch.equal(replayed.models, plain.models)
     assert field in how
     [record] = ours(caplog)
@@ -84,14 +84,14 @@ class AnotherWord(OwnMethod):
 def test_a_change_that_was_not_planned_ends_the_replay(algorithm, field, caplog) -> None:
     _, replayed, how = both(algorithm, RING, planned=3)
     assert "compiled" in how
-    assert replayed.program is None
+    assert replayed.executor.replay is None
     [record] = ours(caplog)
     assert field in record.message
 
 
 def test_a_schedule_that_returns_nonsense_is_told_when_its_round_comes() -> None:
     algorithm = hf.FedDyn(alpha=1.0, lr=lambda round: 0.1 if round < 2 else float("nan"))
-    simulation = CompiledSimulation(algorithm, dense(), hf.server(5), seed=7)
+    simulation = Simulation(algorithm, dense(), hf.server(5), seed=7, executor=executor_for(CPU))
     assert "compiled; prepared" in simulation.prepare(6)
     simulation.step()
     simulation.step()
@@ -104,6 +104,6 @@ def test_a_mistake_in_a_method_is_not_taken_for_a_reason_to_fall_back() -> None:
         def round(self, s, oracle, peers):
             return {}["no such key"]
 
-    simulation = CompiledSimulation(Mistaken(lr=0.1), dense(), RING, seed=7)
+    simulation = Simulation(Mistaken(lr=0.1), dense(), RING, seed=7, executor=executor_for(CPU))
     with pytest.raises(KeyError, match="no such key"):
         simulation.prepare(3)

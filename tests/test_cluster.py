@@ -33,9 +33,10 @@ from test_resume import StopAfter
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.core.world import ALONE, World
+from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.placement import crossing_links, owners, place
 from holdfast.engines.cluster.ranks import AgreedError, Ranks
-from holdfast.engines.cluster.simulation import ClusterSimulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Interrupted, Runner
@@ -151,7 +152,7 @@ def fail_on_one_rank(world: Ranks, folder: Path) -> None:
     functions = [lambda x: 0.5 * (x - 1).square().sum()] * 4 + [lambda x: (1 + x.square()).sqrt().sum()]
     objective = FunctionObjective(functions, torch.full((2,), 3.0, dtype=torch.float64))
     method = build("fedpd", eta=1e9, solver="exact")
-    simulation = ClusterSimulation(method, objective, server(5), world)
+    simulation = Simulation(method, objective, server(5), place=RankPlace(world, server(5)))
     with pytest.raises(AgreedError, match=f"^rank {world.size - 1}: the solver 'newton' did not settle"):
         simulation.step()
     assert simulation.round == 0

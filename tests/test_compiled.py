@@ -11,9 +11,10 @@ from test_executor_rules import Annealed, SignDescent
 from test_executors import assert_close, dense
 
 import holdfast as hf
-from holdfast.engines.simulate.executors.compiled import CompiledSimulation
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.rules import executor_for
 
+CPU = torch.device("cpu")
 RING, STAR = hf.Network.of(hf.ring(NODES)), hf.server(NODES)
 METHODS = [
     (hf.FedAvg(lr=0.05, local_steps=5), STAR),
@@ -25,7 +26,7 @@ METHODS = [
 
 @pytest.fixture
 def always(monkeypatch) -> None:
-    monkeypatch.setattr("holdfast.engines.simulate.executors.compiled.COMPILE_FROM_WORK", 0)
+    monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def without_compiler(monkeypatch) -> None:
 
 def both(algorithm, network, rounds: int = 6, cohort: int | None = None):
     plain = Simulation(algorithm, dense(), network, seed=7, cohort_size=cohort)
-    compiled = CompiledSimulation(algorithm, dense(), network, seed=7, cohort_size=cohort)
+    compiled = Simulation(algorithm, dense(), network, seed=7, cohort_size=cohort, executor=executor_for(CPU))
     how = compiled.prepare(rounds)
     for _ in range(rounds):
         plain.step()
@@ -82,7 +83,7 @@ def test_a_program_is_forgotten_when_the_next_one_fails(always, monkeypatch) -> 
     def broken(*_):
         raise RuntimeError("division by zero")
 
-    monkeypatch.setattr(compiled, "_fused", broken)
+    monkeypatch.setattr("holdfast.engines.simulate.executors.compiled.FusedRound", broken)
     assert "cannot be compiled: division by zero" in compiled.prepare(2)
     plain = Simulation(METHODS[1][0], dense(), METHODS[1][1], seed=7)
     for _ in range(6):
@@ -101,7 +102,7 @@ def test_short_runs_are_not_compiled_and_long_ones_are(without_compiler) -> None
     algorithm = hf.FedAvg(lr=0.05, local_steps=5)
     work = 5 * NODES * 16 * dense().dim
     for rounds, expected in ((2e12 // work - 1, False), (2e12 // work + 1, True)):
-        simulation = CompiledSimulation(algorithm, dense(), STAR, seed=7)
+        simulation = Simulation(algorithm, dense(), STAR, seed=7, executor=executor_for(CPU))
         assert ("compiled" in simulation.prepare(int(rounds))) == expected
 
 
@@ -110,10 +111,10 @@ def test_a_resumed_run_is_run_as_before(always, without_compiler, monkeypatch) -
     _, whole = both(algorithm, network, 8)
     _, half = both(algorithm, network, 4)
     tensors, counters = half.snapshot()
-    rest = CompiledSimulation(algorithm, dense(), network, seed=7)
+    rest = Simulation(algorithm, dense(), network, seed=7, executor=executor_for(CPU))
     rest.restore(tensors, counters)
     monkeypatch.setattr(
-        "holdfast.engines.simulate.executors.compiled.COMPILE_FROM_WORK", 8 * 5 * NODES * 16 * dense().dim
+        "holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 8 * 5 * NODES * 16 * dense().dim
     )
     assert "compiled" in rest.prepare(4)  # the eight rounds of the whole run count
     for _ in range(4):
@@ -121,8 +122,12 @@ def test_a_resumed_run_is_run_as_before(always, without_compiler, monkeypatch) -
     assert torch.equal(rest.models, whole.models)
 
 
-def test_what_is_not_ours_is_run_as_it_is(always, without_compiler) -> None:
-    own_method = CompiledSimulation(SignDescent(lr=0.5), dense(), RING, seed=7)
-    own_loss = CompiledSimulation(METHODS[0][0], dense().variant(loss=Annealed()), STAR, seed=7)
-    for simulation in (own_method, own_loss):
-        assert simulation.prepare(10) == "all nodes stacked, step by step"
+def test_a_users_own_method_is_run_like_ours(always, without_compiler) -> None:
+    how, _ = both(SignDescent(lr=0.5), RING)
+    assert how.startswith("all nodes stacked, compiled; prepared in")
+
+
+def test_a_loss_that_does_not_declare_to_be_traceable_is_run_as_it_is(always, without_compiler) -> None:
+    objective = dense().variant(loss=Annealed())
+    simulation = Simulation(METHODS[0][0], objective, STAR, seed=7, executor=executor_for(CPU))
+    assert simulation.prepare(10) == "all nodes stacked, step by step"

@@ -16,7 +16,7 @@ from holdfast.contract.schedules import constant, halving
 from holdfast.core.tree import leaves
 from holdfast.data import DATASETS
 from holdfast.engines.common.dry_run import dry_run
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy

@@ -17,7 +17,8 @@ from holdfast.algorithms.feddualavg import FedDualAvg
 from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.core.tree import leaves
-from holdfast.engines.simulate.simulation import Federation, Simulation
+from holdfast.engines.common.rounds import ServerState
+from holdfast.engines.common.simulation import Simulation
 from holdfast.solvers import SGD
 
 BEST = 1 / math.sqrt(MU * L)
@@ -85,7 +86,7 @@ def test_a_larger_dual_step_makes_apda_faster_than_its_conservative_default(refe
     assert contraction(reference, larger)[0] == pytest.approx(0.60, abs=0.01)
 
 
-def assert_stays(simulation: Simulation, at_optimum: Federation) -> None:
+def assert_stays(simulation: Simulation, at_optimum: ServerState) -> None:
     before = [tensor.clone() for tensor in leaves(at_optimum)]
     simulation.state = at_optimum
     simulation.step()
@@ -100,11 +101,11 @@ def test_the_optimum_is_a_fixed_point(reference, cohort):
     feddr = simulate(FedDR(eta=BEST, alpha=1.9), reference, cohort=cohort)
     server, clients = feddr.state
     clients = clients._replace(y=star + BEST * own, x=star.repeat(10, 1))
-    assert_stays(feddr, Federation(server._replace(x=star), clients))
+    assert_stays(feddr, ServerState(server._replace(x=star), clients))
     fivegcs = simulate(FiveGCS(lr=0.3, mu=MU), reference, cohort=cohort)
     server, clients = fivegcs.state
     clients = clients._replace(u=own - MU * star)
-    assert_stays(fivegcs, Federation(server._replace(x=star, v=-MU * star), clients))
+    assert_stays(fivegcs, ServerState(server._replace(x=star, v=-MU * star), clients))
 
 
 # --- Scaffnew --------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 import holdfast as hf
 from holdfast.algorithms.dspodfl import DSpodFL
 from holdfast.data import DATASETS
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.columns import DELAY_COLUMNS
 from holdfast.experiments.metrics import delays
 from holdfast.models import MODELS

@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.algorithms import FedAvg
 from holdfast.algorithms.dualfl import DualFL, momentum
 from holdfast.api import as_network
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.solvers import AOGM, SGD
 from holdfast_papers.dualfl.quadratics import NewtonStep
 

@@ -9,7 +9,7 @@ import holdfast as hf
 from holdfast.algorithms import APDAInexact, DualFL, FedDR, FedDualAvg, FiveGCS, Scaffnew
 from holdfast.data import DATASETS
 from holdfast.data.federated import FederatedData
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelObjective

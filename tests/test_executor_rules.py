@@ -9,16 +9,16 @@ import pytest
 import torch
 from command_line import experiment_file
 from test_conformance import NODES
-from test_executors import assert_close, counted, dense
+from test_executors import assert_close, dense, replay_of
 from torch import Tensor
 
 import holdfast as hf
 from holdfast.contract import Algorithm, Oracle, Peers
 from holdfast.core.memory import available_memory, total_memory
 from holdfast.core.randomness import batch_indices
-from holdfast.engines.simulate.executors.captured import CapturedSimulation
-from holdfast.engines.simulate.executors.replayed import in_place
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.compiled import compiled
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.problem.losses import CrossEntropy
@@ -76,21 +76,22 @@ class SignDescent(Algorithm):
 @pytest.mark.parametrize(
     "algorithm", [SignDescent(lr=0.5), hf.Gossip(lr=0.05, local_steps=2)], ids=["own", "ours"]
 )
-def test_only_our_own_methods_work_on_wider_rows(algorithm, monkeypatch) -> None:
+def test_only_methods_that_declare_it_work_on_padded_rows(algorithm, monkeypatch) -> None:
     monkeypatch.setattr("torch.compile", lambda program, **_: program)
-    simulation = CapturedSimulation(algorithm, dense(), RING, seed=7)
-    advance = in_place(counted(simulation))
-    simulation._load(simulation.state)
-    fused = simulation._fused(advance)
+    simulation = Simulation(algorithm, dense(), RING, seed=7)
+    replay = replay_of(simulation)
+    kept = tree_map(torch.clone, replay.state)
+    program = compiled(replay)
+    tree_map(lambda buffer, value: buffer.copy_(value), replay.state, kept)  # preparing runs a round
     plain = Simulation(algorithm, dense(), RING, seed=7)
-    for _ in range(20):
-        simulation.fill()
-        fused(None)
-        simulation.round += 1
+    for round in range(20):
+        replay.fill(round)
+        program()
         plain.step()
-    assert_close(simulation.models, plain.models)
-    widened = simulation.models.stride(0) > simulation.models.shape[1]
-    assert widened == isinstance(algorithm, hf.Gossip)
+    models = simulation.rounds.models(replay.state)
+    assert_close(models, plain.models)
+    padded = models.stride(0) > models.shape[1]
+    assert padded == isinstance(algorithm, hf.Gossip)
 
 
 class Annealed(CrossEntropy):

@@ -17,10 +17,10 @@ from holdfast.core.tree import tree_map
 from holdfast.data import DATASETS
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.products import ShortRows, SparseRows, exact_product
-from holdfast.engines.simulate.executors.captured import CapturedSimulation
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.compiled import _padded
 from holdfast.engines.simulate.executors.fused import FusedRound
-from holdfast.engines.simulate.executors.replayed import in_place
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.simulate.executors.replay import Replay
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.stacking import NarrowLinear, PlaneConv2d, ready_to_stack
@@ -83,25 +83,25 @@ def test_executors_agree(case: Case) -> None:
         assert_close(models(case, other()), stacked)
 
 
-def counted(simulation: CapturedSimulation):
-    advance, kept = simulation.buffered(), tree_map(torch.clone, simulation.state)
-    simulation.count(advance)
-    simulation.state = kept
-    return advance
+def replay_of(simulation: Simulation, rounds: int = ROUNDS) -> Replay:
+    """A round of ``simulation`` on memory of its own, as executors prepare it."""
+    kept = tree_map(torch.clone, simulation.state)
+    replay = Replay(simulation, rounds)
+    replay.count(simulation.state)
+    replay.load(kept)
+    return replay
 
 
 def fused_models(case: Case, compiler) -> tuple[torch.Tensor, FusedRound]:
-    simulation = CapturedSimulation(method(case), dense(), network(case), seed=7)
-    advance = in_place(counted(simulation))
-    simulation._load(simulation.state)
-    wide = simulation._widen()
-    assert simulation.objective.dim % 4 != 0  # otherwise no row is widened
-    fused = FusedRound(advance, tree_map(torch.clone, wide), simulation.objective, compiler)
-    for _ in range(ROUNDS):
-        simulation.fill()
+    simulation = Simulation(method(case), dense(), network(case), seed=7)
+    replay = replay_of(simulation)
+    wide = _padded(replay)
+    assert simulation.problem.dim % 4 != 0  # otherwise no row is padded
+    fused = FusedRound(replay.advance, tree_map(torch.clone, wide), simulation.problem, compiler)
+    for round in range(ROUNDS):
+        replay.fill(round)
         fused(wide)  # in place
-        simulation.round += 1
-    return simulation.models, fused
+    return simulation.rounds.models(replay.state), fused
 
 
 def reads_values(case: Case) -> bool:
@@ -144,9 +144,9 @@ def test_a_sum_of_neighbours_rows_is_compiled_also_before_the_first_gradient(mon
     # On a GPU an exchange on a ring is such a sum, which takes eight passes if it is not compiled.
     monkeypatch.setattr(StackedLinks, "_short", lambda self, matrix: ShortRows.of(matrix, self.like))
     compiled = []
-    simulation = CapturedSimulation(hf.NETFLEET(lr=0.05), dense(), hf.Network.of(hf.ring(NODES)), seed=7)
-    state = tree_map(torch.clone, simulation.state)
-    fused = FusedRound(in_place(counted(simulation)), state, simulation.objective, compiled.append)
+    simulation = Simulation(hf.NETFLEET(lr=0.05), dense(), hf.Network.of(hf.ring(NODES)), seed=7)
+    replay = replay_of(simulation)
+    fused = FusedRound(replay.advance, replay.state, simulation.problem, compiled.append)
     assert "index" in compiled[0].code
     assert len(fused.pieces) == 2
 
@@ -161,11 +161,10 @@ def test_what_was_compiled_for_one_step_size_serves_for_all() -> None:
     objective = dense()
     for lr in (0.05, 0.02):
         algorithm = hf.LocalGECL(lr=lr, local_steps=3)
-        simulation = CapturedSimulation(algorithm, objective, hf.Network.of(hf.ring(NODES)), seed=7)
-        state = tree_map(torch.clone, simulation.state)
-        copy = tree_map(torch.clone, simulation.state)
-        fused = FusedRound(in_place(counted(simulation)), copy, objective, compiler)
-        fused(state)
+        simulation = Simulation(algorithm, objective, hf.Network.of(hf.ring(NODES)), seed=7)
+        replay = replay_of(simulation)
+        state = replay.state
+        FusedRound(replay.advance, tree_map(torch.clone, state), objective, compiler)(state)
         plain = Simulation(algorithm, dense(), hf.Network.of(hf.ring(NODES)), seed=7)
         plain.step()
         assert_close(algorithm.model(state), plain.models)
@@ -212,11 +211,14 @@ def test_steps_that_fall_from_round_to_round_are_traced_too() -> None:
 
 def test_what_was_compiled_does_not_keep_the_data() -> None:
     objective = dense()
-    simulation = CapturedSimulation(hf.LocalGECL(lr=0.1), objective, hf.Network.of(hf.ring(NODES)), seed=7)
-    advance, state = in_place(counted(simulation)), tree_map(torch.clone, simulation.state)
-    FusedRound(advance, state, objective, lambda program: torch.compile(program, backend="eager"))(state)
+    simulation = Simulation(hf.LocalGECL(lr=0.1), objective, hf.Network.of(hf.ring(NODES)), seed=7)
+    replay = replay_of(simulation)
+    state = replay.state
+    FusedRound(replay.advance, state, objective, lambda program: torch.compile(program, backend="eager"))(
+        state
+    )
     data = weakref.ref(objective)
-    del objective, simulation, advance
+    del objective, simulation, replay
     gc.collect()
     assert data() is None
 

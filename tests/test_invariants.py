@@ -7,7 +7,7 @@ import torch
 from server_runs import stochastic_digits
 
 import holdfast as hf
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.problem.problem import FunctionObjective
 
 

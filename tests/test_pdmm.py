@@ -12,7 +12,7 @@ from torch import Tensor
 import holdfast as hf
 from holdfast.algorithms.pdmm import ECL, PDMM
 from holdfast.engines.common.dry_run import dry_run
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy

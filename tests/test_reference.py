@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.data import DATASETS
 from holdfast.data.federated import FederatedData
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.problem.losses import Hinge
 from holdfast.problem.model_problem import ModelObjective

@@ -17,8 +17,8 @@ import holdfast as hf
 from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
 from holdfast.core.tree import leaves
+from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.common.zero import ZeroObjective
-from holdfast.engines.simulate.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy

@@ -12,7 +12,8 @@ import holdfast as hf
 from holdfast.algorithms import VRLSGD, FedLin
 from holdfast.algorithms.fedavg import FedProx
 from holdfast.algorithms.scaffold import Client
-from holdfast.engines.simulate.simulation import Federation, Simulation
+from holdfast.engines.common.rounds import ServerState
+from holdfast.engines.common.simulation import Simulation
 
 ROUNDS, LR, K = 40, 0.02, 5
 
@@ -61,7 +62,7 @@ def test_fedlin_is_scaffold_option_1_whose_variates_are_fresh(objective):
     )
     for _ in range(ROUNDS):
         own = objective.full_grads(fresh.models.contiguous(), everybody)
-        fresh.state = Federation(fresh.state.server._replace(c=own.mean(0)), Client(c=own))
+        fresh.state = ServerState(fresh.state.server._replace(c=own.mean(0)), Client(c=own))
         for simulation in (fedlin, fresh, plain):
             simulation.step()
         assert_same(fedlin.models, fresh.models)

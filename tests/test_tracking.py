@@ -12,7 +12,7 @@ from server_runs import assert_same, stochastic_digits
 
 import holdfast as hf
 from holdfast.algorithms import DSGT, GTSGD, KGT, NETFLEET, PDSGDM
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 
 RING = hf.Network.of(hf.ring(10))
 COMPLETE = hf.Network.of(hf.complete(10))

@@ -30,6 +30,8 @@ class Node(NamedTuple):
 class APDAInexact(Algorithm):
     """Primal-dual steps from inexact local proximal points, accelerated (reconstruction)."""
 
+    columnwise: ClassVar[bool] = True
+
     needs_server: ClassVar[bool] = True
     assumes_convex: ClassVar[bool] = True
 

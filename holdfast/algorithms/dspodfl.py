@@ -25,6 +25,8 @@ class DSpodFL(Algorithm):
     ``sporadic_links`` alone randomised gossip, with ``sporadic_gradients`` alone sporadic SGD.
     """
 
+    columnwise: ClassVar[bool] = True
+
     needs_graph: ClassVar[bool] = True
 
     lr: Rate

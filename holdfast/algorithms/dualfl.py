@@ -45,6 +45,8 @@ class DualFL(Algorithm):
     objectives; ends where the common gradient is -alpha times the model. ``for_problem`` sets all three.
     """
 
+    columnwise: ClassVar[bool] = True
+
     needs_server: ClassVar[bool] = True
     assumes_convex: ClassVar[bool] = True
 

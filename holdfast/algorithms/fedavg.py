@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -20,6 +20,8 @@ class Server(NamedTuple):
 @dataclass(frozen=True)
 class FedAvg(ServerAlgorithm[Server]):
     """Local SGD averaged by a server; biased for several local steps on unlike data (McMahan et al. 2017)."""
+
+    columnwise: ClassVar[bool] = True
 
     lr: Rate
     local_steps: Count = 1
@@ -54,6 +56,8 @@ class FedAvg(ServerAlgorithm[Server]):
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """FedAvg with a pull (rho/2)||x - x_server||^2 towards the server's model; less drift, still biased."""
+
+    columnwise: ClassVar[bool] = True
 
     rho: NonNegative = 0.1
     reduced: bool = False  # SARAH: a full gradient in every round, then differences of minibatch gradients

@@ -40,6 +40,8 @@ class FedDR(ServerAlgorithm[Server]):
     happen in each client's first round: no traffic before the first round.
     """
 
+    columnwise: ClassVar[bool] = True
+
     eta: Rate  # proximal step
     alpha: Annotated[float, Field(gt=0, le=2)] = 1.0  # relaxation: 1 makes it FedPD, 2 FedSplit
     solver: LocalSolver = EXACT
@@ -75,6 +77,8 @@ class Node(NamedTuple):
 @dataclass(frozen=True)
 class FedSplit(Algorithm):
     """Peaceman-Rachford splitting, fastest with eta = 1/sqrt(mu L) (Pathak and Wainwright 2020)."""
+
+    columnwise: ClassVar[bool] = True
 
     needs_server: ClassVar[bool] = True
     assumes_convex: ClassVar[bool] = True

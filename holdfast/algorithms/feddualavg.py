@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class FedDualAvg(ServerAlgorithm[Server]):
     there, say ``l2_in_objective``. Biased for several local steps on unlike data without ``l2``; with it the
     bias dies out like 1/rounds.
     """
+
+    columnwise: ClassVar[bool] = True
 
     lr: Rate
     local_steps: Count = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ SOLVER_USES = {"exact": (), "gd": ("lr", "local_steps"), "sgd": ("lr", "local_st
 @dataclass(frozen=True)
 class FedDyn(ServerAlgorithm[Server]):
     """Dynamic regularisation: exact with half of SCAFFOLD's traffic, cohorts too (Acar et al. 2021)."""
+
+    columnwise: ClassVar[bool] = True
 
     alpha: Rate  # weight of (alpha/2) ||x_i - x||^2
     # gd: full gradients, sgd: minibatches; exact: Newton's method; or a solver that is nearly so

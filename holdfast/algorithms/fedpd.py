@@ -44,6 +44,8 @@ SOLVER_USES = {
 class FedPD(Algorithm):
     """Augmented Lagrangian with a dual per node; exact if every round communicates (Zhang et al. 2021)."""
 
+    columnwise: ClassVar[bool] = True
+
     needs_server: ClassVar[bool] = True
 
     eta: Rate  # inverse weight of the penalty ||x_i - x_0||^2 / (2 eta)

@@ -36,6 +36,8 @@ class FiveGCS(ServerAlgorithm[Server]):
     becomes 1/(2 lr).
     """
 
+    columnwise: ClassVar[bool] = True
+
     assumes_convex: ClassVar[bool] = True
 
     lr: Rate  # primal step gamma; best near 1/sqrt(mu L)

@@ -46,6 +46,8 @@ def model_differences(s: Node, inbox: Inbox[Message], peers: Peers, step: float)
 class GECL(Algorithm):
     """One dual-corrected gradient step per exchange, a form of gradient tracking (Local G-ECL, eq. 6)."""
 
+    columnwise: ClassVar[bool] = True
+
     lr: Rate
     alpha: NonNegative = 0.0  # weight of the neighbours' model differences in the dual, equal on all links
 
@@ -74,6 +76,8 @@ class GECL(Algorithm):
 @dataclass(frozen=True)
 class LocalGECL(Algorithm):
     """Local steps corrected by a dual variable, exact on any connected graph (Local G-ECL, Alg. 1)."""
+
+    columnwise: ClassVar[bool] = True
 
     lr: Rate
     local_steps: Count = 1
@@ -109,6 +113,8 @@ class LocalGECL(Algorithm):
 @dataclass(frozen=True)
 class LocalGECLServer(Algorithm):
     """Local G-ECL with a server: the same iterates as on a complete graph for half the traffic (Alg. 2)."""
+
+    columnwise: ClassVar[bool] = True
 
     needs_server: ClassVar[bool] = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -20,6 +20,8 @@ class Node(NamedTuple):
 @dataclass(frozen=True)
 class DSGD(Algorithm):
     """One gradient step and one mixing per round, DGD with stochastic gradients (Lian et al. 2017)."""
+
+    columnwise: ClassVar[bool] = True
 
     lr: Rate
     order: Literal["cta", "atc"] = "cta"  # combine-then-adapt, or adapt-then-combine
@@ -41,6 +43,8 @@ class DSGD(Algorithm):
 @dataclass(frozen=True)
 class Gossip(Algorithm):
     """Local SGD steps, then averaging with neighbours; also known as LD-SGD."""
+
+    columnwise: ClassVar[bool] = True
 
     lr: Rate
     local_steps: Count = 1

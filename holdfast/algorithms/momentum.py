@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -23,6 +23,8 @@ class Node(NamedTuple):
 @dataclass(frozen=True)
 class PDSGDM(Algorithm):
     """Local SGD steps with momentum, then averaging with neighbours; biased (Gao and Huang 2020)."""
+
+    columnwise: ClassVar[bool] = True
 
     lr: Rate
     local_steps: Count = 1

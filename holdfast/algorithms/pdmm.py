@@ -42,6 +42,8 @@ def reflect(z: Tensor, x: Tensor, edges: Edges) -> Tensor:
 class PDMM(Algorithm):
     """Local solves with a dual at each end of every link (Zhang & Heusdens 2018; Local G-ECL, eq. 5)."""
 
+    columnwise: ClassVar[bool] = True
+
     needs_graph: ClassVar[bool] = True
 
     gamma: Rate  # how strongly a link pulls its two ends together
@@ -66,6 +68,8 @@ class PDMM(Algorithm):
 @dataclass(frozen=True)
 class ECL(Algorithm):
     """PDMM with gradient steps instead of exact solves, Edge-Consensus Learning (Niwa et al. 2020)."""
+
+    columnwise: ClassVar[bool] = True
 
     needs_graph: ClassVar[bool] = True
 

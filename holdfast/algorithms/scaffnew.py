@@ -23,6 +23,8 @@ class Node(NamedTuple):
 class Scaffnew(Algorithm):
     """Rounds of random length, 1/p steps on average; fast with p = sqrt(mu/L) (Mishchenko et al. 2022)."""
 
+    columnwise: ClassVar[bool] = True
+
     needs_server: ClassVar[bool] = True
     assumes_convex: ClassVar[bool] = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class Update(NamedTuple):
 @dataclass(frozen=True)
 class SCAFFOLD(ServerAlgorithm[Server]):
     """Control variates cancel each client's bias (Karimireddy et al. 2020)."""
+
+    columnwise: ClassVar[bool] = True
 
     lr: Rate
     local_steps: Count = 1
@@ -77,6 +79,8 @@ class Node(NamedTuple):
 @dataclass(frozen=True)
 class DSCAFFOLD(Algorithm):
     """SCAFFOLD between neighbours: every node tracks the mean control variate by gossip (reconstruction)."""
+
+    columnwise: ClassVar[bool] = True
 
     lr: Rate
     local_steps: Count = 1

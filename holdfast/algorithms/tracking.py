@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +57,8 @@ class Tracking(Algorithm):
 class GTSGD(Tracking):
     """Gradient tracking: one step along the tracked mean gradient per round, exact (Xin et al. 2021)."""
 
+    columnwise: ClassVar[bool] = True
+
     order: Literal["cta", "atc"] = "cta"  # combine-then-adapt, or adapt-then-combine with two exchanges
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
@@ -70,6 +72,8 @@ class GTSGD(Tracking):
 @dataclass(frozen=True)
 class NETFLEET(Tracking):
     """Local steps along a tracker that is corrected recursively, exact (Zhang et al. 2022, Alg. 1)."""
+
+    columnwise: ClassVar[bool] = True
 
     local_steps: Count = 1  # K, of which the first follows the exchange; 1 is gradient tracking
 
@@ -86,6 +90,8 @@ class NETFLEET(Tracking):
 @dataclass(frozen=True)
 class DSGT(Tracking):
     """Reconstruction: plain local SGD steps, then one of gradient tracking; biased (Lu et al. 2020)."""
+
+    columnwise: ClassVar[bool] = True
 
     local_steps: Whole = 1  # K plain steps before the tracking step; 0 is gradient tracking
 
@@ -111,6 +117,8 @@ class Progress(NamedTuple):
 @dataclass(frozen=True)
 class KGT(Algorithm):
     """Local steps with a correction that tracks the round's mean gradient, exact (Liu et al. 2023)."""
+
+    columnwise: ClassVar[bool] = True
 
     lr: Rate
     local_steps: Count = 1

@@ -23,6 +23,8 @@ class Node(NamedTuple):
 class VRLSGD(Algorithm):
     """SCAFFOLD's iterates for half its traffic: each node keeps only its deviation (Liang et al. 2019)."""
 
+    columnwise: ClassVar[bool] = True
+
     needs_server: ClassVar[bool] = True
 
     lr: Rate
@@ -53,6 +55,8 @@ class Model(NamedTuple):
 @dataclass(frozen=True)
 class FedLin(Algorithm):
     """Local steps corrected by fresh full gradients, for two round trips per round (Mitra et al. 2021)."""
+
+    columnwise: ClassVar[bool] = True
 
     needs_server: ClassVar[bool] = True
 

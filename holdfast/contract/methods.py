@@ -21,6 +21,12 @@ class Method:
     """Hyperparameters, checked when they are given; each may be a schedule if its type is ``Rate``."""
 
     assumes_convex: ClassVar[bool] = False  # True: what the method promises holds for convex f_i only
+    columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Not inherited: a subclass that overrides a round has to declare it anew.
+        cls.columnwise = vars(cls).get("columnwise", False)
 
     def __post_init__(self) -> None:
         check_fields(type(self).__name__, self)

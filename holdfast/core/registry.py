@@ -17,11 +17,6 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def is_ours(thing: object) -> bool:
-    """Whether ``thing`` is of the library's own code. A user's may count its calls, or change in time."""
-    return type(thing).__module__.startswith("holdfast.")
-
-
 class Registry(Generic[T]):
     """Maps names to dataclasses or factory functions that make a ``T``.
 

@@ -19,7 +19,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import read_notes, read_tensors, write_tensors
 from holdfast.core.tree import named_leaves
 from holdfast.core.world import World
-from holdfast.engines.simulate.simulation import Federation, Simulation
+from holdfast.engines.common.rounds import ServerState
+from holdfast.engines.common.simulation import Simulation
 from holdfast.topology import Network
 
 
@@ -44,7 +45,7 @@ class Checkpoints:
         self.world.wait()  # for the folder
         rows = _row_kinds(simulation)
         own = {name: tensors[name] for name in rows}
-        here = {"digest": self.digest, "job": job, "nodes": simulation.everybody.tolist()}
+        here = {"digest": self.digest, "job": job, "nodes": simulation.nodes.tolist()}
         shards = [
             f"{job}.round{simulation.round}.{rank}of{self.world.size}" for rank in range(self.world.size)
         ]
@@ -78,10 +79,10 @@ class Checkpoints:
         notes = self.notes(job)
         if notes is None:
             return None
-        everybody = list(range(simulation.objective.nodes))
+        everybody = list(range(simulation.problem.nodes))
         parts = {shard: self._checked(job, shard)["nodes"] for shard in notes.get("shards", [])}
         files = parts or {job: everybody}
-        mine = simulation.everybody.cpu().numpy()
+        mine = simulation.nodes.cpu().numpy()
         gathered = {name: _Gathering(_keys(kind, mine, simulation.network)) for name, kind in rows.items()}
         for file, nodes in files.items():
             if not np.isin(nodes, mine).any():
@@ -113,7 +114,7 @@ class Checkpoints:
 
 def _row_kinds(simulation: Simulation) -> dict[str, str]:
     """The tensors of a state with rows of its own for every "node" or every "link"; the others are common."""
-    server = "server." if isinstance(simulation.state, Federation) else None
+    server = "server." if isinstance(simulation.state, ServerState) else None
     found = [
         (name, t) for name, t in named_leaves(simulation.state) if not (server and name.startswith(server))
     ]
@@ -121,7 +122,7 @@ def _row_kinds(simulation: Simulation) -> dict[str, str]:
         return {}
     # All ranks together tell: nodes may be as many as links on one of them, but not in a connected network.
     totals = simulation.world.sum(torch.tensor([len(tensor) for _, tensor in found])).tolist()
-    nodes = simulation.objective.nodes
+    nodes = simulation.problem.nodes
     return {
         name: "node" if total == nodes else "link" for (name, _), total in zip(found, totals, strict=True)
     }

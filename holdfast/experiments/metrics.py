@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.contract import Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import unrounded
-from holdfast.engines.simulate.simulation import Federation, Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.problem.model_problem import ModelObjective
 from holdfast.problem.reference.optimum import gradients_at_optimum, in_float64, known_optimum
@@ -24,7 +24,7 @@ class Measured:
 
     def __init__(self, simulation: Simulation, test: TestSet | None) -> None:
         self.simulation = simulation
-        self.objective = simulation.objective
+        self.objective = simulation.problem
         self.test = test
         self.world = simulation.world
         self.one_model = isinstance(simulation.method, ServerAlgorithm)
@@ -77,8 +77,7 @@ class Measured:
     @cached_property
     def duals(self) -> Tensor:
         """The estimates that the nodes here have of their own gradients at the optimum, [m, d]."""
-        state = self.simulation.state
-        duals = self.simulation.method.dual(state.clients if isinstance(state, Federation) else state)
+        duals = self.simulation.rounds.duals(self.simulation.state)
         if duals is None:
             name = type(self.simulation.method).__name__
             raise HoldfastError(

@@ -16,12 +16,13 @@ from holdfast.algorithms import Method
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import compute_in
 from holdfast.core.world import ALONE, World
+from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.ranks import Ranks
-from holdfast.engines.cluster.simulation import cluster_simulation_class
 from holdfast.engines.common.dry_run import Footprint, dry_run
 from holdfast.engines.common.fit import check_fit
-from holdfast.engines.simulate.executors.choice import simulation_class
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.place import HERE
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.experiments.config import Experiment
 from holdfast.experiments.setting import Setting, build_method, build_setting, torch_device
 from holdfast.experiments.sweep import expand
@@ -113,9 +114,8 @@ class Plan:
         compute_in(job.experiment.precision)  # jobs before may have been computed in another
         parts = (self.method(job), setting.objective, setting.network)
         options: Any = {"seed": job.seed, "cohort_size": cohort_size(job.experiment)}
-        if isinstance(self.world, Ranks):
-            return cluster_simulation_class(device)(*parts, self.world, **options)
-        return simulation_class(device)(*parts, **options)
+        place = RankPlace(self.world, setting.network) if isinstance(self.world, Ranks) else HERE
+        return Simulation(*parts, **options, place=place, executor=executor_for(device))
 
     def method(self, job: Job) -> Method:
         """The job's algorithm with its hyperparameters, estimated ones too."""

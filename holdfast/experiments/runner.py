@@ -17,7 +17,7 @@ import tomli_w
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json, write_tensors
-from holdfast.engines.simulate.driver import Row, Run
+from holdfast.engines.common.driver import Row, Run
 from holdfast.experiments.checkpoints import Checkpoints
 from holdfast.experiments.columns import COST_COLUMNS, DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.experiments.environment import describe_environment

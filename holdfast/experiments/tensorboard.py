@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.simulate.driver import Row
+from holdfast.engines.common.driver import Row
 from holdfast.experiments.plan import Job
 
 

@@ -19,6 +19,7 @@ class Dropout(nn.Module):
     the buffer ``key`` = (seed, node, round, step); without it every mask is the same.
     """
 
+    traceable = True  # the same in every call, given its key
     key: Tensor
 
     def __init__(self, p: float, layer: int = 0) -> None:

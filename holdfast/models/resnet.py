@@ -46,6 +46,8 @@ def resnet18(
 class _Block(nn.Module):
     """Two 3x3 convolutions with a shortcut around them."""
 
+    traceable = True
+
     def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
         super().__init__()
         self.body = nn.Sequential(

@@ -7,22 +7,12 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from holdfast.core.errors import HoldfastError
 from holdfast.models import dropout_keys
 from holdfast.problem.gradients.stacking import ready_to_stack
 from holdfast.problem.gradients.support import check_supported, probe
-
-NUMBERS_AT_ONCE = 4  # that a GPU loads where an address is a multiple of 16 bytes
-
-
-def widened(rows: Tensor) -> Tensor:
-    """``rows`` [..., d] with zeros behind each, so that all begin at such addresses.
-
-    Products read them twice as fast then. A model ignores the zeros, and their gradient is zero.
-    """
-    return functional.pad(rows, (0, -rows.shape[-1] % NUMBERS_AT_ONCE))
+from holdfast.problem.problem import PADDED_TO
 
 
 class FlatModel:
@@ -74,9 +64,9 @@ class FlatModel:
         return probe(self._training, inputs)
 
     def parameters(self, row: Tensor) -> dict[str, Tensor]:
-        """The flat vector ``row`` [d], which may be ``widened``, cut into the module's named parameters."""
+        """The flat vector ``row`` [d], which may be padded, cut into the module's named parameters."""
         behind = len(row) - self.dim
-        assert 0 <= behind < NUMBERS_AT_ONCE
+        assert 0 <= behind < PADDED_TO
         pieces = torch.split(row, [*self.sizes, behind] if behind else self.sizes)
         return {
             name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,14 @@ class Loss(ABC):
     """The cost of a model's outputs for a batch (``[B, C]``, ``[B, 1]``, ``[B]``), given targets ``[B]``."""
 
     has_accuracy: ClassVar[bool] = True
+    traceable: ClassVar[bool] = False  # True: ``values`` does the same in every call, so it may be traced
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Not inherited: a subclass that overrides ``values`` has to declare these anew.
+        cls.traceable = vars(cls).get("traceable", False)
+        if "values" in vars(cls) and "differentiable" not in vars(cls):
+            cls.differentiable = Loss.differentiable  # type: ignore[method-assign]
 
     @abstractmethod
     def outputs(self, classes: int | None) -> int:
@@ -79,6 +87,8 @@ class _Multiclass(Loss):
 class CrossEntropy(_Multiclass):
     """Cross entropy of the softmax (multinomial logistic regression)."""
 
+    traceable: ClassVar[bool] = True
+
     @property
     def curvature(self) -> float:
         return 0.5  # of diag(p) - p p^T, for p = (1/2, 1/2, 0, ...)
@@ -108,6 +118,8 @@ class Hinge(_Multiclass):
     sample and class, where methods keep and exchange vectors like the model.)
     """
 
+    traceable: ClassVar[bool] = True
+
     smoothing: NonNegative = 0.0
 
     def __post_init__(self) -> None:
@@ -132,6 +144,8 @@ class Hinge(_Multiclass):
 @dataclass(frozen=True)
 class Logistic(Loss):
     """Binary logistic log(1 + exp(-b z)) of one output z; labels b are -1/+1 (float) or 0/1 (int64)."""
+
+    traceable: ClassVar[bool] = True
 
     def outputs(self, classes: int | None) -> int:
         if classes not in (None, 2):
@@ -166,6 +180,8 @@ class Logistic(Loss):
 @dataclass(frozen=True)
 class SquaredError(Loss):
     """Half the squared error, (z - y)^2 / 2, of one output z: regression, no accuracy."""
+
+    traceable: ClassVar[bool] = True
 
     has_accuracy: ClassVar[bool] = False
 

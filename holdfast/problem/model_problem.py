@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import Literal
 
@@ -14,7 +13,6 @@ from torch.func import grad, grad_and_value, hessian, vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
-from holdfast.core.registry import is_ours
 from holdfast.data.dataset import prepare
 from holdfast.data.federated import FederatedData
 from holdfast.problem.flat import FlatModel
@@ -26,9 +24,6 @@ from holdfast.problem.samples import Batch, Samples
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
 CHUNK_SAMPLES = 8192
 GPU_CHUNK_SAMPLES = 65536  # a GPU wants few large calls
-
-MinibatchGradient = Callable[[Tensor, Tensor, Word, Word], Tensor]
-"""(x [m, d], nodes [m], round, step) -> gradients [m, d]."""
 
 Weighting = Literal["uniform", "samples"]
 
@@ -80,13 +75,10 @@ class ModelObjective:
         self._stored = Samples(self.x, self.y, self.counts, self._seed, prepared, whole=batch_size is None)
         first = torch.zeros(1, dtype=torch.int64, device=device)
         example = self._stored.batch(first, self.scale[:1])
-        self.row_grads = RowGradients(model, self._loss_of, example, traceable=is_ours(loss))
+        self.row_grads = RowGradients(model, self._loss_of, example, traceable=loss.traceable)
         self._row_losses = vmap(self._row_loss)
         self._row_hessians = vmap(hessian(self._row_loss))
         self._row_products = vmap(self._row_product)
-        self.gradient: MinibatchGradient = self._minibatch_grad
-        # What was compiled for rounds on this objective: other step sizes need nothing new.
-        self.programs: dict[Hashable, Callable[..., Sequence[Tensor]]] = {}
 
     def forget_start(self) -> None:
         """Lets go of the initial model: from here on, ``x0`` tells only what it was like."""
@@ -100,31 +92,7 @@ class ModelObjective:
     ) -> list[Tensor]:
         if self.batch_size is None:
             return [self.full_grads(x, nodes) for x in points]
-        return [self.gradient(x, nodes, round, step) for x in points]
-
-    def compile(self) -> None:
-        """Fuses drawing, gathering, normalising and differentiating into one compiled program."""
-        compiled = torch.compile(self._minibatch_grad, dynamic=False)
-
-        def on_device(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
-            # As tensors, so that a new round or step is no new program.
-            words = [word if isinstance(word, Tensor) else nodes.new_full((), word) for word in (round, step)]
-            return compiled(x, nodes, *words)
-
-        self.gradient = on_device
-
-    def uncompile(self) -> None:
-        """Takes ``compile`` back."""
-        self.gradient = self._minibatch_grad
-
-    @contextmanager
-    def gradients_by(self, function: MinibatchGradient) -> Iterator[None]:
-        """For the time being, minibatch gradients are what ``function`` returns."""
-        before, self.gradient = self.gradient, function
-        try:
-            yield
-        finally:
-            self.gradient = before
+        return [self._minibatch_grad(x, nodes, round, step) for x in points]
 
     def _minibatch_grad(self, x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
         assert self.batch_size is not None
@@ -164,6 +132,25 @@ class ModelObjective:
         return total
 
     @property
+    def stochastic(self) -> bool:
+        return self.batch_size is not None
+
+    @property
+    def stacked(self) -> bool:
+        return not self.row_grads.row_by_row
+
+    @property
+    def traceable(self) -> bool:
+        return self.row_grads.may_be_traced
+
+    @property
+    def how(self) -> str:
+        return self.row_grads.how
+
+    def get_ready(self) -> None:
+        _ = self.row_grads.samples_at_once
+
+    @property
     def step_bytes(self) -> int:
         """What the activations take while all nodes here compute a gradient."""
         if self.batch_size is None:
@@ -181,9 +168,7 @@ class ModelObjective:
     def _loss_of(self, model: FlatModel, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> Tensor:
         """A number whose gradient is that of the loss."""
         outputs = model.train(parameters, batch.x, key)
-        # Who derives a loss of ours and changes its values knows nothing of another form.
-        values = self.loss.differentiable if is_ours(self.loss) else self.loss.values
-        return (values(outputs, batch.y) * batch.weight).sum()
+        return (self.loss.differentiable(outputs, batch.y) * batch.weight).sum()
 
     def _row_loss(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         outputs = self.model.train(self.model.parameters(row), batch.x, key)

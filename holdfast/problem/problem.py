@@ -6,6 +6,7 @@ minibatch a node sees depends only on (seed, node, round, step), never on who el
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -14,7 +15,10 @@ from torch import Tensor
 from torch.func import grad, hessian
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.randomness import Word
 from holdfast.core.validation import NonNegative, check
+
+PADDED_TO = 4  # numbers: a GPU loads four at once where an address is a multiple of 16 bytes
 
 
 class Objective(Protocol):
@@ -26,7 +30,28 @@ class Objective(Protocol):
     l1: float  # the weight of ||x||_1 in every f_i; its share in gradients is l1 sign(x), with sign(0) = 0
     smooth: bool  # whether every f_i is differentiable apart from that
 
-    def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
+    @property
+    def stochastic(self) -> bool:
+        """Whether gradients are of minibatches, another one in every step."""
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the gradients of all nodes are computed at once, by the same operations."""
+
+    @property
+    def traceable(self) -> bool:
+        """Whether a gradient does the same in every call, as far as its parts declare."""
+
+    @property
+    def how(self) -> str:
+        """How gradients are computed, for people."""
+
+    def get_ready(self) -> None:
+        """Makes what gradients need and keep, so that computing one allocates nothing that stays."""
+
+    def minibatch_grads(
+        self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
+    ) -> list[Tensor]:
         """Gradients [m, d] of f_i, i in ``nodes`` [m], at each of ``points``, on one minibatch per node."""
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
@@ -54,10 +79,37 @@ class Objective(Protocol):
         """f(x) at one common point ``x`` [d]."""
 
 
-class FunctionObjective:
-    """One differentiable function of a 1-D tensor per node, with exact gradients, plus l1 ||x||_1."""
+class ExactObjective(ABC):
+    """What problems with exact gradients have in common: there are no samples, and no minibatches."""
 
-    smooth = True  # as the user promises
+    l1 = 0.0
+    smooth = True
+    stochastic = False
+    stacked = False
+    traceable = False
+    how = "all nodes stacked"
+
+    def get_ready(self) -> None:
+        return
+
+    @abstractmethod
+    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """Gradients [m, d] of f_i at ``x`` [m, d]."""
+
+    def minibatch_grads(
+        self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
+    ) -> list[Tensor]:
+        return [self.full_grads(x, nodes) for x in points]
+
+    def samples_per_minibatch(self, nodes: Tensor) -> int:
+        return len(nodes)
+
+    def samples(self, nodes: Tensor) -> int:
+        return len(nodes)
+
+
+class FunctionObjective(ExactObjective):
+    """One differentiable function of a 1-D tensor per node, with exact gradients, plus l1 ||x||_1."""
 
     def __init__(self, functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor, l1: float = 0.0) -> None:
         if not functions:
@@ -72,9 +124,6 @@ class FunctionObjective:
             if not isinstance(value, Tensor) or value.numel() != 1 or value.dim() != 0:
                 shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise HoldfastError(f"function {index}: expected a scalar (0-dim) tensor at x0, got {shape}")
-
-    def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
-        return [self.full_grads(x, nodes) for x in points]
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         # Rows do not interact, so the gradient of the sum holds every node's own gradient in its row.
@@ -94,12 +143,6 @@ class FunctionObjective:
     def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
         chosen = [self.functions[node] for node in nodes.tolist()]
         return torch.stack([_hessian_product(*at) for at in zip(chosen, x, v, strict=True)])
-
-    def samples_per_minibatch(self, nodes: Tensor) -> int:
-        return len(nodes)
-
-    def samples(self, nodes: Tensor) -> int:
-        return len(nodes)
 
     def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()

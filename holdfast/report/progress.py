@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.engines.simulate.driver import Row
+from holdfast.engines.common.driver import Row
 from holdfast.experiments.plan import Job, Plan
 from holdfast.report.format import format_value
 from holdfast.report.terminal import DIGITS, HEADS

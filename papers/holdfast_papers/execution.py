@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.simulate.driver import Row
+from holdfast.engines.common.driver import Row
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.record_files import Summary, read_summary

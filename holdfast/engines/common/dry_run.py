@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from holdfast.contract import Method
 from holdfast.core.tree import leaves
+from holdfast.engines.common.rounds import ServerState
+from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.common.zero import ZeroObjective
-from holdfast.engines.simulate.simulation import Federation, Simulation
 from holdfast.topology import Network
 
 
@@ -56,7 +57,7 @@ class _Counts(NamedTuple):
 def _count(method: Method, network: Network, cohort_size: int | None, dim: int, rounds: int) -> _Counts:
     simulation = Simulation(method, ZeroObjective(network.nodes, dim), network, cohort_size=cohort_size)
     at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
-    kept = simulation.state.clients if isinstance(simulation.state, Federation) else simulation.state
+    kept = simulation.state.clients if isinstance(simulation.state, ServerState) else simulation.state
     state = sum(tensor.numel() for tensor in leaves(kept))
     for _ in range(rounds):
         simulation.step()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.core.randomness import Stream, uniform
+from holdfast.core.randomness import Stream, Word, uniform
 from holdfast.engines.common.counters import Work
 from holdfast.problem.problem import Objective
 from holdfast.solvers import Newton, Solver
@@ -17,6 +17,10 @@ EXACT = Newton()
 
 # Minibatches drawn before the first round have step numbers of their own, far from any round's.
 INITIAL_STEP = 2**31
+
+
+MinibatchGradient = Callable[[Tensor, Tensor, Word, Word], Tensor]
+"""(x [m, d], nodes [m], round, step) -> gradients [m, d]."""
 
 
 @dataclass
@@ -29,6 +33,7 @@ class BatchOracle:
     round: int
     work: Work
     chances: Tensor | None = None  # [n] float64: every node's probability of being able to compute; None: 1
+    gradient: MinibatchGradient | None = None  # instead of the problem's own
     step: int = 0
 
     def grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
@@ -94,7 +99,9 @@ class BatchOracle:
 
     def _minibatch(self, points: list[Tensor], nodes: Tensor) -> list[Tensor]:
         self._count(len(points), nodes, self.objective.samples_per_minibatch(nodes))
-        return self.objective.minibatch_grads(points, nodes, self.round, self.step)
+        if self.gradient is None:
+            return self.objective.minibatch_grads(points, nodes, self.round, self.step)
+        return [self.gradient(x, nodes, self.round, self.step) for x in points]
 
     def _full(self, x: Tensor, nodes: Tensor) -> Tensor:
         self._count(1, nodes, self.objective.samples(nodes))

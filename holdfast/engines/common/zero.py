@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from holdfast.problem.problem import ExactObjective
 
-class ZeroObjective:
+
+class ZeroObjective(ExactObjective):
     """f_i = 0."""
-
-    l1 = 0.0
-    smooth = True
 
     def __init__(self, nodes: int, dim: int = 1) -> None:
         self.nodes, self.dim = nodes, dim
         self.x0 = torch.zeros(dim, dtype=torch.float64)  # any local solver's tolerance is within reach
-
-    def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
-        return [torch.zeros_like(x) for x in points]
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         return torch.zeros_like(x)
@@ -33,12 +27,6 @@ class ZeroObjective:
 
     def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
         return v
-
-    def samples_per_minibatch(self, nodes: Tensor) -> int:
-        return 0
-
-    def samples(self, nodes: Tensor) -> int:
-        return 0
 
     def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x.new_zeros(()), torch.zeros_like(x)

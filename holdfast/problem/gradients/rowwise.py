@@ -15,7 +15,6 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from holdfast.core.memory import total_memory
-from holdfast.core.registry import is_ours
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.samples import Batch
 
@@ -167,8 +166,9 @@ def activation_bytes(model: FlatModel, loss: RowLoss, example: Batch) -> int:
 
 
 def _is_known(layer: nn.Module) -> bool:
-    hooks = layer._forward_hooks or layer._forward_pre_hooks
-    return (is_ours(layer) or type(layer).__module__.startswith("torch.nn.")) and not hooks
+    """Whether a layer does the same in every call: one of torch's own, or of a class that declares it."""
+    kind, hooks = type(layer), layer._forward_hooks or layer._forward_pre_hooks
+    return (kind.__module__.startswith("torch.nn.") or vars(kind).get("traceable", False)) and not hooks
 
 
 def _planes_fill_registers(model: nn.Module) -> bool:

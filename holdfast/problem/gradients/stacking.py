@@ -14,6 +14,8 @@ class PlaneConv2d(nn.Conv2d):
     taken for a depthwise convolution, whose GPU kernels are several times slower than this product.
     """
 
+    traceable = True
+
     def _get_name(self) -> str:
         return "Conv2d"  # what the user calls it, for messages
 
@@ -38,6 +40,8 @@ class NarrowLinear(nn.Linear):
     Stacked, a product whose result has few columns takes up to twice the time of one with few rows; and on
     a GPU, the sums that follow are then compiled to slow kernels.
     """
+
+    traceable = True
 
     def _get_name(self) -> str:
         return "Linear"

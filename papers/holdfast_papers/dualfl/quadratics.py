@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import Method
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
+from holdfast.problem.problem import ExactObjective
 from holdfast.solvers import LocalProblem, Solver
 from holdfast.topology import server
 
@@ -18,10 +18,8 @@ NODES, DIM = 10, 8
 UNLIKENESS = 0.3  # by how much the curvatures of a node differ from the others'
 
 
-class Quadratics:
+class Quadratics(ExactObjective):
     """f_i(x) = (1/2) (x - b_i)^T A_i (x - b_i) + l1 ||x||_1, all nodes in one product."""
-
-    smooth = True  # apart from the l1 term
 
     def __init__(self, A: Tensor, b: Tensor, l1: float = 0.0) -> None:
         self.A = A  # [n, d, d]
@@ -29,9 +27,6 @@ class Quadratics:
         self.l1 = l1
         self.nodes, self.dim = b.shape
         self.x0 = torch.zeros(self.dim, dtype=torch.float64)
-
-    def minibatch_grads(self, points: Sequence[Tensor], nodes: Tensor, round: int, step: int) -> list[Tensor]:
-        return [self.full_grads(x, nodes) for x in points]
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         return self.hessian_products(x, x - self.b[nodes], nodes) + self.l1 * x.sign()
@@ -45,12 +40,6 @@ class Quadratics:
 
     def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
         return (self.A[nodes] @ v[..., None]).squeeze(-1)
-
-    def samples_per_minibatch(self, nodes: Tensor) -> int:
-        return len(nodes)
-
-    def samples(self, nodes: Tensor) -> int:
-        return len(nodes)
 
     def global_value(self, x: Tensor) -> Tensor:
         return self.values(x.expand(self.nodes, -1), torch.arange(self.nodes)).mean()

@@ -23,7 +23,7 @@ def initial_bias(where: Circumstances) -> list[Row]:
     for job in plan.jobs[:2]:
         simulation = plan.simulation(job)
         nodes = torch.arange(simulation.network.nodes, device=simulation.models.device)
-        gradients = simulation.objective.full_grads(simulation.models.detach(), nodes)
+        gradients = simulation.problem.full_grads(simulation.models.detach(), nodes)
         dual = simulation.method.dual(simulation.state)
         assert dual is not None
         error = (dual - (gradients - gradients.mean(0))).square().sum(-1).mean()

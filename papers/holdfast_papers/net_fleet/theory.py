@@ -10,7 +10,7 @@ import torch
 from holdfast.algorithms import GTSGD, NETFLEET, Gossip
 from holdfast.contract import Method
 from holdfast.data import FederatedData
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import LOSSES

@@ -1,54 +1,71 @@
-"""The CPU executor: where a run takes minutes, a round as a few compiled programs."""
+"""Rounds and gradients compiled by torch."""
 
 from __future__ import annotations
 
-import time
+import weakref
+from typing import Any
 
-from holdfast.core.registry import is_ours
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holdfast.core.randomness import Word
 from holdfast.core.tree import tree_map
-from holdfast.engines.simulate.executors.replayed import REFUSALS, ReplayedSimulation, in_place
-from holdfast.problem.model_problem import ModelObjective
-
-# Compiling takes a quarter of a minute, and a compiled step four fifths of the time. Counted are parameters
-# times samples, not seconds: the same experiment is to be run in the same way whenever and wherever it is.
-COMPILE_FROM_WORK = 2e12
+from holdfast.engines.common.oracle import MinibatchGradient
+from holdfast.engines.simulate.executors.fused import FusedRound
+from holdfast.engines.simulate.executors.replay import Program, Replay
+from holdfast.problem.problem import PADDED_TO, Objective
 
 
-class CompiledSimulation(ReplayedSimulation):
-    """A ``Simulation`` on a CPU that compiles its rounds if they will take long."""
+def as_written(replay: Replay) -> Program:
+    """The round operation by operation, on fixed memory."""
+    return lambda: replay.advance(replay.state)
 
-    def prepare(self, rounds: int) -> str:
-        how = super().prepare(rounds)
-        if not self._worth_compiling(self.round + rounds):
-            return how
-        start = time.perf_counter()
-        self.forget_program()
-        before = self.traffic, self.work
-        kept = tree_map(lambda tensor: tensor.clone(), self.state)
-        try:
-            advance = self.buffered(rounds)
-            self.count(advance)
-            self._load(kept)
-            compiled = self._fused(in_place(advance))
-            compiled(self.state)
-            self.program = lambda: compiled(self.state)
-            how = f"all nodes stacked, compiled; prepared in {time.perf_counter() - start:.1f} s"
-        except REFUSALS as error:
-            how = f"{how}, as rounds cannot be compiled: {self.fall_back(self.refusal(error))}"
-        self.traffic, self.work = before
-        if self.program is None:
-            self._load(kept)
-        else:
-            tree_map(lambda buffer, value: buffer.copy_(value), self.state, kept)
-        return how
 
-    def _worth_compiling(self, rounds: int) -> bool:
-        """Whether so many rounds are much work, and of what is known to do the same in every call."""
-        objective = self.objective
-        if not isinstance(objective, ModelObjective) or objective.batch_size is None:
-            return False
-        if not objective.row_grads.may_be_traced or objective.row_grads.row_by_row or self.cohort_size == 1:
-            return False
-        steps = rounds * int(getattr(self.method, "local_steps", 1))
-        work = steps * self.cohort_size * objective.batch_size * objective.dim
-        return is_ours(self.method) and work >= COMPILE_FROM_WORK
+def compiled(replay: Replay) -> Program:
+    """The round as a few compiled programs, tried once."""
+    # With rows that begin at multiples of 16 bytes, a round of 100 MLPs takes 13 % less time on an H200.
+    state = _padded(replay) if replay.rounds.method.columnwise else replay.state
+    fused = FusedRound(replay.advance, state, replay.rounds.problem)
+    fused(state)
+    return lambda: fused(state)
+
+
+def with_compiled_gradients(replay: Replay) -> Program:
+    """The round as it is written, but for minibatch gradients."""
+    gradient = compiled_gradient(replay.rounds.problem)
+    return lambda: replay.advance(replay.state, gradient)
+
+
+def compiled_gradient(problem: Objective) -> MinibatchGradient:
+    """Drawing, gathering, normalising and differentiating fused into one program."""
+    owner = weakref.ref(problem)  # what is compiled is never forgotten by torch, but the data must be
+
+    def minibatch_gradient(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
+        alive = owner()
+        assert alive is not None
+        return alive.minibatch_grads([x], nodes, round, step)[0]
+
+    program = torch.compile(minibatch_gradient, dynamic=False)
+
+    def on_device(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
+        # As tensors, so that a new round or step is no new program.
+        words = [word if isinstance(word, Tensor) else nodes.new_full((), word) for word in (round, step)]
+        return program(x, nodes, *words)
+
+    return on_device
+
+
+def _padded(replay: Replay) -> Any:
+    """The state with padded rows; ``replay.state`` becomes a view of it."""
+    dim, narrow = replay.rounds.problem.dim, replay.state
+
+    def is_row(tensor: Tensor) -> bool:
+        return tensor.ndim > 0 and tensor.shape[-1] == dim
+
+    def pad(tensor: Tensor) -> Tensor:
+        return functional.pad(tensor, (0, -dim % PADDED_TO)) if is_row(tensor) else tensor
+
+    wide = tree_map(pad, narrow)
+    replay.state = tree_map(lambda w, t: w[..., :dim] if is_row(t) else w, wide, narrow)
+    return wide

@@ -20,12 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves, tree_map
+from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.common.products import PRODUCTS
 from holdfast.engines.simulate.executors.inputs import NotReplayableError
-from holdfast.engines.simulate.executors.reuse import inputs_of, reuse_memory
-from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.problem import Objective
 
 Program = Callable[..., Sequence[Tensor]]
+Advance = Callable[[Any, MinibatchGradient], Any]  # from a state to the state after the round
+
+# What was compiled for rounds on a problem: other step sizes and seeds need nothing new.
+_PROGRAMS: weakref.WeakKeyDictionary[Objective, dict[Hashable, Program]] = weakref.WeakKeyDictionary()
 
 
 @torch.library.custom_op("holdfast::minibatch_gradient", mutates_args=())
@@ -61,20 +65,19 @@ class FusedRound:
 
     def __init__(
         self,
-        advance: Callable[[Any], Any],
+        advance: Advance,
         state: Any,
-        objective: ModelObjective,
+        problem: Objective,
         compiler: Callable[[Program], Program] = compiled,
     ) -> None:
         self.template = tree_map(lambda tensor: tensor.new_empty(0), state)  # only its form is kept
-        traced = _trace(advance, state, objective)
+        traced = _trace(advance, state)
         nodes = list(traced.graph.nodes)
         self.arguments = [node.name for node in nodes if node.op == "placeholder"]
         self.constants = {n.name: getattr(traced, str(n.target)) for n in nodes if n.op == "get_attr"}
-        runs = list(_cut([node for node in nodes if node.op == "call_function"], objective.dim))
-        reuse_memory(traced.graph, runs, own_memory=_GRADIENT)
+        runs = list(_cut([node for node in nodes if node.op == "call_function"], problem.dim))
         self.results = [node.name for node in nodes[-1].args[0]]
-        self.pieces = self._pieces(runs, objective, compiler)
+        self.pieces = self._pieces(runs, problem, compiler)
 
     def __call__(self, state: Any) -> Any:
         values = dict(zip(self.arguments, leaves(state), strict=True)) | self.constants
@@ -87,21 +90,21 @@ class FusedRound:
         return tree_map(lambda _: next(after), self.template)
 
     def _pieces(
-        self, runs: list[list[fx.Node]], objective: ModelObjective, compiler: Callable[[Program], Program]
+        self, runs: list[list[fx.Node]], problem: Objective, compiler: Callable[[Program], Program]
     ) -> list[Piece]:
         place = {node: index for index, run in enumerate(runs) for node in run}
-        programs = objective.programs
+        programs = _PROGRAMS.setdefault(problem, {})
         pieces = []
         for index, run in enumerate(runs):
-            inputs = inputs_of(run)
+            inputs = _inputs(run)
             outputs = [node for node in run if any(place.get(user) != index for user in node.users)]
-            likeness = _likeness(run, inputs, outputs)
-            if likeness not in programs:
+            key = _structural_hash(run, inputs, outputs)
+            if key not in programs:
                 # The others are a product or a few operations: not worth the time to compile them.
-                worth_it = any(node.target is _GRADIENT or _moves_rows(node, objective.dim) for node in run)
-                program = _as_function(run, inputs, outputs, objective)
-                programs[likeness] = compiler(program) if worth_it else program
-            pieces.append(Piece(programs[likeness], [n.name for n in inputs], [n.name for n in outputs], []))
+                worth_it = any(node.target is _GRADIENT or _moves_rows(node, problem.dim) for node in run)
+                program = _as_function(run, inputs, outputs, problem)
+                programs[key] = compiler(program) if worth_it else program
+            pieces.append(Piece(programs[key], [n.name for n in inputs], [n.name for n in outputs], []))
         self._release(pieces)
         return pieces
 
@@ -124,7 +127,7 @@ class _WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _trace(advance: Callable[[Any], Any], state: Any, objective: ModelObjective) -> fx.GraphModule:
+def _trace(advance: Advance, state: Any) -> fx.GraphModule:
     """The operations of ``advance``, with a mark for every gradient.
 
     Tracing takes no memory, as its tensors hold no numbers. What is made once and kept must be there already.
@@ -140,13 +143,18 @@ def _trace(advance: Callable[[Any], Any], state: Any, objective: ModelObjective)
     def flat(*tensors: Tensor) -> list[Tensor]:
         given = iter(tensors)
         with _WithoutValues():  # type: ignore[no-untyped-call]
-            return list(leaves(advance(tree_map(lambda _: next(given), state))))
+            return list(leaves(advance(tree_map(lambda _: next(given), state), mark)))
 
-    with objective.gradients_by(mark):
-        try:
-            return make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves(state))
-        except AssertionError as error:  # torch's tracer asserts what it cannot follow
-            raise NotReplayableError(f"the tracer refuses: {error}") from error
+    try:
+        return make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves(state))
+    except AssertionError as error:  # torch's tracer asserts what it cannot follow
+        raise NotReplayableError(f"the tracer refuses: {error}") from error
+
+
+def _inputs(run: list[fx.Node]) -> list[fx.Node]:
+    """What ``run`` reads of others, in the order in which it does."""
+    inside = set(run)
+    return list(dict.fromkeys(n for node in run for n in node.all_input_nodes if n not in inside))
 
 
 def _moves_rows(node: fx.Node, dim: int) -> bool:
@@ -171,8 +179,8 @@ def _cut(nodes: list[fx.Node], dim: int) -> Iterator[list[fx.Node]]:
         yield run
 
 
-def _likeness(run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> Hashable:
-    """The same for runs that do the same with their inputs, whatever these are called."""
+def _structural_hash(run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> Hashable:
+    """Equal for runs of operations that differ only in names."""
     number = {node: index for index, node in enumerate([*inputs, *run])}
     steps = tuple(
         (str(node.target), str(fx.map_arg((node.args, node.kwargs), lambda given: f"%{number[given]}")))
@@ -182,15 +190,15 @@ def _likeness(run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node])
 
 
 def _as_function(
-    run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node], objective: ModelObjective
+    run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node], problem: Objective
 ) -> Program:
-    # What is compiled is never forgotten by torch; held weakly, the objective and its data are let go.
-    owner = weakref.ref(objective)
+    # What is compiled is never forgotten by torch; held weakly, the problem and its data are let go.
+    owner = weakref.ref(problem)
 
     def gradient(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
         alive = owner()
         assert alive is not None
-        return alive.gradient(x, nodes, round, step)
+        return alive.minibatch_grads([x], nodes, round, step)[0]
 
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"given_{index}") for index, node in enumerate(inputs)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from holdfast.core.tree import all_finite
-from holdfast.engines.simulate.simulation import Simulation
+from holdfast.engines.common.simulation import Simulation
 
 Row = dict[str, float]
 
@@ -35,7 +35,7 @@ class Run:
             start = time.perf_counter()
             self.simulation.step()
             due = self.simulation.round % self.every == 0 or self.simulation.round == self.rounds
-            if due and self.simulation.objective.x0.is_cuda:
+            if due and self.simulation.problem.x0.is_cuda:
                 torch.cuda.synchronize()  # rounds are only queued; their time ends when they do
             self.seconds += time.perf_counter() - start
             yield self._record() if due else None

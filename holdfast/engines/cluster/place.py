@@ -1,0 +1,78 @@
+"""One rank's place in a simulation: the rows of the nodes that it holds."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import torch
+from torch import Tensor
+
+from holdfast.engines.cluster.links import ClusterLinks
+from holdfast.engines.cluster.oracle import CautiousOracle, Solves
+from holdfast.engines.cluster.peers import ClusterPeers
+from holdfast.engines.cluster.placement import crossing_links, place
+from holdfast.engines.cluster.ranks import Ranks
+from holdfast.engines.common.counters import Counters, Work
+from holdfast.engines.common.links import StackedLinks
+from holdfast.engines.common.oracle import BatchOracle, MinibatchGradient
+from holdfast.engines.common.place import Place
+from holdfast.problem.problem import Objective
+from holdfast.topology import Network
+
+
+class RankPlace(Place):
+    """The nodes of ``network`` that this rank of ``world`` holds."""
+
+    world: Ranks
+
+    def __init__(self, world: Ranks, network: Network) -> None:
+        self.world = world
+        self.blocks = place(network, world.size)
+        self.solves = Solves()
+
+    def nodes(self, network: Network) -> Tensor:
+        return torch.as_tensor(self.blocks[self.world.rank])
+
+    def links(self, network: Network, like: Tensor) -> StackedLinks:
+        return ClusterLinks(network, like, self.blocks, self.world.rank)
+
+    def peers(
+        self, network: Network, links: StackedLinks, seed: int, round: int, counters: Counters
+    ) -> ClusterPeers:
+        assert isinstance(links, ClusterLinks)
+        return ClusterPeers(network, links, seed, round, counters.traffic, world=self.world)
+
+    def oracle(
+        self,
+        problem: Objective,
+        nodes: Tensor,
+        seed: int,
+        round: int,
+        counters: Counters,
+        chances: Tensor | None,
+        gradient: MinibatchGradient | None,
+        counts: bool,
+    ) -> BatchOracle:
+        given = (problem, nodes, seed, round, counters.work, chances, gradient)
+        return CautiousOracle(*given, solves=self.solves, counts=counts)
+
+    def held(self, nodes: Tensor, chosen: Tensor) -> Tensor:
+        return chosen[torch.isin(chosen, nodes)]
+
+    def rows(self, nodes: Tensor, chosen: Tensor) -> Tensor:
+        return torch.searchsorted(nodes, chosen)
+
+    def settle(self) -> None:
+        solves, self.solves = self.solves, Solves()
+        if solves.tried:
+            self.world.raise_alike(solves.failure)
+
+    def total(self, work: Work) -> Work:
+        own = astuple(work)
+        total = self.world.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+        return Work(*(type(mine)(everybodys) for mine, everybodys in zip(own, total, strict=True)))
+
+    def describe(self, network: Network) -> str:
+        links, cut = len(network.links()), crossing_links(network, self.blocks)
+        crossing = "" if network.is_server else f", {cut} of {links} links cross"
+        return f"{self.world.size} ranks{crossing}"

@@ -1,0 +1,146 @@
+"""A run under way: the state of the nodes here, the round, and what it has cost."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from holdfast.contract import Method
+from holdfast.core.memory import keep_freed_memory
+from holdfast.core.tree import from_named, named_leaves
+from holdfast.core.world import World
+from holdfast.engines.common.counters import Counters, Traffic, Work
+from holdfast.engines.common.oracle import MinibatchGradient
+from holdfast.engines.common.place import HERE, Place
+from holdfast.engines.common.rounds import Rounds
+from holdfast.problem.problem import Objective
+from holdfast.topology import Network
+
+
+class Executor(Protocol):
+    """How rounds are run. One executor belongs to one simulation."""
+
+    def prepare(self, simulation: Simulation, rounds: int) -> str:
+        """Gets ready for so many rounds and says how they will be run; the state keeps its values."""
+
+    def step(self, simulation: Simulation) -> None:
+        """Runs the next round: changes the simulation's state and counters, not its round."""
+
+    def put(self, old: Any, new: Any) -> Any:
+        """The state to go on with where ``new`` replaces ``old``."""
+
+
+class Stepwise:
+    """Operation by operation, as the method is written, but for ``gradient``, if it is given."""
+
+    def __init__(self, gradient: MinibatchGradient | None = None) -> None:
+        self.gradient = gradient
+
+    def prepare(self, simulation: Simulation, rounds: int) -> str:
+        keep_freed_memory()
+        compiled = ", only gradients compiled" if self.gradient else ""
+        return f"{simulation.problem.how}, step by step{compiled}"
+
+    def step(self, simulation: Simulation) -> None:
+        now = simulation.rounds.inputs(simulation.round)
+        simulation.state = simulation.rounds.advance(
+            simulation.state, now, simulation.counters, self.gradient
+        )
+
+    def put(self, old: Any, new: Any) -> Any:
+        return new
+
+
+class Simulation:
+    """One method on one problem over one network. ``step`` runs a round; everything else looks at it."""
+
+    def __init__(
+        self,
+        method: Method,
+        problem: Objective,
+        network: Network,
+        *,
+        seed: int = 0,
+        cohort_size: int | None = None,
+        place: Place = HERE,
+        executor: Executor | None = None,
+    ) -> None:
+        self.rounds = Rounds(method, problem, network, seed=seed, cohort_size=cohort_size, place=place)
+        self.executor = executor or Stepwise()
+        self.counters = Counters()
+        self.round = 0
+        self.state = self.rounds.initial(self.counters)
+        place.settle()
+
+    def prepare(self, rounds: int) -> str:
+        """Gets ready for so many rounds and says how they will be run."""
+        how = self.executor.prepare(self, rounds)
+        where = self.rounds.place.describe(self.network)
+        return f"{where}; {how}" if where else how
+
+    def step(self) -> None:
+        """Runs the next communication round."""
+        self.executor.step(self)
+        self.rounds.place.settle()
+        self.round += 1
+
+    @property
+    def method(self) -> Method:
+        return self.rounds.method
+
+    @property
+    def problem(self) -> Objective:
+        return self.rounds.problem
+
+    @property
+    def network(self) -> Network:
+        return self.rounds.network
+
+    @property
+    def world(self) -> World:
+        return self.rounds.place.world
+
+    @property
+    def nodes(self) -> Tensor:
+        """[m]: the numbers of the nodes here, ascending."""
+        return self.rounds.nodes
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.counters.traffic
+
+    @property
+    def work(self) -> Work:
+        return self.counters.work
+
+    @property
+    def models(self) -> Tensor:
+        """The model after the last exchange of each node here, [m, d]; a server's model is everybody's."""
+        return self.rounds.models(self.state)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all messages so far, each counted once."""
+        return self.traffic.numbers * self.problem.x0.element_size()
+
+    def total_work(self) -> Work:
+        """What all nodes, here and elsewhere, have computed so far."""
+        return self.rounds.place.total(self.work)
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that ``restore`` needs to go on: the tensors here by name, and everybody's counters."""
+        tensors = {
+            name: tensor.detach().to("cpu", copy=True).contiguous()
+            for name, tensor in named_leaves(self.state)
+        }
+        counters = Counters(self.traffic, self.total_work())
+        return tensors, {"round": self.round, **counters.as_dict()}
+
+    def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
+        """Continues from a ``snapshot``."""
+        self.state = self.executor.put(self.state, from_named(self.state, tensors))
+        self.round = counters["round"]
+        self.counters = Counters.of(counters)
+        if not self.world.leads:
+            self.counters.work = Work()  # the leader's counts what was done before

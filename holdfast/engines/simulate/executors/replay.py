@@ -1,0 +1,216 @@
+"""Rounds that are prepared once and then replayed.
+
+The algorithm is not changed for this. Whatever differs from round to round (the round's number, the cohort,
+the hyperparameters that ``at`` changes) lies in buffers that are filled before each replay, and the new state
+is written over the old one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.memory import keep_freed_memory
+from holdfast.core.randomness import Word
+from holdfast.core.tree import leaves, tree_map
+from holdfast.engines.common.counters import Counters
+from holdfast.engines.common.oracle import MinibatchGradient
+from holdfast.engines.common.rounds import Inputs
+from holdfast.engines.common.simulation import Simulation, Stepwise
+from holdfast.engines.simulate.executors.inputs import ChangingFieldError, MethodInputs, NotReplayableError
+
+# Why a round may not be prepared, where it still runs step by step.
+REFUSALS = (
+    NotReplayableError,  # our own reasons
+    HoldfastError,  # the method cannot go on; the step itself says so
+    RuntimeError,  # what CUDA, the tracer and the compiler object to, and values read on the host
+    *(TypeError, ValueError, AttributeError),  # the method uses an input in a way that only a number allows
+    OSError,  # no compiler on this machine, or no place for what it writes
+)
+Program = Callable[[], object]  # runs a round on the state of its ``Replay``
+
+log = logging.getLogger(__name__)
+
+
+class Replay:
+    """A round of ``simulation`` on fixed memory, for so many ``rounds`` from the present one on."""
+
+    def __init__(self, simulation: Simulation, rounds: int) -> None:
+        now = simulation.rounds
+        if now.network.sequence is not None or now.network.activity is not None:
+            raise NotReplayableError("the network changes from round to round")
+        if now.cohort_size < now.problem.nodes and len(now.nodes) < now.problem.nodes:
+            raise NotReplayableError("how many clients of a cohort are on a rank differs from round to round")
+        self.rounds = now
+        self.round = torch.tensor(simulation.round, device=now.nodes.device)
+        self.cohort = now.cohort(simulation.round).clone()
+        self.numbers = MethodInputs(now.method, simulation.round, rounds, now.nodes.device)
+        # Where the round's number is asked for, its buffer stands in.
+        self.inputs = Inputs(self.numbers.method, cast(int, self.round), self.cohort)
+        self.state: Any = None  # what the program works on
+        self.program: Program = lambda: None
+        self.per_round = Counters()
+
+    def fill(self, round: int) -> None:
+        """Puts what ``round`` differs in into the buffers."""
+        self.round.fill_(round)
+        if self.rounds.cohort_size < self.rounds.problem.nodes:
+            self.cohort.copy_(self.rounds.cohort(round))
+        self.numbers.fill(round)
+
+    def load(self, kept: Any) -> None:
+        """The state as in ``kept``, every tensor in memory of its own."""
+        self.state = None  # lets go of the old memory first
+        self.state = tree_map(lambda t: t.to(self.round.device, copy=True), kept)
+
+    def advance(self, state: Any, gradient: MinibatchGradient | None = None) -> Any:
+        """The round, with the new state put where the old one was."""
+        new = self.rounds.advance(state, self.inputs, Counters(), gradient)
+        after = _apart(new, state)
+        return tree_map(lambda old, new: old if old is new else old.copy_(new), state, after)
+
+    def count(self, state: Any) -> None:
+        """Finds what a round sends and computes by running one, which overwrites ``state``.
+
+        What rounds make once and keep is made here too. No minibatch gradient is computed: none is looked at.
+        """
+        self.rounds.problem.get_ready()
+        self.per_round = Counters()
+        gradient = _no_gradient if self.rounds.problem.stochastic else None
+        self.rounds.advance(state, self.inputs, self.per_round, gradient)
+
+
+class Way(NamedTuple):
+    """A way to run rounds, and what it is called."""
+
+    words: str
+    program: Callable[[Replay], Program]
+
+
+class Replaying:
+    """Replays rounds in the first of ``ways`` that works; otherwise runs them step by step.
+
+    ``ways``: for so many rounds of a simulation, the ways that pay, the fastest first; none for short runs.
+    ``done``: what happens to rounds there, for people. ``stepwise``: how to run rounds if no way works.
+    """
+
+    def __init__(
+        self,
+        ways: Callable[[Simulation, int], list[Way]],
+        done: str,
+        stepwise: Callable[[Simulation, int], Stepwise],
+    ) -> None:
+        self.ways, self.done, self.make_stepwise = ways, done, stepwise
+        self.stepwise = Stepwise()
+        self.replay: Replay | None = None  # while rounds are replayed
+
+    def prepare(self, simulation: Simulation, rounds: int) -> str:
+        start = time.perf_counter()
+        self.replay = None
+        ways = self.ways(simulation, rounds)
+        if not ways:
+            return self.stepwise.prepare(simulation, rounds)
+        keep_freed_memory()
+        # Trial rounds overwrite the state. It is kept on the host: a second one may not fit on the device.
+        kept = tree_map(lambda t: t.detach().to("cpu", copy=True).contiguous(), simulation.state)
+        trial, words, refusals = _first_that_works(simulation, rounds, ways, kept)
+        if trial is None:
+            simulation.state = tree_map(lambda t: t.to(simulation.nodes.device, copy=True), kept)
+            self._fall_back(simulation, refusals[-1])
+            self.stepwise = self.make_stepwise(simulation, rounds)
+            how = self.stepwise.prepare(simulation, rounds)
+            return f"{how}, as rounds cannot be {self.done}: {refusals[-1].reason}"
+        self.replay = trial
+        simulation.state = tree_map(lambda buffer, old: buffer.copy_(old), trial.state, kept)
+        since = f", since a faster way failed: {refusals[0].reason}" if refusals else ""
+        return f"{words}{since}; prepared in {time.perf_counter() - start:.1f} s"
+
+    def step(self, simulation: Simulation) -> None:
+        if self.replay is not None:
+            try:
+                self.replay.fill(simulation.round)
+            except ChangingFieldError as error:
+                self._fall_back(simulation, _refusal(error, self.replay))
+                simulation.state = tree_map(torch.clone, simulation.state)
+        if self.replay is None:
+            self.stepwise.step(simulation)
+            return
+        self.replay.program()
+        simulation.counters.add(self.replay.per_round)
+
+    def put(self, old: Any, new: Any) -> Any:
+        return new if self.replay is None else tree_map(lambda buffer, value: buffer.copy_(value), old, new)
+
+    def _fall_back(self, simulation: Simulation, refusal: Refusal) -> None:
+        """From here on rounds run step by step; logs why."""
+        self.replay = None
+        level = logging.WARNING if refusal.method_changes else logging.INFO
+        log.log(level, "%s: rounds run step by step: %s", type(simulation.method).__name__, refusal.reason)
+
+
+class Refusal(NamedTuple):
+    """Why rounds cannot be replayed in some way."""
+
+    reason: str
+    method_changes: bool  # whether it is that the method's hyperparameters change from round to round
+
+
+def _refusal(error: Exception, replay: Replay | None) -> Refusal:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    changing = replay.numbers.changing if replay else []
+    if changing and not isinstance(error, NotReplayableError):
+        reason += f" (what changes from round to round: {', '.join(changing)})"
+    return Refusal(reason, bool(changing) or isinstance(error, ChangingFieldError))
+
+
+def _first_that_works(
+    simulation: Simulation, rounds: int, ways: list[Way], kept: Any
+) -> tuple[Replay | None, str, list[Refusal]]:
+    """Tries the ways in turn: a replay in the one that works, its words, and why those before it failed."""
+    replay = None
+    try:
+        replay = Replay(simulation, rounds)
+        replay.count(simulation.state)
+    except REFUSALS as error:
+        return None, "", [_refusal(error, replay)]
+    simulation.state = ()  # there is a copy, and trials need the memory
+    refusals: list[Refusal] = []
+    for words, make in ways:
+        replay.load(kept)
+        refusal = None
+        try:
+            replay.program = make(replay)
+        except REFUSALS as error:
+            if simulation.nodes.is_cuda:
+                torch.cuda.synchronize()
+            refusal = _refusal(error, replay)
+        # A way that fails on one rank is of no use to the others, which would wait for it.
+        if not simulation.world.any(refusal is not None):
+            return replay, words, refusals
+        refusals.append(refusal or Refusal("it fails on another rank", False))
+    return None, "", refusals
+
+
+def _no_gradient(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
+    return x.new_zeros(()).expand_as(x)
+
+
+def _apart(after: Any, before: Any) -> Any:
+    """``after`` without memory of another part of ``before``, which is about to be overwritten."""
+    taken = {_memory(tensor) for tensor in leaves(before)}
+
+    def own(buffer: Tensor, value: Tensor) -> Tensor:
+        return value.clone() if value is not buffer and _memory(value) in taken else value
+
+    return tree_map(own, before, after)
+
+
+def _memory(tensor: Tensor) -> int:
+    """The same for tensors with memory in common; while a round is traced, they have no addresses."""
+    return int(tensor.untyped_storage()._cdata)

@@ -69,8 +69,8 @@ def test_names_from_outside_are_escaped(reports: dict[str, str]) -> None:
 def test_report_says_what_went_wrong(reports: dict[str, str]) -> None:
     page = Page(reports["troubled"])
     told = " ".join(page.words)
-    assert "This run was interrupted: 5 of 8 jobs are finished" in told
-    assert "<b>&gossip lr=0.1, seed 1: NaN" in told
+    assert "This run was interrupted: of 8 jobs, 4 done, 1 diverged, 1 unfinished, 2 not started;" in told
+    assert "<b>&gossip lr=0.1 seed 1 diverged: NaN" in told
     lines = {line[0]: line for line in page.tables[0]}
     assert "<b>&gossip lr=0.01" + "2 of 2 seeds unfinished" in lines
     assert lines["<b>&gossip lr=0.1" + "1 of 2 seeds diverged at round 20"][2] == "10/20"

@@ -18,11 +18,13 @@ from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.report.html import write_plots, write_report
 from holdfast.report.terminal import summary_table
+from holdfast.report.verdict import job_troubles
 from holdfast.runs.config import default_experiment, read_experiment
 from holdfast.runs.plan import Plan
 from holdfast.runs.progress import LiveView
-from holdfast.runs.record import load_record
+from holdfast.runs.record import load_record, overlaid
 from holdfast.runs.runner import Interrupted, Runner, View
+from holdfast.runs.statuses import status_counts
 from holdfast.runs.tensorboard import TensorBoardView, summary_writer
 from holdfast.world import World
 
@@ -62,6 +64,8 @@ def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bo
         toml = folder / "experiment.toml"
         plan = _agreed_plan(world, lambda: Plan(read_experiment(toml, []), data_dir, own_device, world))
         runner = Runner.reopen(plan, folder)
+        if world.leads and not quiet:
+            print(f"so far: {status_counts(runner.summary['jobs'])}; only what is left is run")
         _execute(runner, tensorboard=tensorboard, quiet=quiet)
     _show(runner, quiet=quiet)
 
@@ -108,13 +112,13 @@ def _show(runner: Runner, *, quiet: bool) -> None:
         write_plots(record, runner.folder / "plots")
         write_report([record], runner.folder / "report.html")
     console.print(summary_table([record], console.width))
-    for job, entry in zip(runner.plan.jobs, runner.summary["jobs"], strict=True):
-        if entry["status"] == "diverged":
-            console.print(Text.assemble((f"{job.title} diverged", "red"), f": {entry['message']}"))
+    for trouble in job_troubles(record):
+        console.print(Text(trouble, "red"))
     print_path(console, "report", runner.folder / "report.html")
     if quiet:
         print(runner.folder)
-    if all(entry["status"] == "diverged" for entry in runner.summary["jobs"]):
+    statuses = [job["status"] for job in record.summary["jobs"]]
+    if "failed" in statuses or "done" not in statuses:
         sys.exit(1)
 
 
@@ -132,6 +136,9 @@ def report_runs(folders: list[Path], output: Path | None) -> None:
     write_report(records, target)
     console = Console()
     console.print(summary_table(records, console.width))
+    for record in overlaid(records):
+        for trouble in job_troubles(record):
+            console.print(Text(trouble, "red"))
     print_path(console, "report", target)
 
 

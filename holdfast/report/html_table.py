@@ -71,5 +71,7 @@ def _note(rows: Sequence[FinalRow]) -> str:
         words.append("Best round: the highest accuracy over all recorded rounds, for each seed.")
     if any(row.status == "diverged" for row in rows):
         words.append("Diverged: figures of the last round in which everything was finite.")
+    if any(row.status == "failed" for row in rows):
+        words.append("Failed: figures of the last round before the error.")
     words.append("Traffic and gradients: of all nodes together. Time: spent in rounds, without measuring.")
     return " ".join(words)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.report.format import quantity, spread_text
 from holdfast.runs.record import FinalRow, RunRecord, overlaid
+from holdfast.runs.statuses import status_counts
 
 NAMED_AT_MOST = 5
 SENTENCES_AT_MOST = 3
@@ -29,13 +30,18 @@ def verdict(records: Sequence[RunRecord]) -> str:
         sentences = [*sentences[:SENTENCES_AT_MOST], f"The table has {more} more."]
     if sentences:
         return " ".join(sentences)
-    return "Every algorithm diverged." if any(row.values for row in rows) else "Nothing was recorded yet."
+    statuses = {row.status for row in rows}
+    if statuses == {"diverged"} or statuses == {"failed"}:
+        return f"Every algorithm {statuses.pop()}."
+    if statuses == {"diverged", "failed"}:
+        return "Every algorithm diverged or failed."
+    return "Nothing was recorded yet."
 
 
 def _sentence(rows: Sequence[FinalRow], metric: str) -> str:
     """The algorithms on one problem, best first; empty if none has anything to show."""
     ranked = sorted(
-        (row for row in rows if metric in row.values and row.status != "diverged"),
+        (row for row in rows if metric in row.values and row.status not in ("diverged", "failed")),
         key=lambda row: row.values[metric].mean,
         reverse=quantity(metric).better == "high",
     )
@@ -71,17 +77,25 @@ def _figure(row: FinalRow, metric: str) -> str:
 
 
 def troubles(record: RunRecord) -> list[str]:
-    """What a reader must know before trusting the figures: a run cut short, and every divergence."""
+    """What a reader must know before trusting the figures: a run cut short, divergences and failures."""
     found = []
     jobs = record.summary["jobs"]
+    resume = f"'holdfast resume {record.path.resolve().name}'"
     if record.summary["status"] != "complete":
-        done = sum(job["status"] in ("done", "diverged") for job in jobs)
         state = "was interrupted" if record.summary["status"] == "interrupted" else "did not end"
-        go_on = f"'holdfast resume {record.path.resolve().name}' continues it"
-        found.append(f"{record.prefix}This run {state}: {done} of {len(jobs)} jobs are finished; {go_on}.")
+        found.append(f"{record.prefix}This run {state}: {status_counts(jobs)}; {resume} continues it.")
+    elif any(job["status"] == "failed" for job in jobs):
+        found.append(f"{record.prefix}Jobs failed: {status_counts(jobs)}; {resume} tries them again.")
+    return found + job_troubles(record)
+
+
+def job_troubles(record: RunRecord) -> list[str]:
+    """A line for every job that diverged or failed: which one, and why."""
+    found = []
     for group in record.groups:
         for job in group.jobs:
-            if job["status"] == "diverged":
-                message = job.get("message") or f"diverged at round {job['round']}"
-                found.append(f"{group.label}, seed {job['seed']}: {message}")
+            if job["status"] in ("diverged", "failed"):
+                seed = f" seed {job['seed']}" if len(group.jobs) > 1 else ""
+                why = job.get("message") or f"at round {job['round']}"
+                found.append(f"{group.label}{seed} {job['status']}: {why}")
     return found

@@ -26,8 +26,9 @@ from holdfast.runs.record_files import (
     read_summary,
     short,
 )
+from holdfast.runs.statuses import ENDED
 
-Status = Literal["done", "diverged", "unfinished", "pending"]
+GroupStatus = Literal["done", "diverged", "failed", "interrupted", "unfinished", "pending"]
 
 
 class Spread(NamedTuple):
@@ -64,7 +65,7 @@ class FinalRow:
     rounds: int  # planned
     values: dict[str, Spread]  # metrics and costs
     best_accuracy: Spread | None  # of each seed's best recorded round
-    status: Status
+    status: GroupStatus
     note: str
 
 
@@ -94,11 +95,12 @@ class Group:
         return [value for value in values if isinstance(value, int | float)]
 
     @property
-    def status(self) -> Status:
+    def status(self) -> GroupStatus:
         """The worst that happened to a seed."""
         found = {job["status"] for job in self.jobs}
-        if "diverged" in found:
-            return "diverged"
+        for worst in ("failed", "diverged", "interrupted"):
+            if worst in found:
+                return worst
         if len(found) > 1 or "running" in found:
             return "unfinished"
         return "done" if "done" in found else "pending"
@@ -107,12 +109,13 @@ class Group:
     def note(self) -> str:
         """What is not as planned, in words; empty when all seeds are done."""
         notes = []
-        diverged = [job for job in self.jobs if job["status"] == "diverged"]
         unfinished = [job for job in self.jobs if job["status"] in ("running", "pending")]
         several = len(self.jobs) > 1
-        if diverged:
-            who = f"{len(diverged)} of {len(self.jobs)} seeds " if several else ""
-            notes.append(f"{who}diverged at round {min(job['round'] for job in diverged)}")
+        for status in ("failed", "diverged", "interrupted"):
+            stopped = [job["round"] for job in self.jobs if job["status"] == status]
+            who = f"{len(stopped)} of {len(self.jobs)} seeds " if several else ""
+            if stopped:
+                notes.append(f"{who}{status} at round {min(stopped)}")
         if unfinished and several:
             notes.append(f"{len(unfinished)} of {len(self.jobs)} seeds unfinished")
         elif unfinished:
@@ -145,8 +148,8 @@ class RunRecord:
     def groups(self) -> list[Group]:
         """Algorithms and points of the sweep, in the order of the jobs.
 
-        Stopped seeds do not count beside finished ones. Diverged seeds do, and end the group's curve: a mean
-        over the survivors alone would flatter.
+        Interrupted seeds do not count beside those that ended. Diverged and failed seeds do, and end the
+        group's curve: a mean over the survivors alone would flatter.
         """
         recorded: dict[tuple[str, ...], dict[int, Row]] = {}
         for row in self.rows:
@@ -158,7 +161,7 @@ class RunRecord:
             jobs.setdefault(_job_key(job, self.axes)[:-1], []).append(job)
         groups = []
         for key, members in jobs.items():
-            ended = [job for job in members if job["status"] in ("done", "diverged")]
+            ended = [job for job in members if job["status"] in ENDED]
             started = [job for job in members if _job_key(job, self.axes) in recorded]
             seeds = [recorded.get(_job_key(job, self.axes), {}) for job in ended or started]
             problem, tuning = self._swept(key[1:])

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 
 from holdfast.errors import HoldfastError
 from holdfast.metrics.columns import COST_COLUMNS
+from holdfast.runs.statuses import JobStatus
 
 # The columns of metrics.csv: algorithm, seed, the swept keys, round, the metrics, then these.
 
@@ -28,11 +29,11 @@ class Job(TypedDict):
     algorithm: str
     seed: int
     axes: dict[str, Any]
-    status: Literal["done", "diverged", "running", "pending"]
+    status: JobStatus
     round: int
     rounds: int
     seconds: float
-    message: NotRequired[str]
+    message: NotRequired[str]  # of a job that diverged or failed: why, in one line
 
 
 class Summary(TypedDict):

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 
+from holdfast.algorithms.schedules import NamedSchedule
 from holdfast.registry import Registry
 from holdfast.solvers.base import Solver
 from holdfast.validation import check, check_fields, hints
@@ -129,6 +130,11 @@ class Method:
 
     def __post_init__(self) -> None:
         check_fields(type(self).__name__, self)
+        for name, value in vars(self).items():
+            if isinstance(value, NamedSchedule):
+                for round in value.extremes:  # now, and not in the middle of a run
+                    where = f"{type(self).__name__}.{name}: {value!r} at round {round}"
+                    check(where, hints(type(self))[name], value(round))
 
     def at(self, round: int) -> Self:
         """This method with every schedule among its hyperparameters evaluated at ``round``."""

@@ -31,7 +31,7 @@ def test_results_in_the_report(good_run: RunRecord, reports: dict[str, str]) -> 
         "seeds": "2",
         "round": "20",
         "accuracy (%)": "92.0± 2.8",
-        "best round (%)": "92.0± 2.8",
+        "best accuracy (%)": "92.0± 2.8",
         "train loss": "0.08± 0.028",
         "consensus": "0.01± 0",
         "traffic": "20.00 MiB",
@@ -39,7 +39,7 @@ def test_results_in_the_report(good_run: RunRecord, reports: dict[str, str]) -> 
         "time": "10.0 s",
     }
     assert dict(zip(head, gossip, strict=True))["traffic"] == "10.00 MiB"
-    assert dict(zip(head, gossip, strict=True))["best round (%)"] == "60.0± 0.0"
+    assert dict(zip(head, gossip, strict=True))["best accuracy (%)"] == "60.0± 0.0"
     assert escape(verdict([good_run])) in reports["good"]
 
 

@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.report.html import write_plots, write_report
 from holdfast.report.terminal import summary_table
-from holdfast.report.verdict import job_troubles
+from holdfast.report.verdict import differences, job_troubles
 from holdfast.runs.config import default_experiment, read_experiment
 from holdfast.runs.plan import Plan
 from holdfast.runs.progress import LiveView
@@ -134,6 +134,8 @@ def report_runs(folders: list[Path], output: Path | None) -> None:
         write_plots(record, record.path / "plots")
     target = output or records[0].path / ("report.html" if len(records) == 1 else "comparison.html")
     write_report(records, target)
+    for warning in differences(records):
+        print(f"warning: {warning}", file=sys.stderr)
     console = Console()
     console.print(summary_table(records, console.width))
     for record in overlaid(records):

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from holdfast.errors import HoldfastError, unknown
-from holdfast.runs.record import Group, RunRecord
+from holdfast.runs.groups import Group
+from holdfast.runs.record import RunRecord
 from holdfast.runs.record_files import short
 
 Row = dict[str, Any]  # one line of a computed table

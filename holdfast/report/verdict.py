@@ -15,15 +15,15 @@ SENTENCES_AT_MOST = 3
 def verdict(records: Sequence[RunRecord]) -> str:
     """The final accuracy (else the training loss, else the first metric) of each algorithm, in one sentence.
 
-    A swept problem gets a sentence for each of its values; of a swept algorithm the best setting is named.
+    Every problem gets a sentence of its own; of a swept algorithm the best setting is named.
     """
     rows = [row for record in overlaid(records) for row in record.final_table()]
     metrics = [metric for record in records for metric in record.metrics]
     metric = next((name for name in ("test_accuracy", "train_loss", *metrics) if name in metrics), None)
     if metric is None:
         return "No metric was recorded."
-    problems = dict.fromkeys(row.problem for row in rows)
-    sentences = [_sentence([row for row in rows if row.problem == problem], metric) for problem in problems]
+    contests = dict.fromkeys(row.contest for row in rows)
+    sentences = [_sentence([row for row in rows if row.contest == contest], metric) for contest in contests]
     sentences = [sentence for sentence in sentences if sentence]
     if len(sentences) > SENTENCES_AT_MOST:
         more = len(sentences) - SENTENCES_AT_MOST
@@ -52,7 +52,7 @@ def _sentence(rows: Sequence[FinalRow], metric: str) -> str:
         best.setdefault(row.algorithm, row)
     winner, *others = best.values()
     rounds = {row.round for row in best.values()}
-    start = [f"with {winner.problem}"] if winner.problem else []
+    start = [f"with {winner.contest}"] if winner.contest else []
     start += [f"after {winner.round} rounds"] if len(rounds) == 1 else []
     when = {row.label: "" if len(rounds) == 1 else f" (round {row.round})" for row in best.values()}
     value = f"{_figure(winner, metric)} {quantity(metric).title}"
@@ -87,6 +87,44 @@ def troubles(record: RunRecord) -> list[str]:
     elif any(job["status"] == "failed" for job in jobs):
         found.append(f"{record.prefix}Jobs failed: {status_counts(jobs)}; {resume} tries them again.")
     return found + job_troubles(record)
+
+
+def differences(records: Sequence[RunRecord]) -> list[str]:
+    """Why the lines of ``records``, shown together, do not simply compare: a warning for each reason."""
+    shown = overlaid(records)
+    found = []
+    unlike = []
+    for key in shown[0].unlike:
+        values = [
+            [record.problem_of(job).get(key, "–") for job in record.summary["jobs"]] for record in shown
+        ]
+        if _differ(values):
+            unlike.append(f"{key} is {_each(shown, values)}")
+    if unlike:
+        found.append(
+            "These runs are of different problems, and only lines of the same problem are ranked against "
+            f"each other: {'; '.join(unlike)}."
+        )
+    seeds = [[job["seed"] for job in record.summary["jobs"]] for record in shown]
+    if _differ(seeds):
+        found.append(f"These runs do not have the same seeds: {_each(shown, seeds)}.")
+    rounds = [[job["rounds"] for job in record.summary["jobs"]] for record in shown]
+    if _differ(rounds):
+        found.append(f"These runs do not have the same number of rounds: {_each(shown, rounds)}.")
+    return found
+
+
+def _differ(values: Sequence[Sequence[object]]) -> bool:
+    return len({frozenset(of_run) for of_run in values}) > 1
+
+
+def _each(records: Sequence[RunRecord], values: Sequence[Sequence[object]]) -> str:
+    """Such as ``digits in first, mnist in second``."""
+    parts = zip(records, values, strict=True)
+    return ", ".join(
+        f"{' and '.join(map(str, dict.fromkeys(of_run)))} in {record.prefix.removesuffix(': ')}"
+        for record, of_run in parts
+    )
 
 
 def job_troubles(record: RunRecord) -> list[str]:

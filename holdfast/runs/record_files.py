@@ -74,6 +74,22 @@ def short(value: Any) -> str:
     return str(value)
 
 
+def problem_at(config: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
+    """The keys of [problem] at one point of a sweep, each in a few characters."""
+    return {
+        key: short(_at(value, f"problem.{key}", axes)) for key, value in config.get("problem", {}).items()
+    }
+
+
+def _at(value: Any, key: str, axes: dict[str, Any]) -> Any:
+    """``value``, which stands under ``key`` of an experiment, at one point of the sweep over ``axes``."""
+    if key in axes and isinstance(value, list):
+        return next((element for element in value if short(element) == short(axes[key])), axes[key])
+    if isinstance(value, dict):
+        return {name: _at(inner, f"{key}.{name}", axes) for name, inner in sorted(value.items())}
+    return value
+
+
 def read_config(file: Path) -> tuple[dict[str, Any], str]:
     """The experiment, and its text."""
     text = _text(file)

@@ -69,7 +69,7 @@ footer { margin-top: 3rem; color: var(--faint); font-size: 0.8rem; }
   body { max-width: none; padding: 0 1px; font-size: 9pt; line-height: 1.35; }
   h1 { font-size: 15pt; }
   h2 { margin: 0.8rem 0 0.3rem; font-size: 11pt; }
-  h1, h2, h3 { break-after: avoid; }
+  h1, h2, h3, h2 + .note { break-after: avoid; }
   .verdict { margin-top: 0.6rem; font-size: 10pt; }
   .trouble { margin-top: 0.6rem; padding-block: 0.3rem; }
   .note, figcaption { font-size: 7pt; }

@@ -86,21 +86,108 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *_HOME_OF]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
+if TYPE_CHECKING:
+    # The same names again: type checkers and editors do not see what is imported on first use.
+    # isort: off
+    from holdfast.algorithms import (
+        DSCAFFOLD as DSCAFFOLD,
+        DSGD as DSGD,
+        DSGT as DSGT,
+        ECL as ECL,
+        GECL as GECL,
+        GTSGD as GTSGD,
+        KGT as KGT,
+        NETFLEET as NETFLEET,
+        PDMM as PDMM,
+        PDSGDM as PDSGDM,
+        SCAFFOLD as SCAFFOLD,
+        VRLSGD as VRLSGD,
+        Algorithm as Algorithm,
+        APDAInexact as APDAInexact,
+        DSpodFL as DSpodFL,
+        DualFL as DualFL,
+        FedAvg as FedAvg,
+        FedDR as FedDR,
+        FedDualAvg as FedDualAvg,
+        FedDyn as FedDyn,
+        FedLin as FedLin,
+        FedPD as FedPD,
+        FedProx as FedProx,
+        FedSplit as FedSplit,
+        FiveGCS as FiveGCS,
+        Gossip as Gossip,
+        LocalGECL as LocalGECL,
+        LocalGECLServer as LocalGECLServer,
+        Scaffnew as Scaffnew,
+        ServerAlgorithm as ServerAlgorithm,
+        constant as constant,
+        cosine as cosine,
+        halving as halving,
+        linear as linear,
+    )
+    from holdfast.api import (
+        History as History,
+        MinimizeResult as MinimizeResult,
+        TrainResult as TrainResult,
+        minimize as minimize,
+        train as train,
+    )
+    from holdfast.data import (
+        IID as IID,
+        ClassesPerNode as ClassesPerNode,
+        Dataset as Dataset,
+        Dirichlet as Dirichlet,
+        FederatedData as FederatedData,
+        NaturalGroups as NaturalGroups,
+        Shards as Shards,
+        Unequal as Unequal,
+        partition as partition,
+    )
+    from holdfast.core.errors import (
+        HoldfastError as HoldfastError,
+    )
+    from holdfast.problem.reference.curvature import (
+        estimate_curvature as estimate_curvature,
+    )
+    from holdfast.problem.reference.optimum import (
+        reference_optimum as reference_optimum,
+    )
+    from holdfast.solvers import (
+        AOGM as AOGM,
+        FISTA as FISTA,
+        LBFGS as LBFGS,
+        SGD as SGD,
+        GradientDescent as GradientDescent,
+        Newton as Newton,
+    )
+    from holdfast.topology import (
+        BetaChance as BetaChance,
+        Network as Network,
+        UniformChance as UniformChance,
+        complete as complete,
+        double_ring as double_ring,
+        edge_list as edge_list,
+        erdos_renyi as erdos_renyi,
+        exponential as exponential,
+        hypercube as hypercube,
+        line as line,
+        random_geometric as random_geometric,
+        ring as ring,
+        server as server,
+        star as star,
+        torus as torus,
+    )
+    # isort: on
+
+else:  # hidden from type checkers, which would take any name for granted
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-if TYPE_CHECKING:
-    from holdfast.algorithms import *  # noqa: F403
-    from holdfast.api import *  # noqa: F403
-    from holdfast.core.errors import HoldfastError as HoldfastError
-    from holdfast.data import *  # noqa: F403
-    from holdfast.topology import *  # noqa: F403

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,12 +30,15 @@ from holdfast.problem.model_problem import ModelObjective
 from holdfast.problem.problem import FunctionObjective
 from holdfast.problem.reference.curvature import why_not_convex
 from holdfast.problem.regulariser import Regulariser
-from holdfast.topology import Network, server
+from holdfast.topology import Network, build_network, server
 from holdfast.topology.graphs import Graph
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+Topology = Network | Graph | str | Mapping[str, Any] | None
+"""Who talks to whom, as ``train`` and ``minimize`` take it."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def train(
     *,
     model: nn.Module,
     data: FederatedData | Sequence[Any],
-    topology: Network | Graph | None = None,
+    topology: Topology = None,
     rounds: int,
     batch_size: int | None = 32,
     loss: str | Loss = "cross-entropy",
@@ -111,7 +114,8 @@ def train(
     """Trains ``model`` with ``algorithm`` on every node's own data, all nodes simulated on one device.
 
     ``data``: the result of ``holdfast.partition``, or one (x, y) pair or torch Dataset per node.
-    ``topology``: a graph (mixed with Metropolis weights), a ``Network``, or None for a server.
+    ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
+    parameters), a graph (mixed with Metropolis weights), a ``Network``, or None for a server.
     ``batch_size``: samples per gradient, drawn with replacement; None takes all of a node's data every time.
     ``l2``: weight of (l2/2)||x||^2 in the objective. ``cohort``: clients sampled per round (server methods).
     ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
@@ -151,7 +155,7 @@ def train(
         test_set = objective.test_set(x, y)
     objective.check_model(test_set)
     names = choose_metrics(metrics, has_test=test_set is not None, has_accuracy=chosen_loss.has_accuracy)
-    network = as_network(topology, split.nodes)
+    network = as_network(topology, split.nodes, seed)
     check_fit(algorithm, split.nodes, network, cohort)
     needed = dry_run(algorithm, network, cohort).memory(split.nodes, objective.dim, dtype.itemsize)
     needed += objective.step_bytes
@@ -178,7 +182,7 @@ def minimize(
     algorithm: Method,
     rounds: int,
     *,
-    topology: Network | Graph | None = None,
+    topology: Topology = None,
     seed: int = 0,
     cohort: int | None = None,
     dtype: torch.dtype = torch.float64,
@@ -186,7 +190,7 @@ def minimize(
     """Minimises the mean of ``functions``, one per node, from ``x0`` [d] with exact gradients.
 
     Each function maps a 1-D tensor to a scalar tensor and is differentiated by torch.
-    ``topology``: a graph (mixed with Metropolis weights), a ``Network``, or None for a server.
+    ``topology``: as for ``train``.
     """
     _check_call(algorithm, rounds, seed, cohort, dtype)
     check("functions", Sequence[Callable[..., Any]], functions)
@@ -197,7 +201,7 @@ def minimize(
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
     objective = FunctionObjective(functions, start)
     simulation = Simulation(
-        algorithm, objective, as_network(topology, objective.nodes), seed=seed, cohort_size=cohort
+        algorithm, objective, as_network(topology, objective.nodes, seed), seed=seed, cohort_size=cohort
     )
     names = ["train_loss", "consensus", "grad_norm2"]
     run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
@@ -206,11 +210,22 @@ def minimize(
     return MinimizeResult(torch.stack(path), History(run.rows), run.diverged)
 
 
-def as_network(topology: Network | Graph | None, nodes: int) -> Network:
-    """A graph gets Metropolis weights; None means a server."""
+def as_network(topology: Topology, nodes: int, seed: int = 0) -> Network:
+    """The network of ``nodes`` nodes; a random graph that is chosen by name is drawn from ``seed``."""
     if topology is None:
         return server(nodes)
-    return topology if isinstance(topology, Network) else Network.of(topology)
+    if isinstance(topology, Network):
+        return topology
+    if not isinstance(topology, str | Mapping):
+        return Network.of(topology)
+    choice = {"name": topology} if isinstance(topology, str) else dict(topology)
+    name = choice.pop("name", None)
+    if not isinstance(name, str):
+        raise HoldfastError(
+            f"topology: expected a name among the keys, such as {{'name': 'torus', 'rows': 2}}, got "
+            f"{quoted(topology)}"
+        )
+    return build_network(name, choice, None, {}, nodes, seed)
 
 
 def _check_call(algorithm: Method, rounds: int, seed: int, cohort: int | None, dtype: torch.dtype) -> None:

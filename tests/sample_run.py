@@ -78,6 +78,7 @@ def write_run(
     metrics: tuple[str, ...] = ("test_accuracy", "train_loss", "consensus"),
     partition: str = "node,samples,cat,dog\n0,7,3,4\n1,5,5,0\n2,4,0,4\n",
     network: str = "i,j,weight\n0,1,0.5\n0,2,0.25\n1,2,0.25\n",
+    experiment: str = EXPERIMENT,
 ) -> Path:
     """A directory as ``holdfast run`` leaves it; a round takes 1 MiB, for gossip half, and 100 gradients."""
     folder.mkdir(parents=True)
@@ -93,7 +94,7 @@ def write_run(
     entries = [{key: value for key, value in one.items() if key != "rows"} for one in jobs]
     summary = {"name": name, "status": status, "jobs": entries, "facts": FACTS}
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "experiment.toml").write_text(EXPERIMENT)
+    (folder / "experiment.toml").write_text(experiment)
     (folder / "environment.json").write_text(json.dumps({"python": "3.11.2", "note": "a <b> & c"}))
     (folder / "partition.csv").write_text(partition)
     (folder / "network.csv").write_text(network)

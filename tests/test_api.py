@@ -259,3 +259,34 @@ def test_payload_of_table_iv(method, topology, vectors: int, gib: float) -> None
         payload == 400 * 20 * vectors * 1_541_510 * 4
     )  # 20: ten links both ways, or ten clients up and down
     assert round(payload / 2**30, 2) == gib
+
+
+# --- topologies by name -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("by_name", "by_graph"),
+    [
+        ("ring", hf.ring(4)),
+        ("complete", hf.complete(4)),
+        ("double-ring", hf.double_ring(6)),
+        ({"name": "torus", "rows": 3}, hf.torus(6, rows=3)),
+        ({"name": "erdos-renyi", "p": 0.5}, hf.erdos_renyi(8, p=0.5, seed=3)),
+    ],
+    ids=str,
+)
+def test_a_topology_may_be_a_name(by_name: str | dict, by_graph) -> None:
+    functions = [lambda x, i=i: ((x - i) ** 2).sum() for i in range(len(by_graph))]
+    named, drawn = (
+        hf.minimize(functions, [0.0], hf.LocalGECL(lr=0.05), 5, topology=topology, seed=3).x
+        for topology in (by_name, by_graph)
+    )
+    assert torch.equal(named, drawn)
+
+
+def test_the_topology_server_by_name() -> None:
+    functions = [lambda x: ((x - 1) ** 2).sum(), lambda x: (3 * (x + 1) ** 2).sum()]
+    with pytest.raises(hf.HoldfastError, match="FedAvg needs a server: use the topology 'server'"):
+        hf.minimize(functions, [0.0], hf.FedAvg(lr=0.05), 3, topology="ring")
+    named = hf.minimize(functions, [0.0], hf.FedAvg(lr=0.05), 3, topology="server")
+    assert torch.equal(named.x, hf.minimize(functions, [0.0], hf.FedAvg(lr=0.05), 3).x)

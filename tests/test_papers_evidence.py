@@ -43,7 +43,7 @@ def test_curves_are_found_by_swept_values_however_they_are_written(tmp_path: Pat
     for lr in (0.1, "0.1", "0.10"):
         assert sweep.curve("local-gecl", lr=lr).name == "local-gecl lr=0.1"
     assert len(sweep.curves(lr=0.01)) == 2
-    assert sweep.curve("<b>&gossip", "sweep", lr=0.1).diverged
+    assert sweep.curve("<b>&gossip", "sweep", lr=0.1).broke_off
 
 
 @pytest.mark.parametrize("where", [{}, {"lr": 0.5}, {"h": 0.1}])

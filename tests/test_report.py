@@ -31,7 +31,7 @@ def test_results_in_the_report(good_run: RunRecord, reports: dict[str, str]) -> 
         "seeds": "2",
         "round": "20",
         "accuracy (%)": "92.0± 2.8",
-        "best round (%)": "92.0± 2.8",
+        "best accuracy (%)": "92.0± 2.8",
         "train loss": "0.08± 0.028",
         "consensus": "0.01± 0",
         "traffic": "20.00 MiB",
@@ -39,7 +39,7 @@ def test_results_in_the_report(good_run: RunRecord, reports: dict[str, str]) -> 
         "time": "10.0 s",
     }
     assert dict(zip(head, gossip, strict=True))["traffic"] == "10.00 MiB"
-    assert dict(zip(head, gossip, strict=True))["best round (%)"] == "60.0± 0.0"
+    assert dict(zip(head, gossip, strict=True))["best accuracy (%)"] == "60.0± 0.0"
     assert escape(verdict([good_run])) in reports["good"]
 
 
@@ -69,8 +69,8 @@ def test_names_from_outside_are_escaped(reports: dict[str, str]) -> None:
 def test_report_says_what_went_wrong(reports: dict[str, str]) -> None:
     page = Page(reports["troubled"])
     told = " ".join(page.words)
-    assert "This run was interrupted: 5 of 8 jobs are finished" in told
-    assert "<b>&gossip lr=0.1, seed 1: NaN" in told
+    assert "This run was interrupted: of 8 jobs, 4 done, 1 diverged, 1 unfinished, 2 not started;" in told
+    assert "<b>&gossip lr=0.1 seed 1 diverged: NaN" in told
     lines = {line[0]: line for line in page.tables[0]}
     assert "<b>&gossip lr=0.01" + "2 of 2 seeds unfinished" in lines
     assert lines["<b>&gossip lr=0.1" + "1 of 2 seeds diverged at round 20"][2] == "10/20"

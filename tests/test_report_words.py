@@ -137,8 +137,9 @@ def test_verdict_when_there_is_little_to_say(tmp_path: Path) -> None:
 
 def test_troubles(troubled_run: RunRecord) -> None:
     assert troubles(troubled_run) == [
-        "This run was interrupted: 5 of 8 jobs are finished; 'holdfast resume troubled' continues it.",
-        "<b>&gossip lr=0.1, seed 1: NaN: <smaller> lr",
+        "This run was interrupted: of 8 jobs, 4 done, 1 diverged, 1 unfinished, 2 not started; "
+        "'holdfast resume troubled' continues it.",
+        "<b>&gossip lr=0.1 seed 1 diverged: NaN: <smaller> lr",
     ]
 
 

@@ -15,6 +15,7 @@ from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.contract.schedules import SCHEDULES
 from holdfast.core.errors import unknown
 from holdfast.core.registry import Registry
+from holdfast.core.validation import accepts, hints
 from holdfast.data import DATASETS, PARTITIONS
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.experiments.metrics import EXPENSIVE, METRICS
@@ -44,6 +45,7 @@ FAMILIES = [
     "primal-dual, with a server",
     "sporadic",
 ]
+OWN = "your own"  # registered without a family
 
 
 def list_choices(kind: str | None, *, as_json: bool) -> None:
@@ -76,16 +78,30 @@ def entries(kind: str) -> list[dict[str, Any]]:
     listed = [registry.describe(name) for name in registry]
     if kind == "algorithms":
         for entry in listed:
+            entry.setdefault("family", OWN)
             entry |= _costs(registry[entry["name"]], entry["parameters"])
-        listed.sort(key=lambda entry: FAMILIES.index(entry["family"]))
+        listed.sort(key=_family_place)
     return listed
 
 
+def _family_place(entry: dict[str, Any]) -> int:
+    """Our families in their order, then those of others."""
+    return FAMILIES.index(entry["family"]) if entry["family"] in FAMILIES else len(FAMILIES)
+
+
 def _costs(maker: Any, parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    """Where a method runs, what it sends per round and keeps per node, with default hyperparameters."""
-    sample = {parameter["name"]: 0.1 for parameter in parameters if parameter["required"]}
-    if "lr" in sample.keys() | {parameter["name"] for parameter in parameters}:
-        sample["lr"] = 0.1
+    """Where a method runs, what it sends per round and keeps per node, with default hyperparameters.
+
+    Nothing if it demands a hyperparameter that is not a number: there is no telling which value is sensible.
+    """
+    sample: dict[str, float] = {}
+    for parameter in parameters:
+        name, annotation = parameter["name"], hints(maker)[parameter["name"]]
+        if parameter["required"] or name == "lr":
+            fitting = [number for number in (0.1, 1) if accepts(annotation, number)]
+            if not fitting:
+                return {}
+            sample[name] = fitting[0]
     method = maker(**sample)
     served = isinstance(method, ServerAlgorithm) or method.needs_server
     nodes = 4
@@ -109,24 +125,28 @@ def _print(console: Console, kind: str, listed: list[dict[str, Any]]) -> None:
     family = None
     for entry in listed:
         if entry.get("family") != family:
-            family = entry["family"]
+            family = entry.get("family")
             console.print(f"\n[bold]{family}[/bold]")
         note = "" if entry.get("default", True) else " [dim](only when asked for)[/dim]"
         console.print(f"[bold cyan]{entry['name']}[/bold cyan]", highlight=False)
         console.print(Padding(f"{escape(entry['summary'])}{note}", (0, 0, 0, 4)), highlight=False)
-        if "family" in entry:
-            console.print(Padding(f"[dim]{_facts(entry)}[/dim]", (0, 0, 0, 4)), highlight=False)
+        if facts := _facts(entry):
+            console.print(Padding(f"[dim]{escape(facts)}[/dim]", (0, 0, 0, 4)), highlight=False)
         if entry["parameters"]:
             parameters = ", ".join(_parameter(parameter) for parameter in entry["parameters"])
             console.print(Padding(f"[green]{escape(parameters)}[/green]", (0, 0, 0, 4)), highlight=False)
 
 
 def _facts(entry: dict[str, Any]) -> str:
-    """The paper and the costs of an algorithm."""
-    return (
-        f"{entry['paper']}; on: {entry['network']}; sends {entry['vectors_per_round']:g} vectors per "
-        f"{entry['vectors_per']}, keeps {entry['state_vectors_per_node']:g} per node"
-    )
+    """The paper and the costs of an algorithm, as far as they are known."""
+    known = [entry["paper"]] if "paper" in entry else []
+    if "network" in entry:
+        known += [
+            f"on: {entry['network']}",
+            f"sends {entry['vectors_per_round']:g} vectors per {entry['vectors_per']}, "
+            f"keeps {entry['state_vectors_per_node']:g} per node",
+        ]
+    return "; ".join(known)
 
 
 def _parameter(parameter: dict[str, Any]) -> str:

@@ -19,12 +19,14 @@ from holdfast.engines.cluster.launch import INTERRUPTED, launch_id, run_to_conti
 from holdfast.engines.cluster.ranks import joined
 from holdfast.experiments.config import default_experiment, read_experiment
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.record import load_record
+from holdfast.experiments.record import load_record, overlaid
 from holdfast.experiments.runner import Interrupted, Runner, View
+from holdfast.experiments.statuses import status_counts
 from holdfast.experiments.tensorboard import TensorBoardView, summary_writer
 from holdfast.report.html import write_plots, write_report
 from holdfast.report.progress import LiveView
 from holdfast.report.terminal import summary_table
+from holdfast.report.verdict import differences, job_troubles
 
 
 def run_experiment(
@@ -62,6 +64,8 @@ def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bo
         toml = folder / "experiment.toml"
         plan = _agreed_plan(world, lambda: Plan(read_experiment(toml, []), data_dir, own_device, world))
         runner = Runner.reopen(plan, folder)
+        if world.leads and not quiet:
+            print(f"so far: {status_counts(runner.summary['jobs'])}; only what is left is run")
         _execute(runner, tensorboard=tensorboard, quiet=quiet)
     _show(runner, quiet=quiet)
 
@@ -108,13 +112,13 @@ def _show(runner: Runner, *, quiet: bool) -> None:
         write_plots(record, runner.folder / "plots")
         write_report([record], runner.folder / "report.html")
     console.print(summary_table([record], console.width))
-    for job, entry in zip(runner.plan.jobs, runner.summary["jobs"], strict=True):
-        if entry["status"] == "diverged":
-            console.print(Text.assemble((f"{job.title} diverged", "red"), f": {entry['message']}"))
+    for trouble in job_troubles(record):
+        console.print(Text(trouble, "red"))
     print_path(console, "report", runner.folder / "report.html")
     if quiet:
         print(runner.folder)
-    if all(entry["status"] == "diverged" for entry in runner.summary["jobs"]):
+    statuses = [job["status"] for job in record.summary["jobs"]]
+    if "failed" in statuses or "done" not in statuses:
         sys.exit(1)
 
 
@@ -130,8 +134,13 @@ def report_runs(folders: list[Path], output: Path | None) -> None:
         write_plots(record, record.path / "plots")
     target = output or records[0].path / ("report.html" if len(records) == 1 else "comparison.html")
     write_report(records, target)
+    for warning in differences(records):
+        print(f"warning: {warning}", file=sys.stderr)
     console = Console()
     console.print(summary_table(records, console.width))
+    for record in overlaid(records):
+        for trouble in job_troubles(record):
+            console.print(Text(trouble, "red"))
     print_path(console, "report", target)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holdfast.contract.oracle import Oracle
 from holdfast.contract.peers import Peers
+from holdfast.contract.schedules import NamedSchedule
 from holdfast.core.registry import Registry
 from holdfast.core.validation import check, check_fields, hints
 
@@ -30,6 +31,11 @@ class Method:
 
     def __post_init__(self) -> None:
         check_fields(type(self).__name__, self)
+        for name, value in vars(self).items():
+            if isinstance(value, NamedSchedule):
+                for round in value.extremes:  # now, and not in the middle of a run
+                    where = f"{type(self).__name__}.{name}: {value!r} at round {round}"
+                    check(where, hints(type(self))[name], value(round))
 
     def at(self, round: int) -> Self:
         """This method with every schedule among its hyperparameters evaluated at ``round``."""

@@ -16,34 +16,36 @@ Schedule = Callable[[int], float]
 SCHEDULES: Registry[Schedule] = Registry("schedule")
 
 
-@SCHEDULES.register("constant")
+@SCHEDULES.register_checked("constant")
 def constant(value: Positive) -> Rate:
     """The same value in every round."""
-    return _named(f"constant({value})", lambda round: value)
+    return _named(f"constant({value})", lambda round: value, extremes=(0,))
 
 
-@SCHEDULES.register("halving")
+@SCHEDULES.register_checked("halving")
 def halving(start: Positive, every: Count) -> Rate:
     """Starts at ``start`` and is halved every ``every`` rounds."""
-    return _named(f"halving({start}, every={every})", lambda round: start * 0.5 ** (round // every))
+    text = f"halving({start}, every={every})"
+    return _named(text, lambda round: start * 0.5 ** (round // every), extremes=(0,))
 
 
-@SCHEDULES.register("cosine")
+@SCHEDULES.register_checked("cosine")
 def cosine(start: Positive, rounds: Count, end: NonNegative = 0.0) -> Rate:
     """Falls from ``start`` towards ``end`` along half a cosine over ``rounds`` rounds, then stays."""
 
     def value(round: int) -> float:
         return end + (start - end) * (1 + math.cos(math.pi * _progress(round, rounds))) / 2
 
-    return _named(f"cosine({start}, rounds={rounds}, end={end})", value)
+    return _named(f"cosine({start}, rounds={rounds}, end={end})", value, extremes=(0, rounds - 1))
 
 
-@SCHEDULES.register("linear")
+@SCHEDULES.register_checked("linear")
 def linear(start: NonNegative, rounds: Count, end: NonNegative = 0.0) -> Rate:
     """Goes from ``start`` towards ``end`` along a straight line over ``rounds`` rounds, then stays."""
     return _named(
         f"linear({start}, rounds={rounds}, end={end})",
         lambda round: start + (end - start) * _progress(round, rounds),
+        extremes=(0, rounds - 1),
     )
 
 
@@ -58,6 +60,7 @@ class NamedSchedule:
 
     text: str
     function: Schedule
+    extremes: tuple[int, ...]  # rounds whose values are allowed only if those of all rounds are
 
     def __call__(self, round: int) -> float:
         return self.function(round)
@@ -66,8 +69,8 @@ class NamedSchedule:
         return self.text
 
 
-def _named(text: str, function: Schedule) -> Rate:
-    return NamedSchedule(text, function)  # type: ignore[return-value]
+def _named(text: str, function: Schedule, extremes: tuple[int, ...]) -> Rate:
+    return NamedSchedule(text, function, extremes)  # type: ignore[return-value]
 
 
 def _from_config(value: Any) -> Any:

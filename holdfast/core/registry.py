@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from typing import Any, Generic, TypeVar, cast
 
 from holdfast.core.errors import unknown
 from holdfast.core.validation import check_arguments, parameters
@@ -39,6 +40,19 @@ class Registry(Generic[T]):
             self._makers[name] = maker
             self._notes[name] = notes
             return maker
+
+        return add
+
+    def register_checked(self, name: str, **notes: str) -> Callable[[F], F]:
+        """As ``register``, for a function that people also call: its arguments are checked then, too."""
+
+        def add(function: F) -> F:
+            @wraps(function)
+            def checked(*args: Any, **kwargs: Any) -> Any:
+                given = inspect.signature(function).bind(*args, **kwargs).arguments
+                return function(**check_arguments(f"{self.kind} {name!r}", function, given))
+
+            return self.register(name, **notes)(cast(F, checked))
 
         return add
 

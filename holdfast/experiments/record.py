@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.experiments.columns import COST_COLUMNS
+from holdfast.experiments.groups import Group, GroupStatus
 from holdfast.experiments.record_files import (
     Job,
     Link,
     Partition,
     Row,
     Summary,
+    problem_at,
     read_config,
     read_environment,
     read_links,
@@ -26,8 +28,7 @@ from holdfast.experiments.record_files import (
     read_summary,
     short,
 )
-
-Status = Literal["done", "diverged", "unfinished", "pending"]
+from holdfast.experiments.statuses import ENDED
 
 
 class Spread(NamedTuple):
@@ -58,70 +59,15 @@ class FinalRow:
     label: str  # everything of the next three
     algorithm: str
     tuning: str  # swept values of the algorithm, such as "lr=0.1"
-    problem: str  # other swept values, such as "h=0.1": only lines that share them compare
+    problem: str  # other swept values, such as "h=0.1"
+    contest: str  # the problem in words; only lines that share it are ranked against each other
     seeds: int  # that the figures are taken over
     round: int | None  # None: nothing was recorded
     rounds: int  # planned
     values: dict[str, Spread]  # metrics and costs
     best_accuracy: Spread | None  # of each seed's best recorded round
-    status: Status
+    status: GroupStatus
     note: str
-
-
-@dataclass(frozen=True)
-class Group:
-    """All seeds of one algorithm at one point of the sweep: one curve, one line of the table."""
-
-    algorithm: str
-    tuning: str  # as in FinalRow
-    problem: str
-    jobs: list[Job]
-    seeds: list[dict[int, Row]]  # for every seed that counts: round -> row; finite rows only
-
-    @property
-    def label(self) -> str:
-        """Such as ``local-gecl h=0.5 lr=0.1``."""
-        return " ".join(part for part in (self.algorithm, self.problem, self.tuning) if part)
-
-    @cached_property
-    def rounds(self) -> list[int]:
-        """The recorded rounds that all seeds reached."""
-        return sorted(set.intersection(*map(set, self.seeds))) if self.seeds else []
-
-    def values(self, column: str, round_: int) -> list[float]:
-        """The value of every seed; empty where the column does not apply."""
-        values = [seed[round_][column] for seed in self.seeds]
-        return [value for value in values if isinstance(value, int | float)]
-
-    @property
-    def status(self) -> Status:
-        """The worst that happened to a seed."""
-        found = {job["status"] for job in self.jobs}
-        if "diverged" in found:
-            return "diverged"
-        if len(found) > 1 or "running" in found:
-            return "unfinished"
-        return "done" if "done" in found else "pending"
-
-    @property
-    def note(self) -> str:
-        """What is not as planned, in words; empty when all seeds are done."""
-        notes = []
-        diverged = [job for job in self.jobs if job["status"] == "diverged"]
-        unfinished = [job for job in self.jobs if job["status"] in ("running", "pending")]
-        several = len(self.jobs) > 1
-        if diverged:
-            who = f"{len(diverged)} of {len(self.jobs)} seeds " if several else ""
-            notes.append(f"{who}diverged at round {min(job['round'] for job in diverged)}")
-        if unfinished and several:
-            notes.append(f"{len(unfinished)} of {len(self.jobs)} seeds unfinished")
-        elif unfinished:
-            notes.append(
-                "not started"
-                if self.status == "pending"
-                else f"unfinished, at round {unfinished[0]['round']}"
-            )
-        return ", ".join(notes)
 
 
 @dataclass(frozen=True)
@@ -140,13 +86,14 @@ class RunRecord:
     partition: Partition
     links: list[Link]
     prefix: str = ""  # tells runs apart where several are shown together; see ``overlaid``
+    unlike: tuple[str, ...] = ()  # keys of [problem] that are not the same in all of these
 
     @cached_property
     def groups(self) -> list[Group]:
         """Algorithms and points of the sweep, in the order of the jobs.
 
-        Stopped seeds do not count beside finished ones. Diverged seeds do, and end the group's curve: a mean
-        over the survivors alone would flatter.
+        Interrupted seeds do not count beside those that ended. Diverged and failed seeds do, and end the
+        group's curve: a mean over the survivors alone would flatter.
         """
         recorded: dict[tuple[str, ...], dict[int, Row]] = {}
         for row in self.rows:
@@ -158,11 +105,12 @@ class RunRecord:
             jobs.setdefault(_job_key(job, self.axes)[:-1], []).append(job)
         groups = []
         for key, members in jobs.items():
-            ended = [job for job in members if job["status"] in ("done", "diverged")]
+            ended = [job for job in members if job["status"] in ENDED]
             started = [job for job in members if _job_key(job, self.axes) in recorded]
             seeds = [recorded.get(_job_key(job, self.axes), {}) for job in ended or started]
             problem, tuning = self._swept(key[1:])
-            groups.append(Group(self.prefix + key[0], tuning, problem, members, seeds))
+            contest = self._contest(members[0]) if self.unlike else problem
+            groups.append(Group(self.prefix + key[0], tuning, problem, contest, members, seeds))
         return groups
 
     def series(self, metric: str, axis: str = "round") -> list[Series]:
@@ -206,6 +154,7 @@ class RunRecord:
             algorithm=group.algorithm,
             tuning=group.tuning,
             problem=group.problem,
+            contest=group.contest,
             seeds=len(group.seeds),
             round=group.rounds[-1] if group.rounds else None,
             rounds=group.jobs[0]["rounds"],
@@ -226,6 +175,18 @@ class RunRecord:
         ]
         tuning = [text for axis, text in shown if axis.startswith("algorithm.")]
         return " ".join(text for _, text in shown if text not in tuning), " ".join(tuning)
+
+    def problem_of(self, job: Job) -> dict[str, str]:
+        """The keys of [problem] as they were for ``job``, swept ones too, each in a few characters."""
+        return problem_at(self.config, job["axes"])
+
+    def _contest(self, job: Job) -> str:
+        """Its problem as far as the runs shown together differ in it, and its other swept values."""
+        problem = self.problem_of(job)
+        of_problem = [f"{key}={problem.get(key, '–')}" for key in self.unlike]
+        rest = {axis: value for axis, value in job["axes"].items() if axis.split(".")[0] != "problem"}
+        others = [f"{axis}={value}" for axis, value in rest.items() if not axis.startswith("algorithm.")]
+        return " ".join(of_problem + others)
 
 
 def load_record(path: Path) -> RunRecord:
@@ -279,7 +240,10 @@ def load_record(path: Path) -> RunRecord:
 
 
 def overlaid(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The records with labels that tell them apart: prefixed by the run's name where there are several."""
+    """The records as they are shown together: with what tells them apart, where there are several.
+
+    Their labels begin with the run's name, and lines of different problems are not ranked together.
+    """
     if not records:
         raise HoldfastError("no run is given: name at least one run directory")
     if len(records) == 1:
@@ -294,7 +258,13 @@ def overlaid(records: Sequence[RunRecord]) -> list[RunRecord]:
         [str(path) for path in paths],
     )
     names = next(names for names in candidates if len(set(names)) == len(names))
-    return [replace(record, prefix=f"{name}: ") for record, name in zip(records, names, strict=True)]
+    problems = [record.problem_of(job) for record in records for job in record.summary["jobs"]]
+    keys = dict.fromkeys(key for problem in problems for key in problem)
+    unlike = tuple(key for key in keys if len({problem.get(key) for problem in problems}) > 1)
+    return [
+        replace(record, prefix=f"{name}: ", unlike=unlike)
+        for record, name in zip(records, names, strict=True)
+    ]
 
 
 def _job_key(job: Job, axes: list[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.columns import COST_COLUMNS
+from holdfast.experiments.statuses import JobStatus
 
 # The columns of metrics.csv: algorithm, seed, the swept keys, round, the metrics, then these.
 
@@ -28,11 +29,11 @@ class Job(TypedDict):
     algorithm: str
     seed: int
     axes: dict[str, Any]
-    status: Literal["done", "diverged", "running", "pending"]
+    status: JobStatus
     round: int
     rounds: int
     seconds: float
-    message: NotRequired[str]
+    message: NotRequired[str]  # of a job that diverged or failed: why, in one line
 
 
 class Summary(TypedDict):
@@ -71,6 +72,22 @@ def short(value: Any) -> str:
         inner = ",".join(f"{key}={short(part)}" for key, part in value.items() if key != "name")
         return f"{value.get('name', '')}({inner})" if inner else str(value.get("name", ""))
     return str(value)
+
+
+def problem_at(config: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
+    """The keys of [problem] at one point of a sweep, each in a few characters."""
+    return {
+        key: short(_at(value, f"problem.{key}", axes)) for key, value in config.get("problem", {}).items()
+    }
+
+
+def _at(value: Any, key: str, axes: dict[str, Any]) -> Any:
+    """``value``, which stands under ``key`` of an experiment, at one point of the sweep over ``axes``."""
+    if key in axes and isinstance(value, list):
+        return next((element for element in value if short(element) == short(axes[key])), axes[key])
+    if isinstance(value, dict):
+        return {name: _at(inner, f"{key}.{name}", axes) for name, inner in sorted(value.items())}
+    return value
 
 
 def read_config(file: Path) -> tuple[dict[str, Any], str]:

@@ -24,6 +24,7 @@ from holdfast.experiments.environment import describe_environment
 from holdfast.experiments.metrics import METRICS, has_solver, measure
 from holdfast.experiments.plan import Job, Plan, short
 from holdfast.experiments.setting import Setting, facts
+from holdfast.experiments.statuses import SETTLED, JobStatus
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
@@ -37,7 +38,7 @@ class View(Protocol):
     def job_prepared(self, job: Job, how: str) -> None: ...
     def round_done(self, job: Job, round: int) -> None: ...
     def row_recorded(self, job: Job, row: Row) -> None: ...
-    def job_ended(self, job: Job, status: str) -> None: ...
+    def job_ended(self, job: Job, status: JobStatus) -> None: ...
 
 
 class Runner:
@@ -102,19 +103,19 @@ class Runner:
         self.columns = list(reader.fieldnames or [])
         recorded = list(reader)
         for job, entry in zip(self.plan.jobs, read["jobs"], strict=True):
-            ended = entry["status"] in ("done", "diverged")
-            last = entry["round"] if ended else self._checkpoint_round(job)
+            settled = entry["status"] in SETTLED
+            last = entry["round"] if settled else self._checkpoint_round(job)
             self.rows += [row for row in recorded if _belongs(row, job) and int(row["round"]) <= last]
         return summary
 
     # --- running -------------------------------------------------------------------------------------------
 
     def execute(self, views: Sequence[View] = ()) -> None:
-        """Runs every job that is not finished; raises ``Interrupted`` after saving when asked to stop."""
+        """Runs every job that is not settled; raises ``Interrupted`` after saving when asked to stop."""
         self.views = list(views)
         with _stop_signals(hurry=self.world.size == 1) as stop:
             for job, entry in zip(self.plan.jobs, self.summary["jobs"], strict=True):
-                if entry["status"] not in ("done", "diverged"):
+                if entry["status"] not in SETTLED:
                     self._run(job, entry, stop)
         self.summary["status"] = "complete"
         self._write_summary()
@@ -130,10 +131,11 @@ class Runner:
         )
         run.seconds = self.checkpoints.restore(job.id, run.simulation)
         entry["method"] = repr(self.plan.method(job))
+        entry.pop("message", None)  # of an attempt that failed
         self._notify("job_started", job, run.simulation.round)
         entry["executor"] = run.simulation.prepare(experiment.rounds - run.simulation.round)
         self._notify("job_prepared", job, entry["executor"])
-        for row in self._rows_of(run, entry):
+        for row in self._rows_until_failure(run, entry):
             if row is not None:
                 self._record(job, row)
             self._notify("round_done", job, run.simulation.round)
@@ -142,7 +144,7 @@ class Runner:
             finished = run.simulation.round == experiment.rounds
             if self.world.any(stop[0]) and not finished:
                 self._checkpoint(job, run)
-                self._update(entry, run, "running")
+                self._update(entry, run, "interrupted")
                 self.summary["status"] = "interrupted"
                 self._write_summary()
                 raise Interrupted
@@ -150,28 +152,32 @@ class Runner:
                 self._checkpoint(job, run)
                 self._update(entry, run, "running")
                 self._write_summary()
-        status = "diverged" if run.diverged else "done"
-        self._update(entry, run, status)
-        if run.diverged:
-            entry.setdefault(
-                "message",
-                f"a figure became infinite or NaN by round {run.simulation.round}: try a smaller lr",
-            )
+        if "message" in entry:
+            status: JobStatus = "failed"
+        elif run.diverged:
+            status = "diverged"
+            reached = run.simulation.round
+            entry["message"] = f"a figure became infinite or NaN by round {reached}: try a smaller lr"
         else:
+            status = "done"
             self._save_model(job, setting, run)
+        self._update(entry, run, status)
         self._write_summary()
         self._notify("job_ended", job, status)
 
-    @staticmethod
-    def _rows_of(run: Run, entry: dict[str, Any]) -> Iterator[Row | None]:
-        """The rows of ``run``; a method that cannot go on ends its own job, not the others."""
+    def _rows_until_failure(self, run: Run, entry: dict[str, Any]) -> Iterator[Row | None]:
+        """The rows of ``run``; an error that we know ends this job and no other, with why in its entry."""
         try:
             yield from run
         except HoldfastError as error:
-            entry["message"] = f"stopped in round {run.simulation.round + 1}: {error}"
-            run.diverged = True
+            entry["message"] = str(error)
+        except Exception as error:  # of a user's code, or a mistake of ours: noted, and shown in full
+            entry["message"] = " ".join(f"{type(error).__name__}: {error}".split())
+            self._update(entry, run, "failed")
+            self._write_summary()
+            raise
 
-    def _update(self, entry: dict[str, Any], run: Run, status: str) -> None:
+    def _update(self, entry: dict[str, Any], run: Run, status: JobStatus) -> None:
         entry.update(status=status, round=run.simulation.round, seconds=round(run.seconds, 3))
 
     def _notify(self, event: str, *arguments: Any) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.algorithms import ALGORITHMS, Method
+from holdfast.algorithms import Method
+from holdfast.algorithms.load import algorithm_class, build_algorithm
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import compute_in
 from holdfast.core.validation import parameters as accepted_parameters
@@ -98,8 +99,8 @@ def build_method(experiment: Experiment, setting: Setting) -> Method:
     """The experiment's algorithm, its hyperparameters checked."""
     name, parameters = experiment.algorithm.name, experiment.algorithm.parameters
     if experiment.algorithm.curvature == "given":
-        return ALGORITHMS.build(name, parameters)
-    maker: Any = ALGORITHMS[name]
+        return build_algorithm(name, parameters)
+    maker: Any = algorithm_class(name)
     if not hasattr(maker, "for_problem"):
         raise HoldfastError(f"algorithm.curvature: {name!r} does not use the curvature; leave it out")
     for key in parameters:

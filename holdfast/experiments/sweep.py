@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from holdfast.algorithms import ALGORITHMS
+from holdfast.algorithms.load import import_algorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
 from holdfast.core.validation import accepts, explain, hints, place, quoted
@@ -93,15 +94,20 @@ def _is_list_valued(path: tuple[str, ...], table: Mapping[str, Any], value: list
         return True
     if path in (("network", "compute"), ("network", "links")):
         return not any(isinstance(element, list | dict) for element in value)
-    registry = REGISTRIES.get(".".join(path[:-1]))
-    name = table.get("name")
-    if registry is None or not isinstance(name, str) or name not in registry:
-        return False
-    annotation = hints(registry[name]).get(path[-1])
+    maker = _maker(".".join(path[:-1]), table.get("name"))
+    annotation = hints(maker).get(path[-1]) if maker else None
     if annotation is None:
         return False
     # A list with no valid element is taken as a mistaken value, so that the error speaks of the whole list.
     return accepts(annotation, value) or not any(accepts(annotation, element) for element in value)
+
+
+def _maker(key: str, name: Any) -> Callable[..., Any] | None:
+    """The class or factory of what an experiment names under ``key``; None if there is no such name."""
+    if key == "algorithm" and isinstance(name, str) and ":" in name:
+        return import_algorithm(name)
+    registry = REGISTRIES.get(key)
+    return registry[name] if registry and isinstance(name, str) and name in registry else None
 
 
 def _validated(point: dict[str, Any]) -> Experiment:

@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.driver import Row
 from holdfast.experiments.plan import Job
+from holdfast.experiments.statuses import JobStatus
 
 
 def summary_writer() -> Any:
@@ -44,5 +45,5 @@ class TensorBoardView:
                 self.writer.add_scalar(name, value, int(row["round"]))
         self.writer.flush()
 
-    def job_ended(self, job: Job, status: str) -> None:
+    def job_ended(self, job: Job, status: JobStatus) -> None:
         self.writer.close()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 from torch import nn
 
-from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.errors import HoldfastError
+from holdfast.core.user_code import import_named
 from holdfast.models.base import MODELS
 
 
@@ -52,22 +50,7 @@ def _load(name: str, options: Mapping[str, Any], context: Mapping[str, Any]) -> 
 
 def import_model(spec: str) -> Callable[..., nn.Module]:
     """The class or factory function that ``module:name`` points to, in the current folder or installed."""
-    module_name, _, attribute = spec.partition(":")
-    if not module_name or not attribute:
-        raise HoldfastError(f"model {spec!r}: expected module:Class, for example my_models:Net")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a console script does not search the current folder by itself
-    try:
-        module = import_module(module_name)
-    except Exception as error:
-        raise HoldfastError(
-            f"model {spec!r}: cannot import {module_name!r} in the current folder or the installed packages "
-            f"({type(error).__name__}: {' '.join(str(error).split())})"
-        ) from error
-    if not hasattr(module, attribute):
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise unknown(f"name in module {module_name!r}", attribute, public)
-    maker: Callable[..., nn.Module] = getattr(module, attribute)
+    maker: Callable[..., nn.Module] = import_named("model", spec, "my_models:Net")
     if not callable(maker) or (inspect.isclass(maker) and not issubclass(maker, nn.Module)):
         raise HoldfastError(
             f"model {spec!r}: expected a subclass of torch.nn.Module or a function, got {maker!r}"

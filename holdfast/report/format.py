@@ -194,17 +194,17 @@ def round_text(row: FinalRow) -> str:
 
 
 def best_lines(rows: Sequence[FinalRow], column: str, digits: int = 4) -> set[int]:
-    """Lines whose figure, as shown, is the best of those that are done and share the problem.
+    """Lines whose figure, as shown, is the best of those that are done and of the same problem.
 
     Where all are alike, none is best.
     """
     best: set[int] = set()
     better = quantity(column).better
-    for problem in {row.problem for row in rows} if better else ():
+    for contest in {row.contest for row in rows} if better else ():
         shown = {
             line: (row.values[column].mean, format_value(column, row.values[column].mean, digits))
             for line, row in enumerate(rows)
-            if column in row.values and row.status == "done" and row.problem == problem
+            if column in row.values and row.status == "done" and row.contest == contest
         }
         if len({text for _, text in shown.values()}) > 1:
             _, winner = max(shown.values()) if better == "high" else min(shown.values())

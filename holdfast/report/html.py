@@ -18,7 +18,7 @@ from holdfast.report.format import number_text
 from holdfast.report.html_table import results_table
 from holdfast.report.plots import Plot, curve_plots, curves_note, setting_plots
 from holdfast.report.style import CSS
-from holdfast.report.verdict import troubles, verdict
+from holdfast.report.verdict import differences, troubles, verdict
 
 FACTS = {
     "nodes": "nodes",
@@ -114,7 +114,7 @@ def _value(value: Any) -> str:
 
 
 def _troubles(records: Sequence[RunRecord]) -> str:
-    found = [trouble for record in records for trouble in troubles(record)]
+    found = [*differences(records), *(trouble for record in records for trouble in troubles(record))]
     return f'<ul class="trouble">{"".join(f"<li>{escape(one)}</li>" for one in found)}</ul>' if found else ""
 
 

@@ -23,7 +23,7 @@ def results_table(records: Sequence[RunRecord]) -> str:
     for column in columns:
         heads.append(metric_title(column))
         if column == "test_accuracy":
-            heads.append("best round (%)")
+            heads.append("best accuracy (%)")
     best = {column: best_lines(rows, column) for column in columns}
     styles = curve_styles(records)
     lines = []
@@ -39,7 +39,7 @@ def results_table(records: Sequence[RunRecord]) -> str:
         lines.append(f"<tr{'' if row.status == 'done' else OUT}>{''.join(cells)}</tr>")
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = "\n".join(lines)
-    return f"""<div class="wide"><table class="results">
+    return f"""<div class="wide"><table class="results" style="--columns:{len(heads)}">
 <thead><tr>{head}</tr></thead>
 <tbody>
 {body}
@@ -59,7 +59,7 @@ def _cell(column: str, spread: Spread | None, best: bool) -> str:
 
 def _note(rows: Sequence[FinalRow]) -> str:
     words = ["Figures of the last recorded round; the best of each column is bold."]
-    if len({row.problem for row in rows}) > 1:
+    if len({row.contest for row in rows}) > 1:
         words[0] = (
             "Figures of the last recorded round; the best of each column, for the same problem, is bold."
         )
@@ -68,8 +68,10 @@ def _note(rows: Sequence[FinalRow]) -> str:
             "Mean ± sample standard deviation over seeds, at the last round that all of them reached."
         )
     if any(row.best_accuracy for row in rows):
-        words.append("Best round: the highest accuracy over all recorded rounds, for each seed.")
+        words.append("Best accuracy: the highest over all recorded rounds, for each seed.")
     if any(row.status == "diverged" for row in rows):
         words.append("Diverged: figures of the last round in which everything was finite.")
+    if any(row.status == "failed" for row in rows):
+        words.append("Failed: figures of the last round before the error.")
     words.append("Traffic and gradients: of all nodes together. Time: spent in rounds, without measuring.")
     return " ".join(words)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from holdfast.engines.common.driver import Row
 from holdfast.experiments.plan import Job, Plan
+from holdfast.experiments.statuses import JobStatus
 from holdfast.report.format import format_value
 from holdfast.report.terminal import DIGITS, HEADS
 
@@ -24,7 +25,7 @@ class LiveView:
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self.latest: dict[str, Row] = {}
-        self.status: dict[str, str] = {}
+        self.status: dict[str, JobStatus] = {}
         self.how = Text()  # the job under way is run
         self.jobs = plan.jobs
         self.bar = Progress(
@@ -68,7 +69,7 @@ class LiveView:
         self.latest[job.id] = row
         self._show()
 
-    def job_ended(self, job: Job, status: str) -> None:
+    def job_ended(self, job: Job, status: JobStatus) -> None:
         self.status[job.id] = status
         self._show()
 
@@ -86,7 +87,7 @@ class LiveView:
             row = self.latest[job.id]
             figures = [format_value(name, row[name], DIGITS) if name in row else "" for name in metrics]
             title = Text(job.title)
-            if self.status.get(job.id) == "diverged":
-                title.append(" diverged", style="red")
+            if (status := self.status.get(job.id, "running")) in ("diverged", "failed"):
+                title.append(f" {status}", style="red")
             table.add_row(title, f"{row['round']:.0f}/{job.experiment.rounds}", *figures)
         return table

@@ -6,7 +6,7 @@ CSS = """
   --ink: #24292f; --faint: #6e7781; --grid: #d8dee4; --paper: #ffffff; --card: #f6f8fa; --accent: #0072b2;
   --warn-ink: #7a2e00; --warn: #fff1e5; --warn-line: #d55e00;
 }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root {
     --ink: #e6edf3; --faint: #9198a1; --grid: #343b44; --paper: #14181d; --card: #1c2128; --accent: #56b4e9;
     --warn-ink: #ffc9a3; --warn: #33200f; --warn-line: #d55e00;
@@ -64,5 +64,34 @@ pre {
 details { margin-top: 0.8rem; }
 summary { cursor: pointer; font-weight: 600; }
 footer { margin-top: 3rem; color: var(--faint); font-size: 0.8rem; }
-@media print { body { max-width: none; padding: 0; font-size: 12px; } figure { break-inside: avoid; } }
+@page { margin: 12mm; }
+@media print {
+  body { max-width: none; padding: 0 1px; font-size: 9pt; line-height: 1.35; }
+  h1 { font-size: 15pt; }
+  h2 { margin: 0.8rem 0 0.3rem; font-size: 11pt; }
+  h1, h2, h3, h2 + .note { break-after: avoid; }
+  .verdict { margin-top: 0.6rem; font-size: 10pt; }
+  .trouble { margin-top: 0.6rem; padding-block: 0.3rem; }
+  .note, figcaption { font-size: 7pt; }
+  .wide { overflow: visible; }
+  table { font-size: 7.5pt; }
+  .results { font-size: min(7pt, 92pt / var(--columns)); }
+  th, td { padding: 0.2rem 0.25em; }
+  tbody th { min-width: 8em; white-space: normal; overflow-wrap: break-word; }
+  tbody th .note { margin-left: 0; font-size: inherit; }
+  tr, figure, .facts div { break-inside: avoid; }
+  .figures { grid-template-columns: 1fr 1fr; gap: 0.4rem; }
+  figure { padding: 0.3rem; }
+  .setting svg { max-height: 44mm; }
+  figcaption { margin-top: 0.2rem; }
+  .facts { grid-template-columns: repeat(5, 1fr); gap: 0.3rem; }
+  .facts div { padding: 0.2rem 0.4rem; border: 1px solid var(--grid); }
+  .facts dt { font-size: 7pt; }
+  .facts dd { font-size: 9pt; }
+  p, pre { margin-block: 0.3rem; }
+  pre, footer { break-before: avoid; }
+  pre { padding: 0.4rem 0.6rem; white-space: pre-wrap; font-size: 8pt; }
+  details { display: none; }
+  footer { margin-top: 0.6rem; }
+}
 """

@@ -101,7 +101,8 @@ def _caption(rows: Sequence[FinalRow], left_out: Sequence[str]) -> Text:
     for row in rows:
         if row.note:
             caption.append(
-                f"{row.label}: {row.note}\n", style="red" if row.status == "diverged" else "yellow"
+                f"{row.label}: {row.note}\n",
+                style="red" if row.status in ("diverged", "failed") else "yellow",
             )
     caption.rstrip()
     return caption

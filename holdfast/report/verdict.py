@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.experiments.record import FinalRow, RunRecord, overlaid
+from holdfast.experiments.statuses import status_counts
 from holdfast.report.format import quantity, spread_text
 
 NAMED_AT_MOST = 5
@@ -14,28 +15,33 @@ SENTENCES_AT_MOST = 3
 def verdict(records: Sequence[RunRecord]) -> str:
     """The final accuracy (else the training loss, else the first metric) of each algorithm, in one sentence.
 
-    A swept problem gets a sentence for each of its values; of a swept algorithm the best setting is named.
+    Every problem gets a sentence of its own; of a swept algorithm the best setting is named.
     """
     rows = [row for record in overlaid(records) for row in record.final_table()]
     metrics = [metric for record in records for metric in record.metrics]
     metric = next((name for name in ("test_accuracy", "train_loss", *metrics) if name in metrics), None)
     if metric is None:
         return "No metric was recorded."
-    problems = dict.fromkeys(row.problem for row in rows)
-    sentences = [_sentence([row for row in rows if row.problem == problem], metric) for problem in problems]
+    contests = dict.fromkeys(row.contest for row in rows)
+    sentences = [_sentence([row for row in rows if row.contest == contest], metric) for contest in contests]
     sentences = [sentence for sentence in sentences if sentence]
     if len(sentences) > SENTENCES_AT_MOST:
         more = len(sentences) - SENTENCES_AT_MOST
         sentences = [*sentences[:SENTENCES_AT_MOST], f"The table has {more} more."]
     if sentences:
         return " ".join(sentences)
-    return "Every algorithm diverged." if any(row.values for row in rows) else "Nothing was recorded yet."
+    statuses = {row.status for row in rows}
+    if statuses == {"diverged"} or statuses == {"failed"}:
+        return f"Every algorithm {statuses.pop()}."
+    if statuses == {"diverged", "failed"}:
+        return "Every algorithm diverged or failed."
+    return "Nothing was recorded yet."
 
 
 def _sentence(rows: Sequence[FinalRow], metric: str) -> str:
     """The algorithms on one problem, best first; empty if none has anything to show."""
     ranked = sorted(
-        (row for row in rows if metric in row.values and row.status != "diverged"),
+        (row for row in rows if metric in row.values and row.status not in ("diverged", "failed")),
         key=lambda row: row.values[metric].mean,
         reverse=quantity(metric).better == "high",
     )
@@ -46,7 +52,7 @@ def _sentence(rows: Sequence[FinalRow], metric: str) -> str:
         best.setdefault(row.algorithm, row)
     winner, *others = best.values()
     rounds = {row.round for row in best.values()}
-    start = [f"with {winner.problem}"] if winner.problem else []
+    start = [f"with {winner.contest}"] if winner.contest else []
     start += [f"after {winner.round} rounds"] if len(rounds) == 1 else []
     when = {row.label: "" if len(rounds) == 1 else f" (round {row.round})" for row in best.values()}
     value = f"{_figure(winner, metric)} {quantity(metric).title}"
@@ -71,17 +77,63 @@ def _figure(row: FinalRow, metric: str) -> str:
 
 
 def troubles(record: RunRecord) -> list[str]:
-    """What a reader must know before trusting the figures: a run cut short, and every divergence."""
+    """What a reader must know before trusting the figures: a run cut short, divergences and failures."""
     found = []
     jobs = record.summary["jobs"]
+    resume = f"'holdfast resume {record.path.resolve().name}'"
     if record.summary["status"] != "complete":
-        done = sum(job["status"] in ("done", "diverged") for job in jobs)
         state = "was interrupted" if record.summary["status"] == "interrupted" else "did not end"
-        go_on = f"'holdfast resume {record.path.resolve().name}' continues it"
-        found.append(f"{record.prefix}This run {state}: {done} of {len(jobs)} jobs are finished; {go_on}.")
+        found.append(f"{record.prefix}This run {state}: {status_counts(jobs)}; {resume} continues it.")
+    elif any(job["status"] == "failed" for job in jobs):
+        found.append(f"{record.prefix}Jobs failed: {status_counts(jobs)}; {resume} tries them again.")
+    return found + job_troubles(record)
+
+
+def differences(records: Sequence[RunRecord]) -> list[str]:
+    """Why the lines of ``records``, shown together, do not simply compare: a warning for each reason."""
+    shown = overlaid(records)
+    found = []
+    unlike = []
+    for key in shown[0].unlike:
+        values = [
+            [record.problem_of(job).get(key, "–") for job in record.summary["jobs"]] for record in shown
+        ]
+        if _differ(values):
+            unlike.append(f"{key} is {_each(shown, values)}")
+    if unlike:
+        found.append(
+            "These runs are of different problems, and only lines of the same problem are ranked against "
+            f"each other: {'; '.join(unlike)}."
+        )
+    seeds = [[job["seed"] for job in record.summary["jobs"]] for record in shown]
+    if _differ(seeds):
+        found.append(f"These runs do not have the same seeds: {_each(shown, seeds)}.")
+    rounds = [[job["rounds"] for job in record.summary["jobs"]] for record in shown]
+    if _differ(rounds):
+        found.append(f"These runs do not have the same number of rounds: {_each(shown, rounds)}.")
+    return found
+
+
+def _differ(values: Sequence[Sequence[object]]) -> bool:
+    return len({frozenset(of_run) for of_run in values}) > 1
+
+
+def _each(records: Sequence[RunRecord], values: Sequence[Sequence[object]]) -> str:
+    """Such as ``digits in first, mnist in second``."""
+    parts = zip(records, values, strict=True)
+    return ", ".join(
+        f"{' and '.join(map(str, dict.fromkeys(of_run)))} in {record.prefix.removesuffix(': ')}"
+        for record, of_run in parts
+    )
+
+
+def job_troubles(record: RunRecord) -> list[str]:
+    """A line for every job that diverged or failed: which one, and why."""
+    found = []
     for group in record.groups:
         for job in group.jobs:
-            if job["status"] == "diverged":
-                message = job.get("message") or f"diverged at round {job['round']}"
-                found.append(f"{group.label}, seed {job['seed']}: {message}")
+            if job["status"] in ("diverged", "failed"):
+                seed = f" seed {job['seed']}" if len(group.jobs) > 1 else ""
+                why = job.get("message") or f"at round {job['round']}"
+                found.append(f"{group.label}{seed} {job['status']}: {why}")
     return found

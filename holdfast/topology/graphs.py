@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated
 
 import networkx as nx
 import numpy as np
@@ -16,14 +14,12 @@ from pydantic import Field
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.registry import Registry
-from holdfast.core.validation import Count, Positive, Seed, check_arguments
+from holdfast.core.validation import Count, Positive, Seed
 
 if TYPE_CHECKING:
     Graph = nx.Graph[int]
 else:
     Graph = nx.Graph  # cannot be subscripted at run time
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_DRAWS = 200
 """Random graphs are drawn at most this often before we say that the chosen parameters do not connect."""
@@ -39,39 +35,25 @@ TOPOLOGIES: Registry[Graph | None] = Registry("topology", context=("nodes", "see
 """All topologies by name; ``None`` instead of a graph stands for a server."""
 
 
-def _topology(name: str) -> Callable[[F], F]:
-    """Registers a function under ``name``, with its arguments checked however it is called."""
-
-    def add(function: F) -> F:
-        @wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            given = inspect.signature(function).bind(*args, **kwargs).arguments
-            return function(**check_arguments(f"topology {name!r}", function, given))
-
-        return cast(F, TOPOLOGIES.register(name)(checked))
-
-    return add
-
-
-@_topology("server")
+@TOPOLOGIES.register_checked("server")
 def _server(nodes: Count) -> None:
     """A server that averages everybody; nodes have no links among themselves."""
 
 
-@_topology("ring")
+@TOPOLOGIES.register_checked("ring")
 def ring(nodes: TwoOrMore) -> Graph:
     """Each node has the two links i ± 1; two nodes share one link."""
     graph: Graph = nx.cycle_graph(nodes)
     return graph
 
 
-@_topology("double-ring")
+@TOPOLOGIES.register_checked("double-ring")
 def double_ring(nodes: FiveOrMore) -> Graph:
     """Each node has the four links i ± 1 and i ± 2."""
     return nx.circulant_graph(nodes, [1, 2])
 
 
-@_topology("complete")
+@TOPOLOGIES.register_checked("complete")
 def complete(nodes: TwoOrMore) -> Graph:
     """Everybody is linked with everybody."""
     require_memory(f"topology 'complete' with {nodes} nodes", BYTES_PER_LINK * nodes**2 / 2)
@@ -79,21 +61,21 @@ def complete(nodes: TwoOrMore) -> Graph:
     return graph
 
 
-@_topology("star")
+@TOPOLOGIES.register_checked("star")
 def star(nodes: TwoOrMore) -> Graph:
     """Node 0 is linked with everybody; there are no other links."""
     graph: Graph = nx.star_graph(nodes - 1)
     return graph
 
 
-@_topology("line")
+@TOPOLOGIES.register_checked("line")
 def line(nodes: TwoOrMore) -> Graph:
     """A ring with one link cut."""
     graph: Graph = nx.path_graph(nodes)
     return graph
 
 
-@_topology("torus")
+@TOPOLOGIES.register_checked("torus")
 def torus(nodes: TwoOrMore, rows: TwoOrMore | None = None) -> Graph:
     """A grid whose borders are glued together; as square as can be unless `rows` is given.
 
@@ -116,7 +98,7 @@ def torus(nodes: TwoOrMore, rows: TwoOrMore | None = None) -> Graph:
     return nx.convert_node_labels_to_integers(grid, ordering="sorted")
 
 
-@_topology("hypercube")
+@TOPOLOGIES.register_checked("hypercube")
 def hypercube(nodes: TwoOrMore) -> Graph:
     """Nodes are linked if their numbers differ in one bit; needs a power of two."""
     dimensions = nodes.bit_length() - 1
@@ -128,13 +110,13 @@ def hypercube(nodes: TwoOrMore) -> Graph:
     return nx.convert_node_labels_to_integers(nx.hypercube_graph(dimensions), ordering="sorted")
 
 
-@_topology("exponential")
+@TOPOLOGIES.register_checked("exponential")
 def exponential(nodes: TwoOrMore) -> Graph:
     """Each node has the links i ± 1, 2, 4, 8, ...: few links, yet fast mixing."""
     return nx.circulant_graph(nodes, [2**k for k in range((nodes - 1).bit_length())])
 
 
-@_topology("erdos-renyi")
+@TOPOLOGIES.register_checked("erdos-renyi")
 def erdos_renyi(nodes: TwoOrMore, p: LinkProbability, seed: Seed) -> Graph:
     """Each pair is linked with probability p; drawn again until connected."""
     require_memory(
@@ -148,7 +130,7 @@ def erdos_renyi(nodes: TwoOrMore, p: LinkProbability, seed: Seed) -> Graph:
     )
 
 
-@_topology("random-geometric")
+@TOPOLOGIES.register_checked("random-geometric")
 def random_geometric(nodes: TwoOrMore, radius: Positive, seed: Seed) -> Graph:
     """Random points of the unit square, linked if at most `radius` apart; drawn again until connected.
 
@@ -176,7 +158,7 @@ def _first_connected(draw: Callable[[], Graph], what: str, advice: str) -> Graph
     raise HoldfastError(f"{what}: {MAX_DRAWS} draws gave no connected graph; {advice}")
 
 
-@_topology("edge-list")
+@TOPOLOGIES.register_checked("edge-list")
 def edge_list(nodes: TwoOrMore, path: str | Path) -> Graph:
     """Links from a text file: one pair of node numbers `i j` per line.
 

@@ -121,12 +121,12 @@ def _is_swept(panel: Panel, line: Line, evidence: Evidence) -> bool:
 def _along_sweep(panel: Panel, line: Line, evidence: Evidence) -> Series:
     """Each point of the sweep at its place, evenly spaced: its values may be words or infinite.
 
-    There is none where the method diverged.
+    There is none where the method diverged or failed.
     """
     points = {}
     for place, value in enumerate(evidence.swept(panel.x, line.preset)):
         curve = evidence.curve(line.algorithm, line.preset, **{**line.where, panel.x: value})
-        if not curve.diverged:
+        if not curve.broke_off:
             points[place] = curve.best(panel.y) if panel.best else curve.final(panel.y)
     return _summarised(line.name, points)
 

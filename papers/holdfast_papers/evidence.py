@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.experiments.record import Group, RunRecord
+from holdfast.experiments.groups import Group
+from holdfast.experiments.record import RunRecord
 from holdfast.experiments.record_files import short
 
 Row = dict[str, Any]  # one line of a computed table
@@ -21,7 +22,7 @@ Scale = Literal["small", "full"]
 class Curve:
     """All seeds of one algorithm at one point of the sweep. Arrays have one entry per seed.
 
-    What is asked of a curve that diverged is an error: it has no last value.
+    What is asked of a curve that diverged or failed is an error: it has no last value.
     """
 
     group: Group
@@ -36,8 +37,9 @@ class Curve:
         return self.group.jobs[0]["algorithm"]
 
     @property
-    def diverged(self) -> bool:
-        return self.group.status == "diverged"
+    def broke_off(self) -> bool:
+        """Whether a seed diverged or failed."""
+        return self.group.status in ("diverged", "failed")
 
     @property
     def rounds(self) -> np.ndarray:

@@ -20,6 +20,7 @@ from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.record_files import Summary, read_summary
 from holdfast.experiments.runner import Runner
 from holdfast.experiments.setting import Setting, load_dataset
+from holdfast.experiments.statuses import SETTLED, JobStatus
 from holdfast.report.format import seconds_text
 from holdfast_papers.base import Circumstances, Experiment, Paper, Preset
 
@@ -137,7 +138,7 @@ class _JobView:
         self.round = 0
         self.cost = 0.0
         for job, entry in zip(runner.plan.jobs, runner.summary["jobs"], strict=True):
-            if entry["status"] in ("done", "diverged"):
+            if entry["status"] in SETTLED:
                 progress.advance(job.experiment.rounds * cost_of_round(job, self.example))
 
     def job_started(self, job: Job, first_round: int) -> None:
@@ -156,7 +157,7 @@ class _JobView:
     def row_recorded(self, job: Job, row: Row) -> None:
         pass
 
-    def job_ended(self, job: Job, status: str) -> None:
+    def job_ended(self, job: Job, status: JobStatus) -> None:
         self.progress.advance((job.experiment.rounds - self.round) * self.cost)
         (self.runner.folder / "checkpoints" / f"{job.id}.safetensors").unlink(missing_ok=True)
 

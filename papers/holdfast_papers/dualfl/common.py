@@ -41,7 +41,7 @@ def error(curve: Curve, round: int) -> float:
 
 def lowest_error(e: Evidence, algorithm: str, round: int) -> float:
     """The error after ``round`` of the setting that is best at that round, among those swept."""
-    curves = [curve for curve in e.curves() if curve.algorithm == algorithm and not curve.diverged]
+    curves = [curve for curve in e.curves() if curve.algorithm == algorithm and not curve.broke_off]
     return min((error(curve, round) for curve in curves), default=math.inf)
 
 

@@ -13,10 +13,10 @@ SHOWN = [line for line in LINES if line.algorithm not in ("feddr", "apda-inexact
 
 
 def gain(e: Evidence, preset: str, algorithm: str) -> float:
-    """The last error as a share of the first; infinite if it diverged."""
+    """The last error as a share of the first; infinite if it diverged or failed."""
     curve = e.curve(algorithm, preset)
     last = int(curve.rounds[-1])
-    return float("inf") if curve.diverged else error(curve, last) / error(curve, 0)
+    return float("inf") if curve.broke_off else error(curve, last) / error(curve, 0)
 
 
 def gains(e: Evidence, preset: str, algorithms: tuple[str, ...]) -> str:

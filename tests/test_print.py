@@ -1,0 +1,60 @@
+"""The report on paper."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from report_page import Page
+from sample_run import DEFAULT_METRICS, job, write_run
+
+from holdfast.experiments.record import load_record
+from holdfast.report.html import report_html
+from holdfast.report.style import CSS
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with the usual metrics of three algorithms."""
+    folder = tmp_path_factory.mktemp("print")
+    rows = [{"round": r, **dict.fromkeys(DEFAULT_METRICS, 0.51234 + 0.01 * r)} for r in (0, 10, 20)]
+    jobs = [job(name, 0, rows) for name in ("local-gecl", "d-scaffold", "gossip")]
+    record = load_record(write_run(folder / "run", jobs, metrics=tuple(DEFAULT_METRICS)))
+    (folder / "report.html").write_text(report_html([record]), encoding="utf-8")
+    return folder / "report.html"
+
+
+def test_the_printed_table_shrinks_with_its_columns(report: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    columns = len(Page(text).tables[0][0])
+    assert f'<table class="results" style="--columns:{columns}">' in text
+    paper = CSS[CSS.index("@media print") :]
+    assert re.search(r"\.results \{ font-size: min\([\d.]+pt, \d+pt / var\(--columns\)\); \}", paper)
+    assert ".figures { grid-template-columns: 1fr 1fr;" in paper
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to print")
+def test_a_printed_report_has_two_or_three_pages(report: Path, tmp_path: Path) -> None:
+    quiet = ["--no-first-run", "--disable-background-networking", "--disable-component-update"]
+    target = tmp_path / "report.pdf"
+    subprocess.run(
+        [
+            *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-sync", *quiet),
+            *(f"--user-data-dir={tmp_path / 'profile'}", f"--print-to-pdf={target}", report.as_uri()),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    pages = re.findall(rb"/Type\s*/Page\b", target.read_bytes())
+    assert 1 <= len(pages) <= 3
+    if shutil.which("pdftotext"):
+        printed = subprocess.run(
+            ["pdftotext", target, "-"], check=True, capture_output=True, text=True
+        ).stdout
+        assert {"consensus", "traffic", "gradients", "time"} <= set(printed.split())

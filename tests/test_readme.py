@@ -1,0 +1,37 @@
+"""The README's Python, run as printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def printed(word: str, folder: Path) -> tuple[str, str]:
+    """The only snippet that has ``word`` in it, and what it prints."""
+    [code] = [snippet for snippet in SNIPPETS if word in snippet]
+    running = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return code, running.stdout
+
+
+def test_training_gives_the_figure_that_is_stated(tmp_path: Path) -> None:
+    code, out = printed("hf.train(", tmp_path)
+    stated = re.search(r"print\(.*# ([\d.]+)$", code, re.MULTILINE)
+    assert stated is not None
+    # Rounding differs from machine to machine, and so may a few of the 397 test samples.
+    assert float(out) == pytest.approx(float(stated[1]), abs=0.01)
+    assert (tmp_path / "consensus.pt").exists()
+
+
+def test_minimising_gives_the_optimum(tmp_path: Path) -> None:
+    _, out = printed("hf.minimize(", tmp_path)
+    assert out.startswith("torch.Size([201, 2, 1])")
+    assert [float(x) for x in re.findall(r"\[(-?[\d.]+)\]", out)] == pytest.approx([-0.5, -0.5], abs=1e-4)

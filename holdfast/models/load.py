@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from holdfast.errors import HoldfastError, unknown
 from holdfast.models.base import MODELS
+from holdfast.validation import quoted
 
 
 def load_model(
@@ -20,7 +21,7 @@ def load_model(
 ) -> nn.Module:
     """The registered model ``name``, or the user's ``module:Class``, made with ``options``.
 
-    A user's class or function also gets ``input_shape`` and ``outputs`` if it has parameters of these names.
+    A user's class also gets ``input_shape`` and ``outputs`` if its constructor has parameters of these names.
     """
     try:
         return _load(name, options, {"input_shape": input_shape, "outputs": outputs})
@@ -37,21 +38,22 @@ def _load(name: str, options: Mapping[str, Any], context: Mapping[str, Any]) -> 
     for key in options:
         if key in context:
             raise HoldfastError(f"model {name!r}: {key!r} comes from the data, leave it out")
-    maker = import_model(name)
-    signature = inspect.signature(maker)
+    own = import_model(name)
+    signature = inspect.signature(own)
     arguments = {**options, **{key: value for key, value in context.items() if key in signature.parameters}}
     try:
         signature.bind(**arguments)
     except TypeError as error:
         raise HoldfastError(f"model {name!r}: {error}; its signature is {signature}") from None
-    made = maker(**arguments)
-    if not isinstance(made, nn.Module):
-        raise HoldfastError(f"model {name!r} must give a torch.nn.Module, got {type(made).__name__}")
-    return made
+    return own(**arguments)
 
 
-def import_model(spec: str) -> Callable[..., nn.Module]:
-    """The class or factory function that ``module:name`` points to, in the current folder or installed."""
+def import_model(spec: str) -> type[nn.Module]:
+    """The class that ``module:Class`` points to, in the current folder or installed.
+
+    It must be a subclass of ``torch.nn.Module``. Any other callable is refused: the name may stand in a file,
+    and a file must not be able to call whatever is installed.
+    """
     module_name, _, attribute = spec.partition(":")
     if not module_name or not attribute:
         raise HoldfastError(f"model {spec!r}: expected module:Class, for example my_models:Net")
@@ -67,9 +69,10 @@ def import_model(spec: str) -> Callable[..., nn.Module]:
     if not hasattr(module, attribute):
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise unknown(f"name in module {module_name!r}", attribute, public)
-    maker: Callable[..., nn.Module] = getattr(module, attribute)
-    if not callable(maker) or (inspect.isclass(maker) and not issubclass(maker, nn.Module)):
+    found = getattr(module, attribute)
+    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
         raise HoldfastError(
-            f"model {spec!r}: expected a subclass of torch.nn.Module or a function, got {maker!r}"
+            f"model {spec!r}: expected a subclass of torch.nn.Module, got {quoted(found)}; "
+            "write a class whose constructor makes the model"
         )
-    return maker
+    return found

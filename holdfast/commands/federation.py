@@ -167,7 +167,7 @@ def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: b
     if as_json:
         print(json.dumps(told, indent=2))
         return
-    Console(markup=False).print(_status_table(federation, told))  # others' words
+    Console(markup=False, emoji=False).print(_status_table(federation, told))  # others' words
 
 
 def _only_key(federation: Federation, folder: Path) -> str:
@@ -191,7 +191,7 @@ async def _ask_all(federation: Federation, asker: str, credentials: Any) -> dict
     told = await asyncio.gather(*(ask(member.name) for member in reachable))
     answers = {member.name: answer for member, answer in zip(reachable, told, strict=True)}
     if federation.server:
-        clients = answers[federation.server.name].get("clients", {})
+        clients = answers[federation.server.name].get("clients") or {}
         for node in federation.node:
             seen = clients.get(node.name)
             answers[node.name] = (

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from holdfast.engines.deploy.events import Events
+from holdfast.errors import printable
 
 REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate",
@@ -49,7 +50,8 @@ def watch_handshakes(events: Events) -> Iterator[None]:
                     else:
                         events.complain("handshake refused", reason=reason)
                 else:
-                    os.write(terminal, line.encode())
+                    # gRPC may quote what a peer has sent.
+                    os.write(terminal, f"{printable(line.rstrip())}\n".encode())
 
     watcher = threading.Thread(target=watch, name="handshakes", daemon=True)
     watcher.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,12 +19,14 @@ from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.incoming import check_header, receive
 from holdfast.engines.deploy.messages import MessageFile, TensorSpec, parse
 from holdfast.engines.deploy.service import CONNECTION, NAME_KEY, PATIENCE, SERVICE, Answer, Ask
+from holdfast.engines.deploy.status import read_status
 from holdfast.engines.deploy.store import message_name
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, printable
 
 T = TypeVar("T")
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
+LONGEST_REASON = 300  # characters of what a peer says about its refusal
 SILENCE = PATIENCE + 30.0  # seconds without a byte after which an attempt is given up
 
 RECONNECTION = [
@@ -116,10 +117,11 @@ class Link:
         """What the peer says about itself; if it does not answer, only why as its ``phase``."""
         call = self._method("unary_unary", "Status")(b"", metadata=self.metadata, timeout=timeout)
         try:
-            told: dict[str, Any] = json.loads(await call)
+            return read_status(await call, self.peer, self.federation)
         except grpc.aio.AioRpcError as error:
             return {"phase": "down" if error.code() == grpc.StatusCode.UNAVAILABLE else _reason(error)}
-        return told
+        except HoldfastError as error:
+            return {"phase": f"malformed answer ({error})"[:LONGEST_REASON]}
 
     # --- how -----------------------------------------------------------------------------------------------
 
@@ -237,4 +239,4 @@ def _reason(error: Any) -> str:
     details = " ".join((error.details() or "").split())
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         return "it cannot be reached" + (" (certificate)" if "erification" in details else "")
-    return details[:160] or error.code().name
+    return printable(details)[:LONGEST_REASON] or error.code().name

@@ -18,7 +18,7 @@ from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.incoming import check_header, receive
 from holdfast.engines.deploy.messages import MessageFile, TensorSpec, parse
-from holdfast.engines.deploy.service import CONNECTION, NAME_KEY, PATIENCE, SERVICE, Answer, Ask
+from holdfast.engines.deploy.service import CONNECTION, MODEL_KEY, NAME_KEY, PATIENCE, SERVICE, Answer, Ask
 from holdfast.engines.deploy.status import read_status
 from holdfast.engines.deploy.store import message_name
 from holdfast.errors import HoldfastError, printable
@@ -71,7 +71,8 @@ class Link:
         self.federation, self.name, self.peer, self.start = federation, name, peer, start
         self.inbox, self.events, self.waits = inbox, events, waits
         self.channel = open_channel(federation, peer, credentials)
-        self.metadata = None if credentials else ((NAME_KEY, name),)
+        said = {NAME_KEY: "" if credentials else name, MODEL_KEY: federation.model_identity}
+        self.metadata = tuple((key, value) for key, value in said.items() if value) or None
         self.pool = ThreadPoolExecutor(1, f"from-{peer}")
         self.round = 0  # where the peer is, as far as we know
         self.bytes_received = self.bytes_sent = self.retries = 0
@@ -139,6 +140,9 @@ class Link:
                     wait.problem = ""
                 except grpc.aio.AioRpcError as error:
                     wait.problem = _reason(error)
+                    if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                        # We disagree about the file or the model, which waiting alone does not mend.
+                        self.events.complain("refused by", peer=self.peer, reason=wait.problem)
                 except TimeoutError:
                     wait.problem = "it fell silent"
                 except HoldfastError as error:

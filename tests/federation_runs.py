@@ -146,7 +146,13 @@ class Run:
         network = NetworkThread()
         names = [member.name for member in self.federation.members]
         self.members = {name: self.member(name, network) for name in names}
-        threads = [threading.Thread(target=self._run, args=[name], daemon=True) for name in names]
+        self.run_members(timeout)
+        network.close()
+        return self
+
+    def run_members(self, timeout: float = 60.0) -> None:
+        """Runs the members that there are to the end, or to their first error, and closes them."""
+        threads = [threading.Thread(target=self._run, args=[name], daemon=True) for name in self.members]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -157,8 +163,6 @@ class Run:
             thread.join(timeout)
         for member in self.members.values():
             member.close()
-        network.close()
-        return self
 
     def _run(self, name: str) -> None:
         try:

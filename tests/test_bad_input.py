@@ -148,7 +148,7 @@ OVERRIDES = {
         ["problem.model=torch.nn:Lineer"],
         "unknown name in module 'torch.nn' 'Lineer': did you mean",
     ),
-    "no model": (["problem.model=json:JSONDecoder"], "expected a subclass of torch.nn.Module or a function"),
+    "no model": (["problem.model=json:JSONDecoder"], "expected a subclass of torch.nn.Module, got"),
     "missing argument": (["problem.model=torch.nn:Linear"], "missing a required argument: 'in_features'"),
     "failing constructor": (
         ['problem.model={name="torch.nn:Linear",in_features=-3,out_features=2}'],

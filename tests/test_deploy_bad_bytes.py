@@ -94,6 +94,9 @@ class Caller:
     def auth_context(self) -> dict[str, list[bytes]]:
         return {"x509_subject_alternative_name": [self.name.encode()]}
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         self.code = code
         assert len(details) < 1000

@@ -54,6 +54,20 @@ SERVER = {"topology": "server"}
         ),
         ({"node": [{"name": "a", "address": "h:1"}] * 2}, "'a' is taken twice"),
         ({"node": [{"name": "A b", "address": "h:1"}]}, "node.0.name"),
+        ({"node": [{"name": "ca", "address": "h:1"}]}, "'ca' belongs to the authority's files"),
+        (
+            {"problem": {"model": {"name": "os:system", "command": "id"}}},
+            "names code, which a federation file",
+        ),
+        ({"problem": {"model": "nets:Net"}}, "on the command line of every site: --model module:Class"),
+        ({"problem": {"loss": "os:system"}}, "unknown loss 'os:system'"),
+        ({"algorithm": {"name": "os:system", "command": "id"}}, "unknown algorithm 'os:system'"),
+        ({"network": {"topology": {"name": "os:system"}}}, "unknown topology 'os:system'"),
+        ({"network": {"mixing": "os:system"}}, "unknown mixing"),
+        ({"network": {"topology": {"name": "edge-list", "path": "/etc/hosts"}}}, "leads to another folder"),
+        ({"network": {"topology": {"name": "edge-list", "path": "../graph"}}}, "leads to another folder"),
+        ({"algorithm": {"name": "local-gecl", "lr": 0.1, "\x1b[2J": 1}}, "unknown key in algorithm"),
+        ({"\x1b[2J": 1}, r"'\x1b[2J'"),
         ({"node": [{"name": "a"}, {"name": "b", "address": "h:1"}]}, "a: others have to reach it"),
     ],
 )
@@ -198,7 +212,7 @@ def test_new_certs_csr_and_sign(tmp_path: Path) -> None:
 
     home = tmp_path / "home"
     assert holdfast("federation", "csr", path, "--name", "b", "--certs", home).code == 0
-    assert holdfast("federation", "sign", path, home / "b.csr").code == 0
+    assert holdfast("federation", "sign", path, home / "b.csr", "--replace").code == 0
     (home / "b.crt").write_bytes((tmp_path / "certs" / "b.crt").read_bytes())
     (home / "ca.crt").write_bytes((tmp_path / "certs" / "ca.crt").read_bytes())
     load_credentials(home, "b")

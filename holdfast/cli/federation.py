@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_atomic
+from holdfast.core.files import private_files, write_atomic
 from holdfast.engines.deploy.credentials import (
+    check_request,
     load_credentials,
     make_authority,
     make_certificates,
@@ -124,6 +125,7 @@ def _commented(text: str) -> str:
 # --- certificates ------------------------------------------------------------------------------------------
 
 
+@private_files()
 def make_all_certificates(path: Path, folder: Path | None, days: float) -> None:
     """``holdfast federation certs``"""
     federation = read_federation(path)
@@ -134,21 +136,32 @@ def make_all_certificates(path: Path, folder: Path | None, days: float) -> None:
     print("give every member ca.crt and its own NAME.crt and NAME.key over a safe channel; guard ca.key")
 
 
+@private_files()
 def request_certificate(path: Path, name: str, folder: Path | None) -> None:
     """``holdfast federation csr``"""
     read_federation(path).member(name)
-    request = make_request(folder or path.parent / "certs", name)
+    target = folder or path.parent / "certs"
+    request = make_request(target, name)
     print(f"wrote {request}; send it to whoever holds ca.key, who sends {name}.crt and ca.crt back")
+    key = check_request(target, request, [name], replace=True).fingerprint
+    print(f"they will be shown this fingerprint of your key; tell it to them in another way: {key}")
 
 
-def sign_requests(path: Path, requests: list[Path], folder: Path | None, days: float) -> None:
+@private_files()
+def sign_requests(
+    path: Path, requests: list[Path], folder: Path | None, days: float, *, replace: bool
+) -> None:
     """``holdfast federation sign``"""
     federation = read_federation(path)
     target = folder or path.parent / "certs"
+    names = [member.name for member in federation.members]
+    for request in requests:  # all of them, before any is signed
+        asked = check_request(target, request, names, replace=replace)
+        print(f"{request} asks for the name {asked.name} with the key {asked.fingerprint}")
     make_authority(target, federation.name)
     for request in requests:
-        names = [member.name for member in federation.members]
-        print(f"wrote {sign_request(target, request, names, days)}")
+        print(f"wrote {sign_request(target, request, names, days, replace=replace)}")
+    print("compare each fingerprint with what its member was shown, before you send anything back")
     print(f"send each member its certificate and {target / 'ca.crt'}; neither is secret")
 
 
@@ -167,7 +180,7 @@ def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: b
     if as_json:
         print(json.dumps(told, indent=2))
         return
-    Console(markup=False).print(_status_table(federation, told))  # others' words
+    Console(markup=False, emoji=False).print(_status_table(federation, told))  # others' words
 
 
 def _only_key(federation: Federation, folder: Path) -> str:
@@ -191,7 +204,7 @@ async def _ask_all(federation: Federation, asker: str, credentials: Any) -> dict
     told = await asyncio.gather(*(ask(member.name) for member in reachable))
     answers = {member.name: answer for member, answer in zip(reachable, told, strict=True)}
     if federation.server:
-        clients = answers[federation.server.name].get("clients", {})
+        clients = answers[federation.server.name].get("clients") or {}
         for node in federation.node:
             seen = clients.get(node.name)
             answers[node.name] = (

@@ -16,7 +16,11 @@ federation = typer.Typer(
 File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation file.")]
 Name = Annotated[str, typer.Option(help="Who this is, as in the federation file.")]
 Model = Annotated[
-    str | None, typer.Option(help="Your own model instead of the file's, module:Class; alike at every site.")
+    str | None,
+    typer.Option(
+        metavar="module:Class",
+        help="Your own nn.Module class instead of the file's model; the same source at every site.",
+    ),
 ]
 Folder = Annotated[
     Path | None, typer.Option("--dir", help="Where state, results and report go; the same again to go on.")
@@ -185,12 +189,16 @@ def sign(
     requests: Annotated[list[Path], typer.Argument(metavar="NAME.csr", help="Requests of members.")],
     folder: Certs = None,
     days: Days = 365,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Sign for a name though another key has a certificate for it."),
+    ] = False,
 ) -> None:
     """Sign members' requests with the authority's key; makes the authority if there is none."""
     _require_extra()
     from holdfast.cli.federation import sign_requests
 
-    sign_requests(file, requests, folder, days)
+    sign_requests(file, requests, folder, days, replace=replace)
 
 
 @federation.command("status")

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.files import private_files
 from holdfast.engines.deploy.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.events import Events, describe, json_lines
 from holdfast.engines.deploy.federation import Federation, read_federation
@@ -29,6 +30,7 @@ Log = Literal["progress", "json"]
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
+@private_files()
 def run_node(
     path: Path,
     name: str,
@@ -67,6 +69,7 @@ def run_node(
         _summary(node, log)
 
 
+@private_files()
 def run_server(
     path: Path,
     name: str,
@@ -112,6 +115,9 @@ def _run(member: Node | Hub, stack: ExitStack, log: Log, monitor: int | None) ->
     if log == "progress":
         view = stack.enter_context(ProgressView(member))
         member.events.write = view.show
+    own = member.federation.own_model
+    if own is not None:
+        member.events.log("own model", model=own.spec, file=str(own.file), sha256=own.sha256)
 
     def ask(number: int, frame: FrameType | None) -> None:
         for another in STOPPING:  # ends the process at once, which is safe, too
@@ -155,7 +161,7 @@ def _summary(member: Member, log: Log) -> None:
     console.print(f"sent {bytes_text(status['payload_bytes'])} of messages ({sent} out, {received} in)")
     for key, value in member.metrics.items():
         console.print(f"{key.replace('_', ' ')}: {value:.4f}")
-    console.print(f"model and report: {member.folder}", soft_wrap=True)
+    console.print(f"model and report: {member.folder}", soft_wrap=True, markup=False)
 
 
 class ProgressView:

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_atomic
+from holdfast.core.files import private_files, write_atomic
 from holdfast.data import DATASETS, IID, Dataset, partition
 from holdfast.engines.deploy.credentials import make_certificates
 from holdfast.engines.deploy.federation import Federation, read_federation
@@ -30,9 +30,14 @@ from holdfast.report.format import bytes_text
 RANDOM_SAMPLES = 64  # per node, where there are no data to rehearse with
 
 
+@private_files()
 def rehearse(path: Path, data: str | None, model: str | None, folder: Path, *, fresh: bool) -> None:
     """``holdfast federation try``"""
     original = read_federation(path, model)
+    if path.resolve().parent == folder.resolve():
+        raise HoldfastError(f"--dir {folder} holds {path.name} itself; a rehearsal needs a folder of its own")
+    if original.own_model is not None:
+        print(f"own model: {original.own_model.file}, sha256 {original.own_model.sha256}")
     if fresh and folder.exists():
         if any(folder.iterdir()) and not (folder / "federation.toml").exists():
             raise HoldfastError(f"--fresh: {folder} is not the folder of a rehearsal; delete it yourself")
@@ -42,14 +47,12 @@ def rehearse(path: Path, data: str | None, model: str | None, folder: Path, *, f
         _write_data(original, data, folder)
         make_certificates(folder / "certs", original.name, [m.name for m in original.members], days=7)
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        if model is not None:
-            raw["problem"]["model"] = model
         _on_loopback(raw)
         write_atomic(folder / "federation.toml", tomli_w.dumps(raw).encode())
     federation = read_federation(folder / "federation.toml")
     if federation.id != original.id:
         raise HoldfastError(f"{folder} is a rehearsal of another federation; add --fresh to begin anew")
-    Rehearsal(federation, folder).run()
+    Rehearsal(federation, folder, model).run()
 
 
 def _on_loopback(raw: dict[str, Any]) -> None:
@@ -105,8 +108,8 @@ def _dataset(data: str, nodes: int, seed: int) -> Dataset:
 class Rehearsal:
     """All members as child processes; their log lines go to files, and their state to a table."""
 
-    def __init__(self, federation: Federation, folder: Path) -> None:
-        self.federation, self.folder = federation, folder
+    def __init__(self, federation: Federation, folder: Path, model: str | None) -> None:
+        self.federation, self.folder, self.model = federation, folder, model
         self.rounds: dict[str, int] = {}
         self.doing: dict[str, str] = {}
         self.processes: dict[str, subprocess.Popen[str]] = {}
@@ -138,7 +141,9 @@ class Rehearsal:
         if failed:
             last = (self.folder / f"{failed}.log").read_text().strip().splitlines()[-1:]
             raise HoldfastError(f"{failed} stopped: {' '.join(last)}")
-        console.print(f"rehearsed; models, metrics and logs are in {self.folder}", soft_wrap=True)
+        console.print(
+            f"rehearsed; models, metrics and logs are in {self.folder}", soft_wrap=True, markup=False
+        )
 
     def _failed(self) -> str:
         """A member that ended with an error, if any."""
@@ -148,8 +153,9 @@ class Rehearsal:
         data = self.folder / f"{name}.npz"
         role = ["node", "--data", str(data)] if data.exists() else ["server"]
         command = [sys.executable, "-m", "holdfast", role[0], str(self.folder / "federation.toml")]
+        own = ["--model", self.model] if self.model is not None else []
         process = subprocess.Popen(
-            [*command, "--name", name, *role[1:], "--log", "json"],
+            [*command, "--name", name, *role[1:], *own, "--log", "json"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -9,6 +9,17 @@ from collections.abc import Iterable
 class HoldfastError(ValueError):
     """A mistake in what the user gave us. ``str(error)`` is one line, fit for a terminal."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    r"""``text`` as one line that does nothing to a terminal: control characters become such as ``\x1b``.
+
+    Files and other members may put anything into a message: colours, moves of the cursor, reversed text.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> HoldfastError:
     """An error for a name that does not exist, with the nearest one that does."""

@@ -16,6 +16,19 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 
 
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Whatever is written within can be read by its owner alone: files 0600, folders 0700, at any umask.
+
+    The umask belongs to the whole process: this is for commands, around all that they do.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Writes, syncs and renames: after a crash ``path`` holds the old content or the new, never a part."""
     temporary = path.with_name(f".{path.name}.partial")

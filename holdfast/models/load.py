@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.user_code import import_named
+from holdfast.core.validation import quoted
 from holdfast.models.base import MODELS
 
 
@@ -18,7 +19,7 @@ def load_model(
 ) -> nn.Module:
     """The registered model ``name``, or the user's ``module:Class``, made with ``options``.
 
-    A user's class or function also gets ``input_shape`` and ``outputs`` if it has parameters of these names.
+    A user's class also gets ``input_shape`` and ``outputs`` if its constructor has parameters of these names.
     """
     try:
         return _load(name, options, {"input_shape": input_shape, "outputs": outputs})
@@ -35,24 +36,26 @@ def _load(name: str, options: Mapping[str, Any], context: Mapping[str, Any]) -> 
     for key in options:
         if key in context:
             raise HoldfastError(f"model {name!r}: {key!r} comes from the data, leave it out")
-    maker = import_model(name)
-    signature = inspect.signature(maker)
+    own = import_model(name)
+    signature = inspect.signature(own)
     arguments = {**options, **{key: value for key, value in context.items() if key in signature.parameters}}
     try:
         signature.bind(**arguments)
     except TypeError as error:
         raise HoldfastError(f"model {name!r}: {error}; its signature is {signature}") from None
-    made = maker(**arguments)
-    if not isinstance(made, nn.Module):
-        raise HoldfastError(f"model {name!r} must give a torch.nn.Module, got {type(made).__name__}")
-    return made
+    return own(**arguments)
 
 
-def import_model(spec: str) -> Callable[..., nn.Module]:
-    """The class or factory function that ``module:name`` points to, in the current folder or installed."""
-    maker: Callable[..., nn.Module] = import_named("model", spec, "my_models:Net")
-    if not callable(maker) or (inspect.isclass(maker) and not issubclass(maker, nn.Module)):
+def import_model(spec: str) -> type[nn.Module]:
+    """The class that ``module:Class`` points to, in the current folder or installed.
+
+    It must be a subclass of ``torch.nn.Module``. Any other callable is refused: the name may stand in a file,
+    and a file must not be able to call whatever is installed.
+    """
+    found: type[nn.Module] = import_named("model", spec, "my_models:Net")
+    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
         raise HoldfastError(
-            f"model {spec!r}: expected a subclass of torch.nn.Module or a function, got {maker!r}"
+            f"model {spec!r}: expected a subclass of torch.nn.Module, got {quoted(found)}; "
+            "write a class whose constructor makes the model"
         )
-    return maker
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import ssl
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 
 import grpc
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -130,7 +132,7 @@ def make_authority(folder: Path, federation: str) -> None:
 
 
 def make_request(folder: Path, name: str) -> Path:
-    """``name.key``, which stays at home, and ``name.csr``, which is to be signed."""
+    """``name.key``, which stays at home, and ``name.csr``, which is to be signed; the path of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.key"
     if not path.exists():
@@ -146,28 +148,71 @@ def make_request(folder: Path, name: str) -> Path:
     return target
 
 
-def sign_request(folder: Path, request_path: Path, members: list[str], days: float) -> Path:
-    """The certificate for a request, by the authority in ``folder``; ``members`` are the names allowed."""
+@dataclass(frozen=True)
+class Request:
+    """Somebody's wish to be the member called ``name``, with a key that it has proved to hold."""
+
+    name: str
+    key: ec.EllipticCurvePublicKey
+
+    @property
+    def fingerprint(self) -> str:
+        """For people to compare, over the telephone for example."""
+        return fingerprint(self.key)
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """SHA-256 of a public key, in groups of four digits."""
+    encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    digits = hashlib.sha256(key.public_bytes(encoding, form)).hexdigest()
+    return ":".join(digits[i : i + 4] for i in range(0, len(digits), 4))
+
+
+def check_request(folder: Path, path: Path, members: list[str], *, replace: bool = False) -> Request:
+    """The request in ``path``, if the authority in ``folder`` may sign it; ``members`` are the names allowed.
+
+    Whoever sent the request has chosen the name in it, and may have chosen another member's. So it must not
+    contradict the name of the file, and no other key may have a certificate for it, unless ``replace``.
+    """
     try:
-        request = x509.load_pem_x509_csr(request_path.read_bytes())
-    except ValueError:
-        raise HoldfastError(f"{request_path} is not a certificate request in PEM format") from None
-    names = [a.value for a in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        content = x509.load_pem_x509_csr(path.read_bytes())
+        names = [a.value for a in content.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        key, proved = content.public_key(), content.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm):
+        raise HoldfastError(f"{path} is not a certificate request in PEM format") from None
     name = str(names[0]) if len(names) == 1 else ""
     if name not in members:
-        raise HoldfastError(f"{request_path} is for {names}; the federation has {', '.join(members)}")
-    public = request.public_key()
-    if not request.is_signature_valid:
-        raise HoldfastError(f"{request_path}: its signature is wrong; ask for a new one")
-    if not isinstance(public, ec.EllipticCurvePublicKey) or public.curve.name != CURVE.name:
-        raise HoldfastError(f"{request_path}: expected a P-256 key; make it with 'holdfast federation csr'")
+        raise HoldfastError(f"{path} is for {names}; the federation has {', '.join(members)}")
+    if not proved:
+        raise HoldfastError(f"{path}: its signature is wrong; ask for a new one")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != CURVE.name:
+        raise HoldfastError(f"{path}: expected a P-256 key; make it with 'holdfast federation csr'")
+    request = Request(name, key)
+    if path.stem in members and path.stem != name:
+        raise HoldfastError(
+            f"{path} asks for the name {name!r}, not {path.stem!r}: whoever sent it would become {name}. "
+            f"If it is really {name}'s, with the key {request.fingerprint}, rename it to {name}.csr"
+        )
+    signed = folder / f"{name}.crt"
+    if signed.exists() and not replace and _certificate(signed.read_bytes(), signed).public_key() != key:
+        raise HoldfastError(
+            f"{path} asks for the name {name!r}, for which {signed} is there with another key. "
+            f"If {name} really has a new key, {request.fingerprint}, add --replace"
+        )
+    return request
+
+
+def sign_request(folder: Path, path: Path, members: list[str], days: float, *, replace: bool = False) -> Path:
+    """The certificate for the request in ``path``, by the authority in ``folder``; see ``check_request``."""
+    request = check_request(folder, path, members, replace=replace)
+    name = request.name
     authority = _certificate((folder / "ca.crt").read_bytes(), folder / "ca.crt")
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .issuer_name(authority.subject)
-        .public_key(public)
+        .public_key(request.key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now - SKEW, now + timedelta(days=days) - SKEW))
         .not_valid_after(now + timedelta(days=days))
@@ -187,6 +232,12 @@ def sign_request(folder: Path, request_path: Path, members: list[str], days: flo
 
 def make_certificates(folder: Path, federation: str, members: list[str], days: float) -> None:
     """The authority, and a key and a certificate for every member."""
+    for name in members:
+        if (folder / f"{name}.crt").exists() and not (folder / f"{name}.key").exists():
+            raise HoldfastError(
+                f"{folder / f'{name}.crt'} is there without its key, which is {name}'s own; to make keys for "
+                "everybody, take another folder (--certs)"
+            )
     make_authority(folder, federation)
     for name in members:
         request = make_request(folder, name)

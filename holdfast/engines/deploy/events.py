@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from holdfast.core.errors import printable
+
 Level = Literal["info", "warning", "error"]
 Writer = Callable[[dict[str, Any]], None]
 
@@ -32,7 +34,8 @@ class Events:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def log(self, event: str, level: Level = "info", **fields: Any) -> None:
-        """One line."""
+        """One line. Texts may be others' words, such as the name in a certificate."""
+        fields = {key: printable(value) if isinstance(value, str) else value for key, value in fields.items()}
         if level != "info":
             self.last_error = " ".join([event, *map(str, fields.values())])
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds")

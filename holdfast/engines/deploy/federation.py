@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from holdfast.algorithms import ALGORITHMS, Method
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.validation import Count, Positive, Seed, explain, place
 from holdfast.data.dataset import Finite
 from holdfast.engines.common.fit import check_fit
-from holdfast.experiments.config import ChosenAlgorithm, LearningConfig, NetworkConfig, Section
+from holdfast.engines.deploy.own_model import OwnModel, read_own_model
+from holdfast.experiments.config import Choice, ChosenAlgorithm, LearningConfig, NetworkConfig, Section
 from holdfast.experiments.setting import configured_network
+from holdfast.models.base import MODELS
+from holdfast.problem.losses import LOSSES
 from holdfast.topology import Network
 
 NodeMetric = Literal["local_loss", "test_accuracy", "test_loss"]
@@ -64,7 +67,7 @@ class LimitsConfig(Section):
 class Federation(Section):
     """Everything that the members agree on, and where they are."""
 
-    name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]+$", max_length=50)
     rounds: Count
     seed: Seed = 0
     dtype: Literal["float32", "float64"] = "float32"
@@ -77,11 +80,30 @@ class Federation(Section):
     server: MemberConfig | None = None
     node: list[NodeConfig] = Field(min_length=1)
 
+    _own_model: OwnModel | None = PrivateAttr(default=None)  # from the command line: no file can set it
+
+    @property
+    def own_model(self) -> OwnModel | None:
+        """This site's own model, which replaces the file's; None if the file's is used."""
+        return self._own_model
+
+    @property
+    def model(self) -> Choice:
+        """The model that is trained here."""
+        return self._own_model.choice if self._own_model else self.problem.model
+
+    @property
+    def model_identity(self) -> str:
+        """What members compare about the model, beyond the file: their own code's hash, or nothing."""
+        return self._own_model.identity if self._own_model else ""
+
     @cached_property
     def id(self) -> str:
         """Identifies the federation: a digest of all that members must agree on, in every message."""
         common = self.model_dump(exclude={"limits", "server", "node", "evaluation"})
         common["members"] = [[node.name, node.samples] for node in self.node]
+        if "path" in self.network.topology.parameters:  # the links stand in a file of each site
+            common["links"] = [sorted(map(int, self.graph.neighbours(i))) for i in range(len(self.node))]
         return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:32]
 
     @cached_property
@@ -129,10 +151,13 @@ class Federation(Section):
 
     def check(self) -> None:
         """Whether everything fits together; complains about the first thing that does not."""
+        self._check_foreign()
         names = [member.name for member in self.members]
         for name in names:
             if names.count(name) > 1:
                 raise HoldfastError(f"node: the name {name!r} is taken twice; every member needs its own")
+        MODELS[self.problem.model.name]  # complains about a name that is not registered
+        LOSSES.build(self.problem.loss.name, self.problem.loss.parameters)
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
         if self.problem.weights == "samples" and not all(self.counts):
@@ -152,18 +177,36 @@ class Federation(Section):
             if not member.address:
                 raise HoldfastError(f"{member.name}: others have to reach it; give its address, host:port")
 
+    def _check_foreign(self) -> None:
+        """The file may come from others: it must not name code, other folders, or the authority's files."""
+        if ":" in self.problem.model.name:
+            raise HoldfastError(
+                f"problem.model: {self.problem.model.name!r} names code, which a federation file must not; "
+                "choose from 'holdfast list models' there, and give code of your own on the command line of "
+                "every site: --model module:Class"
+            )
+        path = self.network.topology.parameters.get("path")
+        if isinstance(path, str) and Path(path).name != path:
+            raise HoldfastError(
+                f"network.topology: {path!r} leads to another folder; expected the plain name of a file in "
+                "the folder that the command is started in"
+            )
+        if "ca" in [member.name for member in self.members]:
+            raise HoldfastError("node: the name 'ca' belongs to the authority's files; choose another")
+
 
 def read_federation(path: Path, model: str | None = None) -> Federation:
-    """The checked federation in ``path``; ``model`` replaces the name of the model, if given."""
+    """The checked federation in ``path``; ``model`` is the site's own module:Class instead of the file's."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HoldfastError(f"cannot read the federation file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise HoldfastError(f"{path} is not valid TOML: {error}") from None
-    if model is not None and isinstance(raw.get("problem"), dict):
-        raw["problem"]["model"] = model
-    return make_federation(raw, str(path))
+    federation = make_federation(raw, str(path))
+    if model is not None:
+        federation._own_model = read_own_model(model)
+    return federation
 
 
 def make_federation(raw: dict[str, Any], where: str) -> Federation:

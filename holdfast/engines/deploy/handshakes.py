@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.core.errors import printable
 from holdfast.engines.deploy.events import Events
 
 REASONS = {
@@ -49,7 +50,8 @@ def watch_handshakes(events: Events) -> Iterator[None]:
                     else:
                         events.complain("handshake refused", reason=reason)
                 else:
-                    os.write(terminal, line.encode())
+                    # gRPC may quote what a peer has sent.
+                    os.write(terminal, f"{printable(line.rstrip())}\n".encode())
 
     watcher = threading.Thread(target=watch, name="handshakes", daemon=True)
     watcher.start()

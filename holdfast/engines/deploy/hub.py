@@ -297,7 +297,7 @@ class Hub(Member):
         """Also where the clients are: they cannot be asked themselves."""
         now = self.network.loop.time()
         clients = {
-            name: {"round": min(stage, self.last) - 1, "seconds_ago": round(now - when, 1)}
+            name: {"round": max(min(stage, self.last) - 1, 0), "seconds_ago": round(now - when, 1)}
             for name, (when, stage) in dict(self.service.seen).items()
         }
         return super().status() | {"clients": clients}

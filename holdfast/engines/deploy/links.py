@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,18 +13,20 @@ from typing import Any, TypeVar
 
 import grpc
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, printable
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.incoming import check_header, receive
 from holdfast.engines.deploy.messages import MessageFile, TensorSpec, parse
-from holdfast.engines.deploy.service import CONNECTION, NAME_KEY, PATIENCE, SERVICE, Answer, Ask
+from holdfast.engines.deploy.service import CONNECTION, MODEL_KEY, NAME_KEY, PATIENCE, SERVICE, Answer, Ask
+from holdfast.engines.deploy.status import read_status
 from holdfast.engines.deploy.store import message_name
 
 T = TypeVar("T")
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
+LONGEST_REASON = 300  # characters of what a peer says about its refusal
 SILENCE = PATIENCE + 30.0  # seconds without a byte after which an attempt is given up
 
 RECONNECTION = [
@@ -70,7 +71,8 @@ class Link:
         self.federation, self.name, self.peer, self.start = federation, name, peer, start
         self.inbox, self.events, self.waits = inbox, events, waits
         self.channel = open_channel(federation, peer, credentials)
-        self.metadata = None if credentials else ((NAME_KEY, name),)
+        said = {NAME_KEY: "" if credentials else name, MODEL_KEY: federation.model_identity}
+        self.metadata = tuple((key, value) for key, value in said.items() if value) or None
         self.pool = ThreadPoolExecutor(1, f"from-{peer}")
         self.round = 0  # where the peer is, as far as we know
         self.bytes_received = self.bytes_sent = self.retries = 0
@@ -116,10 +118,11 @@ class Link:
         """What the peer says about itself; if it does not answer, only why as its ``phase``."""
         call = self._method("unary_unary", "Status")(b"", metadata=self.metadata, timeout=timeout)
         try:
-            told: dict[str, Any] = json.loads(await call)
+            return read_status(await call, self.peer, self.federation)
         except grpc.aio.AioRpcError as error:
             return {"phase": "down" if error.code() == grpc.StatusCode.UNAVAILABLE else _reason(error)}
-        return told
+        except HoldfastError as error:
+            return {"phase": f"malformed answer ({error})"[:LONGEST_REASON]}
 
     # --- how -----------------------------------------------------------------------------------------------
 
@@ -137,6 +140,9 @@ class Link:
                     wait.problem = ""
                 except grpc.aio.AioRpcError as error:
                     wait.problem = _reason(error)
+                    if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                        # We disagree about the file or the model, which waiting alone does not mend.
+                        self.events.complain("refused by", peer=self.peer, reason=wait.problem)
                 except TimeoutError:
                     wait.problem = "it fell silent"
                 except HoldfastError as error:
@@ -237,4 +243,4 @@ def _reason(error: Any) -> str:
     details = " ".join((error.details() or "").split())
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         return "it cannot be reached" + (" (certificate)" if "erification" in details else "")
-    return details[:160] or error.code().name
+    return printable(details)[:LONGEST_REASON] or error.code().name

@@ -85,7 +85,8 @@ class Member:
         self.federation, self.name, self.folder, self.x0 = federation, name, folder, x0
         self.credentials, self.events = credentials, events
         self.start = digest(x0)
-        identity = {"federation file": federation.id, "name": name, "model": self.start, "data": data_digest}
+        model = " ".join(filter(None, (federation.model_identity, self.start)))
+        identity = {"federation file": federation.id, "name": name, "model": model, "data": data_digest}
         self.store = Store(folder, identity)
         self._own_network = network is None
         self.network = network or NetworkThread()

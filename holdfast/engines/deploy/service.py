@@ -17,10 +17,12 @@ from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.incoming import check_header, receive
 from holdfast.engines.deploy.messages import CHUNK, Header, Number, parse
 from holdfast.engines.deploy.outbox import Outbox
+from holdfast.engines.deploy.own_model import describe_identity
 from holdfast.engines.deploy.store import Store, message_name
 
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
+MODEL_KEY = "holdfast-model"  # who trains a model of its own says which; see ``OwnModel.identity``
 PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
 LARGEST_FRAME = CHUNK + (1 << 16)
 
@@ -174,6 +176,7 @@ class Service:
         if self.submissions is None:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, who, "this is no server")
         assert self.submissions is not None
+        await self._same_model(context, who)
         try:
             header = parse(Header, await _first(frames))
             check_header(
@@ -209,6 +212,7 @@ class Service:
     async def _question(self, frames: Frames, context: Any) -> tuple[str, Ask]:
         """The asker's name and question, both checked."""
         who = await self._who(context)
+        await self._same_model(context, who)
         code = grpc.StatusCode.INVALID_ARGUMENT
         try:
             ask: Ask = parse(Ask, await _first(frames))
@@ -243,6 +247,20 @@ class Service:
             code = grpc.StatusCode.PERMISSION_DENIED
             await self._refuse(context, code, name[:80] or "somebody", "not a member of the federation")
         return name
+
+    async def _same_model(self, context: Any, who: str) -> None:
+        """Whether the asker trains the model that we train, as far as that is a site's own code."""
+        metadata = context.invocation_metadata() or ()
+        theirs = next((str(value) for key, value in metadata if key == MODEL_KEY), "")
+        ours = self.federation.model_identity
+        if theirs != ours:
+            await self._refuse(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                who,
+                f"another model: {who} has {describe_identity(theirs)}, {self.name} has "
+                f"{describe_identity(ours)}; give every member the same source with --model",
+            )
 
     async def _refuse(self, context: Any, code: grpc.StatusCode, who: str, reason: str) -> None:
         self.events.complain("refused", peer=who, reason=reason)

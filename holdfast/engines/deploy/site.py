@@ -26,7 +26,7 @@ def initial_model(federation: Federation, device: str = "cpu") -> FlatModel:
     """The model that everybody starts from; a server makes it without any data."""
     problem = federation.problem
     outputs = LOSSES.build(problem.loss.name, problem.loss.parameters).outputs(problem.classes)
-    module = initial_module(problem.model, tuple(problem.input_shape), outputs, federation.seed)
+    module = initial_module(federation.model, tuple(problem.input_shape), outputs, federation.seed)
     model = FlatModel(module, torch_device(device), federation.torch_dtype)
     for name, piece in model.parameters(model.x0).items():
         parameter = module.get_parameter(name)

@@ -1,0 +1,165 @@
+"""Models of one's own in a federation: no file can name code, and all members have the same source."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from command_line import holdfast
+from federation_runs import Run, describe, simulate, write_federation
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.federation import make_federation, read_federation
+from holdfast.engines.deploy.hub import Hub
+from holdfast.engines.deploy.links import WaitLimitError
+from holdfast.engines.deploy.member import NetworkThread
+
+GECL = {"name": "local-gecl", "lr": 0.1}
+SERVER = {"topology": "server"}
+SOURCE = """\
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, input_shape, outputs):
+        super().__init__(nn.Linear(input_shape[0], 4), nn.Tanh(), nn.Linear(4, outputs))
+
+def make(input_shape, outputs):
+    return Net(input_shape, outputs)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that commands are started in; modules in it are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    for module in ("nets", "nets_a", "nets_b"):
+        sys.modules.pop(module, None)
+
+
+def short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("command", ["node", "server", "try", "sign"])
+def test_a_file_from_others_cannot_run_commands(command: str, here: Path) -> None:
+    network = SERVER if command == "server" else {"topology": "line"}
+    algorithm = {"name": "fedavg", "lr": 0.1} if command == "server" else GECL
+    raw = describe(algorithm, nodes=2, network=network)
+    path = write_federation(raw, here)
+    raw["problem"]["model"] = {"name": "os:system", "command": "touch PWNED"}
+    path.write_text(tomli_w.dumps(raw))
+    arguments: dict[str, list[object]] = {
+        "node": ["node", path, "--name", "a", "--data", here / "a.npz"],
+        "server": ["server", path, "--name", "hub"],
+        "try": ["federation", "try", path],
+        "sign": ["federation", "sign", path, here / "a.csr"],
+    }
+    result = holdfast(*arguments[command])
+    assert not (here / "PWNED").exists()
+    assert result.code == 2
+    assert "'os:system' names code" in result.err
+    assert "--model module:Class" in result.err
+
+
+@pytest.mark.parametrize("given", ["os:system", "nets:make", "subprocess:Popen"])
+def test_the_command_line_takes_module_classes_only(given: str, here: Path) -> None:
+    (here / "nets.py").write_text(SOURCE)
+    path = write_federation(describe(GECL, nodes=2), here)
+    with pytest.raises(HoldfastError, match=r"expected a subclass of torch\.nn\.Module"):
+        read_federation(path, given)
+    with pytest.raises(HoldfastError, match="a model of holdfast is named in the federation file"):
+        read_federation(path, "mlp")
+
+
+def test_an_experiment_cannot_call_functions_either(here: Path) -> None:
+    result = holdfast("run", 'problem.model={name="os:system",command="touch PWNED"}', "--quiet")
+    assert not (here / "PWNED").exists()
+    assert result.code == 2
+    assert "expected a subclass of torch.nn.Module" in result.err
+
+
+def carry_out(raw: dict[str, Any], models: dict[str, str | None], folder: Path) -> dict[str, Run]:
+    """All members in threads of this process, each with the model that its own command line names."""
+    path = write_federation(raw, folder)
+    network = NetworkThread()
+    runs = {name: Run(read_federation(path, model), folder) for name, model in models.items()}
+    for name, run in runs.items():
+        run.members = {name: run.member(name, network)}
+    together = Run(runs["a"].federation, folder, {name: run.members[name] for name, run in runs.items()})
+    together.run_members()
+    network.close()
+    for name, run in runs.items():
+        run.models = {name: together.models[name]} if name in together.models else {}
+        run.errors = {name: together.errors[name]} if name in together.errors else {}
+    return runs
+
+
+def test_members_with_the_same_source_train_it_whatever_the_module_is_called(here: Path) -> None:
+    (here / "nets_a.py").write_text(SOURCE)
+    (here / "nets_b.py").write_text(SOURCE)
+    raw = describe(GECL, nodes=2, network={"topology": "line"})
+    runs = carry_out(raw, {"a": "nets_a:Net", "b": "nets_b:Net"}, here)
+    deployed = torch.stack([runs[name].models[name] for name in ("a", "b")])
+    expected = simulate(runs["a"].federation).models
+    assert expected.shape == (2, 6 * 4 + 4 + 4 * 3 + 3)
+    assert (deployed - expected).norm() <= 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("other", ["# changed\n" + SOURCE, None])
+def test_another_source_is_refused_and_both_are_named(other: str | None, here: Path) -> None:
+    """The changed source gives the same initial model, so nothing else would notice."""
+    (here / "nets_a.py").write_text(SOURCE)
+    (here / "nets_b.py").write_text(other or "")
+    raw = describe(GECL, nodes=2, network={"topology": "line"}, limits={"wait": 0.5, "exchange": 0.5})
+    runs = carry_out(raw, {"a": "nets_a:Net", "b": "nets_b:Net" if other else None}, here)
+    a, b = (
+        f"a has Net {short_hash(SOURCE)}",
+        f"b has Net {short_hash(other)}" if other else "b has the file's model",
+    )
+    for name, said in (("a", f"another model: {a}, {b}"), ("b", f"another model: {b}, {a}")):
+        error = runs[name].errors[name]
+        assert isinstance(error, WaitLimitError)
+        assert said in str(error)
+        assert any(entry["event"] == "refused by" and said in entry["reason"] for entry in runs[name].log)
+
+
+@pytest.mark.parametrize("algorithm", ["fedlin", "fedavg"])
+def test_a_server_takes_nothing_from_a_client_with_another_model(algorithm: str, here: Path) -> None:
+    (here / "nets_a.py").write_text(SOURCE)
+    (here / "nets_b.py").write_text("# changed\n" + SOURCE)
+    raw = describe(
+        {"name": algorithm, "lr": 0.1}, nodes=1, network=SERVER, limits={"wait": 0.5, "exchange": 0.5}
+    )
+    runs = carry_out(raw, {"a": "nets_a:Net", "hub": "nets_b:Net"}, here)
+    assert "another model: a has Net" in str(runs["a"].errors["a"])
+    hub = runs["hub"].members["hub"]
+    assert isinstance(hub, Hub)
+    assert hub.arrivals == {}
+    assert any("another model: a has Net" in entry.get("reason", "") for entry in runs["hub"].log)
+
+
+def test_a_run_goes_on_with_the_model_that_it_was_begun_with(here: Path) -> None:
+    (here / "nets.py").write_text(SOURCE)
+    path = write_federation(describe(GECL, nodes=2), here)
+    Run(read_federation(path, "nets:Net"), here).member("a").close()
+    del sys.modules["nets"]
+    (here / "nets.py").write_text(SOURCE + "# changed\n")
+    with pytest.raises(HoldfastError, match="begun with another model"):
+        Run(read_federation(path, "nets:Net"), here).member("a")
+
+
+def test_links_in_a_file_of_each_site_are_part_of_what_is_agreed_on(here: Path) -> None:
+    topology = {"name": "edge-list", "path": "links.txt"}
+    raw = describe(GECL, network={"topology": topology})
+    (here / "links.txt").write_text("0 1\n1 2\n")
+    one = make_federation(raw, "").id
+    (here / "links.txt").write_text("0 1\n0 2\n")
+    assert make_federation(raw, "").id != one

@@ -94,8 +94,9 @@ class CapturedSimulation(ReplayedSimulation):
     def _worth_compiling(self, steps: float) -> bool:
         # Compiled as a whole, gradients of all samples would make a program for every number of steps.
         objective = self.objective
-        in_minibatches = isinstance(objective, ModelObjective) and objective.batch_size is not None
-        return in_minibatches and steps >= COMPILE_FROM_STEPS
+        if not isinstance(objective, ModelObjective) or objective.batch_size is None:
+            return False
+        return not objective.row_grads.row_by_row and steps >= COMPILE_FROM_STEPS
 
     def _compiled_gradients(self, steps: float) -> str:
         """Compiles the gradients of rounds that run step by step, if it pays and works."""

@@ -144,7 +144,7 @@ class ReplayedSimulation(Simulation):
         """
         self.traffic, self.work = Traffic(), Work()
         if isinstance(self.objective, ModelObjective):
-            _ = self.objective.row_grads.samples_at_once
+            _ = self.objective.row_grads.samples_at_once, self.objective.row_grads.stackable
             with self.objective.gradients_by(lambda x, *_: x.new_zeros(()).expand_as(x)):
                 advance(self.state)
         else:

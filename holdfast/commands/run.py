@@ -16,6 +16,7 @@ from holdfast.engines.cluster.launch import INTERRUPTED, launch_id, run_to_conti
 from holdfast.engines.cluster.ranks import joined
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
+from holdfast.objective.precision import switches_restored
 from holdfast.report.html import write_plots, write_report
 from holdfast.report.terminal import summary_table
 from holdfast.runs.config import default_experiment, read_experiment
@@ -27,6 +28,7 @@ from holdfast.runs.tensorboard import TensorBoardView, summary_writer
 from holdfast.world import World
 
 
+@switches_restored()
 def run_experiment(
     path: Path | None,
     overrides: list[str],
@@ -52,6 +54,7 @@ def run_experiment(
     _show(runner, quiet=quiet)
 
 
+@switches_restored()
 def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bool) -> None:
     """``holdfast resume``"""
     with joined() as world:

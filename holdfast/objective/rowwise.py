@@ -210,4 +210,10 @@ def _no_key(row: Tensor) -> Tensor:
 @cache
 def _pool(cores: int) -> ThreadPoolExecutor:
     """Threads whose kernels use one core each."""
-    return ThreadPoolExecutor(cores, initializer=lambda: torch.set_num_threads(1))
+    pool = ThreadPoolExecutor(cores, initializer=lambda: torch.set_num_threads(1))
+    all_started = threading.Barrier(cores + 1)
+    for _ in range(cores):
+        pool.submit(all_started.wait)
+    all_started.wait()
+    torch.set_num_threads(cores)  # what was set last, anywhere, is what other threads of the user start with
+    return pool

@@ -20,6 +20,7 @@ from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic, write_json, write_tensors
 from holdfast.metrics.columns import COST_COLUMNS, DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.metrics.measured import METRICS, has_solver, measure
+from holdfast.objective.precision import switches_restored
 from holdfast.runs.checkpoints import Checkpoints
 from holdfast.runs.environment import describe_environment
 from holdfast.runs.plan import Job, Plan, short
@@ -109,6 +110,7 @@ class Runner:
 
     # --- running -------------------------------------------------------------------------------------------
 
+    @switches_restored()
     def execute(self, views: Sequence[View] = ()) -> None:
         """Runs every job that is not finished; raises ``Interrupted`` after saving when asked to stop."""
         self.views = list(views)

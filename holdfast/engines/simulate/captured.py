@@ -114,6 +114,7 @@ class CapturedSimulation(ReplayedSimulation):
     def _record(self, advance: Advance) -> None:
         warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm.wait_stream(torch.cuda.current_stream())
+        mode = torch.cuda.get_sync_debug_mode()
         try:
             with torch.cuda.stream(warm):
                 advance(self.state)
@@ -122,7 +123,7 @@ class CapturedSimulation(ReplayedSimulation):
                 advance(self.state)
             torch.cuda.current_stream().wait_stream(warm)
         finally:
-            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.set_sync_debug_mode(mode)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=warm):  # whose work space of cuBLAS is there already
             advance(self.state)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from holdfast.algorithms.base import Method
-from holdfast.data.federated import FederatedData, as_pair
+from holdfast.data.federated import FederatedData, as_pair, warn_if_random
 from holdfast.engines.simulate.driver import Row, Run
 from holdfast.engines.simulate.dry_run import dry_run
 from holdfast.engines.simulate.executors import simulation_class
@@ -25,7 +25,7 @@ from holdfast.objective.flat import FlatModel
 from holdfast.objective.losses import LOSSES, Loss
 from holdfast.objective.model_objective import ModelObjective
 from holdfast.objective.objective import FunctionObjective
-from holdfast.objective.precision import Precision, compute_in
+from holdfast.objective.precision import Precision, compute_in, switches_restored
 from holdfast.objective.regulariser import Regulariser
 from holdfast.runs.setting import torch_device
 from holdfast.topology import Network, server
@@ -35,6 +35,8 @@ from holdfast.validation import Count, NonNegative, Seed, check, quoted
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+CALLER = 3  # stacklevel of the user's line, from inside ``train`` or ``minimize``: their decorator is between
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class MinimizeResult:
     diverged: bool
 
 
+@switches_restored()
 def train(
     algorithm: Method,
     *,
@@ -142,6 +145,7 @@ def train(
     test_set = None
     if test is not None:
         x, y = as_pair("test", test)
+        warn_if_random("test", test, (x, y))
         if (x.dtype, y.dtype) != (split.x.dtype, split.y.dtype):
             raise HoldfastError(
                 f"test: samples and targets are {x.dtype} and {y.dtype}, for training {split.x.dtype} and "
@@ -160,7 +164,7 @@ def train(
     )
     if algorithm.assumes_convex and (reason := why_not_convex(objective)):
         text = f"{type(algorithm).__name__} promises to converge on convex objectives only, and here {reason}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
     simulation.prepare(rounds)
     run = Run(simulation, rounds, evaluate_every, lambda now: measure(now, test_set, names))
     for _ in run:
@@ -172,6 +176,7 @@ def train(
     )
 
 
+@switches_restored()
 def minimize(
     functions: Sequence[Callable[[Tensor], Tensor]],
     x0: Tensor | Sequence[float],
@@ -230,4 +235,4 @@ def _warn_if_diverged(run: Run) -> None:
     if run.diverged:
         name = type(run.simulation.method).__name__
         message = f"{name} diverged (a non-finite figure) by round {run.simulation.round}: try a smaller lr"
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        warnings.warn(message, RuntimeWarning, stacklevel=CALLER + 1)

@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
-from holdfast.core.precision import Precision, compute_in
+from holdfast.core.precision import Precision, compute_in, switches_restored
 from holdfast.core.validation import Count, NonNegative, Seed, check, quoted
-from holdfast.data.federated import FederatedData, as_pair
+from holdfast.data.federated import FederatedData, as_pair, warn_if_random
 from holdfast.engines.common.driver import Row, Run
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 Topology = Network | Graph | str | Mapping[str, Any] | None
 """Who talks to whom, as ``train`` and ``minimize`` take it."""
+
+CALLER = 3  # stacklevel of the user's line, from inside ``train`` or ``minimize``: their decorator is between
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class MinimizeResult:
     diverged: bool
 
 
+@switches_restored()
 def train(
     algorithm: Method,
     *,
@@ -147,6 +150,7 @@ def train(
     test_set = None
     if test is not None:
         x, y = as_pair("test", test)
+        warn_if_random("test", test, (x, y))
         if (x.dtype, y.dtype) != (split.x.dtype, split.y.dtype):
             raise HoldfastError(
                 f"test: samples and targets are {x.dtype} and {y.dtype}, for training {split.x.dtype} and "
@@ -164,7 +168,7 @@ def train(
     simulation = Simulation(algorithm, objective, network, seed=seed, cohort_size=cohort, executor=executor)
     if algorithm.assumes_convex and (reason := why_not_convex(objective)):
         text = f"{type(algorithm).__name__} promises to converge on convex objectives only, and here {reason}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
     simulation.prepare(rounds)
     run = Run(simulation, rounds, evaluate_every, lambda now: measure(now, test_set, names))
     for _ in run:
@@ -176,6 +180,7 @@ def train(
     )
 
 
+@switches_restored()
 def minimize(
     functions: Sequence[Callable[[Tensor], Tensor]],
     x0: Tensor | Sequence[float],
@@ -245,4 +250,4 @@ def _warn_if_diverged(run: Run) -> None:
     if run.diverged:
         name = type(run.simulation.method).__name__
         message = f"{name} diverged (a non-finite figure) by round {run.simulation.round}: try a smaller lr"
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        warnings.warn(message, RuntimeWarning, stacklevel=CALLER + 1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.data import FederatedData
 
@@ -85,3 +87,55 @@ def test_of_nodes_names_the_node(part: Any, message: str) -> None:
 def test_of_no_nodes() -> None:
     with pytest.raises(HoldfastError, match="there is no node"):
         FederatedData.of_nodes([])
+
+
+class Augmented(Dataset):
+    """Items with a random transform: noise, or a flip of half of them."""
+
+    def __init__(self, transform) -> None:
+        self.x = torch.arange(60.0).view(10, 6)
+        self.transform, self.generator = transform, torch.Generator().manual_seed(3)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return self.transform(self.x[i], self.generator), i % 2
+
+
+def noisy(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x + torch.randn(x.shape, generator=generator)
+
+
+def sometimes_flipped(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x.flip(0) if torch.rand((), generator=generator) < 0.5 else x
+
+
+FROZEN = r"differs on a second read\. Items are read once, .*random transforms are drawn once and frozen"
+
+
+@pytest.mark.parametrize("transform", [noisy, sometimes_flipped])
+def test_a_random_transform_is_not_frozen_without_a_word(transform) -> None:
+    with pytest.warns(UserWarning, match=FROZEN) as caught:
+        FederatedData.of_nodes([Augmented(transform) for _ in range(4)])
+    assert len(caught) == 1  # not one for every node
+
+
+def test_training_warns_of_random_transforms_in_data_and_test_set() -> None:
+    model, plain = torch.nn.Linear(6, 2), Augmented(lambda x, _: x)
+    options = {"model": model, "rounds": 1, "metrics": ["train_loss"], "batch_size": 2}
+    with pytest.warns(UserWarning, match=f"node 1: item 0 of the Dataset {FROZEN}"):
+        hf.train(hf.FedAvg(lr=1e-4), data=[plain, Augmented(noisy)], **options)
+    with pytest.warns(UserWarning, match=f"test: item 0 of the Dataset {FROZEN}"):
+        hf.train(hf.FedAvg(lr=1e-4), data=[plain, plain], test=Augmented(noisy), **options)
+
+
+def test_datasets_that_stay_the_same_are_taken_without_a_warning() -> None:
+    class Arrays(Augmented):
+        def __getitem__(self, i: int):
+            return self.x[i].numpy().astype(np.uint8), np.int32(i % 2)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FederatedData.of_nodes([Augmented(lambda x, _: x)] * 2)
+        FederatedData.of_nodes([Arrays(None)])

@@ -14,6 +14,7 @@ from rich.text import Text
 import holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
+from holdfast.core.precision import switches_restored
 from holdfast.core.world import World
 from holdfast.engines.cluster.launch import INTERRUPTED, launch_id, run_to_continue
 from holdfast.engines.cluster.ranks import joined
@@ -29,6 +30,7 @@ from holdfast.report.terminal import summary_table
 from holdfast.report.verdict import differences, job_troubles
 
 
+@switches_restored()
 def run_experiment(
     path: Path | None,
     overrides: list[str],
@@ -54,6 +56,7 @@ def run_experiment(
     _show(runner, quiet=quiet)
 
 
+@switches_restored()
 def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bool) -> None:
     """``holdfast resume``"""
     with joined() as world:

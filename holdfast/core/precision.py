@@ -14,6 +14,8 @@ Precision = Literal["tf32", "float32", "bfloat16"]
 def compute_in(precision: Precision) -> torch.dtype | None:
     """Sets up products and convolutions on a GPU, and gives the type of training steps (None: the model's).
 
+    These are switches of torch for the whole process; see ``switches_restored``.
+
     "tf32" rounds the factors of float32 products to ten bits, which is several times faster; "float32" does
     not. A CPU computes float32 products as they are. "bfloat16" computes all of a step in it.
     """
@@ -22,6 +24,19 @@ def compute_in(precision: Precision) -> torch.dtype | None:
     # The fastest convolution of those cuDNN has, found by trying.
     torch.backends.cudnn.benchmark = True
     return torch.bfloat16 if precision == "bfloat16" else None
+
+
+@contextmanager
+def switches_restored() -> Iterator[None]:
+    """Puts torch's switches for the whole process, which ``compute_in`` sets, back to what they were."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    benchmark = torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.backends.cudnn.benchmark = benchmark
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,8 @@ from torch.utils.data import IterableDataset
 
 from holdfast.core.errors import HoldfastError
 from holdfast.data.arrays import as_samples, as_targets, labels_below, same_length
+
+ITEMS_READ_AGAIN = 8  # of a Dataset: a transform that changes every second item is noticed too
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +100,7 @@ class FederatedData:
     def of_nodes(cls, parts: Sequence[tuple[Any, Any] | TorchDataset[Any]]) -> FederatedData:
         """From what each node owns: a pair (x, y) of arrays or tensors, or a map-style torch Dataset.
 
-        A torch Dataset is read once, so random transforms in it are drawn once.
+        A torch Dataset is read once, so random transforms in it are drawn once; then there is a warning.
         """
         expected = "expected a list with one (x, y) pair or torch Dataset per node"
         if not isinstance(parts, Sequence):
@@ -105,6 +108,9 @@ class FederatedData:
         if len(parts) == 0:
             raise HoldfastError(f"data: there is no node; {expected}")
         pairs = [as_pair(f"node {i}", part) for i, part in enumerate(parts)]
+        for i, (part, pair) in enumerate(zip(parts, pairs, strict=True)):
+            if warn_if_random(f"node {i}", part, pair):
+                break  # the other nodes' transforms are most likely the same
         no_empty_node(np.array([len(x) for x, _ in pairs]))
         for which, name in enumerate(("x", "y")):
             first = pairs[0][which]
@@ -140,6 +146,29 @@ def as_pair(where: str, part: Any) -> tuple[Tensor, Tensor]:
     x, y = as_samples(f"{where}, x", part[0]), as_targets(f"{where}, y", part[1])
     same_length(**{f"{where}, x": x, f"{where}, y": y})
     return x, y
+
+
+def warn_if_random(where: str, part: Any, pair: tuple[Tensor, Tensor]) -> bool:
+    """Warns if ``part`` is a torch Dataset whose items are not what they were when ``pair`` was read."""
+    if not isinstance(part, TorchDataset):
+        return False
+    for i, (x, y) in enumerate(zip(pair[0][:ITEMS_READ_AGAIN], pair[1], strict=False)):
+        item = part[i]
+        if not (_alike(item[0], x) and _alike(item[1], y)):
+            warnings.warn(
+                f"{where}: item {i} of the Dataset differs on a second read. Items are read once, before "
+                "training, so random transforms are drawn once and frozen. Leave them out, or give several "
+                "transformed copies of the samples",
+                UserWarning,
+                stacklevel=2,
+            )
+            return True
+    return False
+
+
+def _alike(again: Any, kept: Tensor) -> bool:
+    value = again.detach() if isinstance(again, Tensor) else torch.as_tensor(np.asarray(again))
+    return value.shape == kept.shape and torch.equal(value.to(kept), kept)
 
 
 def _stack(where: str, dataset: Any) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ import tomli_w
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json, write_tensors
+from holdfast.core.precision import switches_restored
 from holdfast.engines.common.driver import Row, Run
 from holdfast.experiments.checkpoints import Checkpoints
 from holdfast.experiments.columns import COST_COLUMNS, DELAY_COLUMNS, SOLVER_COLUMNS
@@ -110,6 +111,7 @@ class Runner:
 
     # --- running -------------------------------------------------------------------------------------------
 
+    @switches_restored()
     def execute(self, views: Sequence[View] = ()) -> None:
         """Runs every job that is not settled; raises ``Interrupted`` after saving when asked to stop."""
         self.views = list(views)

@@ -59,9 +59,12 @@ class FlatModel:
                 parameter = module.get_parameter(name)
                 parameter.data = parameter.data.new_zeros(()).expand(shape)
 
-    def probe(self, inputs: Tensor) -> tuple[int, ...]:
-        """The shape of the outputs for a batch; raises, naming the layer, if copies cannot be stacked."""
-        return probe(self._training, inputs)
+    def probe(self, inputs: Tensor, stacked: bool = True) -> tuple[int, ...]:
+        """The shape of the outputs for a batch; raises, naming the layer, if copies cannot be trained.
+
+        ``stacked``: side by side in one call; or one after the other.
+        """
+        return probe(self._training, inputs, stacked)
 
     def parameters(self, row: Tensor) -> dict[str, Tensor]:
         """The flat vector ``row`` [d], which may be padded, cut into the module's named parameters."""

@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, hessian, vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
@@ -17,6 +16,7 @@ from holdfast.data.dataset import prepare
 from holdfast.data.federated import FederatedData
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.rowwise import RowGradients, laid_out_by_pixel
+from holdfast.problem.gradients.ways import OneByOne, Stacked, Way
 from holdfast.problem.losses import Loss
 from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.samples import Batch, Samples
@@ -76,9 +76,11 @@ class ModelObjective:
         first = torch.zeros(1, dtype=torch.int64, device=device)
         example = self._stored.batch(first, self.scale[:1])
         self.row_grads = RowGradients(model, self._loss_of, example, traceable=loss.traceable)
-        self._row_losses = vmap(self._row_loss)
-        self._row_hessians = vmap(hessian(self._row_loss))
-        self._row_products = vmap(self._row_product)
+
+    @cached_property
+    def _way(self) -> Way:
+        """How everything but minibatch gradients, which have ways of their own, is computed for all rows."""
+        return Stacked() if self.row_grads.stackable else OneByOne()
 
     def forget_start(self) -> None:
         """Lets go of the initial model: from here on, ``x0`` tells only what it was like."""
@@ -114,21 +116,23 @@ class ModelObjective:
         total = self.regulariser.value(x)
         with torch.no_grad():
             for batch in self._chunks_of(nodes):
-                total = total + self._row_losses(x, batch, key)
+                total = total + self._way.each(self._row_loss, x, batch, key)
         return total
 
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
         key = self._keys(nodes, 0, 0)
+        second = partial(self._way.hessian, self._row_loss)
         total = torch.diag_embed(self.regulariser.curvature(x))
         for batch in self._chunks_of(nodes):
-            total = total + self._row_hessians(x, batch, key)
+            total = total + self._way.each(second, x, batch, key)
         return total
 
     def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
         key = self._keys(nodes, 0, 0)
+        product = partial(self._way.hessian_product, self._row_loss)
         total = self.regulariser.curvature(x) * v
         for batch in self._chunks_of(nodes):
-            total = total + self._row_products(x, v, batch, key)
+            total = total + self._way.each(product, x, v, batch, key)
         return total
 
     @property
@@ -148,7 +152,7 @@ class ModelObjective:
         return self.row_grads.how
 
     def get_ready(self) -> None:
-        _ = self.row_grads.samples_at_once
+        _ = self.row_grads.samples_at_once, self.row_grads.stackable
 
     @property
     def step_bytes(self) -> int:
@@ -173,14 +177,6 @@ class ModelObjective:
     def _row_loss(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         outputs = self.model.train(self.model.parameters(row), batch.x, key)
         return (self.loss.values(outputs, batch.y) * batch.weight).sum()
-
-    def _row_product(self, row: Tensor, direction: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        def slope(at: Tensor) -> Tensor:
-            along: Tensor = grad(self._row_loss)(at, batch, key) @ direction
-            return along
-
-        product: Tensor = grad(slope)(row)
-        return product
 
     def _chunks_of(self, nodes: Tensor) -> Iterator[Batch]:
         """All samples of ``nodes``, some of every node at a time; shorter nodes are padded with weight 0."""
@@ -217,7 +213,7 @@ class ModelObjective:
     def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
         value, total = torch.zeros((), dtype=x.dtype, device=x.device), torch.zeros_like(x)
         for batch in self._chunks_of_all():
-            gradient, part = grad_and_value(self._evaluation_loss)(x, batch)
+            gradient, part = self._way.grad_and_value(self._evaluation_loss, x, batch)
             value, total = value + part.detach(), total + gradient.detach()
         share = len(self.here) / self.nodes
         added = self.regulariser.add_grad(torch.zeros_like(x), x)
@@ -270,7 +266,7 @@ class ModelObjective:
 
     def check_model(self, test: tuple[Tensor, Tensor] | None) -> None:
         """Refuses a model that does not suit the data, and labels that do not suit the loss."""
-        shape = self.model.probe(self._stored.prepare(self.x[:2]))
+        shape = self.model.probe(self._stored.prepare(self.x[:2]), stacked=self.row_grads.stackable)
         self.loss.values(torch.zeros(shape), torch.zeros_like(self.y[:2], device="cpu"))
         classes = max(shape[-1] if len(shape) > 1 else 1, 2)
         for y in [self.y] if test is None else [self.y, test[1]]:
@@ -294,9 +290,9 @@ class ModelObjective:
         with torch.no_grad():
             for inputs, targets in zip(torch.split(x, size), torch.split(y, size), strict=True):
                 outputs = self._predictions(rows, self._stored.prepare(inputs))
-                loss += vmap(self.loss.values, in_dims=(0, None))(outputs, targets).sum(-1)
+                loss += self._way.each(self.loss.values, outputs, shared=(targets,)).sum(-1)
                 if self.loss.has_accuracy:
-                    correct += vmap(self.loss.correct, in_dims=(0, None))(outputs, targets).sum(-1)
+                    correct += self._way.each(self.loss.correct, outputs, shared=(targets,)).sum(-1)
         return correct / len(x), loss / len(x)
 
     def _predictions(self, rows: Tensor, x: Tensor) -> Tensor:
@@ -304,5 +300,4 @@ class ModelObjective:
         if self.row_grads.row_by_row:
             x = laid_out_by_pixel(x) if self.row_grads.by_pixel else x
             return torch.stack([self.model.evaluate(row, x) for row in rows])
-        outputs: Tensor = vmap(self.model.evaluate, in_dims=(0, None))(rows, x)
-        return outputs
+        return self._way.each(self.model.evaluate, rows, shared=(x,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, cached_property
@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from holdfast.core.memory import total_memory
 from holdfast.problem.flat import FlatModel
+from holdfast.problem.gradients.ways import can_be_stacked, unbound
 from holdfast.problem.samples import Batch
 
 # Of all memory, what the activations of rows that are computed together may take.
@@ -44,13 +45,14 @@ class RowGradients:
 
     Stacking turns the layers of all rows into batched ones, which is what a GPU wants. On a CPU that holds
     for dense layers; stacked convolutions lose to one row after the other, the rows spread over the cores.
+    What cannot be stacked is computed one row after the other wherever it runs.
     """
 
     def __init__(self, model: FlatModel, loss: RowLoss, example: Batch, traceable: bool = True) -> None:
         self.model, self.loss, self.example = model, loss, example
         convolutional = any(isinstance(part, _CONVOLUTIONS) for part in model.template.modules())
         self.on_cpu = model.x0.device.type == "cpu"
-        self.row_by_row = convolutional and self.on_cpu
+        self._convolves_on_cpu = convolutional and self.on_cpu
         row_gradient = grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key))
         self._stacked: StackedGradient = vmap(row_gradient)
         known = traceable and all(map(_is_known, model.template.modules()))
@@ -59,15 +61,17 @@ class RowGradients:
         self._traced: dict[tuple[int, ...], StackedGradient] = {}
         self._own = threading.local()
         # Images laid out pixel by pixel are computed faster on a CPU, if planes are many.
-        self.by_pixel = self.row_by_row and _planes_fill_registers(model.template)
+        self.by_pixel = self._convolves_on_cpu and _planes_fill_registers(model.template)
         self.by_pixel = self.by_pixel and self._runs()
 
     def __call__(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         if self.on_cpu and len(x) == 1:  # a node on its own, whose model may be large
-            return self._one(self.model, x[0], next(_unbind(batch)), keys[0])[None]
+            return self._one(self.model, x[0], next(unbound(batch)), keys[0])[None]
         if self.row_by_row:
-            rows = (x, _unbind(batch), keys)
-            return torch.stack(list(_pool(torch.get_num_threads()).map(self._one_in_thread, *rows)))
+            rows = (x, unbound(batch), keys)
+            if self.on_cpu:
+                return torch.stack(list(_pool(torch.get_num_threads()).map(self._one_in_thread, *rows)))
+            return torch.stack([self._one(self.model, *row) for row in zip(*rows, strict=True)])
         size = max(1, self.samples_at_once // batch.y.shape[1])
         parts = [torch.split(tensor, size) for tensor in (x, *batch, keys)]
         gradients = [self._together(rows, Batch(*some), key) for rows, *some, key in zip(*parts, strict=True)]
@@ -85,6 +89,21 @@ class RowGradients:
         return self._traced.get(shape, self._stacked)(x, batch, keys)
 
     @cached_property
+    def stackable(self) -> bool:
+        """Whether two rows can be stacked; to be asked for before anything is compiled."""
+        rows = self.model.x0.expand(2, -1).contiguous()
+        batch = Batch(*(torch.stack([part] * 2) for part in self.example))
+        keys = torch.stack([_no_key(self.model.x0)] * 2)
+        return can_be_stacked(
+            lambda: vmap(self.model.evaluate)(rows, batch.x), lambda: self._stacked(rows, batch, keys)
+        )
+
+    @cached_property
+    def row_by_row(self) -> bool:
+        """Whether rows are computed one after the other."""
+        return self._convolves_on_cpu or not self.stackable
+
+    @cached_property
     def samples_at_once(self) -> int:
         """Of all rows together; to be asked for before anything is compiled."""
         budget = SHARE_FOR_ACTIVATIONS * total_memory(self.model.x0.device)
@@ -98,7 +117,7 @@ class RowGradients:
     def step_bytes(self, nodes: int, batch: int) -> int:
         """What the activations take while so many nodes compute a gradient, each of ``batch`` samples."""
         if self.row_by_row:
-            together = min(nodes, torch.get_num_threads()) * batch
+            together = min(nodes, torch.get_num_threads() if self.on_cpu else 1) * batch
         else:
             together = min(nodes * batch, max(batch, self.samples_at_once))
         return BACKWARD_OVER_FORWARD * together * self.activation_bytes
@@ -107,7 +126,9 @@ class RowGradients:
     def how(self) -> str:
         """For people."""
         if self.row_by_row:
-            return f"nodes one by one on {torch.get_num_threads()} cores, as convolutions want it"
+            where = f" on {torch.get_num_threads()} cores" if self.on_cpu else ""
+            why = "as convolutions want it" if self._convolves_on_cpu else "as the model cannot be stacked"
+            return f"nodes one by one{where}, {why}"
         return "all nodes stacked"
 
     def _runs(self) -> bool:
@@ -186,11 +207,13 @@ def _no_key(row: Tensor) -> Tensor:
     return torch.zeros(4, dtype=torch.int64, device=row.device)
 
 
-def _unbind(batch: Batch) -> Iterator[Batch]:
-    return (Batch(*row) for row in zip(*batch, strict=True))
-
-
 @cache
 def _pool(cores: int) -> ThreadPoolExecutor:
     """Threads whose kernels use one core each."""
-    return ThreadPoolExecutor(cores, initializer=lambda: torch.set_num_threads(1))
+    pool = ThreadPoolExecutor(cores, initializer=lambda: torch.set_num_threads(1))
+    all_started = threading.Barrier(cores + 1)
+    for _ in range(cores):
+        pool.submit(all_started.wait)
+    all_started.wait()
+    torch.set_num_threads(cores)  # what was set last, anywhere, is what other threads of the user start with
+    return pool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 
 import torch
@@ -22,11 +24,8 @@ _REASONS = (
     ("random operation", "it draws random numbers; use holdfast.models.Dropout, or leave the randomness out"),
     ("mutate a captured Tensor", "it changes a buffer in place; keep no running state in the model"),
     (".item()", "it reads the value of a tensor (.item(), or 'if' on a tensor); use torch.where"),
-    (
-        "data pointer",
-        "cuDNN's kernel cannot be stacked; use the CPU, or torch.backends.cudnn.enabled = False",
-    ),
 )
+_RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
 
 
 def check_supported(module: nn.Module) -> None:
@@ -46,10 +45,11 @@ def check_supported(module: nn.Module) -> None:
     _check_parameters({name: p for name, p in module.named_parameters() if p.requires_grad})
 
 
-def probe(module: nn.Module, x: Tensor) -> tuple[int, ...]:
-    """Tries the gradients of two stacked copies on a batch ``x`` [B, ...]; errors name the layer that failed.
+def probe(module: nn.Module, x: Tensor, stacked: bool = True) -> tuple[int, ...]:
+    """Tries the gradients of two copies on a batch ``x`` [B, ...]; errors name the layer that failed.
 
-    Returns the shape of the model's outputs for this batch. The module itself stays untouched.
+    ``stacked``: both in one call, which finds out whether the model draws random numbers or keeps a state; or
+    one after the other. Returns the shape of the outputs for this batch. The module itself stays untouched.
     """
     trial = deepcopy(module, {id(p): p for p in module.parameters()})  # parameters are only read
     running = _trace(trial)
@@ -66,7 +66,14 @@ def probe(module: nn.Module, x: Tensor) -> tuple[int, ...]:
 
     try:
         trial(x)  # first by itself: a plain mistake, such as a wrong shape, is then told in plain words
-        _, outputs = vmap(grad(total, has_aux=True))(weights, keys, torch.stack([x] * 2))
+        if stacked:
+            outputs = vmap(grad(total, has_aux=True))(weights, keys, torch.stack([x] * 2))[1][0]
+        else:
+            row = {name: p.clone().requires_grad_() for name, p in trainable.items()}
+            one_key = {name: key[0] for name, key in keys.items()}
+            with _without_trace(trial, x):
+                value, outputs = total(row, one_key, x)
+                torch.autograd.grad(value, list(row.values()), allow_unused=True)
     except Exception as error:
         layer = running[-1] if running else _describe("", module)
         raise HoldfastError(
@@ -77,7 +84,26 @@ def probe(module: nn.Module, x: Tensor) -> tuple[int, ...]:
             raise HoldfastError(
                 f"the model replaces its buffer {name!r} in forward: keep no running state in it"
             )
-    return tuple(outputs.shape[1:])
+    return tuple(outputs.shape)
+
+
+@contextmanager
+def _without_trace(module: nn.Module, x: Tensor) -> Iterator[None]:
+    """Refuses what draws torch's random numbers or changes a buffer of ``module``.
+
+    In stacked calls, torch itself refuses that.
+    """
+    buffers, random = [buffer.clone() for buffer in module.buffers()], _random_state(x)
+    yield
+    if not all(map(torch.equal, _random_state(x), random)):
+        raise RuntimeError(_RANDOM)
+    if not all(map(torch.equal, module.buffers(), buffers)):
+        raise RuntimeError(_IN_PLACE)
+
+
+def _random_state(x: Tensor) -> list[Tensor]:
+    """Of the generators that a model may draw from where ``x`` is."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])]
 
 
 def _trace(module: nn.Module) -> list[str]:
@@ -117,7 +143,10 @@ def _objection(layer: nn.Module) -> str | None:
             "it keeps running statistics, which nodes do not exchange; use torch.nn.GroupNorm, or "
             "track_running_stats=False (batch statistics, in evaluation too), or freeze this layer by .eval()"
         )
-    if isinstance(layer, _DROPOUT) and layer.p > 0:
+    dropout = layer.p if isinstance(layer, _DROPOUT) else 0.0
+    if isinstance(layer, nn.RNNBase) and layer.num_layers > 1:
+        dropout = layer.dropout
+    if dropout > 0:
         return "its random numbers depend on where it runs; use holdfast.models.Dropout"
     return None
 

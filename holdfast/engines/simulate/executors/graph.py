@@ -21,6 +21,7 @@ def recorded(make: Callable[[Replay], Program]) -> Callable[[Replay], Program]:
 def _record(program: Program) -> Program:
     warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     warm.wait_stream(torch.cuda.current_stream())
+    mode = torch.cuda.get_sync_debug_mode()
     try:
         with torch.cuda.stream(warm):
             program()
@@ -29,7 +30,7 @@ def _record(program: Program) -> Program:
             program()
         torch.cuda.current_stream().wait_stream(warm)
     finally:
-        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.set_sync_debug_mode(mode)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=warm):  # whose work space of cuBLAS is there already
         program()

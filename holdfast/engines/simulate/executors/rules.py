@@ -71,7 +71,8 @@ def cpu_ways(simulation: Simulation, rounds: int) -> list[Way]:
 
 def _gpu_compiles(simulation: Simulation, rounds: int) -> bool:
     # Compiled as a whole, gradients of all samples would make a program for every number of steps.
-    return simulation.problem.stochastic and _steps(simulation, rounds) >= COMPILE_FROM_STEPS
+    problem = simulation.problem
+    return problem.stochastic and problem.stacked and _steps(simulation, rounds) >= COMPILE_FROM_STEPS
 
 
 def _steps(simulation: Simulation, rounds: int) -> float:

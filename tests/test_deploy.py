@@ -260,7 +260,9 @@ def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
         assert not hub.admit(ahead)  # it is there
         with pytest.raises(HoldfastError, match="still waits for others"):
             hub.admit(ahead.model_copy(update={"round": 2}))
-        assert hub.admit(ahead.model_copy(update={"sender": "b", "round": 2}))
+        with pytest.raises(HoldfastError, match="round: 2, exchange 0, has not begun"):
+            hub.admit(ahead.model_copy(update={"sender": "b", "round": 2}))
+        assert hub.admit(ahead.model_copy(update={"sender": "b"}))
 
 
 def test_an_absent_neighbour_is_waited_for_up_to_the_limit(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -62,12 +63,17 @@ class Events:
 
 def json_lines(entry: dict[str, Any]) -> None:
     """Structured lines on standard error."""
-    print(json.dumps(entry), file=sys.stderr, flush=True)
+    _print(json.dumps(entry))
 
 
 def plain_lines(entry: dict[str, Any]) -> None:
     """Lines for people on standard error."""
-    print(describe(entry), file=sys.stderr, flush=True)
+    _print(describe(entry))
+
+
+def _print(line: str) -> None:
+    with suppress(OSError):  # a log on a full disk: the member itself waits for room, and says so later
+        print(line, file=sys.stderr, flush=True)
 
 
 def describe(entry: dict[str, Any]) -> str:

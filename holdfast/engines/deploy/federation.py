@@ -24,6 +24,8 @@ from holdfast.models.base import MODELS
 from holdfast.problem.losses import LOSSES
 from holdfast.topology import Network
 
+SLOWEST = 2**17  # bytes per second below which a line is too slow for a message
+
 NodeMetric = Literal["local_loss", "test_accuracy", "test_loss"]
 
 
@@ -62,6 +64,10 @@ class LimitsConfig(Section):
     wait: Positive = 3600.0  # seconds that a neighbour is waited for before the node stops, to be resumed
     exchange: Positive = 60.0  # seconds after which a sporadic link counts as inactive
     message_mib: Positive = 8192.0  # the largest message that is accepted
+
+    def patience(self, size: int) -> float:
+        """Seconds in which a message of ``size`` bytes has to be here: to be sent, and to travel."""
+        return self.wait + size / SLOWEST
 
 
 class Federation(Section):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,22 @@ from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.links import Wait, WaitLimitError
 from holdfast.engines.deploy.member import GRACE, Member, NetworkThread
-from holdfast.engines.deploy.messages import Header, MessageFile, TensorSpec
+from holdfast.engines.deploy.messages import Header, MessageFile
 from holdfast.engines.deploy.results import write_model
 from holdfast.engines.deploy.store import message_key, message_name, remove
-from holdfast.engines.deploy.template import client_message
+from holdfast.engines.deploy.template import averaged_messages, client_message
 from holdfast.problem.flat import FlatModel
 
 Key = tuple[int, int]  # stage, exchange
+
+
+@dataclass(frozen=True)
+class Due:
+    """The one exchange whose messages are taken in: nobody can honestly be further, nobody need be behind."""
+
+    key: Key
+    like: Any  # a tree like every message, on the device "meta"
+    names: list[str]  # whose messages are needed
 
 
 class Hub(Member):
@@ -65,16 +75,19 @@ class Hub(Member):
             self.arrivals.setdefault((stage, exchange), set()).add(name)
         saved = self.store.saved_state()
         self.done = saved.header.round if saved is not None else 0
-        self.stage = self.done
         self._saved = saved
         if saved is not None:
             self.costs = self.costs.from_notes(saved.header.notes["costs"])
-        method = federation.method
-        self.expected: list[TensorSpec] | None = None
-        if isinstance(method, ServerAlgorithm):
-            self.like = client_message(federation, model.dim)
-            self.expected = self.wire_specs(self.like)
-            self.stage = self.done + 1  # clients may come before ``run`` gets there
+        # Clients may come before ``run`` gets there.
+        if isinstance(federation.method, ServerAlgorithm):
+            self._like = client_message(federation, model.dim)
+            self.due = self._due_in_round(self.done + 1)
+        else:
+            self._messages = lru_cache(2)(lambda stage: averaged_messages(federation, model.dim, stage))
+            first = (self.done + 1 if self.done else 0, 0)
+            averaged = [(stage, exchange + 1) for stage, exchange, _ in self.outbox.messages]
+            self.due = self._due_from(max([first, *averaged]))
+        self.stage = self.due.key[0]
         self._began = time.monotonic() - self.costs.seconds
 
     def run(self) -> None:
@@ -86,7 +99,8 @@ class Hub(Member):
         else:
             self._average()
         self.phase = "finishing"
-        write_json(self.folder / "report.json", self.report())
+        report = self.report()
+        self.insist(lambda: write_json(self.folder / "report.json", report))
         self.ask(self._linger)
         self.phase = "finished"
         self.events.log("finished")
@@ -101,31 +115,37 @@ class Hub(Member):
         self._forget(self.done)
         for r in range(self.done, self.federation.rounds):
             now = method.at(r)
-            self.stage = r + 1
+            self.due, self.stage = self._due_in_round(r + 1), r + 1
             self.phase = f"serving round {r + 1}"
             sent = now.broadcast(state)
-            self.outbox.publish(self.header(0, sent), sent)
-            chosen = cohort(self.federation.seed, r, nodes, cohort_size).tolist()
-            names = [self.federation.names[i] for i in chosen]
-            self._wait_for((self.stage, 0), names)
-            mean = tree_map(lambda t: t.squeeze(0), self._mean((self.stage, 0), names, self.like))
+            self.publish(self.header(0, sent), sent)
+            mean = tree_map(lambda t: t.squeeze(0), self._mean())
             state = now.server(state, mean, cohort_size / nodes)
             self.costs.traffic.numbers += cohort_size * row_size(sent)
             self._save(r + 1, state)
             self._forget(r + 1)
-        self.stage = self.last
+        self.due, self.stage = self._due_in_round(self.last), self.last
         model = method.at(max(self.federation.rounds - 1, 0)).model(state)
-        published = self.outbox.publish(self.header(0, model), model)
+        published = self.publish(self.header(0, model), model)
         self.costs.delivery_bytes = nodes * published.header.size
         notes = {"federation": self.federation.name, "rounds": self.federation.rounds}
-        write_model(self.folder, self.model, model, notes)
+        self.insist(lambda: write_model(self.folder, self.model, model, notes))
         self.phase = "handing out the model"
-        self._wait_for((self.last, 0), self.federation.names)
+        self.ask(self._everybody)
+
+    def _due_in_round(self, stage: int) -> Due:
+        """The cohort's messages of a round; in the end, everybody's farewell."""
+        names = self.federation.names
+        if stage == self.last:
+            return Due((stage, 0), (), names)
+        chosen = cohort(self.federation.seed, stage - 1, len(names), self.federation.cohort).tolist()
+        return Due((stage, 0), self._like, [names[i] for i in chosen])
 
     def _save(self, done: int, state: Any) -> None:
         before = time.monotonic()
         self.costs.seconds = before - self._began
-        self.store.save_state(done, state, {"costs": self.cost_notes()})
+        notes = {"costs": self.cost_notes()}
+        self.insist(lambda: self.store.save_state(done, state, notes))
         self.done = done
         self.costs.saving += time.monotonic() - before
         self.events.log("round done", round=done)
@@ -142,136 +162,97 @@ class Hub(Member):
     # --- averaging for methods without a leader -------------------------------------------------------
 
     def _average(self) -> None:
-        """Whatever everybody has sent is averaged, exchange by exchange, until all take leave."""
-        names = self.federation.names
-        self.stage = max([self.done, *(key[0] for key in self.outbox.messages)])
+        """Exchange by exchange, what everybody has sent is averaged, until all take leave."""
         self.phase = "averaging"
         for message in self.outbox.messages.values():  # published after the costs were last saved
             if message.header.round > self.done:
                 self._count(message)
-        while True:
-            key = self.ask(lambda: self._complete(names))
-            if key == (self.last, 0):
-                self._save(self.federation.rounds, ())
-                return
-            self.stage = key[0]
-            if self.stage - 1 > self.done:  # everybody is past the rounds before
-                self._save(self.stage - 1, ())
-                self._forget(self.stage - 1)
-            if (*key, "") not in self.outbox.messages:
-                first = self._file(key, names[0])
-                like = [
-                    torch.empty(t.shape, device="meta", dtype=self.x0.dtype) for t in first.header.tensors
-                ]
-                mean = self._mean(key, names, tuple(like))
-                header = self.header(key[1], mean).model_copy(update={"tensors": first.header.tensors})
-                self._count(self.outbox.publish(header, mean))
+        for key in list(self.arrivals):  # averaged just before a crash
+            if key != self.due.key:
+                self._drop(key)
+        while self.due.key[0] < self.last:
+            stage, exchange = key = self.due.key
+            self.stage = stage
+            mean = self._mean()
+            if stage - 1 > self.done:  # everybody is past the rounds before
+                self._save(stage - 1, ())
+                self._forget(stage - 1)
+            header = self.header(exchange, mean)
+            self.due = self._due_from((stage, exchange + 1))  # whoever has the mean may send what follows
+            self._count(self.publish(header, mean))
             self._drop(key)
+        self.stage = self.last
+        self.ask(self._everybody)
+        self._save(self.federation.rounds, ())
+
+    def _due_from(self, key: Key) -> Due:
+        """The first exchange from ``key`` on: a method may exchange twice in a round, or not at all."""
+        stage, exchange = key
+        while stage < self.last:
+            messages = self._messages(stage)
+            if exchange < len(messages):
+                return Due((stage, exchange), messages[exchange], self.federation.names)
+            stage, exchange = stage + 1, 0
+        return Due((self.last, 0), (), self.federation.names)
 
     def _count(self, mean: MessageFile) -> None:
         """Every client is sent it."""
         numbers = sum(math.prod(tensor.shape) for tensor in mean.header.tensors)
         self.costs.traffic.numbers += len(self.federation.names) * numbers
 
-    async def _complete(self, names: list[str]) -> Key:
-        """The next exchange of which all messages are here."""
-        while True:
-            for key in sorted(self.arrivals):
-                if self.arrivals[key] >= set(names):
-                    return key
-            earliest = min(self.arrivals, default=(self.stage, 0))
-            await self._everybody(earliest, names, once=True)
-
     # --- clients' messages ----------------------------------------------------------------------------
 
     def admit(self, header: Header) -> bool:
-        stage, key = header.round, (header.round, header.exchange)
+        due, key = self.due, (header.round, header.exchange)
         if header.sender not in self.federation.names:
             raise HoldfastError("only nodes send messages")
-        exchanges = 1 if self._leads or stage == self.last else 10_000
-        if stage > self.last or header.exchange >= exchanges:
-            raise HoldfastError(f"round: there is no {stage} with an exchange {header.exchange}")
-        if header.sender in self.arrivals.get(key, ()):
-            return False
-        if stage == self.last:
-            expected: list[TensorSpec] = []
-        elif self._leads:
-            assert self.expected is not None
-            if stage != self.stage:
-                if stage < self.stage:
-                    return False  # it is in the model already
-                raise HoldfastError(f"round: {stage} has not begun")
-            i = self.federation.names.index(header.sender)
-            if i not in cohort(
-                self.federation.seed, stage - 1, len(self.federation.node), self.federation.cohort
-            ):
-                raise HoldfastError(f"cohort: you are not in that of round {stage}")
-            expected = self.expected
-        else:
-            if (*key, "") in self.outbox.messages or 0 < self.done >= stage:
-                return False  # it is in a mean already
-            self._plausible(header)
-            self._only_one(header.sender)
-            expected = header.tensors
-            for other in self.arrivals.get(key, ()):
-                expected = self._file(key, other).header.tensors
-                break
-        if header.tensors != expected:
+        waiting = header.sender in self.arrivals.get(due.key, ())
+        if key < due.key or (key == due.key and waiting):
+            return False  # it is in the model or in a mean already, or will be
+        if key > due.key:
+            if waiting:
+                raise HoldfastError(f"round: your message of round {due.key[0]} still waits for others")
+            raise HoldfastError(f"round: {key[0]}, exchange {key[1]}, has not begun")
+        if header.sender not in due.names:
+            raise HoldfastError(f"cohort: you are not in that of round {key[0]}")
+        if header.tensors != self.wire_specs(due.like):
             raise HoldfastError("tensors: not those that are expected from everybody")
         return True
-
-    @property
-    def _leads(self) -> bool:
-        return self.expected is not None
-
-    def _plausible(self, header: Header) -> None:
-        """Rows of the model's size, or single numbers."""
-        dtype = "float16" if self.federation.compression == "fp16" else self.federation.dtype
-        for tensor in header.tensors:
-            if tensor.dtype != dtype or tensor.shape not in ([1, self.model.dim], [1, 1]):
-                raise HoldfastError(f"tensors: expected {dtype} [1, {self.model.dim}], got {tensor.shape}")
-        if not header.tensors:
-            raise HoldfastError("tensors: expected at least one")
-
-    def _only_one(self, sender: str) -> None:
-        """Who waits for a mean has nothing else to send: nobody can fill the disk."""
-        for key, senders in list(self.arrivals.items()):
-            averaged = (*key, "") in self.outbox.messages or 0 < self.done >= key[0]
-            if sender in senders and not averaged:
-                raise HoldfastError(f"round: your message of round {key[0]} still waits for others")
 
     def arrived(self, header: Header) -> None:
         self.arrivals.setdefault((header.round, header.exchange), set()).add(header.sender)
 
-    def _wait_for(self, key: Key, names: list[str]) -> None:
-        self.ask(lambda: self._everybody(key, names))
-
-    async def _everybody(self, key: Key, names: Iterable[str], once: bool = False) -> None:
-        """Waits for the messages of all ``names``; ``once``: for any change."""
-        wanted, since, before = set(names), time.monotonic(), None
+    async def _everybody(self) -> None:
+        """Waits for all messages that are due; the limit counts from the last one that came."""
+        due, since, before = self.due, time.monotonic(), None
+        size = sum(tensor.size for tensor in self.wire_specs(due.like))
         try:
-            while missing := wanted - self.arrivals.get(key, set()):
+            while missing := set(due.names) - self.arrivals.get(due.key, set()):
                 if missing != before:
                     since, before = time.monotonic(), missing
                     self.waits.clear()
                     for name in sorted(missing):
                         self.waits[name] = Wait(name, since)
-                if time.monotonic() - since > self.federation.limits.wait:
+                if time.monotonic() - since > self.federation.limits.patience(size):
                     raise WaitLimitError(
                         f"waited for {', '.join(sorted(missing))} as long as limits.wait allows. Everything "
                         "is saved: start the same command again to go on"
                     )
-                if await self.outbox.changed(1.0 if not once else 5.0) and once:
-                    return
+                await self.outbox.changed(1.0)
         finally:
             self.waits.clear()
 
-    def _mean(self, key: Key, names: list[str], like: Any) -> Any:
-        """The mean of the messages of ``names``, added up in their order."""
-        total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), like)
-        for name in names:
-            self._file(key, name).add_to(total)
-        return tree_map(lambda t: t.div_(len(names)), total)
+    def _mean(self) -> Any:
+        """The mean of all messages that are due, added up in the order of ``Due.names``."""
+        self.ask(self._everybody)
+        return self.insist(self._add_up)
+
+    def _add_up(self) -> Any:
+        due = self.due
+        total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), due.like)
+        for name in due.names:
+            self._file(due.key, name).add_to(total)
+        return tree_map(lambda t: t.div_(len(due.names)), total)
 
     def _file(self, key: Key, name: str) -> MessageFile:
         return MessageFile(self.store.inbox / message_name(*key, name))

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,10 @@ class Incoming:
         self.got, self.checksum = 0, 0
         self.temporary = path.with_name(f".{path.name}.{id(self):x}.partial")
         self.file = self.temporary.open("wb", buffering=0)
-        begin(self.file, header)
+
+    def begin(self) -> None:
+        """Writes the header."""
+        begin(self.file, self.header)
 
     def take(self, frame: bytes) -> None:
         """The next piece."""
@@ -128,9 +132,10 @@ async def receive(
     """All ``frames`` of a message into the file ``path``; the next come in while some are being checked."""
     loop = asyncio.get_running_loop()
     incoming = Incoming(header, path, squeezed)
-    checking: asyncio.Future[None] | None = None
+    checking: asyncio.Future[Any] | None = None
     waiting: list[bytes] = []
     try:
+        incoming.begin()
         async for frame in frames:
             waiting.append(frame)
             if checking is not None and (checking.done() or len(waiting) == MOST_WAITING):
@@ -144,7 +149,9 @@ async def receive(
             checking = None
         incoming.take_all(waiting)
         if keep:
-            return await loop.run_in_executor(pool, incoming.finish, True)
+            checking = loop.run_in_executor(pool, incoming.finish, True)
+            finished: MessageFile = await asyncio.shield(checking)
+            return finished
         return incoming.finish(False)
     finally:
         if checking is not None:

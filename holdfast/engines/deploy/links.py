@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +19,18 @@ from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.incoming import check_header, receive
-from holdfast.engines.deploy.messages import MessageFile, TensorSpec, parse
-from holdfast.engines.deploy.service import CONNECTION, MODEL_KEY, NAME_KEY, PATIENCE, SERVICE, Answer, Ask
+from holdfast.engines.deploy.messages import Header, MessageFile, TensorSpec, parse
+from holdfast.engines.deploy.scarcity import SCARCE
+from holdfast.engines.deploy.service import (
+    CONNECTION,
+    MODEL_KEY,
+    NAME_KEY,
+    PATIENCE,
+    SERVICE,
+    SILENCE,
+    Answer,
+    Ask,
+)
 from holdfast.engines.deploy.status import read_status
 from holdfast.engines.deploy.store import message_name
 
@@ -27,7 +38,6 @@ T = TypeVar("T")
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
 LONGEST_REASON = 300  # characters of what a peer says about its refusal
-SILENCE = PATIENCE + 30.0  # seconds without a byte after which an attempt is given up
 
 RECONNECTION = [
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -85,7 +95,10 @@ class Link:
 
     async def fetch(self, round: int, exchange: int, tensors: list[TensorSpec]) -> MessageFile:
         """The peer's message of an exchange, checked; waits for it."""
-        return await self._patiently(lambda: self._fetch(round, exchange, tensors))
+        size = sum(tensor.size for tensor in tensors)
+        message = await self._patiently(lambda: self._fetch(round, exchange, tensors), size)
+        self._heard_of(round, round)
+        return message
 
     async def agreed(self, round: int, exchange: int) -> bool:
         """Whether the peer, who decides, counts the sporadic link between us as active."""
@@ -94,7 +107,7 @@ class Link:
             answer = await self._ask("Agree", round, exchange)
             return answer.active
 
-        return await self._patiently(attempt)
+        return await self._patiently(attempt, size=0)
 
     async def release(self, round: int) -> None:
         """Tells the peer, if it is there, that we have saved all rounds before ``round``."""
@@ -107,12 +120,14 @@ class Link:
         """Brings ``message`` to the server, and returns when it is safe there."""
 
         async def attempt() -> bool | None:
-            frames = self._frames(message)
+            pieces = message.chunks()
+            first = list(islice(pieces, 1))  # gRPC would hide from us that the file cannot be opened
+            frames = self._frames(message.header, chain(first, pieces))
             call = self._method("stream_unary", "Submit")(frames, metadata=self.metadata)
             answer = parse(Answer, await call)
             return True if answer.received else None
 
-        await self._patiently(attempt)
+        await self._patiently(attempt, message.header.size)
 
     async def status(self, timeout: float) -> dict[str, Any]:
         """What the peer says about itself; if it does not answer, only why as its ``phase``."""
@@ -126,15 +141,21 @@ class Link:
 
     # --- how -----------------------------------------------------------------------------------------------
 
-    async def _patiently(self, attempt: Callable[[], Awaitable[T | None]]) -> T:
-        """Repeats ``attempt`` until it gives something; the limit counts from the peer's last progress."""
+    async def _patiently(self, attempt: Callable[[], Awaitable[T | None]], size: int) -> T:
+        """Repeats ``attempt`` until it gives something, a message of ``size`` bytes for instance.
+
+        The limit counts from the beginning, or from when the peer was first heard to be a round further.
+        Pieces of a message do not extend it: in time is what is complete in time.
+        """
         wait = self.waits[self.peer] = Wait(self.peer, time.monotonic())
-        progress, known_round, pause = wait.since, self.round, SHORTEST_PAUSE
+        limit, known_round, pause = self.federation.limits.patience(size), self.round, SHORTEST_PAUSE
+        deadline = wait.since + limit
         try:
             while True:
                 begun = time.monotonic()
                 try:
-                    result = await attempt()
+                    async with asyncio.timeout(deadline - begun) as overall:
+                        result = await attempt()
                     if result is not None:
                         return result
                     wait.problem = ""
@@ -144,21 +165,26 @@ class Link:
                         # We disagree about the file or the model, which waiting alone does not mend.
                         self.events.complain("refused by", peer=self.peer, reason=wait.problem)
                 except TimeoutError:
-                    wait.problem = "it fell silent"
+                    wait.problem = wait.problem if overall.expired() else "it fell silent"
+                except OSError as error:
+                    if error.errno not in SCARCE:
+                        raise
+                    wait.problem = str(error.strerror)
+                    self.events.complain("no room, waiting", reason=wait.problem, peer=self.peer)
                 except HoldfastError as error:
                     wait.problem = str(error)
                     self.events.complain("a message was refused", peer=self.peer, reason=str(error))
                 now = time.monotonic()
                 if self.round > known_round:
-                    progress, known_round = now, self.round
-                if now - progress > self.federation.limits.wait:
+                    deadline, known_round = now + limit, self.round
+                if now >= deadline:
                     raise WaitLimitError(
                         f"{wait}; that is the limit (limits.wait). Everything is saved: start the same "
                         "command again to go on"
                     )
                 if wait.problem or now - begun < PATIENCE / 2:
                     self.retries += 1
-                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                    await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), deadline - now))
                     pause = min(2 * pause, LONGEST_PAUSE)
                 else:
                     pause = SHORTEST_PAUSE
@@ -173,7 +199,7 @@ class Link:
             if first is grpc.aio.EOF:
                 raise HoldfastError("an answer without a header")
             answer = parse(Answer, first)
-            self.round = answer.round
+            self._heard_of(answer.round, round)
             if answer.header is None:
                 return None
             check_header(
@@ -205,11 +231,11 @@ class Link:
             self.bytes_received += len(frame)
             yield frame
 
-    async def _frames(self, message: MessageFile) -> AsyncIterator[bytes]:
-        yield message.header.model_dump_json().encode()
-        for piece in message.chunks():
+    async def _frames(self, header: Header, pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+        yield header.model_dump_json().encode()
+        for piece in pieces:
             lossless = self.federation.compression == "lossless"
-            frame = message.header.squeezed(piece) if lossless else piece
+            frame = header.squeezed(piece) if lossless else piece
             self.bytes_sent += len(frame)
             yield frame
 
@@ -217,8 +243,12 @@ class Link:
         call = self._method("unary_unary", method)
         reply = await call(self._question(round, exchange), metadata=self.metadata, timeout=SILENCE)
         answer: Answer = parse(Answer, reply)
-        self.round = answer.round
+        self._heard_of(answer.round, round)
         return answer
+
+    def _heard_of(self, claimed: int, wanted: int) -> None:
+        """The peer says where it is. Beyond the round that is wanted from it, that is no progress."""
+        self.round = max(self.round, min(claimed, wanted))
 
     def _question(self, round: int, exchange: int) -> bytes:
         ask = Ask(federation=self.federation.id, start=self.start, round=round, exchange=exchange)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -22,8 +23,9 @@ from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.links import Link, Wait
-from holdfast.engines.deploy.messages import Header, TensorSpec, specs
+from holdfast.engines.deploy.messages import Header, MessageFile, TensorSpec, specs
 from holdfast.engines.deploy.outbox import Outbox
+from holdfast.engines.deploy.scarcity import Shortage
 from holdfast.engines.deploy.service import Service
 from holdfast.engines.deploy.store import Store
 
@@ -139,7 +141,7 @@ class Member:
             await self._server.stop(1.0 if self.phase == "finished" else 0)
         for link in self.links.values():
             await link.close()
-        self.service.pool.shutdown(wait=False)
+        self.service.close()
 
     def stop(self) -> None:
         """From another thread: makes the member raise ``Stopped`` at its next exchange, or at once."""
@@ -147,6 +149,30 @@ class Member:
         waiting_on = self._waiting_on
         if waiting_on is not None:
             waiting_on.cancel()
+
+    # --- files ----------------------------------------------------------------------------------------
+
+    def insist(self, action: Callable[[], T]) -> T:
+        """What ``action`` gives; while there is no room for its files, it is tried again from the start."""
+        shortage = Shortage(self.events, self.federation.limits.wait)
+        while True:
+            try:
+                return action()
+            except OSError as error:
+                self.ask(partial(shortage.pause, error))
+
+    async def insist_on_loop(self, action: Callable[[], T]) -> T:
+        """``insist`` for the event loop, which must not be held up."""
+        shortage = Shortage(self.events, self.federation.limits.wait)
+        while True:
+            try:
+                return action()
+            except OSError as error:
+                await shortage.pause(error)
+
+    def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
+        """Puts a message into the outbox, as soon as there is room."""
+        return self.insist(lambda: self.outbox.publish(header, tree, recipient))
 
     # --- talking to others ----------------------------------------------------------------------------
 

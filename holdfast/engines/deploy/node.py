@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +146,17 @@ class Node(Member):
                 continue
             self.stage = r + 1
             self.phase = f"waiting for round {r + 1}"
-            received = self.from_server(0, like).read(like, self.x0.device)
+            sent = self.from_server(0, like)
+            received = self.insist(partial(sent.read, like, self.x0.device))
             self.phase = f"computing round {r + 1}"
             self.state, message = method.at(r).client(self.state, received, self._oracle(r))
-            published = self.outbox.publish(self.header(0, message), message)
+            published = self.publish(self.header(0, message), message)
             self.costs.traffic.numbers += sum(tensor.numel() for tensor in leaves(message))
             self._save(r + 1)
             self.to_server(published)
         self.stage = federation.rounds + 1
-        model: Tensor = self.from_server(0, row).read(row, self.x0.device)
+        sent = self.from_server(0, row)
+        model: Tensor = self.insist(lambda: sent.read(row, self.x0.device))
         self.done = federation.rounds
         self._measure(model[None])
         return model
@@ -202,15 +204,19 @@ class Node(Member):
         before = time.monotonic()
         self.costs.seconds = self.seconds
         notes = {"costs": self.cost_notes(), "work": vars(self.work), "metrics": self.metrics}
-        self.store.save_state(done, self.state, notes)
+        self.insist(lambda: self.store.save_state(done, self.state, notes))
         self.done = done
         self.costs.saving += time.monotonic() - before
-        for path in self.store.inbox.iterdir():
-            remove(path)
-        self.outbox.prune(done, lambda stage: [self.federation.names[j] for j in self._neighbours(stage)])
+        self.insist(lambda: self._forget(done))
         if self.federation.graph.activity is not None:
             self._release(done)
         self.events.log("round done", round=done, metrics=self.metrics)
+
+    def _forget(self, done: int) -> None:
+        """What came in for the finished rounds, and what went out and nobody will ask for again."""
+        for path in self.store.inbox.iterdir():
+            remove(path)
+        self.outbox.prune(done, lambda stage: [self.federation.names[j] for j in self._neighbours(stage)])
 
     @property
     def seconds(self) -> float:
@@ -231,13 +237,15 @@ class Node(Member):
             "waiting_seconds": round(self.costs.waiting, 3),
             "seconds": round(self.seconds, 3),
         }
-        self.table.add({"round": min(r, self.federation.rounds), **self.metrics, **costs})
+        row_of_round = {"round": min(r, self.federation.rounds), **self.metrics, **costs}
+        self.insist(lambda: self.table.add(row_of_round))
 
     def _write_results(self, model: Tensor) -> None:
         """The model, as its module's state, and the report of this node's traffic and waiting."""
         notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
-        write_model(self.folder, self.site.objective.model, model, notes)
-        write_json(self.folder / "report.json", self.report() | {"metrics": self.metrics})
+        self.insist(lambda: write_model(self.folder, self.site.objective.model, model, notes))
+        report = self.report() | {"metrics": self.metrics}
+        self.insist(lambda: write_json(self.folder / "report.json", report))
 
     def _read_results(self) -> Tensor:
         self.done = self.federation.rounds

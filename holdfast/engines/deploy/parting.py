@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def part(node: Node) -> None:
     """Stays until nobody needs the node any more: all neighbours have finished, too, and know of it."""
     node.stage = node.federation.rounds + 1
-    farewell = node.outbox.publish(node.header(0, ()), ())
+    farewell = node.publish(node.header(0, ()), ())
     try:
         if node.federation.graph.is_server:
             node.to_server(farewell)
@@ -28,7 +28,7 @@ def part(node: Node) -> None:
     except WaitLimitError as error:
         node.events.log("finished, but a neighbour did not say so", "warning", reason=str(error))
         return
-    write_atomic(node.folder / "parted", b"")
+    node.insist(lambda: write_atomic(node.folder / "parted", b""))
 
 
 async def _goodbye(node: Node) -> None:
@@ -55,6 +55,6 @@ async def _parted(node: Node, name: str) -> None:
             if time.monotonic() > until and node.store.decision(node.stage, 0, name):
                 return
         await farewell
-        node.store.decide(node.stage, 0, name, True)
+        await node.insist_on_loop(lambda: node.store.decide(node.stage, 0, name, True))
     finally:
         farewell.cancel()

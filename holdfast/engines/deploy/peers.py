@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,6 +19,7 @@ from holdfast.engines.deploy.messages import MessageFile
 from holdfast.topology import Network
 
 M = TypeVar("M")
+T = TypeVar("T")
 
 
 class Transport(Protocol):
@@ -35,6 +36,9 @@ class Transport(Protocol):
 
     def through_server(self, exchange: int, message: Any) -> MessageFile:
         """Sends ``message`` to the server; the mean of everybody's."""
+
+    def insist(self, read: Callable[[], T]) -> T:
+        """What ``read`` gives; tried again from the start where files run out."""
 
 
 @dataclass
@@ -69,7 +73,7 @@ class NodePeers:
         if self.now.is_server:
             self.traffic.numbers += row_size(message)
             mean = self.transport.through_server(number, message)
-            return ServerInbox(message, mean, self.now.nodes, self.like.device)
+            return ServerInbox(message, mean, self.now.nodes, self.like.device, self.transport)
         weights = self.now.weights
         assert weights is not None
         if not sporadic:
@@ -86,9 +90,8 @@ class NodePeers:
             weights = self.now.weights_over(took_part | ~own)  # this node's row depends on its own links only
         self.traffic.numbers += len(received) * row_size(message)
         row = weights[[self.node]].toarray()[0]
-        return NodeInbox(
-            message, self.node, {int(j): float(row[j]) for j in (*received, self.node)}, received
-        )
+        mixing = {int(j): float(row[j]) for j in (*received, self.node)}
+        return NodeInbox(message, self.node, mixing, received, self.transport)
 
     def coin(self, probability: float) -> bool:
         self.draws += 1
@@ -120,9 +123,17 @@ class NodeInbox(Generic[M]):
     node: int
     weights: dict[int, float]  # of this node and of everybody whose message came
     received: dict[int, MessageFile]
+    transport: Transport
 
     @cached_property
     def mixed(self) -> M:
+        return self.transport.insist(self._mixed)
+
+    @cached_property
+    def neighbour_sum(self) -> M:
+        return self.transport.insist(self._neighbour_sum)
+
+    def _mixed(self) -> M:
         total = tree_map(torch.zeros_like, self.sent)
         for j in sorted(self.weights):
             if j == self.node:
@@ -131,8 +142,7 @@ class NodeInbox(Generic[M]):
                 self.received[j].add_to(total, self.weights[j])
         return total
 
-    @cached_property
-    def neighbour_sum(self) -> M:
+    def _neighbour_sum(self) -> M:
         total = tree_map(torch.zeros_like, self.sent)
         for j in sorted(self.received):
             self.received[j].add_to(total)
@@ -147,10 +157,12 @@ class ServerInbox(Generic[M]):
     mean: MessageFile
     nodes: int
     device: torch.device
+    transport: Transport
 
     @cached_property
     def mixed(self) -> M:
-        return self.mean.read(self.sent, self.device)  # type: ignore[no-any-return]
+        mixed: M = self.transport.insist(lambda: self.mean.read(self.sent, self.device))
+        return mixed
 
     @cached_property
     def neighbour_sum(self) -> M:
@@ -186,4 +198,6 @@ class NodeEdges:
         peers.traffic.numbers += z.numel()
         rows = {other: z[i : i + 1] for i, other in enumerate(peers.neighbours)}
         received = peers.transport.scatter(peers._next_exchange(), rows)
-        return torch.cat([received[other].read(rows[other], z.device) for other in peers.neighbours])
+        return peers.transport.insist(
+            lambda: torch.cat([received[other].read(rows[other], z.device) for other in peers.neighbours])
+        )

@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -50,7 +52,14 @@ def write_model(folder: Path, model: FlatModel, row: Tensor, notes: dict[str, An
         memory.add(tensor.data_ptr())
         tensors[name] = tensor.clone() if shared else tensor.contiguous()
     temporary = folder / ".model.safetensors.partial"
-    safetensors.torch.save_file(tensors, temporary, {"holdfast": json.dumps(notes)})
+    try:
+        safetensors.torch.save_file(tensors, temporary, {"holdfast": json.dumps(notes)})
+    except safetensors.SafetensorError as error:  # it hides a full disk in its text
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(temporary)) from None
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     settle(temporary, folder / "model.safetensors")

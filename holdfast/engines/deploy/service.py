@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import grpc
@@ -12,18 +15,24 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.credentials import Credentials, speaks_tls_1_2
+from holdfast.engines.deploy.doorkeeper import Doorkeeper
 from holdfast.engines.deploy.events import Events
-from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.federation import SLOWEST, Federation
 from holdfast.engines.deploy.incoming import check_header, receive
 from holdfast.engines.deploy.messages import CHUNK, Header, Number, parse
 from holdfast.engines.deploy.outbox import Outbox
 from holdfast.engines.deploy.own_model import describe_identity
+from holdfast.engines.deploy.scarcity import raise_file_limit
 from holdfast.engines.deploy.store import Store, message_name
 
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
 MODEL_KEY = "holdfast-model"  # who trains a model of its own says which; see ``OwnModel.identity``
 PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
+SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up
+HANDSHAKE = 10.0  # seconds in which a caller has to prove who it is
+MOST_STRANGERS = 4096  # connections without a member, at most half of what the process may open
+MOST_CALLS = 16  # of one member at a time; each may hold a frame in memory
 LARGEST_FRAME = CHUNK + (1 << 16)
 
 CONNECTION = [
@@ -101,17 +110,25 @@ class Service:
         self.seen: dict[str, tuple[float, int]] = {}  # when each member last asked, and for which round
         self.released: dict[str, int] = {}  # the round before which each member has said to ask for nothing
         self.fetched: dict[str, int] = {}  # the last round of which each member has fetched a message
+        self.calls: Counter[str] = Counter()  # of each member, under way
+        self.submitting: dict[str, asyncio.Timeout] = {}  # the message that each member is sending
+        self._keeping: asyncio.Task[None] | None = None
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
-        server = grpc.aio.server(options=CONNECTION)
+        most = min(raise_file_limit() // 2, MOST_STRANGERS + 4 * len(self.members))
+        limits = [
+            ("grpc.max_allowed_incoming_connections", most),
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)),
+        ]
+        server, door = grpc.aio.server(options=[*CONNECTION, *limits]), Doorkeeper(most // 2, self.events)
         handlers = {
             # All as streams: gRPC refuses frames above its limit by itself, which only a stream gets to know.
-            "Fetch": grpc.stream_stream_rpc_method_handler(self.fetch),
-            "Agree": grpc.stream_unary_rpc_method_handler(self.agree),
-            "Release": grpc.stream_unary_rpc_method_handler(self.release),
-            "Submit": grpc.stream_unary_rpc_method_handler(self.submit),
-            "Status": grpc.stream_unary_rpc_method_handler(self.tell_status),
+            "Fetch": grpc.stream_stream_rpc_method_handler(door.seen_streaming(self.fetch)),
+            "Agree": grpc.stream_unary_rpc_method_handler(door.seen(self.agree)),
+            "Release": grpc.stream_unary_rpc_method_handler(door.seen(self.release)),
+            "Submit": grpc.stream_unary_rpc_method_handler(door.seen(self.submit)),
+            "Status": grpc.stream_unary_rpc_method_handler(door.seen(self.tell_status)),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self.secure = credentials is not None
@@ -131,53 +148,62 @@ class Service:
             raise HoldfastError(
                 "gRPC was loaded before holdfast and would accept TLS 1.2; import holdfast first"
             )
+        self._keeping = asyncio.create_task(door.keep(port))
         return server, port
+
+    def close(self) -> None:
+        """Looks after nothing any more."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+        self.pool.shutdown(wait=False)
 
     # --- the questions -----------------------------------------------------------------------------------
 
-    async def fetch(self, frames: Frames, context: Any) -> AsyncIterator[bytes]:
+    async def fetch(self, frames: Frames, context: Any) -> AsyncGenerator[bytes, None]:
         """The message of an exchange, in pieces, as soon as there is one."""
-        who, ask = await self._question(frames, context)
-        message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
-        if message is None:
-            yield self._answer()
-            return
-        lossless = self.federation.compression == "lossless"
-        if ask.round > self.federation.rounds and self.submissions is None:
-            # Written down before it has our farewell: then it may be gone, and we must not wait for its own.
-            self.store.decide(ask.round, 0, who, True)
-        yield self._answer(header=message.header)
-        for piece in message.chunks():
-            frame = message.header.squeezed(piece) if lossless else piece
-            self.bytes_served += len(frame)
-            yield frame
-        self.fetched[who] = max(ask.round, self.fetched.get(who, 0))
-        self.outbox.wake()
+        async with self._call(context) as who:
+            ask = await self._question(who, frames, context)
+            message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
+            if message is None:
+                yield self._answer()
+                return
+            lossless = self.federation.compression == "lossless"
+            if ask.round > self.federation.rounds and self.submissions is None:
+                # Written down before it has our farewell: then it may be gone, and must not be waited for.
+                self.store.decide(ask.round, 0, who, True)
+            yield self._answer(header=message.header)
+            for piece in message.chunks():
+                frame = message.header.squeezed(piece) if lossless else piece
+                self.bytes_served += len(frame)
+                yield frame
+            self.fetched[who] = max(ask.round, self.fetched.get(who, 0))
+            self.outbox.wake()
 
     async def agree(self, frames: Frames, context: Any) -> bytes:
         """Whether the sporadic link to the asker took part, as soon as that is decided."""
-        who, ask = await self._question(frames, context)
-        until = self.outbox.loop.time() + PATIENCE
-        while (decision := self.store.decision(ask.round, ask.exchange, who)) is None:
-            if not await self.outbox.changed(until - self.outbox.loop.time()):
-                break
-        return self._answer(active=decision)
+        async with self._call(context) as who:
+            ask = await self._question(who, frames, context)
+            until = self.outbox.loop.time() + PATIENCE
+            while (decision := self.store.decision(ask.round, ask.exchange, who)) is None:
+                if not await self.outbox.changed(until - self.outbox.loop.time()):
+                    break
+            return self._answer(active=decision)
 
     async def release(self, frames: Frames, context: Any) -> bytes:
         """The asker will never ask for a round before this one."""
-        who, ask = await self._question(frames, context)
-        self.released[who] = ask.round
-        self.outbox.wake()
-        return self._answer()
+        async with self._call(context) as who:
+            ask = await self._question(who, frames, context)
+            self.released[who] = ask.round
+            self.outbox.wake()
+            return self._answer()
 
     async def submit(self, frames: Frames, context: Any) -> bytes:
         """A client's message to a server, in pieces; answered when it is safe on disk."""
-        who = await self._who(context)
-        if self.submissions is None:
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, who, "this is no server")
-        assert self.submissions is not None
-        await self._same_model(context, who)
-        try:
+        async with self._call(context) as who:
+            if self.submissions is None:
+                await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, who, "this is no server")
+            assert self.submissions is not None
+            await self._same_model(context, who)
             header = parse(Header, await _first(frames))
             check_header(
                 header,
@@ -190,34 +216,57 @@ class Service:
             )
             self._saw(who, header.round)
             if self.submissions.admit(header):
-                path = self.store.inbox / message_name(header.round, header.exchange, who)
-                squeezed = self.federation.compression == "lossless"
-                await receive(frames, header, path, squeezed=squeezed, keep=True, pool=self.pool)
+                await self._take_in(who, header, frames)
                 self.submissions.arrived(header)
                 self.outbox.wake()
-        except HoldfastError as error:
-            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, who, str(error))
-        except OSError as error:  # such as a full disk: the client tries again
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            await self._refuse(context, code, who, f"cannot be saved: {error.strerror}")
-        return self._answer(received=True)
+            return self._answer(received=True)
+
+    async def _take_in(self, who: str, header: Header, frames: Frames) -> None:
+        """The rest of a client's message, into the inbox; a newer one of the same client ends this one."""
+        path = self.store.inbox / message_name(header.round, header.exchange, who)
+        squeezed = self.federation.compression == "lossless"
+        before = self.submitting.get(who)
+        if before is not None and not before.expired():  # its connection broke, and we have not noticed
+            before.reschedule(0.0)
+        async with asyncio.timeout(SILENCE + header.size / SLOWEST) as until:
+            self.submitting[who] = until
+            try:
+                await receive(frames, header, path, squeezed=squeezed, keep=True, pool=self.pool)
+            finally:
+                if self.submitting[who] is until:
+                    del self.submitting[who]
 
     async def tell_status(self, frames: Frames, context: Any) -> bytes:
         """Where this member stands; for members only."""
-        await self._who(context)
-        return json.dumps(self.status()).encode()
+        async with self._call(context):
+            return json.dumps(self.status()).encode()
 
     # --- who asks, and for what ----------------------------------------------------------------------------
 
-    async def _question(self, frames: Frames, context: Any) -> tuple[str, Ask]:
-        """The asker's name and question, both checked."""
+    @asynccontextmanager
+    async def _call(self, context: Any) -> AsyncIterator[str]:
+        """A call under way: who calls, and an answer for whatever goes wrong."""
         who = await self._who(context)
-        await self._same_model(context, who)
-        code = grpc.StatusCode.INVALID_ARGUMENT
+        if self.calls[who] >= MOST_CALLS:
+            await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, who, "too many calls at a time")
+        self.calls[who] += 1
         try:
-            ask: Ask = parse(Ask, await _first(frames))
+            yield who
         except HoldfastError as error:
-            await self._refuse(context, code, who, str(error))
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, who, str(error))
+        except TimeoutError:
+            await self._refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, who, "too slow, or sent anew")
+        except OSError as error:  # such as a full disk: the caller tries again
+            reason = f"cannot be read or saved: {error.strerror}"
+            await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, who, reason)
+        finally:
+            self.calls[who] -= 1
+
+    async def _question(self, who: str, frames: Frames, context: Any) -> Ask:
+        """What is asked, checked."""
+        await self._same_model(context, who)
+        ask: Ask = parse(Ask, await _first(frames))
+        code = grpc.StatusCode.INVALID_ARGUMENT
         if ask.federation != self.federation.id:
             code = grpc.StatusCode.FAILED_PRECONDITION
             await self._refuse(context, code, who, "another federation file; compare yours with theirs")
@@ -233,7 +282,7 @@ class Service:
             await self._refuse(context, code, who, "not a neighbour")
         self._saw(who, ask.round)
         self.outbox.raise_floor(who, min(ask.round, self.current_round() + 1))
-        return who, ask
+        return ask
 
     async def _who(self, context: Any) -> str:
         """The name in the asker's certificate, if it is one of ours."""
@@ -275,6 +324,7 @@ class Service:
 
 async def _first(frames: Frames) -> bytes:
     """The first frame, which says what is wanted, or what follows."""
-    async for frame in frames:
-        return frame
+    async with asyncio.timeout(SILENCE):
+        async for frame in frames:
+            return frame
     raise HoldfastError(f"nothing, or a frame above {LARGEST_FRAME} bytes")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from holdfast.engines.common.zero import ZeroObjective
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.messages import MessageFile
 from holdfast.engines.deploy.peers import NodePeers
+
+T = TypeVar("T")
 
 
 class _Echo:
@@ -31,6 +33,9 @@ class _Echo:
 class _Silence:
     """A transport over which nothing travels."""
 
+    def __init__(self) -> None:
+        self.sent: list[Any] = []  # to the server
+
     def broadcast(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
         return {j: cast(MessageFile, _Echo()) for j in neighbours}
 
@@ -40,7 +45,11 @@ class _Silence:
         return {j: cast(MessageFile, _Echo()) for j in messages}
 
     def through_server(self, exchange: int, message: Any) -> MessageFile:
+        self.sent.append(message)
         return cast(MessageFile, _Echo())
+
+    def insist(self, read: Callable[[], T]) -> T:
+        return read()
 
 
 def state_template(federation: Federation, node: int, x0: Tensor) -> Any:
@@ -70,12 +79,42 @@ def client_message(federation: Federation, dim: int) -> Any:
         oracle = _zero_oracle(len(federation.node), 0, size)
         return method.client(method.init(x0[None].clone()), received, oracle)[1]
 
-    def at_dim(one: Tensor, two: Tensor) -> Tensor:
-        sizes = [a + (b - a) * (dim - 1) for a, b in zip(one.shape, two.shape, strict=True)]
+    return _at_dim(federation, dim, sent(1), sent(2))
+
+
+def averaged_messages(federation: Federation, dim: int, stage: int) -> list[Any]:
+    """Trees like what every node has a server average in a stage, exchange by exchange, on "meta".
+
+    Stage 0 is before the first round. Found as in ``client_message``.
+    """
+    method, r = federation.method, max(stage - 1, 0)
+    assert isinstance(method, Algorithm)
+
+    def sent(size: int) -> list[Any]:
+        x0, start, round = torch.zeros(size, dtype=torch.float64), _Silence(), _Silence()
+
+        def peers(transport: _Silence) -> NodePeers:
+            return NodePeers(0, federation.graph, federation.seed, r, transport, x0, Traffic())
+
+        oracle = _zero_oracle(len(federation.node), 0, size, r)
+        state = method.at(0).init(x0[None].clone(), oracle, peers(start))
+        if stage == 0:
+            return start.sent
+        method.at(r).round(state, oracle, peers(round))
+        return round.sent
+
+    return [_at_dim(federation, dim, one, two) for one, two in zip(sent(1), sent(2), strict=True)]
+
+
+def _at_dim(federation: Federation, dim: int, one: Any, two: Any) -> Any:
+    """A tree of dimension ``dim``, given such trees of dimension one and two."""
+
+    def grow(a: Tensor, b: Tensor) -> Tensor:
+        sizes = [m + (n - m) * (dim - 1) for m, n in zip(a.shape, b.shape, strict=True)]
         return torch.empty(sizes, dtype=federation.torch_dtype, device="meta")
 
-    return tree_map(at_dim, sent(1), sent(2))
+    return tree_map(grow, one, two)
 
 
-def _zero_oracle(nodes: int, node: int, dim: int) -> BatchOracle:
-    return BatchOracle(ZeroObjective(nodes, dim), torch.tensor([node]), 0, 0, Work())
+def _zero_oracle(nodes: int, node: int, dim: int, round: int = 0) -> BatchOracle:
+    return BatchOracle(ZeroObjective(nodes, dim), torch.tensor([node]), 0, round, Work())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -23,13 +23,13 @@ class NodeTransport:
         self.node = node
 
     def broadcast(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
-        published = self.node.outbox.publish(self.node.header(exchange, message), message)
+        published = self.node.publish(self.node.header(exchange, message), message)
         return self._gather(exchange, dict.fromkeys(neighbours, published))
 
     def scatter(self, exchange: int, messages: Mapping[int, Tensor]) -> dict[int, MessageFile]:
         names = self.node.federation.names
         published = {
-            j: self.node.outbox.publish(self.node.header(exchange, row), row, names[j])
+            j: self.node.publish(self.node.header(exchange, row), row, names[j])
             for j, row in messages.items()
         }
         return self._gather(exchange, published)
@@ -46,7 +46,7 @@ class NodeTransport:
 
     def sporadic(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
         node, stage = self.node, self.node.stage
-        tensors = node.outbox.publish(node.header(exchange, message), message).header.tensors
+        tensors = node.publish(node.header(exchange, message), message).header.tensors
 
         async def fetch(j: int) -> MessageFile | None:
             """The end with the lower number decides, once and for all, whether the link took part."""
@@ -64,7 +64,8 @@ class NodeTransport:
                 received = await asyncio.wait_for(link.fetch(stage, exchange, tensors), limit)
             except TimeoutError:
                 node.events.log("inactive link", "warning", peer=name, round=stage)
-            node.store.decide(stage, exchange, name, received is not None)
+            active = received is not None
+            await node.insist_on_loop(lambda: node.store.decide(stage, exchange, name, active))
             node.outbox.wake()
             return received
 
@@ -73,8 +74,11 @@ class NodeTransport:
 
     def through_server(self, exchange: int, message: Any) -> MessageFile:
         node = self.node
-        node.to_server(node.outbox.publish(node.header(exchange, message), message))
+        node.to_server(node.publish(node.header(exchange, message), message))
         return node.from_server(exchange, message)
+
+    def insist(self, read: Callable[[], T]) -> T:
+        return self.node.insist(read)
 
 
 async def together(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:

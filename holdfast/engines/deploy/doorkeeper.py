@@ -1,0 +1,120 @@
+"""Connections without a member behind them: of too many, the oldest have to go, so that members get in.
+
+gRPC bounds how many connections there are and how long a handshake takes, but not how many one address may
+hold, nor which ones make room. It has no hook for that, so the open files of this process are looked through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+import stat
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from holdfast.engines.deploy.events import Events
+
+MOST_FROM_ONE_ADDRESS = 32  # connections on which nobody has asked anything with a certificate yet
+CALM, BUSY = 1.0, 0.1  # seconds between two looks
+
+Place = tuple[str, int]  # the other end: address and port
+
+
+@dataclass
+class Doorkeeper:
+    """Looks after the connections to a port; ``most`` of them may be without a member."""
+
+    most: int
+    events: Events
+    port: int = 0  # not known yet
+    members: set[Place] = field(default_factory=set)
+    strangers: list[Place] = field(default_factory=list)  # the oldest first
+
+    def welcome(self, peer: str) -> None:
+        """Whoever calls as ``peer``, in gRPC's notation, has shown a certificate."""
+        host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+        if port.isdigit():
+            self.members.add(_place(host.strip("[]"), int(port)))
+
+    def seen(self, answer: Callable[[Any, Any], Awaitable[bytes]]) -> Any:
+        """``answer``, a gRPC handler, after whose first call its caller is no stranger."""
+
+        async def call(frames: Any, context: Any) -> bytes:
+            self.welcome(context.peer())
+            return await answer(frames, context)
+
+        return call
+
+    def seen_streaming(self, answer: Callable[[Any, Any], AsyncGenerator[bytes, None]]) -> Any:
+        """``seen`` for a handler whose answer is a stream."""
+
+        async def call(frames: Any, context: Any) -> AsyncIterator[bytes]:
+            self.welcome(context.peer())
+            async with aclosing(answer(frames, context)) as answers:
+                async for frame in answers:
+                    yield frame
+
+        return call
+
+    async def keep(self, port: int) -> None:
+        """Looks at the connections to ``port`` for ever; more often when there is much to do."""
+        self.port = port
+        while True:
+            before, dropped = time.monotonic(), 0
+            with suppress(OSError):  # no file left to look with: gRPC's own limits make room soon
+                dropped = self.look()
+            took = time.monotonic() - before
+            await asyncio.sleep(max(BUSY if dropped else CALM, 10 * took))
+
+    def look(self) -> int:
+        """Ends connections of strangers where there are too many; how many."""
+        present = {place for place, _ in self._connections()}
+        self.members &= present
+        unknown = present - self.members
+        kept = [place for place in self.strangers if place in unknown]
+        self.strangers = kept + sorted(unknown.difference(kept))
+        surplus = self._surplus()
+        if surplus:
+            for place, connection in self._connections():
+                if place in surplus:
+                    with suppress(OSError):  # it has just ended
+                        connection.shutdown(socket.SHUT_RDWR)
+            self.strangers = [place for place in self.strangers if place not in surplus]
+            address = next(iter(surplus))[0]
+            reason = "too many without a certificate: the oldest were closed"
+            self.events.complain("idle connections", peer=address, reason=reason)
+        return len(surplus)
+
+    def _surplus(self) -> set[Place]:
+        """The oldest strangers: of each address, and in all."""
+        of_address: dict[str, int] = {}
+        kept = []
+        for place in reversed(self.strangers):
+            of_address[place[0]] = of_address.get(place[0], 0) + 1
+            if of_address[place[0]] <= MOST_FROM_ONE_ADDRESS:
+                kept.append(place)
+        return set(self.strangers) - set(kept[: self.most])
+
+    def _connections(self) -> Iterator[tuple[Place, socket.socket]]:
+        """Everybody who is connected to our port. The sockets are duplicates: gRPC may close its own."""
+        for name in os.listdir("/dev/fd"):
+            with suppress(OSError):  # not connected, or closed meanwhile
+                if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                    continue
+                with socket.fromfd(int(name), socket.AF_INET, socket.SOCK_STREAM) as connection:
+                    ours = connection.getsockname()
+                    if isinstance(ours, tuple) and ours[1] == self.port:
+                        yield _place(*connection.getpeername()[:2]), connection
+
+
+def _place(host: str, port: int) -> Place:
+    """IPv4 addresses are written the same, whatever kind of socket they come from."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address), port

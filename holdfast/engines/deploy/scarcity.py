@@ -1,0 +1,46 @@
+"""When the machine runs out of open files or of disk space, a member waits for room instead of ending."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import time
+from contextlib import suppress
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.events import Events
+
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
+PAUSE = 1.0  # seconds between attempts
+
+
+def raise_file_limit() -> int:
+    """Raises the limit of open files as far as this process may; the limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS announces no hard limit, and refuses "unlimited"
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 2**20 if limit == resource.RLIM_INFINITY else limit
+
+
+class Shortage:
+    """One operation without room for its files: it warns, pauses, and gives up after ``limit`` seconds."""
+
+    def __init__(self, events: Events, limit: float) -> None:
+        self.events, self.limit = events, limit
+        self.since: float | None = None
+
+    async def pause(self, error: OSError) -> None:
+        """Waits a moment after ``error``; raises it if it is of another kind."""
+        if error.errno not in SCARCE:
+            raise error
+        self.events.complain("no room, waiting", reason=str(error.strerror), file=str(error.filename or ""))
+        now = time.monotonic()
+        self.since = now if self.since is None else self.since
+        if now - self.since > self.limit:
+            raise HoldfastError(
+                f"{error.strerror}: waited for room as long as limits.wait allows. Everything is saved: free "
+                "some disk space, or allow more open files (ulimit -n), and start the same command again"
+            ) from None
+        await asyncio.sleep(min(PAUSE, self.limit))

@@ -1,0 +1,194 @@
+"""Few files, no disk space, strangers who hold connections: a member waits for room, and then goes on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federation_runs import FORKS, _run_member, describe, saved_model, simulate
+from member_processes import PATIENCE, Members
+
+from holdfast.engines.deploy.federation import make_federation
+
+FILES = 256  # that a member may open
+GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
+
+
+def limited_member(path: Path, name: str, soft: int, hard: int) -> None:
+    """A member that may not open more files."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    _run_member(path, name, None)
+
+
+def start_limited(members: Members, name: str, soft: int, hard: int) -> None:
+    process = FORKS.Process(target=limited_member, args=(members.path, name, soft, hard), daemon=True)
+    process.start()
+    members.processes[name] = process
+
+
+def wait_for(what: Callable[[], Any], members: Members) -> None:
+    until = time.monotonic() + PATIENCE
+    while not what():
+        for name, process in members.processes.items():
+            assert process.exitcode in (None, 0), (name, members.log(name)[-3:])
+        assert time.monotonic() < until, {name: members.log(name)[-2:] for name in members.names}
+        time.sleep(0.02)
+
+
+def events_of(members: Members, name: str) -> list[str]:
+    return [entry["event"] for entry in members.log(name)]
+
+
+def warned(members: Members, name: str, problem: str) -> bool:
+    """Whether the member says that it waits, or lets others wait, because of ``problem``."""
+    log = members.log(name)
+    return any(entry["level"] == "warning" and problem in entry.get("reason", "") for entry in log)
+
+
+def assert_simulated(members: Members, raw: dict[str, Any]) -> None:
+    """All finish, with the simulator's models."""
+    members.finish()
+    models = torch.stack([saved_model(members.path, name) for name in members.nodes])
+    simulated = simulate(make_federation(raw, "test")).models
+    expected = torch.cat([simulated[:, 18:], simulated[:, :18]], 1)  # biases come before weights
+    assert (models - expected).norm() <= 1e-5 * expected.norm()
+
+
+def connect(address: str, count: int) -> list[socket.socket]:
+    """So many connections on which nothing is ever said."""
+    host, _, port = address.rpartition(":")
+    return [socket.create_connection((host, int(port))) for _ in range(count)]
+
+
+class Besieger:
+    """Holds idle connections to ``address``; ``again``: each that is closed is opened anew."""
+
+    def __init__(self, address: str, count: int, again: bool) -> None:
+        self.address, self.count, self.again = address, count, again
+        self.connections: list[socket.socket] = []
+        self.opened = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._besiege, daemon=True)
+
+    def __enter__(self) -> Besieger:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for connection in self.connections:
+            connection.close()
+
+    def _besiege(self) -> None:
+        while not self._over.wait(0.05):
+            if self.again:
+                self.connections = [one for one in self.connections if not self._closed(one)]
+            try:
+                for _ in range(self.count - len(self.connections)):
+                    self.connections += connect(self.address, 1)
+                    self.opened += 1
+            except OSError:  # nobody listens any more
+                continue
+
+    @staticmethod
+    def _closed(connection: socket.socket) -> bool:
+        connection.setblocking(False)
+        try:
+            return connection.recv(1) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("topology", ["line", "server"])
+def test_idle_connections_of_a_stranger_stop_nobody(topology: str, again: bool, tmp_path: Path) -> None:
+    """600 connections to a member that may open 256 files; ``again``: reopened as long as it lasts."""
+    raw = describe(GECL, nodes=2, network={"topology": topology}, limits={"wait": PATIENCE})
+    target = "hub" if topology == "server" else "a"
+    address = next(m["address"] for m in [*raw["node"], raw.get("server")] if m and m["name"] == target)
+    with Members(raw, tmp_path / "federation") as members:
+        start_limited(members, target, soft=FILES // 2, hard=FILES)
+        wait_for(lambda: "starting" in events_of(members, target), members)
+        pid = members.processes[target].pid
+        assert pid is not None
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (FILES, FILES)  # raised as far as it may be
+        with Besieger(address, 600, again) as besieger:
+            wait_for(lambda: besieger.opened >= 600, members)
+            for name in set(members.names) - {target}:
+                members.start(name)
+            assert_simulated(members, raw)
+
+
+@pytest.mark.parametrize("topology", [pytest.param("line", marks=pytest.mark.slow), "server"])
+def test_a_member_that_may_open_no_more_files_waits(topology: str, tmp_path: Path) -> None:
+    """The limit of a running member is set below what it has open: every file and every socket fails."""
+    raw = describe(GECL, nodes=2, rounds=60, network={"topology": topology}, limits={"wait": PATIENCE})
+    with Members(raw, tmp_path / "federation") as members:
+        for name in members.names:
+            members.start(name)
+        wait_for(lambda: members.rounds("a") >= 3, members)
+        for name in members.names:
+            pid = members.processes[name].pid
+            assert pid is not None
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, FILES))
+            wait_for(lambda name=name: warned(members, name, "Too many open files"), members)
+            time.sleep(1.5)  # so that it has tried more than once
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+            done = members.rounds("a")
+            wait_for(lambda done=done: members.rounds("a") >= done + 3, members)
+        assert_simulated(members, raw)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few hundred KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("only root may mount a small file system")
+    with ExitStack() as stack:
+        stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=True)
+        yield folder
+
+
+def fill(path: Path) -> None:
+    """Writes until there is no space left."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.parametrize(
+    ("topology", "victim"),
+    [("line", "a"), ("server", "hub"), pytest.param("server", "a", marks=pytest.mark.slow)],
+)
+def test_a_full_disk_is_waited_for(topology: str, victim: str, small_disk: Path, tmp_path: Path) -> None:
+    raw = describe(GECL, nodes=2, rounds=60, network={"topology": topology}, limits={"wait": PATIENCE})
+    with Members(raw, tmp_path / "federation") as members:
+        for folder in (f"node-{victim}", f"server-{victim}"):
+            os.symlink(small_disk, members.folder / folder)
+        for name in members.names:
+            members.start(name)
+        wait_for(lambda: members.rounds("a") >= 3, members)
+        fill(small_disk / "filler")
+        wait_for(lambda: warned(members, victim, "No space left on device"), members)
+        (small_disk / "filler").unlink()
+        assert_simulated(members, raw)

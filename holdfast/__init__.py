@@ -60,6 +60,7 @@ _HOMES = {
         "NaturalGroups",
         "Unequal",
     ],
+    "holdfast.optimizers": ["LocalOptimizer", "Momentum", "PlainSGD"],
     "holdfast.solvers": ["AOGM", "FISTA", "GradientDescent", "LBFGS", "Newton", "SGD"],
     "holdfast.problem.reference.optimum": ["reference_optimum"],
     "holdfast.problem.reference.curvature": ["estimate_curvature"],
@@ -103,4 +104,5 @@ if TYPE_CHECKING:
     from holdfast.api import *  # noqa: F403
     from holdfast.core.errors import HoldfastError as HoldfastError
     from holdfast.data import *  # noqa: F403
+    from holdfast.optimizers import *  # noqa: F403
     from holdfast.topology import *  # noqa: F403

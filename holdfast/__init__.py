@@ -60,6 +60,7 @@ _HOMES = {
         "NaturalGroups",
         "Unequal",
     ],
+    "holdfast.optimizers": ["LocalOptimizer", "Momentum", "PlainSGD"],
     "holdfast.solvers": ["AOGM", "FISTA", "GradientDescent", "LBFGS", "Newton", "SGD"],
     "holdfast.problem.reference.optimum": ["reference_optimum"],
     "holdfast.problem.reference.curvature": ["estimate_curvature"],
@@ -145,6 +146,11 @@ if TYPE_CHECKING:
     )
     from holdfast.core.errors import (
         HoldfastError as HoldfastError,
+    )
+    from holdfast.optimizers import (
+        LocalOptimizer as LocalOptimizer,
+        Momentum as Momentum,
+        PlainSGD as PlainSGD,
     )
     from holdfast.problem.reference.curvature import (
         estimate_curvature as estimate_curvature,

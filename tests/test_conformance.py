@@ -14,6 +14,7 @@ from holdfast.api import as_network
 from holdfast.contract import Method
 from holdfast.contract.schedules import constant, halving
 from holdfast.core.tree import leaves
+from holdfast.core.validation import parameters
 from holdfast.data import DATASETS
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.simulation import Simulation
@@ -82,6 +83,17 @@ CASES = [
     Case("5gcs", {"lr": 1.0, "mu": 0.01, "solver": THREE_STEPS}, 2, 4, server=True),
     Case("dualfl", {"nu": 0.02, "alpha": 0.02, "solver": THREE_STEPS}, 2, 3, server=True, rate=None),
 ]
+MOMENTUM = {"name": "momentum", "beta": 0.5, "keep": True}
+
+
+def with_momentum(cases: list[Case]) -> list[Case]:
+    """Every method with a local optimiser once more, with one that keeps something: it costs no traffic."""
+    first = {case.name: case for case in reversed(cases)}.values()
+    able = [case for case in first if "optimizer" in parameters(ALGORITHMS[case.name])]
+    return [case._replace(options={**case.options, "optimizer": MOMENTUM}) for case in able]
+
+
+CASES += with_momentum(CASES)
 
 
 def case_id(case: Case) -> str:
@@ -131,6 +143,14 @@ def same_state(first: Simulation, second: Simulation) -> bool:
 
 def test_every_registered_algorithm_is_listed():
     assert {case.name for case in CASES} == set(ALGORITHMS)
+
+
+def test_momentum_is_tried_with_every_method_that_has_local_steps():
+    tried = {case.name for case in CASES if "optimizer" in case.options}
+    steps = {case.name for case in CASES if "local_steps" in case.options}
+    # These have local steps of another kind, or an optimiser of their own.
+    others = {"net-fleet", "pd-sgdm", "ecl", "fedpd", "feddyn", "feddualavg"}
+    assert tried == steps - others | {"scaffnew"}
 
 
 @every_case

@@ -7,6 +7,7 @@ import torch
 from server_runs import stochastic_digits
 
 import holdfast as hf
+from holdfast.core.tree import leaves
 from holdfast.engines.common.simulation import Simulation
 from holdfast.problem.problem import FunctionObjective
 
@@ -79,7 +80,7 @@ def test_the_optimum_is_a_fixed_point(quadratics):
     at_optimum = simulation.state._replace(x=star, mixed=star, dual=quadratics.grads(star))
     simulation.state = at_optimum
     simulation.step()
-    for before, after in zip(at_optimum, simulation.state, strict=True):
+    for before, after in zip(leaves(at_optimum), leaves(simulation.state), strict=True):
         assert (before - after).abs().max() < 1e-13
 
 

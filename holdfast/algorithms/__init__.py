@@ -10,8 +10,7 @@ from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
 from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.gecl import GECL, LocalGECL, LocalGECLServer
-from holdfast.algorithms.gossip import DSGD, Gossip
-from holdfast.algorithms.momentum import PDSGDM
+from holdfast.algorithms.gossip import DSGD, PDSGDM, Gossip
 from holdfast.algorithms.pdmm import ECL, PDMM
 from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD

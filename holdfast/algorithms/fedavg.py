@@ -7,9 +7,11 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm, State
+from holdfast.contract import ALGORITHMS, Gradient, Memory, Optimizer, Oracle, ServerAlgorithm
 from holdfast.contract.schedules import Rate
+from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative
+from holdfast.optimizers import PLAIN
 
 
 class Server(NamedTuple):
@@ -26,9 +28,10 @@ class FedAvg(ServerAlgorithm[Server]):
     lr: Rate
     local_steps: Count = 1
     server_lr: Rate = 1.0  # other than 1: generalised FedAvg with two-sided step sizes
+    optimizer: Optimizer = PLAIN
 
-    def init(self, x0: Tensor) -> State:
-        return ()
+    def init(self, x0: Tensor) -> Memory:
+        return self.optimizer.memory(x0)
 
     def init_server(self, x0: Tensor) -> Server:
         return Server(x=x0)
@@ -36,14 +39,13 @@ class FedAvg(ServerAlgorithm[Server]):
     def broadcast(self, server: Server) -> Tensor:
         return server.x
 
-    def client(self, s: State, received: Tensor, oracle: Oracle) -> tuple[State, Tensor]:
-        x = received
-        for _ in range(self.local_steps):
-            x = x - self.lr * self.step_direction(x, received, oracle)
-        return s, x - received
+    def client(self, s: Memory, received: Tensor, oracle: Oracle) -> tuple[Memory, Tensor]:
+        gradient = self.gradient(received, oracle)
+        x, memory = self.optimizer.descend(received, gradient, self.lr, self.local_steps, s)
+        return memory, x - received
 
-    def step_direction(self, x: Tensor, server_x: Tensor, oracle: Oracle) -> Tensor:
-        return oracle.grad(x)
+    def gradient(self, server_x: Tensor, oracle: Oracle) -> Gradient:
+        return oracle.grad
 
     def server(self, server: Server, mean: Tensor, share: float) -> Server:
         return Server(x=server.x + self.server_lr * mean)
@@ -62,7 +64,14 @@ class FedProx(FedAvg):
     rho: NonNegative = 0.1
     reduced: bool = False  # SARAH: a full gradient in every round, then differences of minibatch gradients
 
-    def client(self, s: State, received: Tensor, oracle: Oracle) -> tuple[State, Tensor]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reduced and not self.optimizer.plain:
+            raise HoldfastError(
+                "FedProx.optimizer: SARAH's steps are plain ones; leave out either it or reduced"
+            )
+
+    def client(self, s: Memory, received: Tensor, oracle: Oracle) -> tuple[Memory, Tensor]:
         if not self.reduced:
             return super().client(s, received, oracle)
         x = before = received
@@ -74,5 +83,5 @@ class FedProx(FedAvg):
             before, x = x, x - self.lr * (gradient + self.rho * (x - received))
         return s, x - received
 
-    def step_direction(self, x: Tensor, server_x: Tensor, oracle: Oracle) -> Tensor:
-        return oracle.grad(x) + self.rho * (x - server_x)
+    def gradient(self, server_x: Tensor, oracle: Oracle) -> Gradient:
+        return lambda x: oracle.grad(x) + self.rho * (x - server_x)

@@ -8,15 +8,18 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Inbox, Oracle, Peers
+from holdfast.contract import ALGORITHMS, Algorithm, Gradient, Inbox, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
+from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative, Whole
+from holdfast.optimizers import PLAIN
 
 
 class Node(NamedTuple):
     x: Tensor  # the node's own model after its local steps
     mixed: Tensor  # neighbours' weighted average of the models
     dual: Tensor  # tends to the node's own gradient at the optimum; sums to zero over the network
+    memory: Memory = ()  # the optimiser's
 
 
 class Message(NamedTuple):
@@ -24,12 +27,10 @@ class Message(NamedTuple):
     v: Tensor  # mean corrected gradient of the round
 
 
-def corrected_steps(s: Node, oracle: Oracle, lr: float, steps: int, first_grad_at: str) -> Message:
-    """``steps`` gradient steps from the mixed model, each corrected by the dual."""
-    x, base = (s.x if first_grad_at == "local" else s.mixed), s.mixed
-    for _ in range(steps):
-        x = base = base - lr * (oracle.grad(x) - s.dual)
-    return Message(x=x, v=(s.mixed - x) / (lr * steps))
+def corrected_gradient(s: Node, oracle: Oracle, first_grad_at: str) -> Gradient:
+    """The gradient minus the dual, for steps from the mixed model; the first may be that of the own model."""
+    first = iter([s.x] if first_grad_at == "local" else [])
+    return lambda x: oracle.grad(next(first, x)) - s.dual
 
 
 def model_differences(s: Node, inbox: Inbox[Message], peers: Peers, step: float) -> Tensor:
@@ -84,6 +85,15 @@ class LocalGECL(Algorithm):
     first_grad_at: Literal["local", "mixed"] = "local"  # "mixed" makes it decentralised SCAFFOLD
     alpha: NonNegative = 0.0  # weight of the neighbours' model differences in the dual, equal on all links
     warm_start_rounds: Whole = 0  # gossip rounds on the initial gradients; 0 starts the duals at zero
+    optimizer: Optimizer = PLAIN
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha and not self.optimizer.plain:
+            raise HoldfastError(
+                "LocalGECL.alpha: only after plain SGD steps do messages tell how far neighbours went; leave "
+                "out either alpha or the optimizer"
+            )
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         dual = torch.zeros_like(x0)
@@ -92,15 +102,18 @@ class LocalGECL(Algorithm):
             for _ in range(self.warm_start_rounds):
                 average = peers.exchange(average).mixed
             dual = gradient - average
-        return Node(x=x0, mixed=x0, dual=dual)
+        return Node(x=x0, mixed=x0, dual=dual, memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        sent = corrected_steps(s, oracle, self.lr, self.local_steps, self.first_grad_at)
-        inbox = peers.exchange(sent)
-        dual = s.dual - inbox.mixed.v + sent.v
+        gradient = corrected_gradient(s, oracle, self.first_grad_at)
+        x, v, memory = self.optimizer.descend_and_track(
+            s.mixed, gradient, self.lr, self.local_steps, s.memory
+        )
+        inbox = peers.exchange(Message(x=x, v=v))
+        dual = s.dual - inbox.mixed.v + v
         if self.alpha:
             dual = dual + self.alpha / 2 * model_differences(s, inbox, peers, self.local_steps * self.lr)
-        return Node(x=sent.x, mixed=inbox.mixed.x, dual=dual)
+        return Node(x=x, mixed=inbox.mixed.x, dual=dual, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.dual
@@ -122,19 +135,21 @@ class LocalGECLServer(Algorithm):
     local_steps: Count = 1
     first_grad_at: Literal["local", "mixed"] = "local"  # "mixed" makes it SCAFFOLD
     warm_start: bool = False  # start the duals at the initial gradients' deviation from their mean
+    optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         dual = torch.zeros_like(x0)
         if self.warm_start:
             gradient = oracle.full_grad(x0)
             dual = gradient - peers.exchange(gradient).mixed
-        return Node(x=x0, mixed=x0, dual=dual)
+        return Node(x=x0, mixed=x0, dual=dual, memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        x = corrected_steps(s, oracle, self.lr, self.local_steps, self.first_grad_at).x
+        gradient = corrected_gradient(s, oracle, self.first_grad_at)
+        x, memory = self.optimizer.descend(s.mixed, gradient, self.lr, self.local_steps, s.memory)
         mean = peers.exchange(x).mixed
         dual = s.dual + (mean - x) / (self.local_steps * self.lr)
-        return Node(x=x, mixed=mean, dual=dual)
+        return Node(x=x, mixed=mean, dual=dual, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.dual

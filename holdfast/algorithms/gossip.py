@@ -1,19 +1,22 @@
-"""Averaging with neighbours without any correction: DSGD and Gossip. Both are biased on unlike data."""
+"""Averaging with neighbours without any correction: all of these are biased on heterogeneous data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count
+from holdfast.optimizers import PLAIN, Momentum
+from holdfast.optimizers.momentum import Decay
 
 
 class Node(NamedTuple):
     x: Tensor
+    memory: Memory = ()  # the optimiser's, never exchanged
 
 
 @ALGORITHMS.register("dsgd", family="plain averaging", paper="Lian et al. 2017")
@@ -48,15 +51,29 @@ class Gossip(Algorithm):
 
     lr: Rate
     local_steps: Count = 1
+    optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
-        return Node(x=x0)
+        return Node(x=x0, memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        x = s.x
-        for _ in range(self.local_steps):
-            x = x - self.lr * oracle.grad(x)
-        return Node(x=peers.exchange(x).mixed)
+        x, memory = self.optimizer.descend(s.x, oracle.grad, self.lr, self.local_steps, s.memory)
+        return Node(x=peers.exchange(x).mixed, memory=memory)
 
     def model(self, s: Node) -> Tensor:
         return s.x
+
+
+@ALGORITHMS.register("pd-sgdm", family="plain averaging", paper="Gao and Huang 2020")
+@dataclass(frozen=True)
+class PDSGDM(Gossip):
+    """Gossip whose nodes keep their own momentum from round to round; biased (Gao and Huang 2020)."""
+
+    columnwise: ClassVar[bool] = True
+
+    optimizer: Optimizer = field(init=False)
+    momentum: Decay = 0.9  # 0 is gossip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "optimizer", Momentum(self.momentum, average=False, keep=True))

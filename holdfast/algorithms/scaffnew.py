@@ -8,14 +8,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Probability
+from holdfast.optimizers import PLAIN
 
 
 class Node(NamedTuple):
     x: Tensor  # everybody's mean model
     h: Tensor  # tends to the node's own gradient at the optimum; sums to zero
+    memory: Memory = ()  # the optimiser's
 
 
 @ALGORITHMS.register("scaffnew", family="primal-dual, with a server", paper="Mishchenko et al. 2022")
@@ -30,16 +32,18 @@ class Scaffnew(Algorithm):
 
     lr: Rate  # 1/L is safe
     p: Probability  # of communicating after a step; 1 makes it gradient descent
+    optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
-        return Node(x=x0, h=torch.zeros_like(x0))
+        return Node(x=x0, h=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        x = s.x - self.lr * (oracle.grad(s.x) - s.h)
+        steps = 1
         while not peers.coin(self.p):
-            x = x - self.lr * (oracle.grad(x) - s.h)
+            steps += 1
+        x, memory = self.optimizer.descend(s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory)
         mean = peers.exchange(x).mixed
-        return Node(x=mean, h=s.h + self.p / self.lr * (mean - x))
+        return Node(x=mean, h=s.h + self.p / self.lr * (mean - x), memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.h

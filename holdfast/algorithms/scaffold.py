@@ -8,13 +8,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers, ServerAlgorithm
+from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers, ServerAlgorithm
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count
+from holdfast.optimizers import PLAIN
 
 
 class Client(NamedTuple):
     c: Tensor  # control variate; tends to the client's own gradient at the optimum
+    memory: Memory = ()  # the optimiser's
 
 
 class Server(NamedTuple):
@@ -38,9 +40,10 @@ class SCAFFOLD(ServerAlgorithm[Server]):
     local_steps: Count = 1
     server_lr: Rate = 1.0
     option: Literal[1, 2] = 2  # new control variate: 1 full gradient at the server's model, 2 steps' mean
+    optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor) -> Client:
-        return Client(c=torch.zeros_like(x0))
+        return Client(c=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
 
     def init_server(self, x0: Tensor) -> Server:
         return Server(x=x0, c=torch.zeros_like(x0))
@@ -49,12 +52,12 @@ class SCAFFOLD(ServerAlgorithm[Server]):
         return server
 
     def client(self, s: Client, received: Server, oracle: Oracle) -> tuple[Client, Update]:
-        x, c = received
-        y = x
-        for _ in range(self.local_steps):
-            y = y - self.lr * (oracle.grad(y) - s.c + c)
-        c_new = oracle.full_grad(x) if self.option == 1 else s.c - c + (x - y) / (self.local_steps * self.lr)
-        return Client(c=c_new), Update(x=y - x, c=c_new - s.c)
+        x, correction = received.x, received.c - s.c
+        y, mean, memory = self.optimizer.descend_and_track(
+            x, lambda y: oracle.grad(y) + correction, self.lr, self.local_steps, s.memory
+        )
+        c = oracle.full_grad(x) if self.option == 1 else mean - correction
+        return Client(c=c, memory=memory), Update(x=y - x, c=c - s.c)
 
     def server(self, server: Server, mean: Update, share: float) -> Server:
         # Clients outside the cohort keep their control variates: (1/n) times the cohort's sum, not its mean.
@@ -71,6 +74,7 @@ class Node(NamedTuple):
     x: Tensor  # neighbours' weighted average of the models
     c: Tensor  # the node's control variate
     c_mean: Tensor  # its estimate of the mean control variate
+    memory: Memory = ()  # the optimiser's
 
 
 @ALGORITHMS.register(
@@ -85,17 +89,20 @@ class DSCAFFOLD(Algorithm):
     lr: Rate
     local_steps: Count = 1
     naive: bool = False  # mix the control variates themselves: same traffic, biased on sparse graphs
+    optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
-        return Node(x=x0, c=torch.zeros_like(x0), c_mean=torch.zeros_like(x0))
+        zero = torch.zeros_like(x0)
+        return Node(x=x0, c=zero, c_mean=zero, memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        y = s.x
-        for _ in range(self.local_steps):
-            y = y - self.lr * (oracle.grad(y) - s.c + s.c_mean)
-        c = s.c - s.c_mean + (s.x - y) / (self.local_steps * self.lr)
+        correction = s.c_mean - s.c
+        y, mean, memory = self.optimizer.descend_and_track(
+            s.x, lambda y: oracle.grad(y) + correction, self.lr, self.local_steps, s.memory
+        )
+        c = mean - correction
         mixed = peers.exchange(Update(x=y, c=c if self.naive else s.c_mean + c - s.c)).mixed
-        return Node(x=mixed.x, c=c, c_mean=mixed.c)
+        return Node(x=mixed.x, c=c, c_mean=mixed.c, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.c - s.c_mean

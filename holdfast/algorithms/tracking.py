@@ -8,15 +8,17 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count, Whole
+from holdfast.optimizers import PLAIN
 
 
 class Node(NamedTuple):
     x: Tensor  # the node's own model
     y: Tensor  # tracker: its mean over the network is the mean of g, always
     g: Tensor  # the gradient that the tracker last took in
+    memory: Memory = ()  # the optimiser's, in DSGT
 
 
 class Message(NamedTuple):
@@ -94,18 +96,21 @@ class DSGT(Tracking):
     columnwise: ClassVar[bool] = True
 
     local_steps: Whole = 1  # K plain steps before the tracking step; 0 is gradient tracking
+    optimizer: Optimizer = PLAIN  # of the plain steps
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
+        return super().init(x0, oracle, peers)._replace(memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        x = s.x
-        for _ in range(self.local_steps):
-            x = x - self.lr * oracle.grad(x)
+        x, memory = self.optimizer.descend(s.x, oracle.grad, self.lr, self.local_steps, s.memory)
         # g stays the gradient at the last tracking point, so that the trackers keep their mean.
-        return combine_then_adapt(s._replace(x=x), oracle, peers, self.lr)
+        return combine_then_adapt(s._replace(x=x), oracle, peers, self.lr)._replace(memory=memory)
 
 
 class Corrected(NamedTuple):
     x: Tensor  # neighbours' weighted average of the models
     c: Tensor  # correction; tends to minus the node's own gradient at the optimum, sums to zero
+    memory: Memory = ()  # the optimiser's
 
 
 class Progress(NamedTuple):
@@ -123,17 +128,17 @@ class KGT(Algorithm):
     lr: Rate
     local_steps: Count = 1
     server_lr: Rate = 1.0  # share of the local progress that is kept; 1 makes it decentralised SCAFFOLD
+    optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Corrected:
-        return Corrected(x=x0, c=torch.zeros_like(x0))
+        return Corrected(x=x0, c=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
 
     def round(self, s: Corrected, oracle: Oracle, peers: Peers) -> Corrected:
-        y = s.x
-        for _ in range(self.local_steps):
-            y = y - self.lr * (oracle.grad(y) + s.c)
-        z = (s.x - y) / (self.local_steps * self.lr)
+        y, z, memory = self.optimizer.descend_and_track(
+            s.x, lambda y: oracle.grad(y) + s.c, self.lr, self.local_steps, s.memory
+        )
         mixed = peers.exchange(Progress(x=s.x + self.server_lr * (y - s.x), z=z)).mixed
-        return Corrected(x=mixed.x, c=s.c - z + mixed.z)
+        return Corrected(x=mixed.x, c=s.c - z + mixed.z, memory=memory)
 
     def model(self, s: Corrected) -> Tensor:
         return s.x

@@ -8,14 +8,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count
+from holdfast.optimizers import PLAIN
 
 
 class Node(NamedTuple):
     x: Tensor  # everybody's mean model
     delta: Tensor  # the node's mean gradient minus everybody's; sums to zero
+    memory: Memory = ()  # the optimiser's
 
 
 @ALGORITHMS.register("vrl-sgd", family="corrected, with a server", paper="Liang et al. 2019")
@@ -29,16 +31,17 @@ class VRLSGD(Algorithm):
 
     lr: Rate
     local_steps: Count = 1
+    optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
-        return Node(x=x0, delta=torch.zeros_like(x0))
+        return Node(x=x0, delta=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        y = s.x
-        for _ in range(self.local_steps):
-            y = y - self.lr * (oracle.grad(y) - s.delta)
+        y, memory = self.optimizer.descend(
+            s.x, lambda y: oracle.grad(y) - s.delta, self.lr, self.local_steps, s.memory
+        )
         mean = peers.exchange(y).mixed
-        return Node(x=mean, delta=s.delta + (mean - y) / (self.local_steps * self.lr))
+        return Node(x=mean, delta=s.delta + (mean - y) / (self.local_steps * self.lr), memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.delta
@@ -49,6 +52,7 @@ class VRLSGD(Algorithm):
 
 class Model(NamedTuple):
     x: Tensor  # everybody's mean model
+    memory: Memory = ()  # the optimiser's
 
 
 @ALGORITHMS.register("fedlin", family="corrected, with a server", paper="Mitra et al. 2021")
@@ -62,17 +66,18 @@ class FedLin(Algorithm):
 
     lr: Rate
     local_steps: Count = 1
+    optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Model:
-        return Model(x=x0)
+        return Model(x=x0, memory=self.optimizer.memory(x0))
 
     def round(self, s: Model, oracle: Oracle, peers: Peers) -> Model:
         own = oracle.full_grad(s.x)
-        everybody = peers.exchange(own).mixed
-        y = s.x
-        for _ in range(self.local_steps):
-            y = y - self.lr * (oracle.grad(y) - own + everybody)
-        return Model(x=peers.exchange(y).mixed)
+        correction = peers.exchange(own).mixed - own
+        y, memory = self.optimizer.descend(
+            s.x, lambda y: oracle.grad(y) + correction, self.lr, self.local_steps, s.memory
+        )
+        return Model(x=peers.exchange(y).mixed, memory=memory)
 
     def model(self, s: Model) -> Tensor:
         return s.x

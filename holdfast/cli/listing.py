@@ -20,6 +20,7 @@ from holdfast.data import DATASETS, PARTITIONS
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.experiments.metrics import EXPENSIVE, METRICS
 from holdfast.models import MODELS
+from holdfast.optimizers import OPTIMIZERS
 from holdfast.problem.losses import LOSSES
 from holdfast.solvers import SOLVERS
 from holdfast.topology import DISTRIBUTIONS, MIXINGS, TOPOLOGIES, Network, ring, server
@@ -33,6 +34,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "models": MODELS,
     "losses": LOSSES,
     "schedules": SCHEDULES,
+    "optimizers": OPTIMIZERS,
     "solvers": SOLVERS,
     "distributions": DISTRIBUTIONS,
 }

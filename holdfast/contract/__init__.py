@@ -11,6 +11,7 @@ network is a server, with the average of everybody. A ``ServerAlgorithm`` keeps 
 run with a sampled cohort of clients.
 """
 
+from holdfast.contract.local import OPTIMIZERS, Gradient, LocalOptimizer, Memory, Optimizer
 from holdfast.contract.methods import ALGORITHMS, Algorithm, Method, ServerAlgorithm, State
 from holdfast.contract.oracle import Oracle
 from holdfast.contract.peers import Edges, Inbox, Peers
@@ -20,16 +21,21 @@ from holdfast.core.validation import Count, NonNegative, Positive, Whole
 
 __all__ = [
     "ALGORITHMS",
+    "OPTIMIZERS",
     "SCHEDULES",
     "SOLVERS",
     "Algorithm",
     "Count",
     "Edges",
+    "Gradient",
     "Inbox",
+    "LocalOptimizer",
     "LocalProblem",
     "LocalSolver",
+    "Memory",
     "Method",
     "NonNegative",
+    "Optimizer",
     "Oracle",
     "Peers",
     "Positive",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from pydantic import BeforeValidator, InstanceOf
 from torch import Tensor
@@ -82,18 +82,7 @@ def require_smooth(solver: str, problem: LocalProblem, *, l1: bool = False) -> N
 
 SOLVERS: Registry[Solver] = Registry("solver")
 
-
-def _from_config(value: Any) -> Any:
-    """``solver = "newton"`` or ``solver = { name = "aogm", tolerance = 1e-12 }`` in an experiment file."""
-    if isinstance(value, str):
-        return SOLVERS.build(value, {})
-    if isinstance(value, dict) and "name" in value:
-        options = dict(value)
-        return SOLVERS.build(options.pop("name"), options)
-    return value
-
-
 if TYPE_CHECKING:
     LocalSolver = Solver
 else:
-    LocalSolver = Annotated[InstanceOf[Solver], BeforeValidator(_from_config)]
+    LocalSolver = Annotated[InstanceOf[Solver], BeforeValidator(SOLVERS.chosen)]

@@ -74,6 +74,14 @@ class Registry(Generic[T]):
         known = {key: value for key, value in context.items() if key in accepted}
         return maker(**check_arguments(f"{self.kind} {name!r}", maker, {**given, **known}))
 
+    def chosen(self, value: Any) -> Any:
+        """``value``, or what it stands for in an experiment file: a name, or a table with a name."""
+        if isinstance(value, str):
+            return self.build(value, {})
+        if isinstance(value, dict) and "name" in value:
+            return self.build(value["name"], {key: given for key, given in value.items() if key != "name"})
+        return value
+
     def describe(self, name: str) -> dict[str, Any]:
         """Name, one-line summary, parameters (each required or with its default) and notes."""
         maker = self[name]

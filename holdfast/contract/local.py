@@ -1,0 +1,88 @@
+"""Local optimisers: how a node turns the gradients of its local phase into steps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from pydantic import BeforeValidator, InstanceOf
+from torch import Tensor
+
+from holdfast.core.registry import Registry
+from holdfast.core.validation import check_fields
+
+Memory = Any  # an optimiser's state: () or a NamedTuple of tensors [..., d]; a counter is [..., 1]
+Gradient = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LocalOptimizer(ABC):
+    """A rule for local steps ``x - lr * direction``, all nodes at once; its parameters are plain numbers."""
+
+    keep: bool = field(default=False, kw_only=True)  # its memory lasts for all rounds, or begins anew in each
+
+    def __post_init__(self) -> None:
+        check_fields(type(self).__name__, self)
+
+    @abstractmethod
+    def init(self, x: Tensor) -> Memory:
+        """The memory before the first step from ``x``."""
+
+    @abstractmethod
+    def update(self, gradient: Tensor, memory: Memory, x: Tensor) -> tuple[Tensor, Memory]:
+        """The direction of the step from ``x``, and the memory after it."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether directions are the gradients themselves."""
+        return False
+
+    def memory(self, x0: Tensor) -> Memory:
+        """What a node holds before the first round: a part of the method's state."""
+        return self.init(x0) if self.keep else ()
+
+    def descend(
+        self, start: Tensor, gradient: Gradient, lr: float, steps: int, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """The local phase: where ``steps`` steps from ``start`` end, and the memory for the next round.
+
+        ``gradient`` is what the optimiser sees, the method's correction included.
+        """
+        x, memory = start, memory if self.keep else self.init(start)
+        for _ in range(steps):
+            direction, memory = self.update(gradient(x), memory, x)
+            x = x - lr * direction
+        return x, memory if self.keep else ()
+
+    def descend_and_track(
+        self, start: Tensor, gradient: Gradient, lr: float, steps: int, memory: Memory
+    ) -> tuple[Tensor, Tensor, Memory]:
+        """``descend``, and the mean of the gradients that the optimiser saw, from which corrections learn.
+
+        The mean direction would not do: a correction is added to gradients, so it needs their units and size.
+        Adam's directions have other units, and a sum of momentum is many times as long.
+        """
+        if self.plain:
+            x, memory = self.descend(start, gradient, lr, steps, memory)
+            return x, (start - x) / (steps * lr), memory
+        total = torch.zeros_like(start)
+
+        def seen(x: Tensor) -> Tensor:
+            nonlocal total
+            slope = gradient(x)
+            total = total + slope
+            return slope
+
+        x, memory = self.descend(start, seen, lr, steps, memory)
+        return x, total / steps, memory
+
+
+OPTIMIZERS: Registry[LocalOptimizer] = Registry("optimizer")
+
+if TYPE_CHECKING:
+    Optimizer = LocalOptimizer
+else:
+    Optimizer = Annotated[InstanceOf[LocalOptimizer], BeforeValidator(OPTIMIZERS.chosen)]

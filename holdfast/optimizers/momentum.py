@@ -1,0 +1,42 @@
+"""Momentum: steps along a decaying mean, or sum, of the gradients so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from holdfast.contract.local import OPTIMIZERS, LocalOptimizer
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Velocity(NamedTuple):
+    m: Tensor
+
+
+@OPTIMIZERS.register("momentum")
+@dataclass(frozen=True)
+class Momentum(LocalOptimizer):
+    """Steps along m = beta m + (1 - beta) gradient, or along the sum m = beta m + gradient.
+
+    The mean is at most as long as a gradient. The sum, which PyTorch and PD-SGDM take, grows to 1/(1 - beta)
+    times that: ``lr`` has to be so much smaller.
+    """
+
+    beta: Decay = 0.9  # 0 is plain SGD
+    average: bool = True  # False: the sum
+
+    def init(self, x: Tensor) -> Velocity:
+        return Velocity(m=torch.zeros_like(x))
+
+    def update(self, gradient: Tensor, memory: Velocity, x: Tensor) -> tuple[Tensor, Velocity]:
+        m = self.beta * memory.m + ((1 - self.beta) * gradient if self.average else gradient)
+        return m, Velocity(m)
+
+    @property
+    def plain(self) -> bool:
+        return self.beta == 0

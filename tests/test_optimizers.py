@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from test_tracking_limits import pdsgdm_limit
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.contract.local import LocalOptimizer
+from holdfast.contract.local import OPTIMIZERS, LocalOptimizer
 from holdfast.core.tree import leaves, named_leaves
 from holdfast.engines.common.simulation import Simulation
 
@@ -167,6 +168,13 @@ def test_corrections_learn_from_gradients_and_not_from_directions(reference):
 
 
 # --- optimisers of a user's own -----------------------------------------------------------------------------
+
+
+def test_every_optimiser_is_listed_and_built_by_name():
+    listed = json.loads(holdfast("list", "optimizers", "--json").out)
+    assert [entry["name"] for entry in listed] == sorted(OPTIMIZERS)
+    for name in OPTIMIZERS:
+        assert hf.Gossip(lr=0.1, optimizer=name).optimizer == OPTIMIZERS.build(name, {})
 
 
 class Moments(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import BeforeValidator, InstanceOf
@@ -22,7 +22,13 @@ Gradient = Callable[[Tensor], Tensor]
 class LocalOptimizer(ABC):
     """A rule for local steps ``x - lr * direction``, all nodes at once; its parameters are plain numbers."""
 
+    columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
+
     keep: bool = field(default=False, kw_only=True)  # its memory lasts for all rounds, or begins anew in each
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.columnwise = vars(cls).get("columnwise", False)  # not inherited, as for methods
 
     def __post_init__(self) -> None:
         check_fields(type(self).__name__, self)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
+from holdfast.contract.local import LocalOptimizer
 from holdfast.contract.oracle import Oracle
 from holdfast.contract.peers import Peers
 from holdfast.contract.schedules import NamedSchedule
@@ -36,6 +37,12 @@ class Method:
                 for round in value.extremes:  # now, and not in the middle of a run
                     where = f"{type(self).__name__}.{name}: {value!r} at round {round}"
                     check(where, hints(type(self))[name], value(round))
+
+    @property
+    def may_be_padded(self) -> bool:
+        """Whether zeros may follow the columns of a row: the method and its optimiser, if any, declare it."""
+        parts = [part for part in vars(self).values() if isinstance(part, LocalOptimizer)]
+        return self.columnwise and all(part.columnwise for part in parts)
 
     def at(self, round: int) -> Self:
         """This method with every schedule among its hyperparameters evaluated at ``round``."""

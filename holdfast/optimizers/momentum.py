@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -26,6 +26,8 @@ class Momentum(LocalOptimizer):
     The mean is at most as long as a gradient. The sum, which PyTorch and PD-SGDM take, grows to 1/(1 - beta)
     times that: ``lr`` has to be so much smaller.
     """
+
+    columnwise: ClassVar[bool] = True
 
     beta: Decay = 0.9  # 0 is plain SGD
     average: bool = True  # False: the sum

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from holdfast.contract.local import OPTIMIZERS, LocalOptimizer, Memory
 @dataclass(frozen=True)
 class PlainSGD(LocalOptimizer):
     """Steps along the gradients themselves; remembers nothing."""
+
+    columnwise: ClassVar[bool] = True
 
     def init(self, x: Tensor) -> Memory:
         return ()

@@ -53,8 +53,7 @@ class RowGradients:
         convolutional = any(isinstance(part, _CONVOLUTIONS) for part in model.template.modules())
         self.on_cpu = model.x0.device.type == "cpu"
         self._convolves_on_cpu = convolutional and self.on_cpu
-        row_gradient = grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key))
-        self._stacked: StackedGradient = vmap(row_gradient)
+        self._stacked = self._stacked_on(model)
         known = traceable and all(map(_is_known, model.template.modules()))
         self.may_be_traced = self.on_cpu and known  # and compiled: the same is done in every call
         self._calls: Counter[tuple[int, ...]] = Counter()
@@ -63,6 +62,14 @@ class RowGradients:
         # Images laid out pixel by pixel are computed faster on a CPU, if planes are many.
         self.by_pixel = self._convolves_on_cpu and _planes_fill_registers(model.template)
         self.by_pixel = self.by_pixel and self._runs()
+
+    def _stacked_on(self, model: FlatModel) -> StackedGradient:
+        """The gradients of all rows in one call of ``model``."""
+        loss = self.loss
+        stacked: StackedGradient = vmap(
+            grad(lambda row, batch, key: loss(model, model.parameters(row), batch, key))
+        )
+        return stacked
 
     def __call__(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         if self.on_cpu and len(x) == 1:  # a node on its own, whose model may be large
@@ -91,11 +98,13 @@ class RowGradients:
     @cached_property
     def stackable(self) -> bool:
         """Whether two rows can be stacked; to be asked for before anything is compiled."""
-        rows = self.model.x0.expand(2, -1).contiguous()
+        model = self.model.copy()  # a call may leave tensors of its own in a module that occurs twice
+        rows = model.x0.expand(2, -1).contiguous()
         batch = Batch(*(torch.stack([part] * 2) for part in self.example))
-        keys = torch.stack([_no_key(self.model.x0)] * 2)
+        keys = torch.stack([_no_key(rows)] * 2)
+        gradient = self._stacked_on(model)
         return can_be_stacked(
-            lambda: vmap(self.model.evaluate)(rows, batch.x), lambda: self._stacked(rows, batch, keys)
+            lambda: vmap(model.evaluate)(rows, batch.x), lambda: gradient(rows, batch, keys)
         )
 
     @cached_property

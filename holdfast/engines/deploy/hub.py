@@ -20,7 +20,7 @@ from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.links import Wait, WaitLimitError
 from holdfast.engines.deploy.member import GRACE, Member, NetworkThread
-from holdfast.engines.deploy.messages import Header, MessageFile, TensorSpec
+from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile, TensorSpec
 from holdfast.engines.deploy.results import write_model
 from holdfast.engines.deploy.store import message_key, message_name, remove
 from holdfast.engines.deploy.template import client_message
@@ -60,25 +60,44 @@ class Hub(Member):
         self.service.submissions = self
         self.last = federation.rounds + 1  # the stage in which clients take leave
         self.arrivals: dict[Key, set[str]] = {}
-        for path in self.store.inbox.iterdir():
-            stage, exchange, name = message_key(path.name)
-            self.arrivals.setdefault((stage, exchange), set()).add(name)
-        saved = self.store.saved_state()
-        self.done = saved.header.round if saved is not None else 0
-        self.stage = self.done
-        self._saved = saved
-        if saved is not None:
-            self.costs = self.costs.from_notes(saved.header.notes["costs"])
-        method = federation.method
         self.expected: list[TensorSpec] | None = None
-        if isinstance(method, ServerAlgorithm):
+        if isinstance(federation.method, ServerAlgorithm):
             self.like = client_message(federation, model.dim)
             self.expected = self.wire_specs(self.like)
-            self.stage = self.done + 1  # clients may come before ``run`` gets there
+        self._restore()
         self._began = time.monotonic() - self.costs.seconds
+
+    def _restore(self) -> None:
+        """What is saved, and what clients have sent since."""
+        saved = self._saved = self.store.saved_state()
+        self.done = saved.header.round if saved is not None else 0
+        self.stage = self.done + 1 if self._leads else self.done  # clients may come before ``run`` gets there
+        if saved is not None:
+            self.costs = self.costs.from_notes(saved.header.notes["costs"])
+            self.dependencies.add(saved.header.depends_on)
+        self.outbox.lost.clear()  # computed again from the state, or from the clients' messages
+        for path in self.store.inbox.iterdir():
+            self._take_in(path)
+
+    def _take_in(self, path: Path) -> None:
+        """A client's message that came before; if it is damaged, the client has to send it again."""
+        stage, exchange, name = message_key(path.name)
+        senders = self.arrivals.setdefault((stage, exchange), set())
+        try:
+            self.dependencies.add(self.store.own(path, name, (stage, exchange)).header.depends_on)
+            senders.add(name)
+        except DamagedError as error:
+            remove(path)
+            senders.discard(name)
+            advice = f"; start {name} again: it sends the message once more" if stage > self.done else ""
+            self.events.complain("a file is damaged", reason=f"{error}{advice}", peer=name)
 
     def run(self) -> None:
         """Serves until every client has finished."""
+        self.recovering(self._run_on, self._restore)
+
+    def _run_on(self) -> None:
+        """From what is saved to the end."""
         self.events.log("starting" if self.done == 0 else "resuming", round=self.done)
         method = self.federation.method
         if isinstance(method, ServerAlgorithm):
@@ -98,6 +117,8 @@ class Hub(Member):
         state = method.at(0).init_server(self.x0.clone())
         if self._saved is not None:
             state = self._saved.read(state, self.x0.device)
+        else:
+            self._save(0, state)
         self._forget(self.done)
         for r in range(self.done, self.federation.rounds):
             now = method.at(r)
@@ -125,18 +146,18 @@ class Hub(Member):
     def _save(self, done: int, state: Any) -> None:
         before = time.monotonic()
         self.costs.seconds = before - self._began
-        self.store.save_state(done, state, {"costs": self.cost_notes()})
+        self.store.save_state(done, state, {"costs": self.cost_notes()}, self.dependencies.known)
         self.done = done
         self.costs.saving += time.monotonic() - before
         self.events.log("round done", round=done)
 
     def _forget(self, done: int) -> None:
-        """All messages of the finished rounds: every client of their cohorts has been heard."""
+        """All messages of the rounds before the last finished one, which may have to be computed again."""
         for stage, exchange, _ in list(self.outbox.messages):
-            if stage <= done:
+            if stage < done:
                 self.outbox.discard(stage, exchange)
         for key in list(self.arrivals):  # a copy: the event loop adds to it
-            if key[0] <= done:
+            if key[0] < done:
                 self._drop(key)
 
     # --- averaging for methods without a leader -------------------------------------------------------
@@ -144,9 +165,11 @@ class Hub(Member):
     def _average(self) -> None:
         """Whatever everybody has sent is averaged, exchange by exchange, until all take leave."""
         names = self.federation.names
+        if self._saved is None:
+            self._save(0, ())
         self.stage = max([self.done, *(key[0] for key in self.outbox.messages)])
         self.phase = "averaging"
-        for message in self.outbox.messages.values():  # published after the costs were last saved
+        for message in list(self.outbox.messages.values()):  # published after the costs were last saved
             if message.header.round > self.done:
                 self._count(message)
         while True:
@@ -158,15 +181,13 @@ class Hub(Member):
             if self.stage - 1 > self.done:  # everybody is past the rounds before
                 self._save(self.stage - 1, ())
                 self._forget(self.stage - 1)
-            if (*key, "") not in self.outbox.messages:
-                first = self._file(key, names[0])
-                like = [
-                    torch.empty(t.shape, device="meta", dtype=self.x0.dtype) for t in first.header.tensors
-                ]
-                mean = self._mean(key, names, tuple(like))
-                header = self.header(key[1], mean).model_copy(update={"tensors": first.header.tensors})
-                self._count(self.outbox.publish(header, mean))
-            self._drop(key)
+            first = self._file(key, names[0])
+            like = [torch.empty(t.shape, device="meta", dtype=self.x0.dtype) for t in first.header.tensors]
+            mean = self._mean(key, names, tuple(like))
+            header = self.header(key[1], mean).model_copy(update={"tensors": first.header.tensors})
+            self._count(self.outbox.publish(header, mean))
+            for before in [before for before in list(self.arrivals) if before < key]:
+                self._drop(before)  # everybody has had that mean: without it, nobody could have sent this
 
     def _count(self, mean: MessageFile) -> None:
         """Every client is sent it."""
@@ -176,11 +197,15 @@ class Hub(Member):
     async def _complete(self, names: list[str]) -> Key:
         """The next exchange of which all messages are here."""
         while True:
-            for key in sorted(self.arrivals):
+            waiting = [key for key in sorted(self.arrivals) if not self._averaged(key)]
+            for key in waiting:
                 if self.arrivals[key] >= set(names):
                     return key
-            earliest = min(self.arrivals, default=(self.stage, 0))
-            await self._everybody(earliest, names, once=True)
+            await self._everybody(waiting[0] if waiting else (self.stage + 1, 0), names, once=True)
+
+    def _averaged(self, key: Key) -> bool:
+        """Whether the messages of an exchange are in a mean already."""
+        return (*key, "") in self.outbox.messages or 0 < self.done >= key[0]
 
     # --- clients' messages ----------------------------------------------------------------------------
 
@@ -208,8 +233,8 @@ class Hub(Member):
                 raise HoldfastError(f"cohort: you are not in that of round {stage}")
             expected = self.expected
         else:
-            if (*key, "") in self.outbox.messages or 0 < self.done >= stage:
-                return False  # it is in a mean already
+            if self._averaged(key):
+                return False
             self._plausible(header)
             self._only_one(header.sender)
             expected = header.tensors
@@ -236,8 +261,7 @@ class Hub(Member):
     def _only_one(self, sender: str) -> None:
         """Who waits for a mean has nothing else to send: nobody can fill the disk."""
         for key, senders in list(self.arrivals.items()):
-            averaged = (*key, "") in self.outbox.messages or 0 < self.done >= key[0]
-            if sender in senders and not averaged:
+            if sender in senders and not self._averaged(key):
                 raise HoldfastError(f"round: your message of round {key[0]} still waits for others")
 
     def arrived(self, header: Header) -> None:
@@ -270,7 +294,9 @@ class Hub(Member):
         """The mean of the messages of ``names``, added up in their order."""
         total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), like)
         for name in names:
-            self._file(key, name).add_to(total)
+            message = self._file(key, name)
+            message.verify()  # it may have been on disk for long
+            message.add_to(total)
         return tree_map(lambda t: t.div_(len(names)), total)
 
     def _file(self, key: Key, name: str) -> MessageFile:

@@ -6,7 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.engines.deploy.links import WaitLimitError
+from holdfast.engines.deploy.incarnations import MixedRunsError
+from holdfast.engines.deploy.links import RefusedForGoodError, WaitLimitError
 from holdfast.engines.deploy.member import GRACE
 from holdfast.engines.deploy.transport import together
 from holdfast.files import write_atomic
@@ -25,7 +26,7 @@ def part(node: Node) -> None:
             node.ask(lambda: _goodbye(node))
         else:
             node.ask(lambda: _all_parted(node))
-    except WaitLimitError as error:
+    except (WaitLimitError, RefusedForGoodError, MixedRunsError) as error:  # the model is written, and right
         node.events.log("finished, but a neighbour did not say so", "warning", reason=str(error))
         return
     write_atomic(node.folder / "parted", b"")

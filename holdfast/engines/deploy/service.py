@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
@@ -13,16 +14,26 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast.engines.deploy.credentials import Credentials, speaks_tls_1_2
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.incarnations import Dependencies, MixedRunsError
 from holdfast.engines.deploy.incoming import check_header, receive
-from holdfast.engines.deploy.messages import CHUNK, Header, Number, parse
+from holdfast.engines.deploy.messages import (
+    CHUNK,
+    DamagedError,
+    Header,
+    Incarnations,
+    MessageFile,
+    Number,
+    parse,
+)
 from holdfast.engines.deploy.outbox import Outbox
-from holdfast.engines.deploy.store import Store, message_name
+from holdfast.engines.deploy.store import START_ANEW, Store, message_key, message_name, remove
 from holdfast.errors import HoldfastError
 
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
 PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
 LARGEST_FRAME = CHUNK + (1 << 16)
+FOR_GOOD = grpc.StatusCode.ABORTED  # never gRPC's own answer: the asker cannot go on in this run
 
 CONNECTION = [
     ("grpc.max_receive_message_length", LARGEST_FRAME),
@@ -50,6 +61,7 @@ class Ask(BaseModel):
     start: str = Field(max_length=64)  # digest of the model that the asker started from
     round: Number
     exchange: Number
+    depends_on: Incarnations = {}  # what the asker's state depends on
 
 
 class Answer(BaseModel):
@@ -87,10 +99,13 @@ class Service:
         may_fetch: Callable[[str, int], bool],
         status: Callable[[], dict[str, Any]],
         current_round: Callable[[], int],
+        dependencies: Dependencies,
+        give_up: Callable[[HoldfastError], None],
     ) -> None:
         self.federation, self.name, self.start = federation, name, start
         self.store, self.outbox, self.events = store, outbox, events
         self.may_fetch, self.status, self.current_round = may_fetch, status, current_round
+        self.dependencies, self.give_up = dependencies, give_up
         self.submissions: Submissions | None = None
         self.secure = True
         self.members = {member.name for member in federation.members}
@@ -99,6 +114,7 @@ class Service:
         self.seen: dict[str, tuple[float, int]] = {}  # when each member last asked, and for which round
         self.released: dict[str, int] = {}  # the round before which each member has said to ask for nothing
         self.fetched: dict[str, int] = {}  # the last round of which each member has fetched a message
+        self.served: dict[str, Path] = {}  # the last message that each member was sent
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
@@ -136,10 +152,16 @@ class Service:
     async def fetch(self, frames: Frames, context: Any) -> AsyncIterator[bytes]:
         """The message of an exchange, in pieces, as soon as there is one."""
         who, ask = await self._question(frames, context)
-        message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
+        message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
+        if message is None:
+            await self._refuse_if_gone(context, who, ask)
+            message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
         if message is None:
             yield self._answer()
             return
+        if self.served.get(who) == message.path:  # it did not arrive well: is the file as it was written?
+            await self._verify(context, who, message)
+        self.served[who] = message.path
         lossless = self.federation.compression == "lossless"
         if ask.round > self.federation.rounds and self.submissions is None:
             # Written down before it has our farewell: then it may be gone, and we must not wait for its own.
@@ -155,6 +177,8 @@ class Service:
     async def agree(self, frames: Frames, context: Any) -> bytes:
         """Whether the sporadic link to the asker took part, as soon as that is decided."""
         who, ask = await self._question(frames, context)
+        if self.store.decision(ask.round, ask.exchange, who) is None:
+            await self._refuse_if_gone(context, who, ask)
         until = self.outbox.loop.time() + PATIENCE
         while (decision := self.store.decision(ask.round, ask.exchange, who)) is None:
             if not await self.outbox.changed(until - self.outbox.loop.time()):
@@ -190,8 +214,15 @@ class Service:
                 path = self.store.inbox / message_name(header.round, header.exchange, who)
                 squeezed = self.federation.compression == "lossless"
                 await receive(frames, header, path, squeezed=squeezed, keep=True, pool=self.pool)
+                try:
+                    self.dependencies.add(header.depends_on)
+                except HoldfastError:
+                    remove(path)
+                    raise
                 self.submissions.arrived(header)
                 self.outbox.wake()
+        except MixedRunsError as error:
+            await self._refuse_mixed(context, who, error)
         except HoldfastError as error:
             await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, who, str(error))
         except OSError as error:  # such as a full disk: the client tries again
@@ -227,6 +258,12 @@ class Service:
         if not self.may_fetch(who, ask.round):
             code = grpc.StatusCode.PERMISSION_DENIED
             await self._refuse(context, code, who, "not a neighbour")
+        try:
+            self.dependencies.check(ask.depends_on)
+        except MixedRunsError as error:
+            await self._refuse_mixed(context, who, error)
+        except HoldfastError as error:
+            await self._refuse(context, code, who, str(error))
         self._saw(who, ask.round)
         self.outbox.raise_floor(who, min(ask.round, self.current_round() + 1))
         return who, ask
@@ -243,6 +280,33 @@ class Service:
             code = grpc.StatusCode.PERMISSION_DENIED
             await self._refuse(context, code, name[:80] or "somebody", "not a member of the federation")
         return name
+
+    async def _refuse_mixed(self, context: Any, who: str, error: MixedRunsError) -> None:
+        """Both ends stop: neither can tell which of the two runs is the one that is wanted."""
+        try:
+            await self._refuse(context, FOR_GOOD, who, str(error))
+        finally:  # after the answer is on its way
+            self.give_up(error)
+
+    async def _refuse_if_gone(self, context: Any, who: str, ask: Ask) -> None:
+        """What is not here of a round that is over will never be: the asker was put back too far."""
+        now = self.current_round()
+        if ask.round < now:
+            reason = (
+                f"round {ask.round} is over: {self.name} is at round {now} and has no message of it left, so "
+                f"that {who} cannot catch up: put back its newest folder, or {START_ANEW}"
+            )
+            await self._refuse(context, FOR_GOOD, who, reason)
+
+    async def _verify(self, context: Any, who: str, message: MessageFile) -> None:
+        """Refuses a message that is damaged on our disk, and has it computed again."""
+        try:
+            await self.outbox.loop.run_in_executor(self.pool, message.verify)
+        except DamagedError as error:
+            self.outbox.lose(message_key(message.path.name), error)
+            self.give_up(error)
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            await self._refuse(context, code, who, "the message is damaged, and is being computed again")
 
     async def _refuse(self, context: Any, code: grpc.StatusCode, who: str, reason: str) -> None:
         self.events.complain("refused", peer=who, reason=reason)

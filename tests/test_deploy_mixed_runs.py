@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_runs import Run, deploy, describe
+from federation_runs import Run, Started, deploy, describe, stopped
 from member_processes import PATIENCE, Members
 
 from holdfast.engines.deploy.federation import make_federation
 from holdfast.engines.deploy.incarnations import Dependencies, MixedRunsError
+from holdfast.engines.deploy.member import Stopped
 from holdfast.errors import HoldfastError
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -22,6 +23,33 @@ SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 FEDLIN = {"name": "fedlin", "lr": 0.1, "local_steps": 2}
 SERVER = {"network": {"topology": "server"}}
 ROUNDS = 400
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "newcomer"),
+    [
+        pytest.param(GECL, {}, "b", id="between neighbours"),
+        pytest.param({"name": "dspodfl", "lr": 0.1}, {"network": {"links": 0.5}}, "b", id="sporadic"),
+        pytest.param(SCAFFOLD, {"network": {"topology": "server", "cohort": 2}}, "b", id="a client"),
+        pytest.param(SCAFFOLD, SERVER, "hub", id="a server"),
+        pytest.param(FEDLIN, SERVER, "b", id="an averaged client"),
+        pytest.param(FEDLIN, SERVER, "hub", id="an averaging server"),
+    ],
+)
+def test_two_runs_do_not_mix(algorithm: dict, changes: dict, newcomer: str, tmp_path: Path) -> None:
+    raw = describe(algorithm, rounds=12, **changes)
+    run = stopped(raw, tmp_path, at=6)
+    shutil.rmtree(tmp_path / newcomer)
+    started = Started(run)
+    started.until(lambda: newcomer in run.errors and len(run.errors) > 1)
+    for member in run.members.values():
+        member.stop()
+    started.end()
+    assert not run.models
+    for name, error in run.errors.items():
+        if not isinstance(error, Stopped):  # it noticed by itself
+            assert f"two runs are mixed: {newcomer} started anew" in str(error), name
+    assert not isinstance(run.errors[newcomer], Stopped)
 
 
 def killed_midway(raw: dict[str, Any], folder: Path) -> Members:
@@ -42,16 +70,17 @@ def other_data(members: Members, name: str) -> None:
     np.savez(path, **arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "changes", "newcomer", "noticing"),
     [
         pytest.param(GECL, {}, "b", ["b"], id="between neighbours"),  # and whoever else gets to ask it
-        pytest.param(SCAFFOLD, SERVER, "b", ["b", "hub"], id="a client", marks=pytest.mark.slow),
-        pytest.param(FEDLIN, SERVER, "b", ["b", "hub"], id="an averaged client", marks=pytest.mark.slow),
+        pytest.param(SCAFFOLD, SERVER, "b", ["b", "hub"], id="a client"),
+        pytest.param(FEDLIN, SERVER, "b", ["b", "hub"], id="an averaged client"),
         pytest.param(SCAFFOLD, SERVER, "hub", ["hub"], id="the server"),
     ],
 )
-def test_a_member_that_starts_anew_ends_the_run_with_an_error(
+def test_a_process_that_starts_anew_ends_the_run_with_an_error(
     algorithm: dict, changes: dict, newcomer: str, noticing: list[str], tmp_path: Path
 ) -> None:
     raw = describe(algorithm, rounds=ROUNDS, limits={"wait": PATIENCE}, **changes)

@@ -18,6 +18,7 @@ from holdfast.algorithms.base import ServerAlgorithm
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.incarnations import MixedRunsError
 from holdfast.engines.deploy.links import Wait, WaitLimitError
 from holdfast.engines.deploy.member import GRACE, Member, NetworkThread
 from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile, TensorSpec
@@ -76,7 +77,7 @@ class Hub(Member):
             self.costs = self.costs.from_notes(saved.header.notes["costs"])
             self.dependencies.add(saved.header.depends_on)
         self.outbox.lost.clear()  # computed again from the state, or from the clients' messages
-        for path in self.store.inbox.iterdir():
+        for path in self.store.received():
             self._take_in(path)
 
     def _take_in(self, path: Path) -> None:
@@ -106,7 +107,10 @@ class Hub(Member):
             self._average()
         self.phase = "finishing"
         write_json(self.folder / "report.json", self.report())
-        self.ask(self._linger)
+        try:
+            self.ask(self._linger)
+        except MixedRunsError as error:  # everybody had finished before somebody started anew
+            self.events.log("finished, but a client did not say so", "warning", reason=str(error))
         self.phase = "finished"
         self.events.log("finished")
 

@@ -17,7 +17,7 @@ from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member import Costs, Member, NetworkThread
-from holdfast.engines.deploy.messages import MessageFile
+from holdfast.engines.deploy.messages import DamagedError, MessageFile
 from holdfast.engines.deploy.parting import part
 from holdfast.engines.deploy.peers import NodePeers
 from holdfast.engines.deploy.results import MetricsTable, read_model, write_model
@@ -181,7 +181,11 @@ class Node(Member):
         async def submit() -> None:
             await (await self.link(self.server_name)).submit(message)
 
-        self.ask(submit)
+        try:
+            self.ask(submit)
+        except DamagedError as error:
+            self.outbox.lose(message_key(message.path.name), error)
+            raise
 
     def _to_server_again(self) -> None:
         """What was computed before the last state was saved: the server may not have it."""
@@ -213,7 +217,7 @@ class Node(Member):
         if any(self.done < round <= self.federation.rounds for round in self.outbox.lost):
             remove(self.folder / "report.json")  # the last round may have to be computed again
         self.outbox.lost.clear()
-        for path in self.store.inbox.iterdir():
+        for path in self.store.received():
             if message_key(path.name)[0] > self.federation.rounds:  # asked for again: others wait for that
                 remove(path)
         self.table.keep(upto=self.done if saved is not None else -1)
@@ -226,7 +230,7 @@ class Node(Member):
         self.store.save_state(done, self.state, notes, self.dependencies.known)
         self.done = done
         self.costs.saving += time.monotonic() - before
-        for path in self.store.inbox.iterdir():
+        for path in self.store.received():
             if message_key(path.name)[0] < done:  # those of this round may be needed to compute it again
                 remove(path)
         self.outbox.prune(done, lambda stage: [self.federation.names[j] for j in self._neighbours(stage)])

@@ -303,8 +303,10 @@ class Service:
         try:
             await self.outbox.loop.run_in_executor(self.pool, message.verify)
         except DamagedError as error:
-            self.outbox.lose(message_key(message.path.name), error)
-            self.give_up(error)
+            key = message_key(message.path.name)
+            if self.outbox.messages.get(key) is message:  # and not computed again already
+                self.outbox.lose(key, error)
+                self.give_up(error)
             code = grpc.StatusCode.FAILED_PRECONDITION
             await self._refuse(context, code, who, "the message is damaged, and is being computed again")
 

@@ -151,8 +151,11 @@ class Store:
 
     def _at_the_beginning(self) -> bool:
         """Whether nothing here can be later than the first round."""
-        names = [path.name for folder in (self.outbox, self.inbox) for path in folder.iterdir()]
-        return all(message_key(name)[0] <= 1 for name in names if not name.startswith("."))
+        return all(message_key(path.name)[0] <= 1 for path in [*self.outbox.iterdir(), *self.received()])
+
+    def received(self) -> list[Path]:
+        """The messages in the inbox, without those that are still coming in."""
+        return _whole(self.inbox)
 
     # --- decisions about sporadic links ------------------------------------------------------------------
 
@@ -176,11 +179,16 @@ class Store:
 
     def decided(self) -> list[tuple[int, int, str]]:
         """(round, exchange, peer) of all decisions that are kept."""
-        return [message_key(path.name) for path in self.decisions.iterdir()]
+        return [message_key(path.name) for path in _whole(self.decisions)]
 
     def forget_decision(self, round: int, exchange: int, peer: str) -> None:
         """Drops a decision that nobody will ask for again."""
         remove(self._decision(round, exchange, peer))
+
+
+def _whole(folder: Path) -> list[Path]:
+    """The files in ``folder``, without those that another thread is still writing."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
 def message_name(round: int, exchange: int, member: str = "") -> str:

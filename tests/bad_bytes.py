@@ -6,10 +6,11 @@ import json
 import math
 import random
 import struct
-import zlib
 from typing import Any, ClassVar
 
 import numpy as np
+
+from holdfast.engines.deploy.messages import Header
 
 ODD_VALUES: list[Any] = [
     None, True, -1, 0, 1.5, 2**31, 2**63, 10**40, math.nan, math.inf, "", "x", "\u0000", "é" * 70, "a" * 5000,
@@ -65,7 +66,7 @@ class Mangler:
         return json.dumps(head | {name: 1}).encode()
 
     def wrong_number(self, head: dict[str, Any]) -> bytes:
-        """Wrong round, exchange or checksum."""
+        """Wrong round or exchange."""
         copy = json.loads(json.dumps(head))
         table = self._tables(copy)
         numbers = [key for key, value in table.items() if type(value) is int] or ["round"]
@@ -117,8 +118,12 @@ class Mangler:
         frame = bytearray(frames[0])
         at = 4 * self.random.randrange(len(frame) // 4)
         frame[at : at + 4] = struct.pack("<f", self.random.choice(BAD_NUMBERS))
-        self._header(head)["checksum"] = zlib.crc32(bytes(frame))
-        return [bytes(frame), *frames[1:]]
+        spoiled, inner = [bytes(frame), *frames[1:]], self._header(head)
+        total = Header.model_validate(inner).hash()
+        for piece in spoiled:
+            total.update(piece)
+        inner["checksum"] = total.hexdigest()
+        return spoiled
 
     def wrong_numbers(self, head: dict[str, Any], frames: list[bytes]) -> list[bytes]:
         """The right size, and a checksum that is wrong."""

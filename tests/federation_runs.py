@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from holdfast.engines.deploy.credentials import Credentials, load_credentials, m
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation, make_federation
 from holdfast.engines.deploy.hub import Hub
-from holdfast.engines.deploy.member import Member, NetworkThread
+from holdfast.engines.deploy.member import Member, NetworkThread, Stopped
 from holdfast.engines.deploy.node import Node
 from holdfast.engines.deploy.site import initial_model, open_site
 from holdfast.problem.losses import LOSSES
@@ -179,6 +181,54 @@ def deploy(raw: dict[str, Any], folder: Path, timeout: float = 60.0) -> Run:
     if run.errors:
         raise next(iter(run.errors.values()))
     return run
+
+
+class Started:
+    """All members of a federation, or some of them, under way in threads."""
+
+    def __init__(self, run: Run, names: list[str] | None = None) -> None:
+        self.run, self.network = run, NetworkThread()
+        self.threads: dict[str, threading.Thread] = {}
+        run.members = {}
+        for name in names or [member.name for member in run.federation.members]:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        self.run.members[name] = self.run.member(name, self.network)
+        self.threads[name] = threading.Thread(target=self.run._run, args=[name], daemon=True)
+        self.threads[name].start()
+
+    def until(self, what: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not what():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def end(self) -> Run:
+        """Waits for all, and closes them."""
+        for thread in self.threads.values():
+            thread.join(90)
+            assert not thread.is_alive()
+        for member in self.run.members.values():
+            member.close()
+        self.network.close()
+        return self.run
+
+    def stop(self) -> None:
+        for member in self.run.members.values():
+            member.stop()
+        self.end()
+        for error in self.run.errors.values():
+            assert isinstance(error, Stopped), error
+        self.run.errors.clear()
+
+
+def stopped(raw: dict[str, Any], folder: Path, at: int) -> Run:
+    """A federation that was stopped when somebody had finished ``at`` rounds."""
+    started = Started(Run(make_federation(raw, "test"), folder))
+    started.until(lambda: max(member.done for member in started.run.members.values()) >= at)
+    started.stop()
+    return started.run
 
 
 # --- members as processes ----------------------------------------------------------------------------------

@@ -253,7 +253,6 @@ def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
             round=1,
             exchange=0,
             tensors=hub.wire_specs(hub.x0[None]),
-            checksum=0,
         )
         assert hub.admit(ahead)
         hub.arrived(ahead)

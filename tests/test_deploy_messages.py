@@ -37,7 +37,7 @@ LARGE = 3 * CHUNK // 4 + 1  # float32 numbers in more than three pieces, the las
 
 
 def header(tree: object, dtype: str | None = None, **fields: object) -> Header:
-    known = {"federation": "f", "sender": "a", "round": 3, "exchange": 1, "checksum": 0}
+    known = {"federation": "f", "sender": "a", "round": 3, "exchange": 1}
     return Header(**{**known, "tensors": specs(tree, dtype), **fields})
 
 

@@ -6,7 +6,6 @@ import os
 import resource
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -18,6 +17,8 @@ import torch
 from federation_runs import FORKS, _run_member, describe, saved_model, simulate
 from member_processes import PATIENCE, Members
 
+from holdfast.engines.deploy.doorkeeper import MOST_FROM_ONE_ADDRESS, Doorkeeper
+from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import make_federation
 
 FILES = 256  # that a member may open
@@ -70,52 +71,20 @@ def connect(address: str, count: int) -> list[socket.socket]:
     return [socket.create_connection((host, int(port))) for _ in range(count)]
 
 
-class Besieger:
-    """Holds idle connections to ``address``; ``again``: each that is closed is opened anew."""
-
-    def __init__(self, address: str, count: int, again: bool) -> None:
-        self.address, self.count, self.again = address, count, again
-        self.connections: list[socket.socket] = []
-        self.opened = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._besiege, daemon=True)
-
-    def __enter__(self) -> Besieger:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        for connection in self.connections:
-            connection.close()
-
-    def _besiege(self) -> None:
-        while not self._over.wait(0.05):
-            if self.again:
-                self.connections = [one for one in self.connections if not self._closed(one)]
-            try:
-                for _ in range(self.count - len(self.connections)):
-                    self.connections += connect(self.address, 1)
-                    self.opened += 1
-            except OSError:  # nobody listens any more
-                continue
-
-    @staticmethod
-    def _closed(connection: socket.socket) -> bool:
-        connection.setblocking(False)
-        try:
-            return connection.recv(1) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed it."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
-@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("topology", ["line", "server"])
-def test_idle_connections_of_a_stranger_stop_nobody(topology: str, again: bool, tmp_path: Path) -> None:
-    """600 connections to a member that may open 256 files; ``again``: reopened as long as it lasts."""
+def test_idle_connections_of_a_stranger_stop_nobody(topology: str, tmp_path: Path) -> None:
+    """600 connections to a member that may open 256 files, held to the end."""
     raw = describe(GECL, nodes=2, network={"topology": topology}, limits={"wait": PATIENCE})
     target = "hub" if topology == "server" else "a"
     address = next(m["address"] for m in [*raw["node"], raw.get("server")] if m and m["name"] == target)
@@ -125,11 +94,38 @@ def test_idle_connections_of_a_stranger_stop_nobody(topology: str, again: bool, 
         pid = members.processes[target].pid
         assert pid is not None
         assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (FILES, FILES)  # raised as far as it may be
-        with Besieger(address, 600, again) as besieger:
-            wait_for(lambda: besieger.opened >= 600, members)
+        with ExitStack() as stack:
+            for connection in connect(address, 600):
+                stack.enter_context(connection)
             for name in set(members.names) - {target}:
                 members.start(name)
             assert_simulated(members, raw)
+        idle = [entry["peer"] for entry in members.log(target) if entry["event"] == "idle connections"]
+        assert set(idle) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_oldest_strangers_have_to_go_and_members_stay(family: socket.AddressFamily) -> None:
+    """40 connections, of which the very first is a member's; IPv6 sockets take in IPv4 as well."""
+    dual = family == socket.AF_INET6
+    log: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        host = "::" if dual else "127.0.0.1"
+        listener = socket.create_server((host, 0), family=family, dualstack_ipv6=dual, backlog=64)
+        port = stack.enter_context(listener).getsockname()[1]
+        callers = []
+        door = Doorkeeper(100, Events("a", log.append), port)
+        for _ in range(MOST_FROM_ONE_ADDRESS + 8):
+            callers += connect(f"127.0.0.1:{port}", 1)
+            stack.enter_context(callers[-1])
+            stack.enter_context(listener.accept()[0])
+            if len(callers) <= 8:
+                door.look()  # these are the oldest
+        door.welcome(f"ipv4:127.0.0.1:{callers[0].getsockname()[1]}")
+        for _ in range(2):  # ended connections are there until their owner closes them
+            assert door.look() == 7
+            assert [is_closed(caller) for caller in callers] == [False, *7 * [True], *32 * [False]]
+    assert [entry["peer"] for entry in log] == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize("topology", [pytest.param("line", marks=pytest.mark.slow), "server"])

@@ -23,6 +23,7 @@ from holdfast.engines.deploy.credentials import (
 )
 from holdfast.engines.deploy.events import Events, silence
 from holdfast.engines.deploy.federation import Federation, make_federation, read_federation
+from holdfast.engines.deploy.incarnations import Dependencies
 from holdfast.engines.deploy.links import Link
 from holdfast.engines.deploy.member import require_loopback
 from holdfast.engines.deploy.site import read_data
@@ -194,7 +195,8 @@ async def _ask_all(federation: Federation, asker: str, credentials: Any) -> dict
     """What every member that can be reached says about itself, by name."""
 
     async def ask(peer: str) -> dict[str, Any]:
-        link = Link(federation, asker, peer, "", Path(), credentials, Events(asker, silence), {})
+        nothing = Dependencies(asker, "", ())  # who only looks on takes part in no run
+        link = Link(federation, asker, peer, "", Path(), credentials, Events(asker, silence), {}, nothing)
         try:
             return await link.status(timeout=5.0)
         finally:

@@ -85,7 +85,6 @@ class Doorkeeper:
                 if place in surplus:
                     with suppress(OSError):  # it has just ended
                         connection.shutdown(socket.SHUT_RDWR)
-            self.strangers = [place for place in self.strangers if place not in surplus]
             address = next(iter(surplus))[0]
             reason = "too many without a certificate: the oldest were closed"
             self.events.complain("idle connections", peer=address, reason=reason)
@@ -107,9 +106,9 @@ class Doorkeeper:
             with suppress(OSError):  # not connected, or closed meanwhile
                 if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                     continue
-                with socket.fromfd(int(name), socket.AF_INET, socket.SOCK_STREAM) as connection:
-                    ours = connection.getsockname()
-                    if isinstance(ours, tuple) and ours[1] == self.port:
+                with socket.socket(fileno=os.dup(int(name))) as connection:
+                    internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                    if internet and connection.getsockname()[1] == self.port:
                         yield _place(*connection.getpeername()[:2]), connection
 
 

@@ -23,9 +23,10 @@ from holdfast.core.tree import row_size, tree_map
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.incarnations import MixedRunsError
 from holdfast.engines.deploy.links import Wait, WaitLimitError
 from holdfast.engines.deploy.member import GRACE, Member, NetworkThread
-from holdfast.engines.deploy.messages import Header, MessageFile
+from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile
 from holdfast.engines.deploy.results import write_model
 from holdfast.engines.deploy.store import message_key, message_name, remove
 from holdfast.engines.deploy.template import averaged_messages, client_message
@@ -70,28 +71,53 @@ class Hub(Member):
         self.service.submissions = self
         self.last = federation.rounds + 1  # the stage in which clients take leave
         self.arrivals: dict[Key, set[str]] = {}
-        for path in self.store.inbox.iterdir():
-            stage, exchange, name = message_key(path.name)
-            self.arrivals.setdefault((stage, exchange), set()).add(name)
-        saved = self.store.saved_state()
-        self.done = saved.header.round if saved is not None else 0
-        self._saved = saved
-        if saved is not None:
-            self.costs = self.costs.from_notes(saved.header.notes["costs"])
-        # Clients may come before ``run`` gets there.
         if isinstance(federation.method, ServerAlgorithm):
             self._like = client_message(federation, model.dim)
-            self.due = self._due_in_round(self.done + 1)
         else:
             self._messages = lru_cache(2)(lambda stage: averaged_messages(federation, model.dim, stage))
-            first = (self.done + 1 if self.done else 0, 0)
-            averaged = [(stage, exchange + 1) for stage, exchange, _ in self.outbox.messages]
-            self.due = self._due_from(max([first, *averaged]))
-        self.stage = self.due.key[0]
+        self._restore()
         self._began = time.monotonic() - self.costs.seconds
+
+    def _restore(self) -> None:
+        """What is saved, and what clients have sent since."""
+        saved = self._saved = self.store.saved_state()
+        self.done = saved.header.round if saved is not None else 0
+        if saved is not None:
+            self.costs = self.costs.from_notes(saved.header.notes["costs"])
+            self.dependencies.add(saved.header.depends_on)
+        self.due = self._next_due()  # clients may come before ``run`` gets there
+        self.stage = self.due.key[0]
+        self.outbox.lost.clear()  # computed again from the state, or from the clients' messages
+        for path in self.store.received():
+            self._take_in(path)
+
+    def _next_due(self) -> Due:
+        """What is to be taken in after what is saved, and after the means that are published."""
+        if isinstance(self.federation.method, ServerAlgorithm):
+            return self._due_in_round(self.done + 1)
+        first = (self.done + 1 if self.done else 0, 0)
+        averaged = [(stage, exchange + 1) for stage, exchange, _ in self.outbox.messages]
+        return self._due_from(max([first, *averaged]))
+
+    def _take_in(self, path: Path) -> None:
+        """A client's message that came before; if it is damaged, the client has to send it again."""
+        stage, exchange, name = message_key(path.name)
+        senders = self.arrivals.setdefault((stage, exchange), set())
+        try:
+            self.dependencies.add(self.store.own(path, name, (stage, exchange)).header.depends_on)
+            senders.add(name)
+        except DamagedError as error:
+            remove(path)
+            senders.discard(name)
+            advice = f"; start {name} again: it sends the message once more" if stage > self.done else ""
+            self.events.complain("a file is damaged", reason=f"{error}{advice}", peer=name)
 
     def run(self) -> None:
         """Serves until every client has finished."""
+        self.recovering(self._run_on, self._restore)
+
+    def _run_on(self) -> None:
+        """From what is saved to the end."""
         self.events.log("starting" if self.done == 0 else "resuming", round=self.done)
         method = self.federation.method
         if isinstance(method, ServerAlgorithm):
@@ -101,7 +127,10 @@ class Hub(Member):
         self.phase = "finishing"
         report = self.report()
         self.insist(lambda: write_json(self.folder / "report.json", report))
-        self.ask(self._linger)
+        try:
+            self.ask(self._linger)
+        except MixedRunsError as error:  # everybody had finished before somebody started anew
+            self.events.log("finished, but a client did not say so", "warning", reason=str(error))
         self.phase = "finished"
         self.events.log("finished")
 
@@ -112,6 +141,8 @@ class Hub(Member):
         state = method.at(0).init_server(self.x0.clone())
         if self._saved is not None:
             state = self._saved.read(state, self.x0.device)
+        else:
+            self._save(0, state)
         self._forget(self.done)
         for r in range(self.done, self.federation.rounds):
             now = method.at(r)
@@ -144,32 +175,31 @@ class Hub(Member):
     def _save(self, done: int, state: Any) -> None:
         before = time.monotonic()
         self.costs.seconds = before - self._began
-        notes = {"costs": self.cost_notes()}
-        self.insist(lambda: self.store.save_state(done, state, notes))
+        notes, known = {"costs": self.cost_notes()}, self.dependencies.known
+        self.insist(lambda: self.store.save_state(done, state, notes, known))
         self.done = done
         self.costs.saving += time.monotonic() - before
         self.events.log("round done", round=done)
 
     def _forget(self, done: int) -> None:
-        """All messages of the finished rounds: every client of their cohorts has been heard."""
+        """All messages of the rounds before the last finished one, which may have to be computed again."""
         for stage, exchange, _ in list(self.outbox.messages):
-            if stage <= done:
+            if stage < done:
                 self.outbox.discard(stage, exchange)
         for key in list(self.arrivals):  # a copy: the event loop adds to it
-            if key[0] <= done:
+            if key[0] < done:
                 self._drop(key)
 
     # --- averaging for methods without a leader -------------------------------------------------------
 
     def _average(self) -> None:
         """Exchange by exchange, what everybody has sent is averaged, until all take leave."""
+        if self._saved is None:
+            self._save(0, ())
         self.phase = "averaging"
-        for message in self.outbox.messages.values():  # published after the costs were last saved
+        for message in list(self.outbox.messages.values()):  # published after the costs were last saved
             if message.header.round > self.done:
                 self._count(message)
-        for key in list(self.arrivals):  # averaged just before a crash
-            if key != self.due.key:
-                self._drop(key)
         while self.due.key[0] < self.last:
             stage, exchange = key = self.due.key
             self.stage = stage
@@ -180,7 +210,8 @@ class Hub(Member):
             header = self.header(exchange, mean)
             self.due = self._due_from((stage, exchange + 1))  # whoever has the mean may send what follows
             self._count(self.publish(header, mean))
-            self._drop(key)
+            for before in [before for before in list(self.arrivals) if before < key]:
+                self._drop(before)  # everybody has had that mean: without it, nobody could have sent this
         self.stage = self.last
         self.ask(self._everybody)
         self._save(self.federation.rounds, ())
@@ -251,7 +282,9 @@ class Hub(Member):
         due = self.due
         total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), due.like)
         for name in due.names:
-            self._file(due.key, name).add_to(total)
+            message = self._file(due.key, name)
+            message.verify()  # it may have been on disk for long
+            message.add_to(total)
         return tree_map(lambda t: t.div_(len(due.names)), total)
 
     def _file(self, key: Key, name: str) -> MessageFile:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import zlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,7 +72,7 @@ class Incoming:
         if len(dtypes) > 1:
             raise HoldfastError("tensors: expected one number type for all")
         self.dtype = numpy_type(dtypes.pop()) if dtypes else np.dtype(np.uint8)
-        self.got, self.checksum = 0, 0
+        self.got, self.hash = 0, header.hash()
         self.temporary = path.with_name(f".{path.name}.{id(self):x}.partial")
         self.file = self.temporary.open("wb", buffering=0)
 
@@ -88,7 +87,7 @@ class Incoming:
             frame = expand(frame, expected, self.dtype.itemsize)
         if len(frame) != expected or not expected:
             raise HoldfastError(f"size of a piece: expected {expected} bytes, got {len(frame)}")
-        self.checksum = zlib.crc32(frame, self.checksum)
+        self.hash.update(frame)
         if not is_finite(np.frombuffer(frame, self.dtype)):
             raise HoldfastError("a number is infinite or NaN")
         put(self.file, frame)
@@ -103,7 +102,7 @@ class Incoming:
         """The whole message; ``keep``: it has to survive a power cut."""
         if self.got != self.header.size:
             raise HoldfastError(f"cut off: after {self.got} of {self.header.size} bytes")
-        if self.checksum != self.header.checksum:
+        if self.hash.hexdigest() != self.header.checksum:
             raise HoldfastError("the checksum does not match")
         if keep:
             os.fsync(self.file.fileno())

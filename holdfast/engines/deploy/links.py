@@ -18,11 +18,13 @@ from holdfast.core.errors import HoldfastError, printable
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.incarnations import Dependencies, MixedRunsError
 from holdfast.engines.deploy.incoming import check_header, receive
-from holdfast.engines.deploy.messages import Header, MessageFile, TensorSpec, parse
+from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile, TensorSpec, parse
 from holdfast.engines.deploy.scarcity import SCARCE
 from holdfast.engines.deploy.service import (
     CONNECTION,
+    FOR_GOOD,
     MODEL_KEY,
     NAME_KEY,
     PATIENCE,
@@ -32,7 +34,7 @@ from holdfast.engines.deploy.service import (
     Ask,
 )
 from holdfast.engines.deploy.status import read_status
-from holdfast.engines.deploy.store import message_name
+from holdfast.engines.deploy.store import message_name, remove
 
 T = TypeVar("T")
 
@@ -48,6 +50,10 @@ RECONNECTION = [
 
 class WaitLimitError(HoldfastError):
     """A neighbour was waited for in vain; the member can be started again."""
+
+
+class RefusedForGoodError(HoldfastError):
+    """Another member will never give what was asked for: going on together is impossible."""
 
 
 @dataclass
@@ -77,15 +83,17 @@ class Link:
         credentials: Credentials | None,
         events: Events,
         waits: dict[str, Wait],
+        dependencies: Dependencies,
     ) -> None:
         self.federation, self.name, self.peer, self.start = federation, name, peer, start
-        self.inbox, self.events, self.waits = inbox, events, waits
+        self.inbox, self.events, self.waits, self.dependencies = inbox, events, waits, dependencies
         self.channel = open_channel(federation, peer, credentials)
         said = {NAME_KEY: "" if credentials else name, MODEL_KEY: federation.model_identity}
         self.metadata = tuple((key, value) for key, value in said.items() if value) or None
         self.pool = ThreadPoolExecutor(1, f"from-{peer}")
         self.round = 0  # where the peer is, as far as we know
         self.bytes_received = self.bytes_sent = self.retries = 0
+        self._introduced = False
 
     async def close(self) -> None:
         await self.channel.close()
@@ -94,9 +102,13 @@ class Link:
     # --- what can be asked ---------------------------------------------------------------------------------
 
     async def fetch(self, round: int, exchange: int, tensors: list[TensorSpec]) -> MessageFile:
-        """The peer's message of an exchange, checked; waits for it."""
-        size = sum(tensor.size for tensor in tensors)
-        message = await self._patiently(lambda: self._fetch(round, exchange, tensors), size)
+        """The peer's message of an exchange, checked; waits for it, unless it came before."""
+
+        async def attempt() -> MessageFile | None:
+            kept = await self._kept(round, exchange, tensors)
+            return kept if kept is not None else await self._fetch(round, exchange, tensors)
+
+        message = await self._patiently(attempt, sum(tensor.size for tensor in tensors))
         self._heard_of(round, round)
         return message
 
@@ -120,11 +132,18 @@ class Link:
         """Brings ``message`` to the server, and returns when it is safe there."""
 
         async def attempt() -> bool | None:
+            if not self._introduced:  # so that the server knows first which run the message is of
+                await self._ask("Release", message.header.round, 0)
+                self._introduced = True
             pieces = message.chunks()
             first = list(islice(pieces, 1))  # gRPC would hide from us that the file cannot be opened
             frames = self._frames(message.header, chain(first, pieces))
             call = self._method("stream_unary", "Submit")(frames, metadata=self.metadata)
-            answer = parse(Answer, await call)
+            try:
+                answer = parse(Answer, await call)
+            except grpc.aio.AioRpcError:  # is our own file as it was written?
+                await asyncio.get_running_loop().run_in_executor(self.pool, message.verify)
+                raise
             return True if answer.received else None
 
         await self._patiently(attempt, message.header.size)
@@ -160,6 +179,8 @@ class Link:
                         return result
                     wait.problem = ""
                 except grpc.aio.AioRpcError as error:
+                    if error.code() is FOR_GOOD:
+                        raise RefusedForGoodError(f"{self.peer} refuses: {_reason(error)}") from None
                     wait.problem = _reason(error)
                     if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                         # We disagree about the file or the model, which waiting alone does not mend.
@@ -171,6 +192,8 @@ class Link:
                         raise
                     wait.problem = str(error.strerror)
                     self.events.complain("no room, waiting", reason=wait.problem, peer=self.peer)
+                except (MixedRunsError, DamagedError):
+                    raise
                 except HoldfastError as error:
                     wait.problem = str(error)
                     self.events.complain("a message was refused", peer=self.peer, reason=str(error))
@@ -202,16 +225,8 @@ class Link:
             self._heard_of(answer.round, round)
             if answer.header is None:
                 return None
-            check_header(
-                answer.header,
-                federation=self.federation.id,
-                sender=self.peer,
-                round=round,
-                exchange=exchange,
-                tensors=tensors,
-                limit=self.federation.limits.message_mib * 2**20,
-            )
-            return await receive(
+            self._check(answer.header, round, exchange, tensors)
+            received = await receive(
                 self._pieces(call),
                 answer.header,
                 self.inbox / message_name(round, exchange, self.peer),
@@ -219,8 +234,37 @@ class Link:
                 keep=False,
                 pool=self.pool,
             )
+            self.dependencies.add(received.header.depends_on)
+            return received
         finally:
             call.cancel()
+
+    async def _kept(self, round: int, exchange: int, tensors: list[TensorSpec]) -> MessageFile | None:
+        """The message, if it came before, for a round that is computed again, and is still intact."""
+        path = self.inbox / message_name(round, exchange, self.peer)
+        if not path.exists():
+            return None
+        try:
+            message = MessageFile(path)
+            await asyncio.get_running_loop().run_in_executor(self.pool, message.verify)
+            self._check(message.header, round, exchange, tensors)
+        except HoldfastError:
+            remove(path)  # it was not synced, and the peer may have it still
+            return None
+        self.dependencies.add(message.header.depends_on)
+        return message
+
+    def _check(self, header: Header, round: int, exchange: int, tensors: list[TensorSpec]) -> None:
+        """Whether a message is the one that was asked for."""
+        check_header(
+            header,
+            federation=self.federation.id,
+            sender=self.peer,
+            round=round,
+            exchange=exchange,
+            tensors=tensors,
+            limit=self.federation.limits.message_mib * 2**20,
+        )
 
     async def _pieces(self, call: Any) -> AsyncIterator[bytes]:
         while True:
@@ -251,7 +295,13 @@ class Link:
         self.round = max(self.round, min(claimed, wanted))
 
     def _question(self, round: int, exchange: int) -> bytes:
-        ask = Ask(federation=self.federation.id, start=self.start, round=round, exchange=exchange)
+        ask = Ask(
+            federation=self.federation.id,
+            start=self.start,
+            round=round,
+            exchange=exchange,
+            depends_on=self.dependencies.known,
+        )
         return ask.model_dump_json().encode()
 
     def _method(self, kind: str, name: str) -> Any:

@@ -22,8 +22,9 @@ from holdfast.engines.common.counters import Traffic
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.incarnations import Dependencies
 from holdfast.engines.deploy.links import Link, Wait
-from holdfast.engines.deploy.messages import Header, MessageFile, TensorSpec, specs
+from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile, TensorSpec, specs
 from holdfast.engines.deploy.outbox import Outbox
 from holdfast.engines.deploy.scarcity import Shortage
 from holdfast.engines.deploy.service import Service
@@ -89,10 +90,15 @@ class Member:
         self.start = digest(x0)
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data_digest}
-        self.store = Store(folder, identity)
+        self.store = Store(folder, identity, events)
         self._own_network = network is None
         self.network = network or NetworkThread()
         self.outbox = Outbox(self.store, events, self.network.loop)
+        self.dependencies = Dependencies(
+            name, self.store.incarnation, [member.name for member in federation.members]
+        )
+        for message in self.outbox.messages.values():
+            self.dependencies.add(message.header.depends_on)
         self.service = Service(
             federation,
             name,
@@ -103,6 +109,8 @@ class Member:
             self.may_fetch,
             self.status,
             lambda: self.stage,
+            self.dependencies,
+            self.give_up,
         )
         self.waits: dict[str, Wait] = {}
         self.links: dict[str, Link] = {}
@@ -116,6 +124,7 @@ class Member:
         self._server: Any = None
         self._waiting_on: Future[Any] | None = None
         self._stopping = False
+        self._failure: HoldfastError | None = None
 
     # --- beginning and end ----------------------------------------------------------------------------
 
@@ -146,6 +155,14 @@ class Member:
     def stop(self) -> None:
         """From another thread: makes the member raise ``Stopped`` at its next exchange, or at once."""
         self._stopping = True
+        self._interrupt()
+
+    def give_up(self, error: HoldfastError) -> None:
+        """From another thread: makes the member raise ``error`` at its next exchange, or at once."""
+        self._failure = self._failure or error
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         waiting_on = self._waiting_on
         if waiting_on is not None:
             waiting_on.cancel()
@@ -182,15 +199,39 @@ class Member:
         future: Future[T] = asyncio.run_coroutine_threadsafe(begin(), self.network.loop)
         self._waiting_on = future
         try:
-            if self._stopping:  # looked at last, so that no call of ``stop`` is missed
-                raise Stopped
+            self._go_on()  # looked at last, so that no call of ``stop`` is missed
             return future.result()
         except CancelledError:
+            self._go_on()
             raise Stopped from None
         finally:
             self._waiting_on = None
             future.cancel()
             self.costs.waiting += time.monotonic() - before
+
+    def _go_on(self) -> None:
+        """Unless somebody asked the member to stop, or it cannot go on."""
+        if self._stopping:
+            raise Stopped
+        if self._failure is not None:
+            raise self._failure
+
+    def recovering(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
+        """``run``; if a file turns out to be damaged, once more from what is saved, as after a crash."""
+        damage: set[str] = set()
+        while True:
+            try:
+                return run()
+            except DamagedError as error:
+                if str(error) in damage:
+                    raise HoldfastError(f"{error} again, after it was written anew: check the disk") from None
+                damage.add(str(error))
+                self.events.log("going back to what is saved", "warning", reason=str(error))
+                self._failure = None
+                self.service.bytes_served = 0
+                for link in self.links.values():
+                    link.bytes_sent = link.bytes_received = 0
+                self.insist(restore)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.network.loop).result()
@@ -207,6 +248,7 @@ class Member:
                 self.credentials,
                 self.events,
                 self.waits,
+                self.dependencies,
             )
         return self.links[peer]
 
@@ -218,7 +260,7 @@ class Member:
             round=self.stage,
             exchange=exchange,
             tensors=self.wire_specs(message),
-            checksum=0,
+            depends_on=self.dependencies.known,
         )
 
     def wire_specs(self, message: Any) -> list[TensorSpec]:

@@ -1,11 +1,13 @@
 """Messages as files: a typed header, then raw numbers. Nothing is ever unpickled, and nothing held twice.
 
-A file is the length of the header in four bytes, the header as JSON, and the tensors end to end. A model of
-several GB is written, sent, received, checked and added up in pieces, never as a whole.
+A file is the length of the header in four bytes, the header as JSON, and the tensors end to end. The header
+holds a checksum over itself and the tensors. A model of several GB is written, sent, received, checked and
+added up in pieces, never as a whole.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import struct
@@ -24,12 +26,21 @@ from holdfast.core.tree import named_leaves, tree_map
 from holdfast.core.validation import LONGEST_REPR, explain, place
 
 CHUNK = 1 << 20  # bytes of one piece on the wire
-LONGEST_HEADER = 1 << 16
+LONGEST_HEADER = 1 << 18
 
 _LENGTH = struct.Struct("<I")
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]  # of a round or of an exchange
 DType = Literal["float16", "float32", "float64", "int64"]
+Incarnations = dict[  # by member: what it drew when its folder was begun
+    Annotated[str, Field(max_length=64)], Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+]
+
+UNSEALED = "0" * 64  # in the place of a checksum
+
+
+class DamagedError(HoldfastError):
+    """A file is not as it was written."""
 
 
 class TensorSpec(BaseModel):
@@ -57,15 +68,23 @@ class Header(BaseModel):
     round: Number  # counted from 1; 0 is before the first, the last round + 1 after the last
     exchange: Number  # the round's exchanges are numbered from 0
     tensors: list[TensorSpec] = Field(max_length=64)
-    checksum: Annotated[
-        int, Field(ge=0, lt=2**32)
-    ]  # CRC-32 of the tensors' bytes; against malice there is TLS
+    depends_on: Incarnations = {}  # the sender's, and those behind the messages that it had received
     notes: dict[str, Any] = Field(default={}, max_length=64)  # a node's own files only, never sent
+    # SHA-256 of the header with ``UNSEALED`` here, then of the tensors; against malice there is TLS.
+    checksum: str = Field(default=UNSEALED, pattern="^[0-9a-f]{64}$")
 
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.size for tensor in self.tensors)
+
+    def sealed(self, checksum: str = UNSEALED) -> Header:
+        """The header with this checksum, or with none; as text it is as long as any other."""
+        return self.model_copy(update={"checksum": checksum})
+
+    def hash(self) -> Any:
+        """SHA-256 that has seen the header, and is to be given the tensors' bytes."""
+        return hashlib.sha256(self.sealed().model_dump_json().encode())
 
     def squeezed(self, piece: bytes) -> bytes:
         """A piece of the tensors, compressed."""
@@ -110,7 +129,13 @@ class MessageFile:
             length = _LENGTH.unpack(self._exactly(file, _LENGTH.size))[0]
             if length > LONGEST_HEADER:
                 raise self._damaged()
-            self.header: Header = parse(Header, self._exactly(file, length))
+            text = self._exactly(file, length)
+        try:
+            self.header: Header = parse(Header, text)
+        except HoldfastError:
+            raise self._damaged() from None
+        if text != self.header.model_dump_json().encode():  # the checksum knows only this spelling
+            raise self._damaged()
         self.start = _LENGTH.size + length
         if path.stat().st_size != self.start + self.header.size:
             raise self._damaged()
@@ -155,11 +180,11 @@ class MessageFile:
         return tree_map(fill, like)
 
     def verify(self) -> None:
-        """Whether the numbers are those that were written."""
-        value = 0
+        """Raises a ``DamagedError`` unless header and numbers are those that were written."""
+        total = self.header.hash()
         for piece in self.chunks():
-            value = zlib.crc32(piece, value)
-        if value != self.header.checksum:
+            total.update(piece)
+        if total.hexdigest() != self.header.checksum:
             raise self._damaged()
 
     def _open(self) -> BinaryIO:
@@ -174,29 +199,42 @@ class MessageFile:
             content += more
         return content
 
-    def _damaged(self) -> HoldfastError:
-        return HoldfastError(f"{self.path} is damaged; delete it and start again")
+    def _damaged(self) -> DamagedError:
+        return DamagedError(f"{self.path} is damaged")
 
 
-def checksum(tensors: list[TensorSpec], tree: Any) -> int:
-    """CRC-32 of ``tree`` as it is sent; refuses numbers that a message must not hold."""
-    value = 0
-    for piece in _content(tensors, tree):
-        value = zlib.crc32(piece, value)
-    return value
+def checksum(header: Header, tree: Any) -> str:
+    """Of ``header`` and of ``tree`` as it is sent; refuses numbers that a message must not hold."""
+    total = header.hash()
+    for piece in _content(header.tensors, tree):
+        total.update(piece)
+    return str(total.hexdigest())
 
 
 def write_message(path: Path, header: Header, tree: Any) -> MessageFile:
     """Writes ``tree`` with ``header``, whose checksum is filled in; whole or not at all."""
-    full = header.model_copy(update={"checksum": checksum(header.tensors, tree)})
-    temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb", buffering=0) as file:
-        begin(file, full)
-        for piece in _content(header.tensors, tree):
-            put(file, piece)
-        os.fsync(file.fileno())
+    temporary = write_partial(path, header, tree)
     settle(temporary, path)
     return MessageFile(path)
+
+
+def write_partial(path: Path, header: Header, tree: Any) -> Path:
+    """Writes and syncs all that ``path`` is to hold; the file, still under another name."""
+    temporary = path.with_name(f".{path.name}.partial")
+    total = header.hash()
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            begin(file, header.sealed())
+            for piece in _content(header.tensors, tree):
+                total.update(piece)
+                put(file, piece)
+            file.seek(0)
+            begin(file, header.sealed(total.hexdigest()))
+            os.fsync(file.fileno())
+    except HoldfastError:
+        temporary.unlink()
+        raise
+    return temporary
 
 
 def begin(file: BinaryIO, header: Header) -> None:

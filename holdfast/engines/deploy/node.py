@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import Algorithm, ServerAlgorithm
+from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_json
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import leaves
@@ -21,13 +22,13 @@ from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.member import Member, NetworkThread
-from holdfast.engines.deploy.messages import MessageFile
+from holdfast.engines.deploy.member import Costs, Member, NetworkThread
+from holdfast.engines.deploy.messages import DamagedError, MessageFile
 from holdfast.engines.deploy.parting import part
 from holdfast.engines.deploy.peers import NodePeers
 from holdfast.engines.deploy.results import MetricsTable, read_model, write_model
 from holdfast.engines.deploy.site import Site
-from holdfast.engines.deploy.store import remove
+from holdfast.engines.deploy.store import message_key, remove
 from holdfast.engines.deploy.template import state_template
 from holdfast.engines.deploy.transport import NodeTransport
 
@@ -60,12 +61,17 @@ class Node(Member):
         self.work = Work()
         self.table = MetricsTable(folder / "metrics.csv")
         self.state: Any = None
+        self._without_start = False
         self._clock_start = time.monotonic()
         self._telling: set[asyncio.Future[None]] = set()  # under way, and nobody waits for them
 
     def run(self) -> Tensor:
         """Takes part to the end; the model, [d]."""
         self._restore()
+        return self.recovering(self._run_on, self._restore)
+
+    def _run_on(self) -> Tensor:
+        """From what is saved to the end."""
         self._clock_start = time.monotonic() - self.costs.seconds
         if (self.folder / "report.json").exists():  # the server may be gone since
             model = self._read_results()
@@ -102,6 +108,8 @@ class Node(Member):
             self._measure(method.model(self.state))
             self._save(0)
         self._forget_start()
+        if self.federation.graph.is_server:
+            self._to_server_again()
         for r in range(self.done, self.federation.rounds):
             self.phase = f"computing round {r + 1}"
             self.state = method.at(r).round(self.state, self._oracle(r), self._peers(r, stage=r + 1))
@@ -127,6 +135,7 @@ class Node(Member):
         """The first model is as large as any; from here on, only what it is like is asked for."""
         self.site.objective.forget_start()
         self.x0 = self.site.objective.x0
+        self._without_start = True
 
     # --- a client of a server with state of its own ---------------------------------------------------
 
@@ -138,9 +147,7 @@ class Node(Member):
             self.state = method.init(self.x0[None])
             self._save(0)
         self._forget_start()
-        for message in list(self.outbox.messages.values()):  # computed, but the server may not have it
-            if message.header.round <= self.done:
-                self.to_server(message)
+        self._to_server_again()
         for r in range(self.done, federation.rounds):
             if self.node not in cohort(federation.seed, r, len(federation.node), federation.cohort):
                 continue
@@ -171,13 +178,22 @@ class Node(Member):
         return self.ask(fetch)
 
     def to_server(self, message: MessageFile) -> None:
-        """Brings a message to the server; once it is safe there, it need not be kept here."""
+        """Brings a message to the server. It is kept here until the next state is saved, lest it get lost."""
 
         async def submit() -> None:
             await (await self.link(self.server_name)).submit(message)
 
-        self.ask(submit)
-        self.outbox.discard(message.header.round, message.header.exchange)
+        try:
+            self.ask(submit)
+        except DamagedError as error:
+            self.outbox.lose(message_key(message.path.name), error)
+            raise
+
+    def _to_server_again(self) -> None:
+        """What was computed before the last state was saved: the server may not have it."""
+        for message in list(self.outbox.messages.values()):
+            if message.header.round <= self.done:
+                self.to_server(message)
 
     @property
     def server_name(self) -> str:
@@ -188,23 +204,33 @@ class Node(Member):
     # --- what is kept ---------------------------------------------------------------------------------
 
     def _restore(self) -> None:
-        for path in self.store.inbox.iterdir():
-            remove(path)
-        saved = self.store.saved_state()
+        """What is saved, so that all that is not, or is damaged, is computed again."""
+        saved = self.store.saved_state(self.outbox.lost)
+        if saved is None and self._without_start:
+            raise HoldfastError("the start has to be computed again: start the same command once more")
+        self.done = self.stage = saved.header.round if saved is not None else 0
+        self.state, self.costs, self.work = None, Costs(), Work()
         if saved is not None:
+            self.dependencies.add(saved.header.depends_on)
             self.state = saved.read(state_template(self.federation, self.node, self.x0), self.x0.device)
-            self.done = self.stage = saved.header.round
-            self.costs = self.costs.from_notes(saved.header.notes["costs"])
+            self.costs = Costs.from_notes(saved.header.notes["costs"])
             self.work = Work(**saved.header.notes["work"])
             self.metrics = saved.header.notes["metrics"]
+        if any(self.done < round <= self.federation.rounds for round in self.outbox.lost):
+            remove(self.folder / "report.json")  # the last round may have to be computed again
+        for path in self.store.received():
+            if message_key(path.name)[0] > self.federation.rounds:  # asked for again: others wait for that
+                remove(path)
         self.table.keep(upto=self.done if saved is not None else -1)
+        self.outbox.lost.clear()
 
     def _save(self, done: int) -> None:
         """The round is finished: writes it down, then forgets what it took."""
         before = time.monotonic()
         self.costs.seconds = self.seconds
         notes = {"costs": self.cost_notes(), "work": vars(self.work), "metrics": self.metrics}
-        self.insist(lambda: self.store.save_state(done, self.state, notes))
+        known = self.dependencies.known
+        self.insist(lambda: self.store.save_state(done, self.state, notes, known))
         self.done = done
         self.costs.saving += time.monotonic() - before
         self.insist(lambda: self._forget(done))
@@ -213,9 +239,10 @@ class Node(Member):
         self.events.log("round done", round=done, metrics=self.metrics)
 
     def _forget(self, done: int) -> None:
-        """What came in for the finished rounds, and what went out and nobody will ask for again."""
-        for path in self.store.inbox.iterdir():
-            remove(path)
+        """What came in for the rounds before, and what went out and nobody will ask for again."""
+        for path in self.store.received():
+            if message_key(path.name)[0] < done:  # those of this round may be needed to compute it again
+                remove(path)
         self.outbox.prune(done, lambda stage: [self.federation.names[j] for j in self._neighbours(stage)])
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.engines.deploy.events import Events
-from holdfast.engines.deploy.messages import Header, MessageFile, checksum, write_message
+from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile, checksum, write_message
 from holdfast.engines.deploy.store import Store, message_key, message_name, remove
 
 Key = tuple[int, int, str]  # round, exchange, recipient ("" for all)
@@ -19,21 +19,37 @@ class Outbox:
     def __init__(self, store: Store, events: Events, loop: asyncio.AbstractEventLoop) -> None:
         self.store, self.events, self.loop = store, events, loop
         self.floors: dict[str, int] = {}  # the lowest round that each peer may still ask for
-        self.messages = {message_key(path.name): MessageFile(path) for path in store.outbox.iterdir()}
+        self.messages: dict[Key, MessageFile] = {}
+        self.lost: set[int] = set()  # rounds of which a message is to be computed again
         self._changed = asyncio.Event()
+        for path in sorted(store.outbox.iterdir()):
+            key = message_key(path.name)
+            try:
+                self.messages[key] = store.own(path, store.identity["name"], key[:2])
+            except DamagedError as error:
+                self.lose(key, error)
+
+    def lose(self, key: Key, error: DamagedError) -> None:
+        """A published message is damaged: nobody is to have it, and it has to be computed again."""
+        self.events.complain("a published message is damaged", reason=str(error), round=key[0])
+        self.messages.pop(key, None)
+        remove(self.store.outbox / message_name(*key))
+        self.lost.add(key[0])
 
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         """Writes the message and lets it be fetched; once published, it stays as it was."""
         key = (header.round, header.exchange, recipient)
         path = self.store.outbox / message_name(*key)
-        before = self.messages.get(key)
-        if before is None:
-            self.messages[key] = write_message(path, header, tree)
+        message = self.messages.get(key)
+        if message is None:
+            message = self.messages[key] = write_message(path, header, tree)
             self.loop.call_soon_threadsafe(self.wake)
         else:  # after a crash: the round is computed again, and should give the same
-            if checksum(header.tensors, tree) != before.header.checksum:
+            # By now the member may depend on more than when it published this.
+            again = header.model_copy(update={"depends_on": message.header.depends_on})
+            if checksum(again, tree) != message.header.checksum:
                 self.events.complain("computed again, a published message differs", round=header.round)
-        return self.messages[key]
+        return message
 
     def wake(self) -> None:
         """Lets everybody who waits look again."""
@@ -76,10 +92,11 @@ class Outbox:
 
         ``recipients`` says who is to have what is sent to everybody in a round.
         """
-        for key in [key for key in self.messages if key[0] < below]:
+        for key in [key for key in list(self.messages) if key[0] < below]:
             wanted_by = [key[2]] if key[2] else recipients(key[0])
             if all(self.floors.get(peer, 0) > key[0] for peer in wanted_by):
-                remove(self.messages.pop(key).path)
+                self.messages.pop(key, None)
+                remove(self.store.outbox / message_name(*key))
         for round, exchange, peer in self.store.decided():
-            if round < min(below, self.floors.get(peer, 0)):
+            if round + 1 < min(below, self.floors.get(peer, 0)):  # a peer may compute its last round again
                 self.store.forget_decision(round, exchange, peer)

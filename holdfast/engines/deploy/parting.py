@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast.core.files import write_atomic
-from holdfast.engines.deploy.links import WaitLimitError
+from holdfast.engines.deploy.incarnations import MixedRunsError
+from holdfast.engines.deploy.links import RefusedForGoodError, WaitLimitError
 from holdfast.engines.deploy.member import GRACE
 from holdfast.engines.deploy.transport import together
 
@@ -25,7 +26,7 @@ def part(node: Node) -> None:
             node.ask(lambda: _goodbye(node))
         else:
             node.ask(lambda: _all_parted(node))
-    except WaitLimitError as error:
+    except (WaitLimitError, RefusedForGoodError, MixedRunsError) as error:  # the model is written, and right
         node.events.log("finished, but a neighbour did not say so", "warning", reason=str(error))
         return
     node.insist(lambda: write_atomic(node.folder / "parted", b""))

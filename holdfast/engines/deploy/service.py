@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
@@ -18,12 +19,21 @@ from holdfast.engines.deploy.credentials import Credentials, speaks_tls_1_2
 from holdfast.engines.deploy.doorkeeper import Doorkeeper
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import SLOWEST, Federation
+from holdfast.engines.deploy.incarnations import Dependencies, MixedRunsError
 from holdfast.engines.deploy.incoming import check_header, receive
-from holdfast.engines.deploy.messages import CHUNK, Header, Number, parse
+from holdfast.engines.deploy.messages import (
+    CHUNK,
+    DamagedError,
+    Header,
+    Incarnations,
+    MessageFile,
+    Number,
+    parse,
+)
 from holdfast.engines.deploy.outbox import Outbox
 from holdfast.engines.deploy.own_model import describe_identity
 from holdfast.engines.deploy.scarcity import raise_file_limit
-from holdfast.engines.deploy.store import Store, message_name
+from holdfast.engines.deploy.store import START_ANEW, Store, message_key, message_name, remove
 
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
@@ -34,6 +44,7 @@ HANDSHAKE = 10.0  # seconds in which a caller has to prove who it is
 MOST_STRANGERS = 4096  # connections without a member, at most half of what the process may open
 MOST_CALLS = 16  # of one member at a time; each may hold a frame in memory
 LARGEST_FRAME = CHUNK + (1 << 16)
+FOR_GOOD = grpc.StatusCode.ABORTED  # never gRPC's own answer: the asker cannot go on in this run
 
 CONNECTION = [
     ("grpc.max_receive_message_length", LARGEST_FRAME),
@@ -61,6 +72,7 @@ class Ask(BaseModel):
     start: str = Field(max_length=64)  # digest of the model that the asker started from
     round: Number
     exchange: Number
+    depends_on: Incarnations = {}  # what the asker's state depends on
 
 
 class Answer(BaseModel):
@@ -98,10 +110,13 @@ class Service:
         may_fetch: Callable[[str, int], bool],
         status: Callable[[], dict[str, Any]],
         current_round: Callable[[], int],
+        dependencies: Dependencies,
+        give_up: Callable[[HoldfastError], None],
     ) -> None:
         self.federation, self.name, self.start = federation, name, start
         self.store, self.outbox, self.events = store, outbox, events
         self.may_fetch, self.status, self.current_round = may_fetch, status, current_round
+        self.dependencies, self.give_up = dependencies, give_up
         self.submissions: Submissions | None = None
         self.secure = True
         self.members = {member.name for member in federation.members}
@@ -110,6 +125,7 @@ class Service:
         self.seen: dict[str, tuple[float, int]] = {}  # when each member last asked, and for which round
         self.released: dict[str, int] = {}  # the round before which each member has said to ask for nothing
         self.fetched: dict[str, int] = {}  # the last round of which each member has fetched a message
+        self.served: dict[str, Path] = {}  # the last message that each member was sent
         self.calls: Counter[str] = Counter()  # of each member, under way
         self.submitting: dict[str, asyncio.Timeout] = {}  # the message that each member is sending
         self._keeping: asyncio.Task[None] | None = None
@@ -163,10 +179,16 @@ class Service:
         """The message of an exchange, in pieces, as soon as there is one."""
         async with self._call(context) as who:
             ask = await self._question(who, frames, context)
-            message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
+            message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
+            if message is None:
+                await self._refuse_if_gone(context, who, ask)
+                message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
             if message is None:
                 yield self._answer()
                 return
+            if self.served.get(who) == message.path:  # it did not arrive well: is the file as it was written?
+                await self._verify(context, who, message)
+            self.served[who] = message.path
             lossless = self.federation.compression == "lossless"
             if ask.round > self.federation.rounds and self.submissions is None:
                 # Written down before it has our farewell: then it may be gone, and must not be waited for.
@@ -183,6 +205,8 @@ class Service:
         """Whether the sporadic link to the asker took part, as soon as that is decided."""
         async with self._call(context) as who:
             ask = await self._question(who, frames, context)
+            if self.store.decision(ask.round, ask.exchange, who) is None:
+                await self._refuse_if_gone(context, who, ask)
             until = self.outbox.loop.time() + PATIENCE
             while (decision := self.store.decision(ask.round, ask.exchange, who)) is None:
                 if not await self.outbox.changed(until - self.outbox.loop.time()):
@@ -235,6 +259,11 @@ class Service:
             finally:
                 if self.submitting[who] is until:
                     del self.submitting[who]
+        try:
+            self.dependencies.add(header.depends_on)
+        except HoldfastError:
+            remove(path)
+            raise
 
     async def tell_status(self, frames: Frames, context: Any) -> bytes:
         """Where this member stands; for members only."""
@@ -252,6 +281,8 @@ class Service:
         self.calls[who] += 1
         try:
             yield who
+        except MixedRunsError as error:
+            await self._refuse_mixed(context, who, error)
         except HoldfastError as error:
             await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, who, str(error))
         except TimeoutError:
@@ -280,6 +311,7 @@ class Service:
         if not self.may_fetch(who, ask.round):
             code = grpc.StatusCode.PERMISSION_DENIED
             await self._refuse(context, code, who, "not a neighbour")
+        self.dependencies.check(ask.depends_on)
         self._saw(who, ask.round)
         self.outbox.raise_floor(who, min(ask.round, self.current_round() + 1))
         return ask
@@ -310,6 +342,35 @@ class Service:
                 f"another model: {who} has {describe_identity(theirs)}, {self.name} has "
                 f"{describe_identity(ours)}; give every member the same source with --model",
             )
+
+    async def _refuse_mixed(self, context: Any, who: str, error: MixedRunsError) -> None:
+        """Both ends stop: neither can tell which of the two runs is the one that is wanted."""
+        try:
+            await self._refuse(context, FOR_GOOD, who, str(error))
+        finally:  # after the answer is on its way
+            self.give_up(error)
+
+    async def _refuse_if_gone(self, context: Any, who: str, ask: Ask) -> None:
+        """What is not here of a round that is over will never be: the asker was put back too far."""
+        now = self.current_round()
+        if ask.round < now and ask.round not in self.outbox.lost:  # what is lost is computed again
+            reason = (
+                f"round {ask.round} is over: {self.name} is at round {now} and has no message of it left, so "
+                f"that {who} cannot catch up: put back its newest folder, or {START_ANEW}"
+            )
+            await self._refuse(context, FOR_GOOD, who, reason)
+
+    async def _verify(self, context: Any, who: str, message: MessageFile) -> None:
+        """Refuses a message that is damaged on our disk, and has it computed again."""
+        try:
+            await self.outbox.loop.run_in_executor(self.pool, message.verify)
+        except DamagedError as error:
+            key = message_key(message.path.name)
+            if self.outbox.messages.get(key) is message:  # and not computed again already
+                self.outbox.lose(key, error)
+                self.give_up(error)
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            await self._refuse(context, code, who, "the message is damaged, and is being computed again")
 
     async def _refuse(self, context: Any, code: grpc.StatusCode, who: str, reason: str) -> None:
         self.events.complain("refused", peer=who, reason=reason)

@@ -1,8 +1,9 @@
 """A member's directory: all that it needs to come back after a crash as if nothing had happened.
 
-``state`` is the member's state after its last finished round. ``outbox`` holds messages since, each written
-before anybody can fetch it, until everybody who is to have it has moved on. ``inbox`` holds what came in:
-scratch at a node, at a server the clients' messages of the round.
+``state`` is the member's state after its last finished round, ``state.previous`` the one before. ``outbox``
+holds messages since, each written before anybody can fetch it, until everybody who is to have it has moved
+on. ``inbox`` holds what came in for the last finished round and for the one under way. From it and from
+``state.previous`` the last finished round can be computed again if ``state`` or a message of it is damaged.
 """
 
 from __future__ import annotations
@@ -11,19 +12,35 @@ import fcntl
 import json
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json
-from holdfast.engines.deploy.messages import Header, MessageFile, specs, write_message
+from holdfast.engines.deploy.events import Events
+from holdfast.engines.deploy.incarnations import new_incarnation
+from holdfast.engines.deploy.messages import (
+    DamagedError,
+    Header,
+    Incarnations,
+    MessageFile,
+    settle,
+    specs,
+    write_partial,
+)
+
+START_ANEW = "stop all members, delete all their folders, and start all of them anew"
+DECISIONS = {b"active\n": True, b"inactive\n": False}  # no flipped bit makes one of the other
 
 
 class Store:
     """The directory of one member of one federation."""
 
-    def __init__(self, folder: Path, identity: dict[str, str]) -> None:
-        self.folder, self.identity = folder, identity
+    def __init__(self, folder: Path, identity: dict[str, str], events: Events) -> None:
+        self.folder, self.identity, self.events = folder, identity, events
+        self.state, self.previous = folder / "state", folder / "state.previous"
+        self._newest: int | None = None  # the round of ``state``, if that is known to be intact
         self.outbox, self.inbox, self.decisions = (folder / n for n in ("outbox", "inbox", "decisions"))
         for part in (self.outbox, self.inbox, self.decisions):
             part.mkdir(parents=True, exist_ok=True)
@@ -32,71 +49,147 @@ class Store:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise HoldfastError(f"{folder} is in use by another process; stop that one first") from None
-        self._check_identity()
+        self.incarnation = self._check_identity()
         for partial in folder.glob("**/.*.partial"):
             partial.unlink()
 
     def close(self) -> None:
         self._lock.close()
 
-    def _check_identity(self) -> None:
-        """What is here must have been begun with the same federation, data and model."""
+    def _check_identity(self) -> str:
+        """What is here must have been begun with the same federation, data and model; the incarnation."""
         path = self.folder / "identity.json"
         if not path.exists():
-            write_json(path, self.identity)
-            return
-        begun: dict[str, str] = json.loads(path.read_text())
+            if self.state.exists() or self.previous.exists():
+                raise HoldfastError(f"{path} is missing; put it back as it was, or {START_ANEW}")
+            write_json(path, self.identity | {"incarnation": new_incarnation()})
+        try:
+            begun: dict[str, str] = json.loads(path.read_text())
+            incarnation = str(begun["incarnation"])
+        except (ValueError, KeyError, TypeError):
+            raise HoldfastError(
+                f"{path} is damaged, or of an older version; put it back as it was, or {START_ANEW}"
+            ) from None
         for key, now in self.identity.items():
             if begun.get(key) != now:
                 raise HoldfastError(
                     f"{self.folder} was begun with another {key}; go on with that one, or choose a new --dir"
                 )
+        return incarnation
+
+    def own(self, path: Path, sender: str, key: tuple[int, int] | None = None) -> MessageFile:
+        """A file of this directory, checked: intact, of this run, by ``sender``, and what its name says.
+
+        A damaged file is a ``DamagedError``. A file that belongs elsewhere is another error: only the people
+        who put it there can tell what is right.
+        """
+        message = MessageFile(path)
+        message.verify()
+        header = message.header
+        checks: list[tuple[str, object, object]] = [
+            ("federation file", header.federation, self.identity["federation file"]),
+            ("member", header.sender, sender),
+        ]
+        if key is not None:
+            checks += [("round", header.round, key[0]), ("exchange", header.exchange, key[1])]
+        if sender == self.identity["name"]:
+            checks.append(("run", header.depends_on.get(sender), self.incarnation))
+        for what, got, expected in checks:
+            if got != expected:
+                raise HoldfastError(
+                    f"{path} is of another {what}: expected {expected}, got {got}; put back the file that "
+                    f"was there, or {START_ANEW}"
+                )
+        return message
 
     # --- state -----------------------------------------------------------------------------------------
 
-    def save_state(self, done: int, state: Any, notes: dict[str, Any]) -> None:
-        """The state after ``done`` rounds; replaces the one before."""
+    def save_state(self, done: int, state: Any, notes: dict[str, Any], depends_on: Incarnations) -> None:
+        """The state after ``done`` rounds; the one before is kept, the one before that is not."""
         header = Header(
             federation=self.identity["federation file"],
             sender=self.identity["name"],
             round=done,
             exchange=0,
             tensors=specs(state),
-            checksum=0,
+            depends_on=depends_on,
             notes=notes,
         )
-        write_message(self.folder / "state", header, state)
+        temporary = write_partial(self.state, header, state)
+        if self._newest is not None and self._newest < done:  # a damaged one must not replace a good one
+            self.state.replace(self.previous)
+            self._newest = None  # a second attempt, after there was no room, leaves it there
+        settle(temporary, self.state)
+        self._newest = done
 
-    def saved_state(self) -> MessageFile | None:
-        """The last state, if there is one."""
-        path = self.folder / "state"
-        if not path.exists():
+    def saved_state(self, lost: Collection[int] = ()) -> MessageFile | None:
+        """The state to go on from, None if that is the very beginning.
+
+        That is the newest one. It is the one before if the newest is damaged, or if its round is among the
+        ``lost`` ones, of which a message is to be computed again.
+        """
+        newest = self._intact(self.state)
+        self._newest = newest.header.round if newest is not None else None
+        if newest is not None and newest.header.round not in lost:
+            return newest
+        before = self._intact(self.previous)
+        if before is not None:
+            if self.state.exists():
+                self.events.log("a round is computed again", "warning", round=before.header.round + 1)
+            return before
+        if self._at_the_beginning():
             return None
-        saved = MessageFile(path)
-        saved.verify()
-        return saved
+        if newest is None:
+            raise HoldfastError(f"neither {self.state} nor {self.previous.name} is intact: {START_ANEW}")
+        return newest  # whoever still needs what is lost will be told that it is gone
+
+    def _intact(self, path: Path) -> MessageFile | None:
+        try:
+            return self.own(path, self.identity["name"]) if path.exists() else None
+        except DamagedError as error:
+            self.events.complain("a file is damaged", reason=str(error))
+            return None
+
+    def _at_the_beginning(self) -> bool:
+        """Whether nothing here can be later than the first round."""
+        return all(message_key(path.name)[0] <= 1 for path in [*self.outbox.iterdir(), *self.received()])
+
+    def received(self) -> list[Path]:
+        """The messages in the inbox, without those that are still coming in."""
+        return _whole(self.inbox)
 
     # --- decisions about sporadic links ------------------------------------------------------------------
 
     def decide(self, round: int, exchange: int, peer: str, active: bool) -> None:
         """Writes down, for good, whether the link to ``peer`` took part."""
-        write_atomic(self._decision(round, exchange, peer), b"1" if active else b"0")
+        content = next(text for text, value in DECISIONS.items() if value == active)
+        write_atomic(self._decision(round, exchange, peer), content)
 
     def decision(self, round: int, exchange: int, peer: str) -> bool | None:
         """What was decided, None if nothing yet."""
         path = self._decision(round, exchange, peer)
-        return path.read_bytes() == b"1" if path.exists() else None
+        if not path.exists():
+            return None
+        content = path.read_bytes()
+        if content not in DECISIONS:
+            raise HoldfastError(f"{path} is damaged: {START_ANEW}")
+        return DECISIONS[content]
 
     def _decision(self, round: int, exchange: int, peer: str) -> Path:
         return self.decisions / message_name(round, exchange, peer)
 
     def decided(self) -> list[tuple[int, int, str]]:
         """(round, exchange, peer) of all decisions that are kept."""
-        return [message_key(path.name) for path in self.decisions.iterdir()]
+        return [message_key(path.name) for path in _whole(self.decisions)]
 
     def forget_decision(self, round: int, exchange: int, peer: str) -> None:
         """Drops a decision that nobody will ask for again."""
         remove(self._decision(round, exchange, peer))
+
+
+def _whole(folder: Path) -> list[Path]:
+    """The files in ``folder``, without those that another thread is still writing."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
 def message_name(round: int, exchange: int, member: str = "") -> str:

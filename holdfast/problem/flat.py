@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from holdfast.core.errors import HoldfastError
 from holdfast.models import dropout_keys
-from holdfast.problem.gradients.stacking import ready_to_stack
+from holdfast.problem.gradients.layers import ready_to_stack
 from holdfast.problem.gradients.support import check_supported, probe
 from holdfast.problem.problem import PADDED_TO
 

@@ -24,15 +24,13 @@ class RowLoss:
 
     def differentiable(self, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> Tensor:
         """A number whose gradient is that of ``value``; of the model's parameters by name."""
-        x, y = batch.samples
-        outputs = self.model.train(parameters, x, key)
-        return (self.loss.differentiable(outputs, y) * batch.weight).sum()
+        outputs = self.model.train(parameters, batch.samples.x, key)
+        return (self.loss.differentiable(outputs, batch.samples.y) * batch.weight).sum()
 
     def value(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """The weighted sum of losses in training."""
-        x, y = batch.samples
-        outputs = self.model.train(self.model.parameters(row), x, key)
-        return (self.loss.values(outputs, y) * batch.weight).sum()
+        outputs = self.model.train(self.model.parameters(row), batch.samples.x, key)
+        return (self.loss.values(outputs, batch.samples.y) * batch.weight).sum()
 
     def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
         """The weighted sum of losses in eval mode."""

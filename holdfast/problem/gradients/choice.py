@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
+from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName, no_key
 from holdfast.problem.gradients.loop import CONVOLUTIONS, Loop
 from holdfast.problem.gradients.stacked import Stacked, stacked_gradient
+from holdfast.problem.gradients.support import reason
 from holdfast.problem.row_loss import RowLoss
+from holdfast.problem.source import Batch
 
 
 def choose_backend(loss: RowLoss, activations: Activations, wanted: BackendName = "auto") -> Backend:
@@ -22,40 +24,32 @@ def choose_backend(loss: RowLoss, activations: Activations, wanted: BackendName 
     """
     if wanted == "loop":
         return Loop(loss, activations, 'as backend = "loop" asks for')
-    if wanted == "stacked":
-        if not can_be_stacked(loss, activations):
-            raise _refusal(loss, activations.example.samples)
-        return Stacked(loss, activations, 'as backend = "stacked" asks for')
     model = loss.model
     convolutional = any(isinstance(part, CONVOLUTIONS) for part in model.template.modules())
-    if convolutional and model.x0.device.type == "cpu":
+    if wanted == "auto" and convolutional and model.x0.device.type == "cpu":
         return Loop(loss, activations, "as convolutions want it")
-    if not can_be_stacked(loss, activations):
-        return Loop(loss, activations, "as the model cannot be stacked")
-    return Stacked(loss, activations)
+    obstacle = _obstacle(loss, activations.example)
+    if wanted == "stacked":
+        if obstacle is not None:
+            loss.probe(activations.example.samples, stacked=False)  # a plain mistake is told as such
+            raise HoldfastError(f'backend = "stacked": {obstacle}; use backend = "loop"')
+        return Stacked(loss, activations, 'as backend = "stacked" asks for')
+    return (
+        Loop(loss, activations, "as the model cannot be stacked") if obstacle else Stacked(loss, activations)
+    )
 
 
-def can_be_stacked(loss: RowLoss, activations: Activations) -> bool:
-    """Whether stacked calls of the model, in evaluation and for its gradient, work for two rows."""
+def _obstacle(loss: RowLoss, example: Batch) -> str | None:
+    """What keeps two rows from being stacked, in evaluation or for a gradient, naming the layer."""
     rows = loss.model.x0.expand(2, -1).contiguous()
-    batch = tree_map(lambda part: torch.stack([part] * 2), activations.example)
+    batch = tree_map(lambda part: torch.stack([part] * 2), example)
     keys = torch.stack([no_key(rows)] * 2)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that an operation is slow if it is stacked
+    with loss.model.watched() as running, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that an operation is slow if it is stacked
+        try:
             with torch.no_grad():
-                torch.func.vmap(loss.outputs)(rows, batch.samples)
+                vmap(loss.outputs)(rows, batch.samples)
             stacked_gradient(loss)(rows, batch, keys)
-    except RuntimeError:  # what torch's function transforms raise for what they cannot batch
-        return False
-    return True
-
-
-def _refusal(loss: RowLoss, samples: Any) -> HoldfastError:
-    """Why a model cannot be stacked, naming the layer."""
-    loss.probe(samples, stacked=False)  # a plain mistake in the model is told as such
-    try:
-        loss.probe(samples, stacked=True)
-    except HoldfastError as error:
-        return HoldfastError(f'backend = "stacked": {error}; use backend = "loop"')
-    return HoldfastError('backend = "stacked": the loss of the model cannot be stacked; use backend = "loop"')
+        except RuntimeError as error:  # what torch's function transforms raise for what they cannot batch
+            return f"{running[-1] if running else 'the loss'} cannot be stacked: {reason(error)}"
+    return None

@@ -66,7 +66,7 @@ class RowLoss:
 
 @contextmanager
 def without_fused_layers() -> Iterator[None]:
-    """Without kernels for whole recurrent layers: no second derivative, and cuDNN's no gradient in eval mode."""
+    """Without kernels for whole recurrent layers, which lack second derivatives or gradients in eval mode."""
     libraries: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.mkldnn)
     before = [library.enabled for library in libraries]
     for library in libraries:

@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from holdfast.engines.simulate.executors.choice import simulation_class
 from torch import Tensor, nn
 from torch.nn import functional
 from workloads import Workload, linear, make_objective, make_simulation, mlp, plain_loop, seconds
-
-from holdfast.engines.simulate.executors.choice import simulation_class
 
 LR = 0.01
 WORKLOADS = {"linear": linear(100), "mlp": mlp(10)}

@@ -22,6 +22,8 @@ class Method:
     """Hyperparameters, checked when they are given; each may be a schedule if its type is ``Rate``."""
 
     assumes_convex: ClassVar[bool] = False  # True: what the method promises holds for convex f_i only
+    uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
+    uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
     columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -36,6 +38,14 @@ class Method:
                 for round in value.extremes:  # now, and not in the middle of a run
                     where = f"{type(self).__name__}.{name}: {value!r} at round {round}"
                     check(where, hints(type(self))[name], value(round))
+
+    @classmethod
+    def for_problem(cls, mu: float, L: float | None = None, **given: Any) -> Self:
+        """The method with what theory says for ``mu``-strongly convex, ``L``-smooth f_i (None: nonsmooth).
+
+        ``given``: hyperparameters that the user has chosen. A class that has this sets ``uses_curvature``.
+        """
+        raise NotImplementedError(f"{cls.__name__} does not use the curvature")
 
     def at(self, round: int) -> Self:
         """This method with every schedule among its hyperparameters evaluated at ``round``."""

@@ -37,10 +37,10 @@ from rich.table import Table
 
 from holdfast.engines.deploy.credentials import load_credentials, make_certificates
 from holdfast.engines.deploy.events import Events, silence
-from holdfast.engines.deploy.federation import make_federation, read_federation
 from holdfast.engines.deploy.node import Node
 from holdfast.engines.deploy.service import CONNECTION
-from holdfast.engines.deploy.site import open_site, read_data
+from holdfast.experiments.federation import make_federation, read_federation
+from holdfast.experiments.sites import open_site, read_data
 
 import grpc  # isort: skip - after holdfast, which configures it
 
@@ -68,7 +68,7 @@ def write_federation(folder: Path, nodes: int, rounds: int, megabytes: float, al
         "problem": {"input_shape": [inputs], "classes": CLASSES, "model": "linear", "batch_size": 4},
         "network": {"topology": "ring"},
         "algorithm": {"name": algorithm, "lr": 1e-6, "local_steps": 5},
-        "evaluation": {"every": rounds},
+        "evaluate_every": rounds,
         "node": [
             {"name": name, "address": f"127.0.0.1:{port}"}
             for name, port in zip(names, free_ports(nodes), strict=True)

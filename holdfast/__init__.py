@@ -11,179 +11,89 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "holdfast.api": ["train", "minimize", "TrainResult", "MinimizeResult", "History"],
-    "holdfast.core.errors": ["HoldfastError"],
-    "holdfast.algorithms": [
-        "Algorithm",
-        "ServerAlgorithm",
-        "FedAvg",
-        "FedProx",
-        "SCAFFOLD",
-        "DSCAFFOLD",
-        "DSGD",
-        "Gossip",
-        "GECL",
-        "LocalGECL",
-        "LocalGECLServer",
-        "NETFLEET",
-        "GTSGD",
-        "DSGT",
-        "KGT",
-        "PDSGDM",
-        "VRLSGD",
-        "FedLin",
-        "PDMM",
-        "ECL",
-        "FedPD",
-        "FedDyn",
-        "FedDR",
-        "FedSplit",
-        "FedDualAvg",
-        "Scaffnew",
-        "APDAInexact",
-        "FiveGCS",
-        "DualFL",
-        "DSpodFL",
-        "constant",
-        "halving",
-        "cosine",
-        "linear",
-    ],
-    "holdfast.data": [
-        "partition",
-        "FederatedData",
-        "Dataset",
-        "IID",
-        "Dirichlet",
-        "Shards",
-        "ClassesPerNode",
-        "NaturalGroups",
-        "Unequal",
-    ],
-    "holdfast.optimizers": ["LocalOptimizer", "Momentum", "PlainSGD"],
-    "holdfast.solvers": ["AOGM", "FISTA", "GradientDescent", "LBFGS", "Newton", "SGD"],
-    "holdfast.problem.reference.optimum": ["reference_optimum"],
-    "holdfast.problem.reference.curvature": ["estimate_curvature"],
-    "holdfast.topology": [
-        "Network",
-        "UniformChance",
-        "BetaChance",
-        "server",
-        "ring",
-        "double_ring",
-        "complete",
-        "star",
-        "line",
-        "torus",
-        "hypercube",
-        "exponential",
-        "erdos_renyi",
-        "random_geometric",
-        "edge_list",
-    ],
+    "holdfast.api": "train minimize TrainResult MinimizeResult History",
+    "holdfast.core.errors": "HoldfastError",
+    "holdfast.algorithms": (
+        "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
+        "KGT PDSGDM VRLSGD FedLin PDMM ECL FedPD FedDyn FedDR FedSplit FedDualAvg Scaffnew APDAInexact "
+        "FiveGCS DualFL DSpodFL"
+    ),
+    "holdfast.contract": (
+        "ALGORITHMS Algorithm ServerAlgorithm Oracle Peers Rate Count Whole Positive NonNegative constant "
+        "halving cosine linear"
+    ),
+    "holdfast.engines.common.simulation": "Simulation",
+    "holdfast.experiments.assembly": "build_problem",
+    "holdfast.experiments.callbacks": "Callback Stop",
+    "holdfast.experiments.tensorboard": "TensorBoard",
+    "holdfast.report.progress": "Progress",
+    "holdfast.data": (
+        "partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
+    ),
+    "holdfast.optimizers": "LocalOptimizer Momentum PlainSGD",
+    "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
+    "holdfast.problem.reference.optimum": "reference_optimum",
+    "holdfast.problem.reference.curvature": "estimate_curvature",
+    "holdfast.topology": (
+        "Network UniformChance BetaChance server ring double_ring complete star line torus hypercube "
+        "exponential erdos_renyi random_geometric edge_list"
+    ),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = ["__version__", *_HOME_OF]
 
 
 if TYPE_CHECKING:
     # The same names again: type checkers and editors do not see what is imported on first use.
+    # fmt: off
     # isort: off
     from holdfast.algorithms import (
-        DSCAFFOLD as DSCAFFOLD,
-        DSGD as DSGD,
-        DSGT as DSGT,
-        ECL as ECL,
-        GECL as GECL,
-        GTSGD as GTSGD,
-        KGT as KGT,
-        NETFLEET as NETFLEET,
-        PDMM as PDMM,
-        PDSGDM as PDSGDM,
-        SCAFFOLD as SCAFFOLD,
-        VRLSGD as VRLSGD,
-        Algorithm as Algorithm,
-        APDAInexact as APDAInexact,
-        DSpodFL as DSpodFL,
-        DualFL as DualFL,
-        FedAvg as FedAvg,
-        FedDR as FedDR,
-        FedDualAvg as FedDualAvg,
-        FedDyn as FedDyn,
-        FedLin as FedLin,
-        FedPD as FedPD,
-        FedProx as FedProx,
-        FedSplit as FedSplit,
-        FiveGCS as FiveGCS,
-        Gossip as Gossip,
-        LocalGECL as LocalGECL,
-        LocalGECLServer as LocalGECLServer,
-        Scaffnew as Scaffnew,
-        ServerAlgorithm as ServerAlgorithm,
-        constant as constant,
-        cosine as cosine,
-        halving as halving,
-        linear as linear,
+        APDAInexact as APDAInexact, DSCAFFOLD as DSCAFFOLD, DSGD as DSGD, DSGT as DSGT, DSpodFL as DSpodFL,
+        DualFL as DualFL, ECL as ECL, FedAvg as FedAvg, FedDR as FedDR, FedDualAvg as FedDualAvg,
+        FedDyn as FedDyn, FedLin as FedLin, FedPD as FedPD, FedProx as FedProx, FedSplit as FedSplit,
+        FiveGCS as FiveGCS, GECL as GECL, GTSGD as GTSGD, Gossip as Gossip, KGT as KGT,
+        LocalGECL as LocalGECL, LocalGECLServer as LocalGECLServer, NETFLEET as NETFLEET, PDMM as PDMM,
+        PDSGDM as PDSGDM, SCAFFOLD as SCAFFOLD, Scaffnew as Scaffnew, VRLSGD as VRLSGD,
     )
     from holdfast.api import (
-        History as History,
-        MinimizeResult as MinimizeResult,
-        TrainResult as TrainResult,
-        minimize as minimize,
-        train as train,
+        History as History, MinimizeResult as MinimizeResult, TrainResult as TrainResult,
+        minimize as minimize, train as train,
     )
+    from holdfast.contract import (
+        ALGORITHMS as ALGORITHMS, Algorithm as Algorithm, Count as Count, NonNegative as NonNegative,
+        Oracle as Oracle, Peers as Peers, Positive as Positive, Rate as Rate,
+        ServerAlgorithm as ServerAlgorithm, Whole as Whole, constant as constant, cosine as cosine,
+        halving as halving, linear as linear,
+    )
+    from holdfast.core.errors import HoldfastError as HoldfastError
     from holdfast.data import (
-        IID as IID,
-        ClassesPerNode as ClassesPerNode,
-        Dataset as Dataset,
-        Dirichlet as Dirichlet,
-        FederatedData as FederatedData,
-        NaturalGroups as NaturalGroups,
-        Shards as Shards,
-        Unequal as Unequal,
-        partition as partition,
+        ClassesPerNode as ClassesPerNode, Dataset as Dataset, Dirichlet as Dirichlet,
+        FederatedData as FederatedData, IID as IID, NaturalGroups as NaturalGroups, Shards as Shards,
+        Unequal as Unequal, partition as partition,
     )
-    from holdfast.core.errors import (
-        HoldfastError as HoldfastError,
-    )
+    from holdfast.engines.common.simulation import Simulation as Simulation
+    from holdfast.experiments.assembly import build_problem as build_problem
+    from holdfast.experiments.callbacks import Callback as Callback, Stop as Stop
+    from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
     from holdfast.optimizers import (
-        LocalOptimizer as LocalOptimizer,
-        Momentum as Momentum,
-        PlainSGD as PlainSGD,
+        LocalOptimizer as LocalOptimizer, Momentum as Momentum, PlainSGD as PlainSGD,
     )
-    from holdfast.problem.reference.curvature import (
-        estimate_curvature as estimate_curvature,
-    )
-    from holdfast.problem.reference.optimum import (
-        reference_optimum as reference_optimum,
-    )
+    from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
+    from holdfast.problem.reference.optimum import reference_optimum as reference_optimum
+    from holdfast.report.progress import Progress as Progress
     from holdfast.solvers import (
-        AOGM as AOGM,
-        FISTA as FISTA,
-        LBFGS as LBFGS,
+        AOGM as AOGM, FISTA as FISTA, GradientDescent as GradientDescent, LBFGS as LBFGS, Newton as Newton,
         SGD as SGD,
-        GradientDescent as GradientDescent,
-        Newton as Newton,
     )
     from holdfast.topology import (
-        BetaChance as BetaChance,
-        Network as Network,
-        UniformChance as UniformChance,
-        complete as complete,
-        double_ring as double_ring,
-        edge_list as edge_list,
-        erdos_renyi as erdos_renyi,
-        exponential as exponential,
-        hypercube as hypercube,
-        line as line,
-        random_geometric as random_geometric,
-        ring as ring,
-        server as server,
-        star as star,
-        torus as torus,
+        BetaChance as BetaChance, Network as Network, UniformChance as UniformChance, complete as complete,
+        double_ring as double_ring, edge_list as edge_list, erdos_renyi as erdos_renyi,
+        exponential as exponential, hypercube as hypercube, line as line,
+        random_geometric as random_geometric, ring as ring, server as server, star as star, torus as torus,
     )
     # isort: on
+    # fmt: on
 
 else:  # hidden from type checkers, which would take any name for granted
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,32 +15,32 @@ from torch.utils.data import Dataset
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
-from holdfast.core.precision import Precision, compute_in, switches_restored
+from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Count, NonNegative, Seed, check, quoted
 from holdfast.data.federated import FederatedData, as_pair, warn_if_random
 from holdfast.engines.common.driver import Row, Run
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
-from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.experiments.assembly import (
+    Setting,
+    Topology,
+    as_network,
+    build_simulation,
+    cohort_size,
+    convexity_warning,
+)
+from holdfast.experiments.callbacks import Callback, Watched
+from holdfast.experiments.config import BatchSize, Cohort, Metrics, Weighting
+from holdfast.experiments.execution import execute, stop_signals
 from holdfast.experiments.metrics import choose_metrics, measure
-from holdfast.experiments.setting import torch_device
-from holdfast.problem.flat import FlatModel
+from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import LOSSES, Loss
-from holdfast.problem.model_problem import ModelObjective
 from holdfast.problem.problem import FunctionObjective
-from holdfast.problem.reference.curvature import why_not_convex
-from holdfast.problem.regulariser import Regulariser
-from holdfast.topology import Network, build_network, server
-from holdfast.topology.graphs import Graph
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-Topology = Network | Graph | str | Mapping[str, Any] | None
-"""Who talks to whom, as ``train`` and ``minimize`` take it."""
 
 CALLER = 3  # stacklevel of the user's line, from inside ``train`` or ``minimize``: their decorator is between
 
@@ -76,22 +77,29 @@ class History:
 
 
 @dataclass(frozen=True)
-class TrainResult:
+class _Result:
+    history: History
+    status: JobStatus  # "done"; or what ended it early: "diverged", "interrupted" or "stopped"
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a figure became infinite or NaN."""
+        return self.status == "diverged"
+
+
+@dataclass(frozen=True)
+class TrainResult(_Result):
     """A trained federation."""
 
     model: nn.Module  # the average of all nodes' models
     models: Tensor  # [n, d]: every node's parameters, flat
-    history: History
-    diverged: bool
 
 
 @dataclass(frozen=True)
-class MinimizeResult:
+class MinimizeResult(_Result):
     """The path of every node."""
 
-    x: Tensor  # [rounds + 1, n, d]: each node's model after the exchange of each round; fewer if it diverged
-    history: History
-    diverged: bool
+    x: Tensor  # [rounds + 1, n, d]: each node's model after each round's exchange; fewer if it ended early
 
 
 @switches_restored()
@@ -100,90 +108,83 @@ def train(
     *,
     model: nn.Module,
     data: FederatedData | Sequence[Any],
-    topology: Topology = None,
+    topology: Topology = "server",
     rounds: int,
-    batch_size: int | None = 32,
+    batch_size: BatchSize = 32,
     loss: str | Loss = "cross-entropy",
     test: tuple[Any, Any] | Dataset[Any] | None = None,
     seed: int = 0,
     l2: float = 0.0,
-    weights: Literal["uniform", "samples"] = "uniform",
+    l1: float = 0.0,
+    nonconvex: float = 0.0,
+    weights: Weighting = "uniform",
     backend: BackendName = "auto",
-    cohort: int | None = None,
+    cohort: Cohort = "all",
     evaluate_every: int = 1,
-    metrics: list[str] | None = None,
+    metrics: Metrics = "default",
+    callbacks: Sequence[Callback] = (),
     device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | Literal["float32", "float64"] = "float32",
     precision: Precision = "tf32",
 ) -> TrainResult:
     """Trains ``model`` with ``algorithm`` on every node's own data, all nodes simulated on one device.
 
+    Arguments are called as in an experiment file (docs/experiments.md).
+
     ``data``: the result of ``holdfast.partition``, or one (x, y) pair or torch Dataset per node.
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
-    parameters), a graph (mixed with Metropolis weights), a ``Network``, or None for a server.
-    ``batch_size``: samples per gradient, drawn with replacement; None takes all of a node's data every time.
-    ``l2``: weight of (l2/2)||x||^2 in the objective. ``cohort``: clients sampled per round (server methods).
+    parameters), a graph (mixed with Metropolis weights), or a ``Network``.
+    ``batch_size``: samples per gradient, drawn with replacement; "full" takes all of a node's data.
+    ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
     ``backend``: how gradients are computed, all nodes "stacked" in one call or in a "loop" over the nodes;
     "auto" stacks unless a layer cannot be stacked or is faster in a loop.
+    ``cohort``: clients sampled per round (server methods), or "all".
+    ``metrics``: their names; "default" are all that are cheap.
+    ``callbacks``: who watches, such as ``hf.Progress()``; see ``hf.Callback``. Ctrl-C ends training, and the
+    result so far is returned with the status "interrupted".
     ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
     steps in it, here or there, while the models stay in ``dtype``.
     """
     for name, annotation, value in (
         ("model", nn.Module, model),
-        ("batch_size", Count | None, batch_size),
+        ("batch_size", BatchSize, batch_size),
         ("loss", str | Loss, loss),
         ("l2", NonNegative, l2),
-        ("weights", Literal["uniform", "samples"], weights),
+        ("l1", NonNegative, l1),
+        ("nonconvex", NonNegative, nonconvex),
+        ("weights", Weighting, weights),
         ("backend", BackendName, backend),
         ("evaluate_every", Count, evaluate_every),
-        ("metrics", list[str] | None, metrics),
+        ("metrics", Metrics, metrics),
         ("precision", Precision, precision),
     ):
         check(name, annotation, value)
-    _check_call(algorithm, rounds, seed, cohort, dtype)
+    numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
-    objective = ModelObjective(
-        FlatModel(model, torch_device(str(device)), dtype, compute_in(precision)),
-        chosen_loss,
-        split,
+    setting = Setting(
+        data=split,
+        test_data=None if test is None else _test_pair(test, split),
+        network=as_network(topology, split.nodes, seed),
+        loss=chosen_loss,
+        metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
+        make_module=lambda: model,
+        options={"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights, "backend": backend},
         batch_size=batch_size,
         seed=seed,
-        regulariser=Regulariser(l2=l2),
-        weights=weights,
-        backend=backend,
+        device=str(device),
+        dtype=numbers,
+        precision=precision,
     )
-    test_set = None
-    if test is not None:
-        x, y = as_pair("test", test)
-        warn_if_random("test", test, (x, y))
-        if (x.dtype, y.dtype) != (split.x.dtype, split.y.dtype):
-            raise HoldfastError(
-                f"test: samples and targets are {x.dtype} and {y.dtype}, for training {split.x.dtype} and "
-                f"{split.y.dtype}; convert them"
-            )
-        test_set = objective.test_set(x, y)
-    objective.check_model(test_set)
-    names = choose_metrics(metrics, has_test=test_set is not None, has_accuracy=chosen_loss.has_accuracy)
-    network = as_network(topology, split.nodes, seed)
-    check_fit(algorithm, split.nodes, network, cohort)
-    needed = dry_run(algorithm, network, cohort).memory(split.nodes, objective.dim, dtype.itemsize)
-    needed += objective.step_bytes
-    require_memory(f"{type(algorithm).__name__} on {split.nodes} nodes", needed, str(device))
-    executor = executor_for(objective.x0.device)
-    simulation = Simulation(algorithm, objective, network, seed=seed, cohort_size=cohort, executor=executor)
-    if algorithm.assumes_convex and (reason := why_not_convex(objective)):
-        text = f"{type(algorithm).__name__} promises to converge on convex objectives only, and here {reason}"
+    name = type(algorithm).__name__
+    setting.check(f"{name} on {split.nodes} nodes", algorithm, cohort)
+    if text := convexity_warning(name, algorithm, setting.objective):
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
-    simulation.prepare(rounds)
-    run = Run(simulation, rounds, evaluate_every, lambda now: measure(now, test_set, names))
-    for _ in run:
-        pass
-    _warn_if_diverged(run)
-    models = simulation.models.detach()
-    return TrainResult(
-        objective.model.module(models.mean(0)), models.clone(), History(run.rows), run.diverged
-    )
+    run = Run(setting.simulation(algorithm, cohort), rounds, evaluate_every, setting.measure)
+    status = _execute(run, seed, callbacks)
+    models = run.simulation.models.detach()
+    average = setting.objective.model.module(models.mean(0))
+    return TrainResult(History(run.rows), status, average, models.clone())
 
 
 @switches_restored()
@@ -193,67 +194,102 @@ def minimize(
     algorithm: Method,
     rounds: int,
     *,
-    topology: Topology = None,
+    topology: Topology = "server",
     seed: int = 0,
-    cohort: int | None = None,
-    dtype: torch.dtype = torch.float64,
+    cohort: Cohort = "all",
+    callbacks: Sequence[Callback] = (),
+    dtype: torch.dtype | Literal["float32", "float64"] = "float64",
 ) -> MinimizeResult:
     """Minimises the mean of ``functions``, one per node, from ``x0`` [d] with exact gradients.
 
     Each function maps a 1-D tensor to a scalar tensor and is differentiated by torch.
-    ``topology``: as for ``train``.
+    ``topology``, ``cohort``, ``callbacks``: as for ``train``.
     """
-    _check_call(algorithm, rounds, seed, cohort, dtype)
+    numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
     check("functions", Sequence[Callable[..., Any]], functions)
-    start = torch.as_tensor(x0, dtype=dtype).detach().clone()
+    start = torch.as_tensor(x0, dtype=numbers).detach().clone()
     if start.dim() != 1 or len(start) == 0:
         raise HoldfastError(f"x0: expected a 1-D tensor, got shape {list(start.shape)}")
     if not start.isfinite().all():
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
-    objective = FunctionObjective(functions, start)
-    simulation = Simulation(
-        algorithm, objective, as_network(topology, objective.nodes, seed), seed=seed, cohort_size=cohort
-    )
+    problem = FunctionObjective(functions, start)
+    network, name = as_network(topology, problem.nodes, seed), type(algorithm).__name__
+    check_fit(algorithm, problem.nodes, network, cohort_size(cohort))
+    rows = dry_run(algorithm, network, cohort_size(cohort))
+    needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)
+    needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
+    require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
+    simulation = build_simulation(algorithm, problem, network, seed=seed, cohort=cohort)
     names = ["train_loss", "consensus", "grad_norm2"]
     run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
-    path = [simulation.models.detach().clone() for _ in run]
-    _warn_if_diverged(run)
-    return MinimizeResult(torch.stack(path), History(run.rows), run.diverged)
+    path = _Path(run)
+    status = _execute(run, seed, [path, *callbacks])
+    return MinimizeResult(History(run.rows), status, torch.stack(path.models))
 
 
-def as_network(topology: Topology, nodes: int, seed: int = 0) -> Network:
-    """The network of ``nodes`` nodes; a random graph that is chosen by name is drawn from ``seed``."""
-    if topology is None:
-        return server(nodes)
-    if isinstance(topology, Network):
-        return topology
-    if not isinstance(topology, str | Mapping):
-        return Network.of(topology)
-    choice = {"name": topology} if isinstance(topology, str) else dict(topology)
-    name = choice.pop("name", None)
-    if not isinstance(name, str):
+@dataclass(frozen=True)
+class _Job:
+    """What callbacks are told."""
+
+    id: str
+    title: str
+    rounds: int
+
+
+class _Path(Callback):
+    """Keeps the models after every round."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.models: list[Tensor] = []
+
+    def round_done(self, job: Watched, round: int) -> None:
+        self.models.append(self.run.simulation.models.detach().clone())
+
+
+def _execute(run: Run, seed: int, callbacks: Sequence[Callback]) -> JobStatus:
+    """Runs all rounds; how it ended."""
+    name = type(run.simulation.method).__name__
+    job = _Job(f"{name}-seed{seed}", name, run.rounds)
+    with stop_signals(signal.SIGINT) as asked_to_stop:
+        outcome = execute(run, job, callbacks, asked_to_stop)
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.status == "diverged":
+        reached = run.simulation.round
+        message = f"{name} diverged (a non-finite figure) by round {reached}: try a smaller lr"
+        warnings.warn(message, RuntimeWarning, stacklevel=CALLER + 1)
+    return outcome.status
+
+
+def _test_pair(test: tuple[Any, Any] | Dataset[Any], split: FederatedData) -> tuple[Tensor, Tensor]:
+    x, y = as_pair("test", test)
+    warn_if_random("test", test, (x, y))
+    if (x.dtype, y.dtype) != (split.x.dtype, split.y.dtype):
         raise HoldfastError(
-            f"topology: expected a name among the keys, such as {{'name': 'torus', 'rows': 2}}, got "
-            f"{quoted(topology)}"
+            f"test: samples and targets are {x.dtype} and {y.dtype}, for training {split.x.dtype} and "
+            f"{split.y.dtype}; convert them"
         )
-    return build_network(name, choice, None, {}, nodes, seed)
+    return x, y
 
 
-def _check_call(algorithm: Method, rounds: int, seed: int, cohort: int | None, dtype: torch.dtype) -> None:
-    """What ``train`` and ``minimize`` are both given."""
+def _check_call(
+    algorithm: Method, rounds: int, seed: int, cohort: Cohort, dtype: object, callbacks: Sequence[Callback]
+) -> torch.dtype:
+    """What ``train`` and ``minimize`` are both given; the type of numbers."""
     if not isinstance(algorithm, Method):
         raise HoldfastError(
             f"algorithm: expected one such as holdfast.LocalGECL(lr=0.05), got {quoted(algorithm)}"
         )
     check("rounds", Count, rounds)
     check("seed", Seed, seed)
-    check("cohort", Count | None, cohort)
-    if dtype not in (torch.float32, torch.float64):
+    check("cohort", Cohort, cohort)
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise HoldfastError(f"callbacks: expected instances of hf.Callback, got {quoted(callback)}")
+    known = {"float32": torch.float32, "float64": torch.float64}
+    found = known.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if found not in known.values():
         raise HoldfastError(f"dtype: should be torch.float32 or torch.float64, got {dtype!r}")
-
-
-def _warn_if_diverged(run: Run) -> None:
-    if run.diverged:
-        name = type(run.simulation.method).__name__
-        message = f"{name} diverged (a non-finite figure) by round {run.simulation.round}: try a smaller lr"
-        warnings.warn(message, RuntimeWarning, stacklevel=CALLER + 1)
+    assert isinstance(found, torch.dtype)
+    return found

@@ -23,6 +23,7 @@ SMALL = """\
 name = "small"
 rounds = 4
 checkpoint_every = 3
+evaluate_every = 2
 
 [problem]
 dataset = "digits"
@@ -33,9 +34,6 @@ batch_size = 8
 
 [network]
 topology = "ring"
-
-[evaluation]
-every = 2
 
 [[algorithm]]
 name = "local-gecl"

@@ -26,11 +26,11 @@ from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.deploy.credentials import Credentials, load_credentials, make_certificates
 from holdfast.engines.deploy.events import Events
-from holdfast.engines.deploy.federation import Federation, make_federation
 from holdfast.engines.deploy.hub import Hub
 from holdfast.engines.deploy.member import Member, NetworkThread, Stopped
 from holdfast.engines.deploy.node import Node
-from holdfast.engines.deploy.site import initial_model, open_site
+from holdfast.experiments.federation import FederationFile, make_federation
+from holdfast.experiments.sites import initial_model, open_site
 from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelObjective
 
@@ -85,7 +85,7 @@ def make_data(node: int, shape: tuple[int, ...] = (SHAPE,), samples: int = SAMPL
     )
 
 
-def simulate(federation: Federation) -> Simulation:
+def simulate(federation: FederationFile) -> Simulation:
     """The simulator on the same federation, run to its end."""
     shape = tuple(federation.problem.input_shape)
     data = [make_data(i, shape) for i in range(len(federation.node))]
@@ -111,7 +111,7 @@ def simulate(federation: Federation) -> Simulation:
 class Run:
     """A federation in threads of this process, over real sockets and TLS."""
 
-    federation: Federation
+    federation: FederationFile
     folder: Path
     members: dict[str, Member] = field(default_factory=dict)
     models: dict[str, Tensor] = field(default_factory=dict)

@@ -200,7 +200,7 @@ def test_a_cohort_of_all_is_everybody(digits) -> None:
     data = hf.partition(digits.x_train, digits.y_train, hf.IID(), nodes=3, seed=0)
     model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     options = {"model": model, "data": data, "rounds": 3}
-    one, other = (hf.train(hf.SCAFFOLD(lr=0.1), cohort=cohort, **options).models for cohort in (None, 3))
+    one, other = (hf.train(hf.SCAFFOLD(lr=0.1), cohort=cohort, **options).models for cohort in ("all", 3))
     assert torch.equal(one, other)
 
 

@@ -29,7 +29,7 @@ CALLS = {
     "weights": ({"weights": "equal"}, r"weights: should be 'uniform' or 'samples', got 'equal'"),
     "cohort": ({"cohort": 3}, r"cohort: should be between 1 and the number of nodes 2, got 3"),
     "metric": ({"metrics": ["accuracy"]}, r"unknown metric 'accuracy'"),
-    "metrics": ({"metrics": "train_loss"}, r"metrics: should be a valid list, got 'train_loss'"),
+    "metrics": ({"metrics": "train_loss"}, r"metrics: should be a valid list or 'default', got 'train_loss'"),
     "dtype": (
         {"dtype": torch.float16},
         r"dtype: should be torch.float32 or torch.float64, got torch.float16",

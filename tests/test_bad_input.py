@@ -15,7 +15,10 @@ OVERRIDES = {
     "section": (["problems.nodes=3"], "'problems': did you mean 'problem'?"),
     "problem key": (["problem.node=3"], "unknown key in [problem] 'node': did you mean 'nodes'?"),
     "network key": (["network.topolgy=ring"], "unknown key in [network] 'topolgy': did you mean 'topology'?"),
-    "evaluation key": (["evaluation.evry=2"], "unknown key in [evaluation] 'evry': did you mean 'every'?"),
+    "evaluation key": (
+        ["evaluate_evry=2"],
+        "unknown key in the experiment 'evaluate_evry': did you mean 'evaluate_every'?",
+    ),
     "algorithm key": (["algorithm.gossip.lrr=1"], "key in algorithm 'gossip' 'lrr': did you mean 'lr'?"),
     "model key": (["problem.model.hiden=[8]"], "unknown key in model 'mlp' 'hiden': did you mean 'hidden'?"),
     "partition key": (
@@ -31,7 +34,7 @@ OVERRIDES = {
     "topology": (["network.topology=rin"], "unknown topology 'rin': did you mean 'ring'?"),
     "mixing": (["network.mixing=metropolys"], "unknown mixing 'metropolys': did you mean 'metropolis'?"),
     "metric": (
-        ['evaluation.metrics=["test_acc"]'],
+        ['metrics=["test_acc"]'],
         "unknown metric 'test_acc': did you mean 'test_accuracy'?",
     ),
     "schedule": (['algorithm.lr={schedule="halvin"}'], "unknown schedule 'halvin': did you mean 'halving'?"),
@@ -137,7 +140,7 @@ OVERRIDES = {
             "problem.dataset=quadratics",
             "problem.partition=groups",
             "problem.loss=squared-error",
-            'evaluation.metrics=["test_accuracy"]',
+            'metrics=["test_accuracy"]',
         ],
         "metric 'test_accuracy' needs a test set",
     ),

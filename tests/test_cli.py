@@ -142,7 +142,7 @@ def test_inspect_shows_partition_network_and_costs(tmp_path: Path, monkeypatch: 
 
 
 def test_inspect_of_a_sweep_says_which_setting_it_shows(tmp_path: Path) -> None:
-    overrides = ["problem.nodes=[3,4]", "network.topology=server", "evaluation.every=4"]
+    overrides = ["problem.nodes=[3,4]", "network.topology=server", "evaluate_every=4"]
     outcome = holdfast("inspect", experiment_file(tmp_path), *overrides, "-o", tmp_path / "pictures")
     assert outcome.code == 0
     assert "4 jobs in all; shown: the setting of the first, local-gecl nodes=3" in outcome.out
@@ -159,7 +159,7 @@ def test_init_writes_a_commented_experiment_that_run_takes(tmp_path: Path) -> No
     assert path.read_text().count("#") > 10
     names = [entry["name"] for entry in tomllib.loads(path.read_text())["algorithm"]]
     assert names == ["local-gecl", "d-scaffold", "gossip"]
-    overrides = ["rounds=1", "algorithm.local_steps=1", 'evaluation.metrics=["train_loss"]']
+    overrides = ["rounds=1", "algorithm.local_steps=1", 'metrics=["train_loss"]']
     assert holdfast("run", path, *overrides, "--runs-dir", tmp_path, "-q").code == 0
 
 
@@ -176,7 +176,7 @@ def test_init_does_not_overwrite_unless_told(tmp_path: Path) -> None:
 
 def test_a_narrow_terminal_leaves_paths_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    overrides = ["rounds=1", 'evaluation.metrics=["train_loss"]']
+    overrides = ["rounds=1", 'metrics=["train_loss"]']
     outcome = holdfast("run", experiment_file(tmp_path), *overrides, "--runs-dir", tmp_path / "[runs]")
     [folder] = (tmp_path / "[runs]").iterdir()
     lines = outcome.out.splitlines()

@@ -52,6 +52,11 @@ name = "cluster"
 rounds = 7
 checkpoint_every = 3
 dtype = "float64"
+evaluate_every = 2
+metrics = [
+    "test_accuracy", "worst_accuracy", "average_accuracy", "average_loss", "train_loss", "consensus",
+    "grad_norm2", "stationarity", "rel_energy", "optimum_distance",
+]
 
 [problem]
 dataset = { name = "npz", file = "own.npz" }
@@ -63,13 +68,6 @@ l2 = 0.1
 
 [network]
 topology = "ring"
-
-[evaluation]
-every = 2
-metrics = [
-    "test_accuracy", "worst_accuracy", "average_accuracy", "average_loss", "train_loss", "consensus",
-    "grad_norm2", "stationarity", "rel_energy", "optimum_distance",
-]
 
 [[algorithm]]
 name = "local-gecl"
@@ -86,7 +84,7 @@ CURVATURE = [
     "network.topology=server",
     'algorithm={name="dualfl",curvature="estimate",solver={name="sgd",lr=0.1,steps=3}}',
 ]
-DUALS = ["algorithm={name='local-gecl',lr=0.1}", 'evaluation.metrics=["dual_error"]']
+DUALS = ["algorithm={name='local-gecl',lr=0.1}", 'metrics=["dual_error"]']
 
 
 def some_problems() -> list[Problem]:

@@ -26,6 +26,8 @@ name = "long"
 rounds = 300
 checkpoint_every = 20
 dtype = "float64"
+evaluate_every = 10
+metrics = ["train_loss", "consensus"]
 
 [problem]
 dataset = "penalised-logistic"
@@ -36,10 +38,6 @@ model = "linear"
 
 [network]
 topology = "ring"
-
-[evaluation]
-every = 10
-metrics = ["train_loss", "consensus"]
 
 [[algorithm]]
 name = "local-gecl"

@@ -17,13 +17,13 @@ from test_conformance import CASES as ALL_METHODS
 from test_conformance import Case
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.federation import make_federation
 from holdfast.engines.deploy.hub import Hub
 from holdfast.engines.deploy.links import WaitLimitError
 from holdfast.engines.deploy.member import NetworkThread, Stopped
 from holdfast.engines.deploy.messages import Header, specs
 from holdfast.engines.deploy.node import Node
 from holdfast.engines.deploy.template import state_template
+from holdfast.experiments.federation import make_federation
 
 SERVER = {"topology": "server"}
 
@@ -197,7 +197,7 @@ def test_a_sporadic_exchange_that_fails_is_inactive_on_both_ends(tmp_path: Path)
 
 
 def test_a_node_leaves_its_model_metrics_and_report(tmp_path: Path) -> None:
-    run = deploy(describe({"name": "local-gecl", "lr": 0.1}, rounds=4, evaluation={"every": 2}), tmp_path)
+    run = deploy(describe({"name": "local-gecl", "lr": 0.1}, rounds=4, evaluate_every=2), tmp_path)
     with (tmp_path / "a" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["round"] for row in rows] == ["0", "2", "4"]

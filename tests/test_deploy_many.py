@@ -11,7 +11,7 @@ import torch
 from federation_runs import describe, saved_model, simulate
 from member_processes import PATIENCE, Members
 
-from holdfast.engines.deploy.federation import make_federation
+from holdfast.experiments.federation import make_federation
 
 NODES, ABSENT = 50, "n49"
 WATCHED = 20.0  # seconds

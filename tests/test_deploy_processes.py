@@ -11,7 +11,7 @@ import torch
 from federation_runs import describe, saved_model, simulate
 from member_processes import Members
 
-from holdfast.engines.deploy.federation import make_federation
+from holdfast.experiments.federation import make_federation
 
 SERVER = {"network": {"topology": "server"}}
 LOCAL = {"lr": 0.1, "local_steps": 3}

@@ -26,8 +26,8 @@ from holdfast.engines.deploy.credentials import (
     make_request,
     sign_request,
 )
-from holdfast.engines.deploy.federation import make_federation
 from holdfast.engines.deploy.service import SERVICE, Ask
+from holdfast.experiments.federation import make_federation
 
 PATIENCE = 300.0  # seconds; far more than any of this takes
 DENIED, UNAVAILABLE = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE

@@ -26,11 +26,11 @@ from holdfast.engines.deploy.credentials import (
     sign_request,
     speaks_tls_1_2,
 )
-from holdfast.engines.deploy.federation import make_federation, read_federation
 from holdfast.engines.deploy.member import NetworkThread
 from holdfast.engines.deploy.monitor import serve_monitor
-from holdfast.engines.deploy.site import open_site
 from holdfast.engines.deploy.store import message_key, message_name
+from holdfast.experiments.federation import make_federation, read_federation
+from holdfast.experiments.sites import open_site
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 SERVER = {"topology": "server"}
@@ -94,7 +94,7 @@ def test_the_id_covers_what_members_must_agree_on_and_nothing_else() -> None:
     assert (
         make_federation(raw | {"node": elsewhere, "limits": {"wait": 5.0, "exchange": 1.0}}, "").id == known
     )
-    assert make_federation(raw | {"evaluation": {"shared": ["local_loss"]}}, "").id == known
+    assert make_federation(raw | {"shared_metrics": ["local_loss"]}, "").id == known
     assert make_federation(raw | {"algorithm": {"name": "local-gecl", "lr": 0.2}}, "").id != known
     assert make_federation(raw | {"seed": 4}, "").id != known
     assert make_federation(raw | {"node": raw["node"][::-1]}, "").id != known
@@ -224,7 +224,7 @@ def test_new_certs_csr_and_sign(tmp_path: Path) -> None:
 
 
 def test_status_tells_who_is_up_and_shares_only_what_is_listed(tmp_path: Path) -> None:
-    raw = describe(GECL, nodes=2, evaluation={"shared": ["local_loss"]})
+    raw = describe(GECL, nodes=2, shared_metrics=["local_loss"])
     path = write_federation(raw, tmp_path)
     run = Run(read_federation(path), tmp_path)
     network = NetworkThread()

@@ -12,7 +12,7 @@ import pytest
 from command_line import SMALL, experiment_file, holdfast, process
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.federation import Federation
+from holdfast.experiments.federation import FederationFile
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 [MY_TRACKING] = [
@@ -129,7 +129,7 @@ def test_what_is_no_algorithm_is_refused_in_one_line(
 def test_a_federation_file_may_not_name_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dangerous_algorithm.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
-    federation = Federation.model_validate(
+    federation = FederationFile.model_validate(
         {
             "rounds": 1,
             "problem": {"input_shape": [2], "classes": 2},

@@ -35,6 +35,8 @@ PRESET = """\
 name = "tiny"
 rounds = 6
 seeds = [0, 1]
+evaluate_every = 2
+metrics = ["test_accuracy", "train_loss"]
 
 [problem]
 dataset = "digits"
@@ -44,10 +46,6 @@ model = "linear"
 
 [network]
 topology = "ring"
-
-[evaluation]
-every = 2
-metrics = ["test_accuracy", "train_loss"]
 
 [[algorithm]]
 name = "local-gecl"

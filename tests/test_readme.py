@@ -35,3 +35,34 @@ def test_minimising_gives_the_optimum(tmp_path: Path) -> None:
     _, out = printed("hf.minimize(", tmp_path)
     assert out.startswith("torch.Size([201, 2, 1])")
     assert [float(x) for x in re.findall(r"\[(-?[\d.]+)\]", out)] == pytest.approx([-0.5, -0.5], abs=1e-4)
+
+
+def test_an_own_method_joins_the_others(tmp_path: Path) -> None:
+    (tmp_path / "my_module.py").write_text(next(code for code in SNIPPETS if "class MyTracking" in code))
+    code = (
+        "import my_module, holdfast as hf\n"
+        "functions = [lambda x: ((x - 1) ** 2).sum(), lambda x: (3 * (x + 1) ** 2).sum()]\n"
+        "method = hf.ALGORITHMS.build('my-tracking', {'lr': 0.05, 'local_steps': 4})\n"
+        "result = hf.minimize(functions, [0.0], method, rounds=200, topology={'name': 'complete'})\n"
+        "print(type(method).__name__, result.x[-1].flatten().tolist())"
+    )
+    running = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert running.stdout.startswith("MyTracking"), running.stderr
+    found = [float(x) for x in re.findall(r"-?[\d.]+", running.stdout)]
+    assert found == pytest.approx([-0.5, -0.5], abs=1e-4)
+
+
+EXPERIMENTS = (Path(__file__).parent.parent / "docs/experiments.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("word", "printed"),
+    [
+        ("hf.Callback", "stopped True"),
+        ("hf.Simulation", "5 torch.Size([6, 8]) ('x', 'mixed', 'dual', 'memory')"),
+    ],
+)
+def test_the_page_on_experiments(word: str, printed: str, tmp_path: Path) -> None:
+    [code] = [code for code in re.findall(r"```python\n(.*?)```", EXPERIMENTS, re.DOTALL) if word in code]
+    running = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert running.stdout.strip() == printed, running.stderr

@@ -191,7 +191,7 @@ def test_metrics_against_the_optimum_vanish_there():
 
 def test_metrics_against_the_optimum_are_there_for_the_asking():
     for name in OPTIMUM:
-        assert name not in choose_metrics(None, has_test=True, has_accuracy=True)
+        assert name not in choose_metrics("default", has_test=True, has_accuracy=True)
     assert choose_metrics(OPTIMUM, has_test=False, has_accuracy=False) == OPTIMUM
 
 

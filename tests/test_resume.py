@@ -21,19 +21,19 @@ from holdfast.experiments.runner import Interrupted, Runner
 # Long enough to be hit by a signal that is sent after the first rows.
 LONG = [
     "rounds=100",
-    "evaluation.every=5",
+    "evaluate_every=5",
     "checkpoint_every=10",
     "problem.dataset=penalised-logistic",
     "problem.partition=groups",
     "problem.loss=logistic",
     "problem.model=linear",
-    'evaluation.metrics=["train_loss"]',
+    'metrics=["train_loss"]',
 ]
 EXPERIMENTS = {
     "two algorithms": (),
     "three seeds": ("seeds=[0,1,2]", "rounds=3"),
     "a sweep": ("algorithm.lr=[0.1,0.01]", 'network.topology=["ring","complete"]', "rounds=2"),
-    "checkpoints in every round": ("checkpoint_every=1", "evaluation.every=3"),
+    "checkpoints in every round": ("checkpoint_every=1", "evaluate_every=3"),
     "duals that start warm": ('algorithm={name="local-gecl",lr=0.1,warm_start_rounds=2,alpha=0.1}',),
     "a sampled cohort": (
         "network.topology=server",
@@ -164,7 +164,7 @@ def test_resume_finds_the_data_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "data").mkdir()
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data" / "own.npz", x_train=rng.random((60, 3)), y_train=rng.integers(0, 2, 60))
-    overrides = ['problem.dataset={name="npz",file="own.npz"}', 'evaluation.metrics=["train_loss"]']
+    overrides = ['problem.dataset={name="npz",file="own.npz"}', 'metrics=["train_loss"]']
     monkeypatch.chdir(tmp_path)
     plan = Plan(read_experiment(experiment_file(tmp_path), overrides), Path("data"), "cpu")
     plan.check()
@@ -189,7 +189,7 @@ def refused(folder: Path) -> str:
 
 
 def test_resuming_a_complete_run_changes_nothing_that_counts(tmp_path: Path) -> None:
-    folder = run_plan(make_plan(tmp_path, 'evaluation.metrics=["train_loss"]'), tmp_path)
+    folder = run_plan(make_plan(tmp_path, 'metrics=["train_loss"]'), tmp_path)
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert holdfast("resume", folder, "-q") == (0, f"{folder}\n", "")
     assert {path: path.read_bytes() for path in kept} == kept

@@ -20,7 +20,7 @@ from holdfast.experiments.record import load_record
 from holdfast.models import mlp
 from holdfast.report.terminal import summary_table
 
-ONE_METRIC = 'evaluation.metrics=["train_loss"]'  # pictures take time
+ONE_METRIC = 'metrics=["train_loss"]'  # pictures take time
 
 
 @pytest.fixture(scope="session")
@@ -179,7 +179,7 @@ def test_a_run_whose_algorithms_all_diverge_fails(tmp_path: Path) -> None:
 
 
 def test_divergence_is_seen_without_a_loss_among_the_metrics(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, "algorithm.gossip.lr=1e30", 'evaluation.metrics=["test_accuracy"]')
+    plan = make_plan(tmp_path, "algorithm.gossip.lr=1e30", 'metrics=["test_accuracy"]')
     jobs = json.loads((run_plan(plan, tmp_path) / "summary.json").read_text())["jobs"]
     assert [job["status"] for job in jobs] == ["done", "diverged"]
 
@@ -218,7 +218,7 @@ def test_an_override_may_name_one_algorithm(tmp_path: Path) -> None:
 
 def test_lists_that_are_values_are_no_sweeps(tmp_path: Path) -> None:
     assert [axes for _, axes in swept(tmp_path, "problem.model.hidden=[8,8]")] == [{}, {}]
-    assert [axes for _, axes in swept(tmp_path, 'evaluation.metrics=["train_loss","consensus"]')] == [{}, {}]
+    assert [axes for _, axes in swept(tmp_path, 'metrics=["train_loss","consensus"]')] == [{}, {}]
     widths = [axes["problem.model.hidden"] for _, axes in swept(tmp_path, "problem.model.hidden=[[8],[9]]")]
     assert widths == [[8], [8], [9], [9]]
 
@@ -314,5 +314,5 @@ def test_samples_that_are_prepared_once_count_as_memory(
     plan = Plan(read_experiment(finished / "experiment.toml", ["problem.batch_size=full"]), None, "cpu")
     job = plan.jobs[0]
     with_them, numbers = plan.memory(job), plan.setting(job).data.x.numel()
-    monkeypatch.setattr("holdfast.experiments.plan.MOST_READY", 0)
+    monkeypatch.setattr("holdfast.experiments.assembly.MOST_READY", 0)
     assert with_them - plan.memory(job) == 4 * numbers

@@ -19,7 +19,7 @@ from holdfast.report.verdict import troubles, verdict
 
 # Gossip keeps no duals, so that this metric cannot be computed for it.
 CONVEX = SMALL.replace('model = { name = "mlp", hidden = [8] }', 'model = "linear"\nl2 = 0.1')
-DUALS = ['evaluation.metrics=["train_loss","dual_error"]', "rounds=2"]
+DUALS = ['metrics=["train_loss","dual_error"]', "rounds=2"]
 WHY = "metric 'dual_error': Gossip keeps no estimate of the gradients at the optimum"
 
 

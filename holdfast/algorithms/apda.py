@@ -31,6 +31,7 @@ class APDAInexact(Algorithm):
     """Primal-dual steps from inexact local proximal points, accelerated (reconstruction)."""
 
     columnwise: ClassVar[bool] = True
+    uses_solver: ClassVar[bool] = True
 
     needs_server: ClassVar[bool] = True
     assumes_convex: ClassVar[bool] = True

@@ -49,6 +49,8 @@ class DualFL(Algorithm):
 
     needs_server: ClassVar[bool] = True
     assumes_convex: ClassVar[bool] = True
+    uses_solver: ClassVar[bool] = True
+    uses_curvature: ClassVar[bool] = True
 
     nu: Positive  # step in the dual; at most the strong convexity of the local problems
     rho: Annotated[float, Field(ge=0, lt=1)] = 0.0  # momentum: 0 grows as in FISTA, larger settles lower

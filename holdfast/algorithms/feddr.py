@@ -41,6 +41,7 @@ class FedDR(ServerAlgorithm[Server]):
     """
 
     columnwise: ClassVar[bool] = True
+    uses_solver: ClassVar[bool] = True
 
     eta: Rate  # proximal step
     alpha: Annotated[float, Field(gt=0, le=2)] = 1.0  # relaxation: 1 makes it FedPD, 2 FedSplit
@@ -79,6 +80,7 @@ class FedSplit(Algorithm):
     """Peaceman-Rachford splitting, fastest with eta = 1/sqrt(mu L) (Pathak and Wainwright 2020)."""
 
     columnwise: ClassVar[bool] = True
+    uses_solver: ClassVar[bool] = True
 
     needs_server: ClassVar[bool] = True
     assumes_convex: ClassVar[bool] = True

@@ -33,6 +33,7 @@ class FedDyn(ServerAlgorithm[Server]):
     """Dynamic regularisation: exact with half of SCAFFOLD's traffic, cohorts too (Acar et al. 2021)."""
 
     columnwise: ClassVar[bool] = True
+    uses_solver: ClassVar[bool] = True
 
     alpha: Rate  # weight of (alpha/2) ||x_i - x||^2
     # gd: full gradients, sgd: minibatches; exact: Newton's method; or a solver that is nearly so

@@ -45,6 +45,7 @@ class FedPD(Algorithm):
     """Augmented Lagrangian with a dual per node; exact if every round communicates (Zhang et al. 2021)."""
 
     columnwise: ClassVar[bool] = True
+    uses_solver: ClassVar[bool] = True
 
     needs_server: ClassVar[bool] = True
 

@@ -43,6 +43,7 @@ class PDMM(Algorithm):
     """Local solves with a dual at each end of every link (Zhang & Heusdens 2018; Local G-ECL, eq. 5)."""
 
     columnwise: ClassVar[bool] = True
+    uses_solver: ClassVar[bool] = True
 
     needs_graph: ClassVar[bool] = True
 

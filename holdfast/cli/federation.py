@@ -22,12 +22,12 @@ from holdfast.engines.deploy.credentials import (
     sign_request,
 )
 from holdfast.engines.deploy.events import Events, silence
-from holdfast.engines.deploy.federation import Federation, make_federation, read_federation
 from holdfast.engines.deploy.incarnations import Dependencies
 from holdfast.engines.deploy.links import Link
 from holdfast.engines.deploy.member import require_loopback
-from holdfast.engines.deploy.site import read_data
 from holdfast.experiments.config import apply_override
+from holdfast.experiments.federation import FederationFile, make_federation, read_federation
+from holdfast.experiments.sites import read_data
 from holdfast.report.format import bytes_text
 
 COMMENTS = {
@@ -35,7 +35,7 @@ COMMENTS = {
     "[problem]": "What is learned. Samples enter as (x - mean)/std, uint8 pixels as (x/255 - mean)/std.",
     "[network]": "Who talks to whom.",
     "[algorithm]": "'holdfast list algorithms' shows all methods and their parameters.",
-    "[evaluation]": "Measured at home every so many rounds; 'shared' lists what other members may see:\n"
+    "evaluate_every =": "Rounds between measurements at home. Others may see what shared_metrics lists:\n"
     "# local_loss, test_accuracy, test_loss.",
     "[limits]": "Seconds to wait for a neighbour, and for a sporadic link; the largest message in MiB.",
     "[server]": "The only one that has to be reachable.",
@@ -66,10 +66,11 @@ def new_federation(
         "seed": 0,
         "dtype": "float32",
         "compression": "none",
+        "evaluate_every": 1,
+        "shared_metrics": [],
         "problem": _problem(data, input_shape, classes),
         "network": {"topology": topology or ("server" if server else "ring")},
         "algorithm": {"name": algorithm},
-        "evaluation": {"every": 1, "shared": []},
         "limits": {"wait": 3600.0, "exchange": 60.0, "message_mib": 8192.0},
     }
     if server:
@@ -184,14 +185,14 @@ def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: b
     Console(markup=False, emoji=False).print(_status_table(federation, told))  # others' words
 
 
-def _only_key(federation: Federation, folder: Path) -> str:
+def _only_key(federation: FederationFile, folder: Path) -> str:
     found = [member.name for member in federation.members if (folder / f"{member.name}.key").exists()]
     if not found:
         raise HoldfastError(f"{folder} holds no key of a member; name the folder with --certs")
     return found[0]
 
 
-async def _ask_all(federation: Federation, asker: str, credentials: Any) -> dict[str, dict[str, Any]]:
+async def _ask_all(federation: FederationFile, asker: str, credentials: Any) -> dict[str, dict[str, Any]]:
     """What every member that can be reached says about itself, by name."""
 
     async def ask(peer: str) -> dict[str, Any]:
@@ -217,7 +218,7 @@ async def _ask_all(federation: Federation, asker: str, credentials: Any) -> dict
     return answers
 
 
-def _status_table(federation: Federation, told: dict[str, dict[str, Any]]) -> Table:
+def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -> Table:
     table = Table("member", "round", "lag", "doing", "sent", "waited", "last error", box=None, pad_edge=False)
     furthest = max((answer.get("round", 0) for answer in told.values()), default=0)
     for name, answer in told.items():

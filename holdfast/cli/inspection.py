@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.run import print_path
+from holdfast.experiments.assembly import Setting
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Job, Plan
-from holdfast.experiments.setting import Setting
 from holdfast.report.figures import save_figure
 from holdfast.report.format import bytes_text, count_text, seconds_text
 from holdfast.report.setting_figures import network_figure, partition_figure
@@ -48,8 +47,7 @@ def inspect_experiment(
 
 def partition_table(setting: Setting, width: int) -> Table:
     """Samples of every class on every node, the darker the more; for many classes only how many it holds."""
-    data, classes = setting.data, setting.dataset.classes
-    labels = data.label_table(classes) if classes else np.zeros((data.nodes, 0), dtype=np.int64)
+    data, labels = setting.data, setting.labels
     most = int(labels.max(initial=1))
     cell = len(f" {most:,} ")
     fits = len("node samples") + cell * labels.shape[1] <= width
@@ -134,8 +132,8 @@ def _seconds_per_round(plan: Plan, job: Job) -> float:
 def _save_pictures(setting: Setting, output: Path) -> list[Path]:
     network = setting.network
     figures = {"network": network_figure(network.nodes, network.weighted_links(), network.is_server)}
-    if setting.dataset.classes:
-        figures["partition"] = partition_figure(setting.data.label_table(setting.dataset.classes))
+    if setting.labels.size:
+        figures["partition"] = partition_figure(setting.labels)
     for name, figure in figures.items():
         save_figure(figure, output / name)
     return [output / name for name in figures]

@@ -17,12 +17,12 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files
 from holdfast.engines.deploy.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.events import Events, describe, json_lines
-from holdfast.engines.deploy.federation import Federation, read_federation
 from holdfast.engines.deploy.handshakes import watch_handshakes
 from holdfast.engines.deploy.hub import Hub
 from holdfast.engines.deploy.member import Member, Stopped, is_loopback, require_loopback
 from holdfast.engines.deploy.node import Node
-from holdfast.engines.deploy.site import initial_model, open_site, read_data
+from holdfast.experiments.federation import FederationFile, read_federation
+from holdfast.experiments.sites import initial_model, open_site, read_data
 from holdfast.report.format import bytes_text
 
 Log = Literal["progress", "json"]
@@ -139,7 +139,13 @@ def _run(member: Node | Hub, stack: ExitStack, log: Log, monitor: int | None) ->
 
 
 def _credentials(
-    federation: Federation, path: Path, certs: Path | None, name: str, listen: str | None, *, insecure: bool
+    federation: FederationFile,
+    path: Path,
+    certs: Path | None,
+    name: str,
+    listen: str | None,
+    *,
+    insecure: bool,
 ) -> Credentials | None:
     if insecure:
         require_loopback(federation, listen)

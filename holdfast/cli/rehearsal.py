@@ -23,8 +23,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data import DATASETS, IID, Dataset, partition
 from holdfast.engines.deploy.credentials import make_certificates
-from holdfast.engines.deploy.federation import Federation, read_federation
-from holdfast.engines.deploy.site import read_data
+from holdfast.experiments.federation import FederationFile, read_federation
+from holdfast.experiments.sites import read_data
 from holdfast.report.format import bytes_text
 
 RANDOM_SAMPLES = 64  # per node, where there are no data to rehearse with
@@ -65,7 +65,7 @@ def _on_loopback(raw: dict[str, Any]) -> None:
         taken.close()
 
 
-def _write_data(federation: Federation, data: str | None, folder: Path) -> None:
+def _write_data(federation: FederationFile, data: str | None, folder: Path) -> None:
     """One npz file for each node, as the sites would have it."""
     for i, (name, part) in enumerate(zip(federation.names, _split(federation, data), strict=True)):
         count = federation.node[i].samples
@@ -81,7 +81,7 @@ def _write_data(federation: Federation, data: str | None, folder: Path) -> None:
         )
 
 
-def _split(federation: Federation, data: str | None) -> list[tuple[Any, Any, Any, Any]]:
+def _split(federation: FederationFile, data: str | None) -> list[tuple[Any, Any, Any, Any]]:
     nodes, seed, problem = len(federation.node), federation.seed, federation.problem
     if data is None:
         rng = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def _dataset(data: str, nodes: int, seed: int) -> Dataset:
 class Rehearsal:
     """All members as child processes; their log lines go to files, and their state to a table."""
 
-    def __init__(self, federation: Federation, folder: Path, model: str | None) -> None:
+    def __init__(self, federation: FederationFile, folder: Path, model: str | None) -> None:
         self.federation, self.folder, self.model = federation, folder, model
         self.rounds: dict[str, int] = {}
         self.doing: dict[str, str] = {}

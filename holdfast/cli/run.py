@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -18,14 +17,15 @@ from holdfast.core.precision import switches_restored
 from holdfast.core.world import World
 from holdfast.engines.cluster.launch import INTERRUPTED, launch_id, run_to_continue
 from holdfast.engines.cluster.ranks import joined
+from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.config import default_experiment, read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.record import load_record, overlaid
-from holdfast.experiments.runner import Interrupted, Runner, View
+from holdfast.experiments.runner import Interrupted, Runner
 from holdfast.experiments.statuses import status_counts
-from holdfast.experiments.tensorboard import TensorBoardView, summary_writer
+from holdfast.experiments.tensorboard import TensorBoard, summary_writer
 from holdfast.report.html import write_plots, write_report
-from holdfast.report.progress import LiveView
+from holdfast.report.progress import Progress
 from holdfast.report.terminal import summary_table
 from holdfast.report.verdict import differences, job_troubles
 
@@ -90,19 +90,19 @@ def _execute(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
     warnings = runner.plan.warnings()
     for warning in warnings if leads else []:
         print(f"warning: {warning}", file=sys.stderr)
-    with ExitStack() as stack:
-        views: list[View] = [TensorBoardView(runner.folder)] if tensorboard and leads else []
-        if not quiet and leads:
-            views.append(stack.enter_context(LiveView(runner.plan, console)))
-        try:
-            runner.execute(views)
-        except Interrupted:
-            stack.close()
-            if leads:
-                command = f"holdfast resume {shlex.quote(str(runner.folder))}"
-                print(f"stopped, all is saved; continue with: {command}", file=sys.stderr, flush=True)
-            runner.world.wait()
-            sys.exit(INTERRUPTED)
+    callbacks: list[Callback] = []
+    if tensorboard and leads:
+        callbacks.append(TensorBoard(runner.folder / "tensorboard"))
+    if not quiet and leads:
+        callbacks.append(Progress(runner.plan.jobs, console))
+    try:
+        runner.execute(callbacks)
+    except Interrupted:
+        if leads:
+            command = f"holdfast resume {shlex.quote(str(runner.folder))}"
+            print(f"stopped, all is saved; continue with: {command}", file=sys.stderr, flush=True)
+        runner.world.wait()
+        sys.exit(INTERRUPTED)
 
 
 def _show(runner: Runner, *, quiet: bool) -> None:
@@ -121,7 +121,7 @@ def _show(runner: Runner, *, quiet: bool) -> None:
     if quiet:
         print(runner.folder)
     statuses = [job["status"] for job in record.summary["jobs"]]
-    if "failed" in statuses or "done" not in statuses:
+    if "failed" in statuses or not {"done", "stopped"} & set(statuses):
         sys.exit(1)
 
 

@@ -23,6 +23,8 @@ class Method:
     """Hyperparameters, checked when they are given; each may be a schedule if its type is ``Rate``."""
 
     assumes_convex: ClassVar[bool] = False  # True: what the method promises holds for convex f_i only
+    uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
+    uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
     columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -43,6 +45,14 @@ class Method:
         """Whether zeros may follow the columns of a row: the method and its optimiser, if any, declare it."""
         parts = [part for part in vars(self).values() if isinstance(part, LocalOptimizer)]
         return self.columnwise and all(part.columnwise for part in parts)
+
+    @classmethod
+    def for_problem(cls, mu: float, L: float | None = None, **given: Any) -> Self:
+        """The method with what theory says for ``mu``-strongly convex, ``L``-smooth f_i (None: nonsmooth).
+
+        ``given``: hyperparameters that the user has chosen. A class that has this sets ``uses_curvature``.
+        """
+        raise NotImplementedError(f"{cls.__name__} does not use the curvature")
 
     def at(self, round: int) -> Self:
         """This method with every schedule among its hyperparameters evaluated at ``round``."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 
 from holdfast.core.errors import HoldfastError, unknown
 
@@ -24,6 +24,12 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 LONGEST_REPR = 80  # characters of a value quoted in an error
+
+
+class Section(BaseModel):
+    """A table of a file, with these keys and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def check(where: str, annotation: Any, value: Any) -> Any:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from holdfast.algorithms import ALGORITHMS
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision
-from holdfast.core.validation import Count, NonNegative, Seed, quoted
+from holdfast.core.validation import Count, NonNegative, Section, Seed, quoted
 from holdfast.problem.gradients.backend import BackendName
 
 
@@ -43,8 +43,10 @@ def _as_choice(value: Any) -> Any:
 Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+BatchSize = Count | Literal["full"]
+Cohort = Count | Literal["all"]
+Metrics = list[str] | Literal["default"]
+Weighting = Literal["uniform", "samples"]
 
 
 class LearningConfig(Section):
@@ -52,11 +54,16 @@ class LearningConfig(Section):
 
     model: Chosen = Choice(name="linear")
     loss: Chosen = Choice(name="cross-entropy")
-    batch_size: Count | Literal["full"] = 32
+    batch_size: BatchSize = 32
     l2: NonNegative = 0.0
     l1: NonNegative = 0.0
     nonconvex: NonNegative = 0.0
-    weights: Literal["uniform", "samples"] = "uniform"
+    weights: Weighting = "uniform"
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """The weights of what is added up, as ``build_problem`` takes them."""
+        return self.model_dump(include={"l2", "l1", "nonconvex", "weights"})
 
 
 class ProblemConfig(LearningConfig):
@@ -73,19 +80,12 @@ class NetworkConfig(Section):
 
     topology: Chosen = Choice(name="ring")
     mixing: Chosen | None = None  # Metropolis weights, unless a server averages
-    cohort: Count | Literal["all"] = "all"
+    cohort: Cohort = "all"
     graph_every: Count | None = None  # rounds after which a random topology is drawn anew; None: never
     compute: Any = None  # how likely nodes are able to compute in a round; None: always
     links: Any = None  # how likely links are available in a round; None: always
     redraw_every: Count | None = None  # rounds after which drawn probabilities are drawn anew; None: never
     latched_links: bool = False  # links stay available once they were
-
-
-class EvaluationConfig(Section):
-    """What is measured, and how often."""
-
-    every: Count = 1
-    metrics: list[str] | Literal["default"] = "default"
 
 
 class AlgorithmConfig(Choice):
@@ -105,11 +105,12 @@ class Experiment(Section):
     rounds: Count
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default=[0], min_length=1)
     checkpoint_every: Count = 50
+    evaluate_every: Count = 1
+    metrics: Metrics = "default"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "tf32"
     problem: ProblemConfig
     network: NetworkConfig = NetworkConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
     algorithm: ChosenAlgorithm
 
 
@@ -210,6 +211,8 @@ def _plain(value: Any) -> Any:
 def _check_sections(raw: Mapping[str, Any]) -> None:
     """Unknown keys at the top and in the sections, with the nearest valid name."""
     for key, value in raw.items():
+        if key == "evaluation":
+            raise HoldfastError("[evaluation]: write evaluate_every and metrics at the top, beside rounds")
         if key not in Experiment.model_fields:
             raise unknown("key in the experiment", key, Experiment.model_fields)
         section = Experiment.model_fields[key].annotation

@@ -8,7 +8,7 @@ from typing import Literal
 
 from holdfast.experiments.record_files import Job, Row
 
-GroupStatus = Literal["done", "diverged", "failed", "interrupted", "unfinished", "pending"]
+GroupStatus = Literal["done", "stopped", "diverged", "failed", "interrupted", "unfinished", "pending"]
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Group:
         for worst in ("failed", "diverged", "interrupted"):
             if worst in found:
                 return worst
-        if len(found) > 1 or "running" in found:
+        if "running" in found or found > {"pending"}:
             return "unfinished"
-        return "done" if "done" in found else "pending"
+        return "pending" if "pending" in found else "stopped" if "stopped" in found else "done"
 
     @property
     def note(self) -> str:
@@ -54,7 +54,7 @@ class Group:
         notes = []
         unfinished = [job for job in self.jobs if job["status"] in ("running", "pending")]
         several = len(self.jobs) > 1
-        for status in ("failed", "diverged", "interrupted"):
+        for status in ("failed", "diverged", "interrupted", "stopped"):
             stopped = [job["round"] for job in self.jobs if job["status"] == status]
             who = f"{len(stopped)} of {len(self.jobs)} seeds " if several else ""
             if stopped:

@@ -8,11 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from holdfast.contract import Method, ServerAlgorithm
+from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import unrounded
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
+from holdfast.experiments.config import Metrics
 from holdfast.problem.reference.optimum import gradients_at_optimum, known_optimum
 
 TestSet = tuple[Tensor, Tensor]
@@ -177,10 +178,10 @@ def available_metrics(has_test: bool, has_accuracy: bool) -> list[str]:
     return [name for name in METRICS if name not in missing]
 
 
-def choose_metrics(wanted: list[str] | None, *, has_test: bool, has_accuracy: bool) -> list[str]:
-    """``wanted``, checked, or by default every metric that is available and cheap."""
+def choose_metrics(wanted: Metrics, *, has_test: bool, has_accuracy: bool) -> list[str]:
+    """``wanted``, checked; "default" is every metric that is available and cheap."""
     available = available_metrics(has_test, has_accuracy)
-    if wanted is None:
+    if wanted == "default":
         return [name for name in available if name not in EXPENSIVE]
     for name in wanted:
         if name not in METRICS:
@@ -198,7 +199,7 @@ def measure(simulation: Simulation, test: TestSet | None, metrics: list[str]) ->
     extra: dict[str, float] = {}
     if simulation.network.activity is not None:
         extra |= delays(simulation)
-    if has_solver(simulation.method):
+    if simulation.method.uses_solver:
         extra |= dict(zip(SOLVER_COLUMNS, (work.value_evaluations, work.unfinished_solves), strict=True))
     costs = {
         "payload_bytes": simulation.payload_bytes,
@@ -207,11 +208,6 @@ def measure(simulation: Simulation, test: TestSet | None, metrics: list[str]) ->
         "sample_gradients": work.sample_gradients,
     }
     return values | extra | costs
-
-
-def has_solver(method: Method) -> bool:
-    """Whether a method minimises local problems, which may end before they are solved."""
-    return hasattr(method, "solver")
 
 
 def delays(simulation: Simulation) -> dict[str, float]:

@@ -10,24 +10,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from holdfast.algorithms import Method
-from holdfast.core.memory import require_memory
-from holdfast.core.precision import compute_in
 from holdfast.core.world import ALONE, World
-from holdfast.engines.cluster.place import RankPlace
-from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.common.dry_run import Footprint, dry_run
-from holdfast.engines.common.fit import check_fit
-from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.config import Experiment
-from holdfast.experiments.setting import Setting, build_method, build_setting, torch_device
+from holdfast.experiments.assembly import Setting, cohort_size, convexity_warning, torch_device
+from holdfast.experiments.config import Cohort, Experiment
+from holdfast.experiments.setting import build_method, build_setting
 from holdfast.experiments.sweep import expand
-from holdfast.problem.reference.curvature import why_not_convex
-from holdfast.problem.source import MOST_READY
 
 
 @dataclass(frozen=True)
@@ -42,6 +32,14 @@ class Job:
     @property
     def label(self) -> str:
         return self.experiment.algorithm.label
+
+    @property
+    def rounds(self) -> int:
+        return self.experiment.rounds
+
+    @property
+    def cohort(self) -> Cohort:
+        return self.experiment.network.cohort
 
     @property
     def title(self) -> str:
@@ -110,12 +108,7 @@ class Plan:
 
     def simulation(self, job: Job) -> Simulation:
         """The job, ready to run."""
-        setting, device = self.setting(job), torch.device(self.device)
-        compute_in(job.experiment.precision)  # jobs before may have been computed in another
-        parts = (self.method(job), setting.objective, setting.network)
-        options: Any = {"seed": job.seed, "cohort_size": cohort_size(job.experiment)}
-        place = RankPlace(self.world, setting.network) if isinstance(self.world, Ranks) else HERE
-        return Simulation(*parts, **options, place=place, executor=executor_for(device))
+        return self.setting(job).simulation(self.method(job), job.cohort)
 
     def method(self, job: Job) -> Method:
         """The job's algorithm with its hyperparameters, estimated ones too."""
@@ -125,35 +118,20 @@ class Plan:
 
     def footprint(self, job: Job) -> Footprint:
         """What a round of the job sends and computes."""
-        rounds = min(job.experiment.rounds, 50)
-        return dry_run(self.method(job), self.setting(job).network, cohort_size(job.experiment), rounds)
+        rounds = min(job.rounds, 50)
+        return dry_run(self.method(job), self.setting(job).network, cohort_size(job.cohort), rounds)
 
     def memory(self, job: Job) -> int:
         """Estimated peak bytes: everything of every row, data, activations."""
-        return self._rows_and_data(job) + self.setting(job).objective.step_bytes
-
-    def _rows_and_data(self, job: Job) -> int:
-        setting, x, batch = self.setting(job), self.setting(job).data.x, job.experiment.problem.batch_size
-        nodes, number = setting.data.nodes, getattr(torch, job.experiment.dtype).itemsize
-        everything = int(setting.data.counts.sum())
-        prepared = everything * x[0].numel() * number
-        ready = prepared if batch == "full" and self.device == "cpu" and prepared <= MOST_READY else 0
-        rows = self.footprint(job).memory(nodes, setting.dim, number)
-        return int(rows + everything * x[0].numel() * x.element_size() + ready)
+        setting = self.setting(job)
+        return setting.memory(self.footprint(job)) + setting.objective.step_bytes
 
     def warnings(self) -> list[str]:
         """What a user should know before the run, though it is no mistake."""
-        return list(dict.fromkeys(filter(None, (self._convexity_warning(job) for job in self.jobs))))
-
-    def _convexity_warning(self, job: Job) -> str | None:
-        if not self.method(job).assumes_convex:
-            return None
-        reason = why_not_convex(self.setting(job).objective)
-        return (
-            f"{job.label} promises to converge on convex objectives only, and here {reason}"
-            if reason
-            else None
+        found = (
+            convexity_warning(job.label, self.method(job), self.setting(job).objective) for job in self.jobs
         )
+        return list(dict.fromkeys(filter(None, found)))
 
     def check(self) -> None:
         """Builds everything once, so that mistakes surface before the run directory exists."""
@@ -164,19 +142,7 @@ class Plan:
                 self.world.together(partial(part, job))
 
     def _check(self, job: Job) -> None:
-        setting = self.setting(job)
-        check_fit(self.method(job), setting.data.nodes, setting.network, cohort_size(job.experiment))
-        ranks = self.world.on_this_machine if self.device == "cpu" else 1
-        # In two steps: a model that is far too large is not even made.
-        needed = self._rows_and_data(job) * ranks / self.world.size
-        require_memory(job.title, needed, self.device)
-        setting.objective.check_model(setting.test)
-        require_memory(job.title, needed + setting.objective.step_bytes * ranks, self.device)
-
-
-def cohort_size(experiment: Experiment) -> int | None:
-    """Clients per round; None for everybody."""
-    return None if experiment.network.cohort == "all" else experiment.network.cohort
+        self.setting(job).check(job.title, self.method(job), job.cohort)
 
 
 def _setting_key(job: Job) -> str:

@@ -6,12 +6,10 @@ import csv
 import io
 import json
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import tomli_w
 
@@ -19,27 +17,21 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json, write_tensors
 from holdfast.core.precision import switches_restored
 from holdfast.engines.common.driver import Row, Run
+from holdfast.engines.common.simulation import Simulation
+from holdfast.experiments.assembly import Setting
+from holdfast.experiments.callbacks import Callback, Watched
 from holdfast.experiments.checkpoints import Checkpoints
 from holdfast.experiments.columns import COST_COLUMNS, DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.experiments.environment import describe_environment
-from holdfast.experiments.metrics import METRICS, has_solver, measure
+from holdfast.experiments.execution import execute, stop_signals
+from holdfast.experiments.metrics import METRICS
 from holdfast.experiments.plan import Job, Plan, short
-from holdfast.experiments.setting import Setting, facts
-from holdfast.experiments.statuses import SETTLED, JobStatus
+from holdfast.experiments.setting import facts
+from holdfast.experiments.statuses import SETTLED, JobStatus, Outcome
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
     """The user or the system asked the run to stop; everything is saved."""
-
-
-class View(Protocol):
-    """Who watches a run: a progress bar, a TensorBoard, a test."""
-
-    def job_started(self, job: Job, first_round: int) -> None: ...
-    def job_prepared(self, job: Job, how: str) -> None: ...
-    def round_done(self, job: Job, round: int) -> None: ...
-    def row_recorded(self, job: Job, row: Row) -> None: ...
-    def job_ended(self, job: Job, status: JobStatus) -> None: ...
 
 
 class Runner:
@@ -48,7 +40,6 @@ class Runner:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder, self.world = plan, folder, plan.world
         self.checkpoints = Checkpoints(folder / "checkpoints", plan.digest, plan.world)
-        self.views: list[View] = []
         self.summary: dict[str, Any] = {}
         self.rows: list[dict[str, Any]] = []
         self.columns: list[str] = []
@@ -80,7 +71,7 @@ class Runner:
             write_json(runner.folder / "environment.json", environment)
             _write_setting(runner.folder, first)
         runner._write_metrics()
-        runner._write_summary()
+        runner.write_summary()
         return runner
 
     @classmethod
@@ -112,83 +103,34 @@ class Runner:
     # --- running -------------------------------------------------------------------------------------------
 
     @switches_restored()
-    def execute(self, views: Sequence[View] = ()) -> None:
+    def execute(self, callbacks: Sequence[Callback] = ()) -> None:
         """Runs every job that is not settled; raises ``Interrupted`` after saving when asked to stop."""
-        self.views = list(views)
-        with _stop_signals(hurry=self.world.size == 1) as stop:
+        with stop_signals(signal.SIGINT, signal.SIGTERM, hurry=self.world.size == 1) as asked_to_stop:
             for job, entry in zip(self.plan.jobs, self.summary["jobs"], strict=True):
                 if entry["status"] not in SETTLED:
-                    self._run(job, entry, stop)
+                    self._run(job, entry, callbacks, asked_to_stop)
         self.summary["status"] = "complete"
-        self._write_summary()
+        self.write_summary()
 
-    def _run(self, job: Job, entry: dict[str, Any], stop: list[bool]) -> None:
-        setting = self.plan.setting(job)
-        experiment = job.experiment
-        run = Run(
-            self.plan.simulation(job),
-            experiment.rounds,
-            experiment.evaluation.every,
-            lambda now: measure(now, setting.test, setting.metrics),
-        )
-        run.seconds = self.checkpoints.restore(job.id, run.simulation)
-        entry["method"] = repr(self.plan.method(job))
-        entry.pop("message", None)  # of an attempt that failed
-        self._notify("job_started", job, run.simulation.round)
-        entry["executor"] = run.simulation.prepare(experiment.rounds - run.simulation.round)
-        self._notify("job_prepared", job, entry["executor"])
-        for row in self._rows_until_failure(run, entry):
-            if row is not None:
-                self._record(job, row)
-            self._notify("round_done", job, run.simulation.round)
-            if run.diverged:
-                break
-            finished = run.simulation.round == experiment.rounds
-            if self.world.any(stop[0]) and not finished:
-                self._checkpoint(job, run)
-                self._update(entry, run, "interrupted")
-                self.summary["status"] = "interrupted"
-                self._write_summary()
-                raise Interrupted
-            if run.simulation.round % experiment.checkpoint_every == 0 or finished:
-                self._checkpoint(job, run)
-                self._update(entry, run, "running")
-                self._write_summary()
-        if "message" in entry:
-            status: JobStatus = "failed"
-        elif run.diverged:
-            status = "diverged"
-            reached = run.simulation.round
-            entry["message"] = f"a figure became infinite or NaN by round {reached}: try a smaller lr"
-        else:
-            status = "done"
-            self._save_model(job, setting, run)
-        self._update(entry, run, status)
-        self._write_summary()
-        self._notify("job_ended", job, status)
-
-    def _rows_until_failure(self, run: Run, entry: dict[str, Any]) -> Iterator[Row | None]:
-        """The rows of ``run``; an error that we know ends this job and no other, with why in its entry."""
-        try:
-            yield from run
-        except HoldfastError as error:
-            entry["message"] = str(error)
-        except Exception as error:  # of a user's code, or a mistake of ours: noted, and shown in full
-            entry["message"] = " ".join(f"{type(error).__name__}: {error}".split())
-            self._update(entry, run, "failed")
-            self._write_summary()
-            raise
-
-    def _update(self, entry: dict[str, Any], run: Run, status: JobStatus) -> None:
-        entry.update(status=status, round=run.simulation.round, seconds=round(run.seconds, 3))
-
-    def _notify(self, event: str, *arguments: Any) -> None:
-        for view in self.views:
-            getattr(view, event)(*arguments)
+    def _run(
+        self, job: Job, entry: dict[str, Any], callbacks: Sequence[Callback], asked: Callable[[], bool]
+    ) -> None:
+        setting, experiment = self.plan.setting(job), job.experiment
+        simulation = self.plan.simulation(job)
+        run = Run(simulation, experiment.rounds, experiment.evaluate_every, setting.measure)
+        run.seconds = self.checkpoints.restore(job.id, simulation)
+        # First of all: what others are told of has been written.
+        outcome = execute(run, job, [_Recorder(self, job, entry, run), *callbacks], asked)
+        if outcome.status == "interrupted":
+            self.checkpoint(job, run)
+            self.summary["status"] = "interrupted"
+            self.write_summary()
+            raise Interrupted
 
     # --- what is written -----------------------------------------------------------------------------------
 
-    def _record(self, job: Job, row: Row) -> None:
+    def record(self, job: Job, row: Row) -> None:
+        """Appends a row to the metrics."""
         axes = {axis: short(value) for axis, value in job.axes.items()}
         full = {"algorithm": job.label, "seed": job.seed, **axes, **row}
         self.rows.append(full)
@@ -196,7 +138,6 @@ class Runner:
             return
         with (self.folder / "metrics.csv").open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, self.columns, lineterminator="\n").writerow(full)
-        self._notify("row_recorded", job, row)
 
     def _write_metrics(self) -> None:
         if not self.world.leads:
@@ -207,11 +148,14 @@ class Runner:
         writer.writerows(self.rows)
         write_atomic(self.folder / "metrics.csv", text.getvalue().encode())
 
-    def _write_summary(self) -> None:
+    def write_summary(self) -> None:
+        """Writes ``summary.json`` anew."""
         if self.world.leads:
             write_json(self.folder / "summary.json", self.summary)
 
-    def _save_model(self, job: Job, setting: Setting, run: Run) -> None:
+    def save_model(self, job: Job, run: Run) -> None:
+        """Writes the average of all nodes' models."""
+        setting = self.plan.setting(job)
         average = self.world.mean(run.simulation.models.detach(), setting.data.nodes)
         if not self.world.leads:
             return
@@ -222,7 +166,8 @@ class Runner:
         tensors = {name: tensor.clone().contiguous() for name, tensor in consensus.state_dict().items()}
         write_tensors(target, tensors, {"algorithm": job.label, "seed": job.seed})
 
-    def _checkpoint(self, job: Job, run: Run) -> None:
+    def checkpoint(self, job: Job, run: Run) -> None:
+        """Writes all that resuming needs."""
         self._write_metrics()  # synced first: after a power cut no row before the checkpoint is missing
         self.checkpoints.write(job.id, run.simulation, run.seconds)
 
@@ -230,6 +175,41 @@ class Runner:
         notes = self.checkpoints.notes(job.id)
         # A checkpoint of round 0 counts as none: the job begins again and records its first row.
         return (int(notes["round"]) or -1) if notes else -1
+
+
+class _Recorder(Callback):
+    """Writes rows, checkpoints and the status of a job into the run directory."""
+
+    def __init__(self, runner: Runner, job: Job, entry: dict[str, Any], run: Run) -> None:
+        self.runner, self.job, self.entry, self.run = runner, job, entry, run
+
+    def job_started(self, job: Watched, simulation: Simulation) -> None:
+        self.entry["method"] = repr(simulation.method)
+        self.entry.pop("message", None)  # of an attempt that failed
+
+    def job_prepared(self, job: Watched, how: str) -> None:
+        self.entry["executor"] = how
+
+    def row_recorded(self, job: Watched, row: Row) -> None:
+        self.runner.record(self.job, row)
+
+    def round_done(self, job: Watched, round: int) -> None:
+        due = round % self.job.experiment.checkpoint_every == 0 or round == job.rounds
+        if due and not self.run.diverged:
+            self.runner.checkpoint(self.job, self.run)
+            self._note("running")
+
+    def job_ended(self, job: Watched, outcome: Outcome) -> None:
+        if outcome.status in ("done", "stopped"):
+            self.runner.save_model(self.job, self.run)
+        if outcome.message:
+            self.entry["message"] = outcome.message
+        self._note(outcome.status)
+
+    def _note(self, status: JobStatus) -> None:
+        reached, seconds = self.run.simulation.round, round(self.run.seconds, 3)
+        self.entry.update(status=status, round=reached, seconds=seconds)
+        self.runner.write_summary()
 
 
 def _new_folder(root: Path, name: str) -> Path:
@@ -249,7 +229,7 @@ def _new_folder(root: Path, name: str) -> Path:
 def _extra_columns(plan: Plan) -> list[str]:
     """What only some experiments record."""
     sporadic = any(plan.setting(job).network.activity is not None for job in plan.jobs)
-    solving = any(has_solver(plan.method(job)) for job in plan.jobs)
+    solving = any(plan.method(job).uses_solver for job in plan.jobs)
     return (DELAY_COLUMNS if sporadic else []) + (SOLVER_COLUMNS if solving else [])
 
 
@@ -285,24 +265,3 @@ def _write_csv(path: Path, header: list[str], lines: Sequence[Sequence[Any]]) ->
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows([header, *lines])
     write_atomic(path, text.getvalue().encode())
-
-
-@contextmanager
-def _stop_signals(hurry: bool) -> Iterator[list[bool]]:
-    """Ctrl-C and SIGTERM set the flag, to be looked at after the round; to ``hurry``, a second Ctrl-C stops.
-
-    Ranks may hear of one Ctrl-C twice, from the terminal and from torchrun.
-    """
-    stop = [False]
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if hurry and stop[0] and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop[0] = True
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

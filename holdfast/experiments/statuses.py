@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-JobStatus = Literal["done", "diverged", "failed", "interrupted", "running", "pending"]
-"""As in ``summary.json``.
+from holdfast.core.errors import HoldfastError
 
-``done``: all rounds were run. ``diverged``: a figure became infinite or NaN. ``failed``: an error ended the
-job, and its ``message`` says which. ``interrupted``: it was asked to stop. ``running``: under way, or killed.
+JobStatus = Literal["done", "stopped", "diverged", "failed", "interrupted", "running", "pending"]
+"""As in ``summary.json`` and in the results of ``hf.train`` and ``hf.minimize``.
+
+``done``: all rounds were run. ``stopped``: a callback ended the job early. ``diverged``: a figure became
+infinite or NaN. ``failed``: an error ended the job, and its ``message`` says which. ``interrupted``: the user
+or the system asked it to stop. ``running``: under way, or killed.
 """
 
-SETTLED = ("done", "diverged")
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    status: JobStatus
+    message: str = ""  # why, in one line; empty if that goes without saying
+    error: HoldfastError | None = None  # what made it fail, if we know such errors
+
+
+SETTLED = ("done", "stopped", "diverged")
 """Running these again would give the same, so ``holdfast resume`` leaves them alone."""
 
 ENDED = (*SETTLED, "failed")
@@ -23,6 +37,7 @@ def status_counts(jobs: Sequence[Mapping[str, Any]]) -> str:
     """How many jobs have each status, such as ``of 5 jobs, 3 done, 1 failed, 1 not started``."""
     words = {
         "done": "done",
+        "stopped": "stopped early",
         "diverged": "diverged",
         "failed": "failed",
         "interrupted": "interrupted",

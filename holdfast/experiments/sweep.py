@@ -90,7 +90,7 @@ def _find_axes(
 
 def _is_list_valued(path: tuple[str, ...], table: Mapping[str, Any], value: list[Any]) -> bool:
     """Whether a list is the value itself (say, the hidden sizes of an MLP), not a sweep over its elements."""
-    if path in (("seeds",), ("evaluation", "metrics")):
+    if path in (("seeds",), ("metrics",)):
         return True
     if path in (("network", "compute"), ("network", "links")):
         return not any(isinstance(element, list | dict) for element in value)

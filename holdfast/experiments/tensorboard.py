@@ -7,8 +7,9 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.driver import Row
-from holdfast.experiments.plan import Job
-from holdfast.experiments.statuses import JobStatus
+from holdfast.engines.common.simulation import Simulation
+from holdfast.experiments.callbacks import Callback, Watched
+from holdfast.experiments.statuses import Outcome
 
 
 def summary_writer() -> Any:
@@ -22,28 +23,22 @@ def summary_writer() -> Any:
     return SummaryWriter
 
 
-class TensorBoardView:
-    """Writes every recorded figure of every job under ``folder``/tensorboard."""
+class TensorBoard(Callback):
+    """Writes every recorded figure under ``folder``, in a folder of its own for each job."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self._make_writer = summary_writer()
-        self.folder = folder / "tensorboard"
+        self.folder = Path(folder)
         self.writer: Any = None
 
-    def job_started(self, job: Job, first_round: int) -> None:
-        self.writer = self._make_writer(str(self.folder / job.id), purge_step=first_round + 1)
+    def job_started(self, job: Watched, simulation: Simulation) -> None:
+        self.writer = self._make_writer(str(self.folder / job.id), purge_step=simulation.round + 1)
 
-    def job_prepared(self, job: Job, how: str) -> None:
-        pass
-
-    def round_done(self, job: Job, round: int) -> None:
-        pass
-
-    def row_recorded(self, job: Job, row: Row) -> None:
+    def row_recorded(self, job: Watched, row: Row) -> None:
         for name, value in row.items():
             if name != "round":
                 self.writer.add_scalar(name, value, int(row["round"]))
         self.writer.flush()
 
-    def job_ended(self, job: Job, status: JobStatus) -> None:
+    def job_ended(self, job: Watched, outcome: Outcome) -> None:
         self.writer.close()

@@ -2,76 +2,75 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
+from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.engines.common.driver import Row
-from holdfast.experiments.plan import Job, Plan
-from holdfast.experiments.statuses import JobStatus
+from holdfast.engines.common.simulation import Simulation
+from holdfast.experiments.callbacks import Callback, Watched
+from holdfast.experiments.statuses import JobStatus, Outcome
 from holdfast.report.format import format_value
 from holdfast.report.terminal import DIGITS, HEADS
 
 LIVE_METRICS = ("test_accuracy", "worst_accuracy", "train_loss", "consensus", "grad_norm2", "payload_bytes")
 
 
-class LiveView:
-    """A progress bar over all rounds of all jobs, and a table of the latest figures of each job."""
+class Progress(Callback):
+    """A progress bar over all rounds of all jobs, and a table of the latest figures of each job.
 
-    def __init__(self, plan: Plan, console: Console) -> None:
+    ``jobs``: those that will be run, if that is known. The display is gone when a job is over.
+    """
+
+    def __init__(self, jobs: Sequence[Watched] = (), console: Console | None = None) -> None:
         self.latest: dict[str, Row] = {}
         self.status: dict[str, JobStatus] = {}
         self.how = Text()  # the job under way is run
-        self.jobs = plan.jobs
-        self.bar = Progress(
+        self.jobs = list(jobs)
+        self.console = console or Console()
+        self.bar = Bar(
             TextColumn("{task.description}", markup=False, style="bold"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("rounds, left:"),
             TimeRemainingColumn(),
-            console=console,
+            console=self.console,
         )
-        self.task: TaskID = self.bar.add_task(
-            "starting", total=sum(job.experiment.rounds for job in plan.jobs)
-        )
-        # Gone when the run is over: the table of results takes its place.
-        self.live = Live(self.bar, console=console, refresh_per_second=8, transient=True)
+        self.task: TaskID = self.bar.add_task("starting")
+        self.live = Live(self.bar, console=self.console, refresh_per_second=8, transient=True)
 
-    def __enter__(self) -> Self:
-        self.live.__enter__()
-        return self
+    def job_started(self, job: Watched, simulation: Simulation) -> None:
+        if job not in self.jobs:
+            self.jobs.append(job)
+        self.bar.update(self.task, description=f"preparing {job.title}", total=self._rounds_of(self.jobs))
+        self.round_done(job, simulation.round)
+        self.live.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.live.__exit__(kind, error, trace)
-
-    def job_started(self, job: Job, first_round: int) -> None:
-        before = self.jobs[: self.jobs.index(job)]
-        done = sum(other.experiment.rounds for other in before) + first_round
-        self.bar.update(self.task, description=f"preparing {job.title}", completed=done)
-
-    def job_prepared(self, job: Job, how: str) -> None:
+    def job_prepared(self, job: Watched, how: str) -> None:
         self.bar.update(self.task, description=job.title)
         self.how = Text(how, style="dim")
         self._show()
 
-    def round_done(self, job: Job, round: int) -> None:
+    def round_done(self, job: Watched, round: int) -> None:
         before = self.jobs[: self.jobs.index(job)]
-        self.bar.update(self.task, completed=sum(other.experiment.rounds for other in before) + round)
+        self.bar.update(self.task, completed=self._rounds_of(before) + round)
 
-    def row_recorded(self, job: Job, row: Row) -> None:
+    def row_recorded(self, job: Watched, row: Row) -> None:
         self.latest[job.id] = row
         self._show()
 
-    def job_ended(self, job: Job, status: JobStatus) -> None:
-        self.status[job.id] = status
+    def job_ended(self, job: Watched, outcome: Outcome) -> None:
+        self.status[job.id] = outcome.status
         self._show()
+        self.live.stop()
+
+    def _rounds_of(self, jobs: Sequence[Watched]) -> int:
+        return sum(job.rounds for job in jobs)
 
     def _show(self) -> None:
         self.live.update(Group(self._figures(), self.how, self.bar))
@@ -89,5 +88,5 @@ class LiveView:
             title = Text(job.title)
             if (status := self.status.get(job.id, "running")) in ("diverged", "failed"):
                 title.append(f" {status}", style="red")
-            table.add_row(title, f"{row['round']:.0f}/{job.experiment.rounds}", *figures)
+            table.add_row(title, f"{row['round']:.0f}/{job.rounds}", *figures)
         return table

@@ -14,13 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.driver import Row
+from holdfast.engines.common.simulation import Simulation
+from holdfast.experiments.assembly import Setting
+from holdfast.experiments.callbacks import Callback, Watched
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.record_files import Summary, read_summary
 from holdfast.experiments.runner import Runner
-from holdfast.experiments.setting import Setting, load_dataset
-from holdfast.experiments.statuses import SETTLED, JobStatus
+from holdfast.experiments.setting import load_dataset
+from holdfast.experiments.statuses import SETTLED, Outcome
 from holdfast.report.format import seconds_text
 from holdfast_papers.base import Circumstances, Experiment, Paper, Preset
 
@@ -129,7 +131,7 @@ class PaperProgress:
         self.note(f"{what} done: {bar.percentage:.0f} % of all{left}")
 
 
-class _JobView:
+class _JobView(Callback):
     """Tells the bar of a run's rounds; drops the checkpoints of jobs that have ended, as they are large."""
 
     def __init__(self, progress: PaperProgress, runner: Runner) -> None:
@@ -141,24 +143,21 @@ class _JobView:
             if entry["status"] in SETTLED:
                 progress.advance(job.experiment.rounds * cost_of_round(job, self.example))
 
-    def job_started(self, job: Job, first_round: int) -> None:
+    def job_started(self, job: Watched, simulation: Simulation) -> None:
         self.progress.show(f"{self.runner.folder.parent.name} {job.title}")
-        self.cost = cost_of_round(job, self.example)
-        self.progress.advance(first_round * self.cost)
-        self.round = first_round
+        [own] = [planned for planned in self.runner.plan.jobs if planned.id == job.id]
+        self.cost = cost_of_round(own, self.example)
+        self.round = simulation.round
+        self.progress.advance(self.round * self.cost)
 
-    def job_prepared(self, job: Job, how: str) -> None:
-        pass
-
-    def round_done(self, job: Job, round: int) -> None:
+    def round_done(self, job: Watched, round: int) -> None:
         self.progress.advance((round - self.round) * self.cost)
         self.round = round
 
-    def row_recorded(self, job: Job, row: Row) -> None:
-        pass
-
-    def job_ended(self, job: Job, status: JobStatus) -> None:
-        self.progress.advance((job.experiment.rounds - self.round) * self.cost)
+    def job_ended(self, job: Watched, outcome: Outcome) -> None:
+        if outcome.status == "interrupted":
+            return
+        self.progress.advance((job.rounds - self.round) * self.cost)
         (self.runner.folder / "checkpoints" / f"{job.id}.safetensors").unlink(missing_ok=True)
 
 

@@ -294,7 +294,7 @@ class Member:
         """For people and for other members: only metrics that the federation file lists are in it."""
         waits = [str(wait) for wait in list(self.waits.values())]
         sent, received = self.wire_bytes
-        shared = {k: v for k, v in self.metrics.items() if k in self.federation.evaluation.shared}
+        shared = {k: v for k, v in self.metrics.items() if k in self.federation.shared_metrics}
         return {
             "name": self.name,
             "federation": self.federation.id,

@@ -252,7 +252,7 @@ class Node(Member):
 
     def _measure(self, row: Tensor) -> None:
         """Figures of the node's own model, on its own data, into metrics.csv."""
-        r, every = self.stage, self.federation.evaluation.every
+        r, every = self.stage, self.federation.evaluate_every
         if r % every and r < self.federation.rounds:
             return
         self.metrics = self.site.measure(row.detach())

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
-from holdfast.experiments.config import Choice
 from holdfast.models.load import import_model
 
 SHOWN = 12  # hexadecimal digits of a hash in messages to people
@@ -28,11 +27,6 @@ class OwnModel:
     def identity(self) -> str:
         """What other members must have, too. The module may have another name there."""
         return f"{self.name} {self.sha256}"
-
-    @property
-    def choice(self) -> Choice:
-        """As models are chosen everywhere else."""
-        return Choice(name=self.spec)
 
 
 def read_own_model(spec: str) -> OwnModel:

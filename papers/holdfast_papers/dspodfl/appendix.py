@@ -92,7 +92,7 @@ def _lines(preset: str) -> list[Line]:
     return [Line(name, method, preset=preset) for method, name in METHODS.items()]
 
 
-SMALL = ("rounds=240", "seeds=[0]", "evaluation.every=20")
+SMALL = ("rounds=240", "seeds=[0]", "evaluate_every=20")
 
 APPENDIX_P = Experiment(
     id="appendix-p",

@@ -233,10 +233,10 @@ READINGS_NOTE = (
     "the released code, where a link that was available once stays so. DGD and sporadic SGDs use all links "
     "always and are the same in both."
 )
-SMALL_1 = ("rounds=500", "seeds=[0]", "evaluation.every=20")
+SMALL_1 = ("rounds=500", "seeds=[0]", "evaluate_every=20")
 SMALL_2 = (
     "rounds=200",
-    "evaluation.every=10",
+    "evaluate_every=10",
     "algorithm.lr=0.05",
     'problem.model={name="mlp",hidden=[32]}',
 )

@@ -77,9 +77,9 @@ FIGURE_3 = Experiment(
     id="figure-3",
     title="Fig. 3: FEMNIST, accuracy against samples (a) and communications (b)",
     presets=[
-        Preset(VR, [*FEW_WRITERS, "rounds=200", "evaluation.every=20"]),
-        Preset(SARAH, [*FEW_WRITERS, "rounds=10", "evaluation.every=1"]),
-        Preset(FULL, [*FEW_WRITERS, "rounds=10", "evaluation.every=1"]),
+        Preset(VR, [*FEW_WRITERS, "rounds=200", "evaluate_every=20"]),
+        Preset(SARAH, [*FEW_WRITERS, "rounds=10", "evaluate_every=1"]),
+        Preset(FULL, [*FEW_WRITERS, "rounds=10", "evaluate_every=1"]),
         Preset(SKIPPING, [*FEW_WRITERS, "rounds=60"]),
     ],
     claims=[
@@ -171,7 +171,7 @@ FIGURE_4 = Experiment(
             [
                 *FEW_WRITERS,
                 "rounds=16",
-                "evaluation.every=4",
+                "evaluate_every=4",
                 "algorithm.local_steps=50",
                 # few steps, hence larger ones
                 "algorithm.lr=0.03",

@@ -177,9 +177,9 @@ FIGURE_2 = Experiment(
     id="figure-2",
     title="Fig. 2: stationary gap of FedPD, FedAvg and FedProx on weakly and strongly unlike agents",
     presets=[
-        Preset(STEPS, [*SMALL, "evaluation.every=4", "algorithm.fedpd-gd-falling.skip.rounds=300"]),
+        Preset(STEPS, [*SMALL, "evaluate_every=4", "algorithm.fedpd-gd-falling.skip.rounds=300"]),
         Preset(SGD, [*SMALL, "rounds=100", "algorithm.local_steps=100"]),
-        Preset(FULL, [*SMALL, "evaluation.every=4"]),
+        Preset(FULL, [*SMALL, "evaluate_every=4"]),
     ],
     claims=[
         Claim("FedPD-GD that never skips converges linearly", "3e-13 weak, 1e-22 strong", converges_linearly),

@@ -50,7 +50,7 @@ def gossip_worsens(e: Evidence) -> Finding:
 FIGURE_3 = Experiment(
     id="figure-3",
     title="Fig. 3: curves for h = 0.1, 0.5 and infinity, ring, K = 64",
-    presets=[Preset("figure-3", small("evaluation.every=10"))],
+    presets=[Preset("figure-3", small("evaluate_every=10"))],
     claims=[
         Claim("The curves of the corrected methods overlap for all h", "overlap", curves_overlap),
         Claim("Local G-ECL and D-SCAFFOLD have the same curves", "overlap", same_method),
@@ -127,7 +127,7 @@ FIGURE_8 = Experiment(
             [
                 "rounds=30",
                 "seeds=[0]",
-                "evaluation.every=15",
+                "evaluate_every=15",
                 "problem.batch_size=16",
                 "algorithm.local_steps=16",
                 "algorithm.lr=[0.05]",

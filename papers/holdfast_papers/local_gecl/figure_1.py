@@ -149,7 +149,7 @@ def _panels(network: Network, letters: str) -> list[Panel]:
 # More and smaller steps than elsewhere at small scale: with few large ones Local G-ECL and SCAFFOLD lie
 # further apart.
 SMALL_H = small(
-    "evaluation.every=10",
+    "evaluate_every=10",
     "problem.partition.h=[0.1,inf]",
     "algorithm.local_steps=16",
     "algorithm.lr=0.0125",

@@ -54,7 +54,7 @@ def bias_shrinks(e: Evidence) -> Finding:
 FIGURE_7 = Experiment(
     id="figure-7",
     title="Fig. 7: with and without warm start, ring, h = 0.5, K = 64",
-    presets=[Preset("figure-7", small("evaluation.every=10"))],
+    presets=[Preset("figure-7", small("evaluate_every=10"))],
     compute=initial_bias,
     claims=[
         Claim("A warm start makes no difference in the end", "slight, early differences", same_end),

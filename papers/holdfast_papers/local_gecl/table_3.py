@@ -92,7 +92,7 @@ TABLE_3 = Experiment(
         Preset(
             "table-3",
             small=small(
-                "evaluation.every=10", "algorithm.local_steps=16", "algorithm.lr=[0.05,0.0125,0.003125]"
+                "evaluate_every=10", "algorithm.local_steps=16", "algorithm.lr=[0.05,0.0125,0.003125]"
             ),
         )
     ],

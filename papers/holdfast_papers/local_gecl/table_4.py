@@ -99,7 +99,7 @@ def as_printed(e: Evidence) -> Table:
 
 SMALL = [
     "rounds=4",
-    "evaluation.every=4",
+    "evaluate_every=4",
     "problem.model.hidden=[50]",
     "problem.batch_size=32",
     "algorithm.local_steps=16",

@@ -14,7 +14,7 @@ SMALL = (
     "rounds=60",
     "problem.nodes=10",
     'problem.model={name="mlp",hidden=[32]}',
-    "evaluation.every=10",
+    "evaluate_every=10",
 )
 
 

@@ -133,7 +133,7 @@ FIGURE_2 = Experiment(
                 "problem.nodes=4",
                 "problem.batch_size=16",
                 "problem.model.width=8",
-                "evaluation.every=20",
+                "evaluate_every=20",
                 "algorithm.net-fleet.local_steps=5",
                 "algorithm.ld-sgd.local_steps=5",
             ],

@@ -1,0 +1,263 @@
+"""The assembly line: what runs from Python, a file, on a cluster or at a site is built and checked here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from holdfast.contract import Method
+from holdfast.core.errors import HoldfastError
+from holdfast.core.memory import require_memory
+from holdfast.core.precision import Precision, compute_in
+from holdfast.core.validation import quoted
+from holdfast.core.world import ALONE, World
+from holdfast.data import FederatedData
+from holdfast.engines.cluster.place import RankPlace
+from holdfast.engines.cluster.ranks import Ranks
+from holdfast.engines.common.dry_run import Footprint, dry_run
+from holdfast.engines.common.fit import check_fit
+from holdfast.engines.common.place import HERE
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.experiments.config import BatchSize, Choice, Cohort, NetworkConfig, Weighting
+from holdfast.experiments.metrics import measure
+from holdfast.models import load_model
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.gradients.backend import BackendName
+from holdfast.problem.losses import LOSSES, Loss
+from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.problem import Objective
+from holdfast.problem.reference.curvature import why_not_convex
+from holdfast.problem.regulariser import Regulariser
+from holdfast.problem.source import MOST_READY
+from holdfast.topology import Network, build_network, read_chance
+from holdfast.topology.graphs import Graph
+
+Topology = Network | Graph | str | Mapping[str, Any] | None
+"""Who talks to whom, as ``hf.train`` and ``hf.minimize`` take it."""
+
+# --- builders ----------------------------------------------------------------------------------------------
+
+
+def torch_device(name: str) -> torch.device:
+    """The device called ``name``, if this machine has it."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise HoldfastError(f"device: should be 'cpu', 'cuda' or 'cuda:N', got {name!r}")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise HoldfastError(f"device: {name!r} was asked for, but torch sees {count} GPUs here; use 'cpu'")
+    return device
+
+
+def initial_module(choice: Choice, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    """The chosen model as everybody starts from it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return load_model(choice.name, choice.parameters, input_shape, outputs)
+
+
+def build_problem(
+    model: nn.Module,
+    data: FederatedData,
+    *,
+    loss: str | Loss = "cross-entropy",
+    batch_size: BatchSize = 32,
+    l2: float = 0.0,
+    l1: float = 0.0,
+    nonconvex: float = 0.0,
+    weights: Weighting = "uniform",
+    backend: BackendName = "auto",
+    seed: int = 0,
+    mean: float = 0.0,
+    std: float = 1.0,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    precision: Precision | None = "tf32",
+) -> ModelObjective:
+    """The nodes' local objectives: ``model`` with ``loss`` on the samples of each, and a regulariser.
+
+    Arguments are those of ``hf.train``; samples enter the model as (x - mean)/std. ``precision``: see
+    ``compute_in``, which sets switches of torch; None leaves them as they are.
+    """
+    compute_dtype = None if precision is None else compute_in(precision)
+    return ModelObjective(
+        FlatModel(model, torch_device(device), dtype, compute_dtype),
+        LOSSES.build(loss, {}) if isinstance(loss, str) else loss,
+        data,
+        batch_size=None if batch_size == "full" else batch_size,
+        seed=seed,
+        regulariser=Regulariser(l2=l2, l1=l1, nonconvex=nonconvex),
+        weights=weights,
+        backend=backend,
+        mean=mean,
+        std=std,
+    )
+
+
+def as_network(topology: Topology, nodes: int, seed: int = 0) -> Network:
+    """The network of ``nodes`` nodes; a random graph that is chosen by name is drawn from ``seed``."""
+    if isinstance(topology, Network):
+        return topology
+    if topology is None:
+        topology = "server"
+    if not isinstance(topology, str | Mapping):
+        return Network.of(topology)
+    choice = {"name": topology} if isinstance(topology, str) else dict(topology)
+    if not isinstance(choice.get("name"), str):
+        raise HoldfastError(
+            f"topology: expected a name among the keys, such as {{'name': 'torus', 'rows': 2}}, got "
+            f"{quoted(topology)}"
+        )
+    return configured_network(NetworkConfig(topology=Choice(**choice)), nodes, seed)
+
+
+def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:
+    """The network that an experiment or a federation describes, sporadic if it says so."""
+    network = build_network(
+        config.topology.name,
+        config.topology.parameters,
+        config.mixing.name if config.mixing else None,
+        config.mixing.parameters if config.mixing else {},
+        nodes=nodes,
+        seed=seed,
+        graph_every=config.graph_every,
+    )
+    if (config.compute, config.links, config.redraw_every, config.latched_links) == (None, None, None, False):
+        return network
+    return network.sporadic(
+        1.0 if config.compute is None else read_chance("compute", config.compute),
+        1.0 if config.links is None else read_chance("links", config.links),
+        seed=seed,
+        redraw_every=config.redraw_every,
+        latched_links=config.latched_links,
+    )
+
+
+def build_simulation(
+    method: Method,
+    problem: Objective,
+    network: Network,
+    *,
+    seed: int = 0,
+    cohort: Cohort = "all",
+    world: World = ALONE,
+) -> Simulation:
+    """The method on the problem, ready to run, with the executor of its device."""
+    place = RankPlace(world, network) if isinstance(world, Ranks) else HERE
+    executor = executor_for(problem.x0.device)
+    size = cohort_size(cohort)
+    return Simulation(method, problem, network, seed=seed, cohort_size=size, place=place, executor=executor)
+
+
+def cohort_size(cohort: Cohort) -> int | None:
+    """Clients per round as engines take it: None for everybody."""
+    return None if cohort == "all" else cohort
+
+
+# --- checks ------------------------------------------------------------------------------------------------
+
+
+def convexity_warning(title: str, method: Method, problem: Objective) -> str | None:
+    """What to tell the user of a method whose promises need a convex problem, if this one is not."""
+    if not method.assumes_convex or (reason := why_not_convex(problem)) is None:
+        return None
+    return f"{title} promises to converge on convex objectives only, and here {reason}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all methods meet alike for one seed: data, network, problem. The model is made when needed."""
+
+    data: FederatedData
+    test_data: tuple[Tensor, Tensor] | None
+    network: Network
+    loss: Loss
+    metrics: list[str]
+    make_module: Callable[[], nn.Module]
+    options: dict[str, Any]  # of ``build_problem``
+    seed: int
+    device: str
+    dtype: torch.dtype
+    precision: Precision | None
+    batch_size: BatchSize
+    on_meta: bool = False  # whether ``make_module`` works on torch's device "meta", without any memory
+    # [n, classes] int64: samples of each class at each node; no column if there are no classes
+    labels: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
+    world: World = ALONE
+
+    @cached_property
+    def dim(self) -> int:
+        """Number of trainable parameters, counted before there are any if that is possible."""
+        if not self.on_meta:
+            return self.objective.dim
+        with torch.device("meta"):
+            module = self.make_module()
+        return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+    @cached_property
+    def objective(self) -> ModelObjective:
+        """The nodes' local objectives, all from the same initial model."""
+        return build_problem(
+            self.make_module(),
+            self.data,
+            loss=self.loss,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            device=self.device,
+            dtype=self.dtype,
+            precision=self.precision,
+            **self.options,
+        )
+
+    @cached_property
+    def test(self) -> tuple[Tensor, Tensor] | None:
+        """The test set, if there is one, where the objective computes."""
+        return None if self.test_data is None else self.objective.test_set(*self.test_data)
+
+    def measure(self, simulation: Simulation) -> dict[str, float]:
+        """The setting's metrics of a simulation in it."""
+        return measure(simulation, self.test, self.metrics)
+
+    def simulation(self, method: Method, cohort: Cohort) -> Simulation:
+        """The method in this setting, ready to run."""
+        if self.precision is not None:
+            compute_in(self.precision)  # jobs before may have been computed in another
+        options: Any = {"seed": self.seed, "cohort": cohort, "world": self.world}
+        return build_simulation(method, self.objective, self.network, **options)
+
+    def check(self, title: str, method: Method, cohort: Cohort) -> None:
+        """Refuses a method that does not fit the network, and what does not fit into memory or the model."""
+        check_fit(method, self.data.nodes, self.network, cohort_size(cohort))
+        rows = self.memory(dry_run(method, self.network, cohort_size(cohort)))
+        if self.device == "cpu":
+            rows -= self._data_bytes  # which are there already
+        ranks = self.world.on_this_machine if self.device == "cpu" else 1
+        # In two steps: a model that is far too large is not even made.
+        needed = rows * ranks / self.world.size
+        require_memory(title, needed, self.device)
+        self.objective.check_model(self.test)
+        require_memory(title, needed + self.objective.step_bytes * ranks, self.device)
+
+    def memory(self, footprint: Footprint) -> int:
+        """Estimated bytes of all rows of a method and of the data, without activations."""
+        prepared = self._numbers * self.dtype.itemsize
+        full_batch = self.batch_size == "full" and self.device == "cpu" and prepared <= MOST_READY
+        rows = footprint.memory(self.data.nodes, self.dim, self.dtype.itemsize)
+        return int(rows + self._data_bytes + (prepared if full_batch else 0))
+
+    @property
+    def _numbers(self) -> int:
+        """In all samples of all nodes."""
+        return int(self.data.counts.sum()) * self.data.x[0].numel()
+
+    @property
+    def _data_bytes(self) -> int:
+        return self._numbers * self.data.x.element_size()

@@ -1,0 +1,222 @@
+"""The federation file: what is learned together, by whom, and how they reach one another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, PrivateAttr, ValidationError
+
+from holdfast.algorithms import ALGORITHMS, Method
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.validation import Count, Positive, Section, Seed, explain, place
+from holdfast.data.dataset import Finite
+from holdfast.engines.common.fit import check_fit
+from holdfast.engines.deploy.federation import LimitsConfig, MemberConfig, NodeMetric
+from holdfast.engines.deploy.own_model import OwnModel, read_own_model
+from holdfast.experiments.assembly import configured_network
+from holdfast.experiments.config import Choice, ChosenAlgorithm, LearningConfig, NetworkConfig
+from holdfast.models.base import MODELS
+from holdfast.problem.losses import LOSSES
+from holdfast.topology import Network
+
+
+class NodeConfig(MemberConfig):
+    """A node with data of its own. Behind a server it needs no address: it dials out."""
+
+    samples: Count | None = None  # how many it has; needed by weights = "samples"
+
+
+class CommonProblem(LearningConfig):
+    """What is learned, and what the data of every node look like."""
+
+    input_shape: list[Count] = Field(min_length=1)  # of one sample, images channels first
+    classes: Count | None = None  # None: real targets
+    mean: Finite = 0.0  # samples enter the model as (x - mean)/std, uint8 pixels as (x/255 - mean)/std
+    std: Positive = 1.0
+
+
+class FederationFile(Section):
+    """Everything that the members agree on, and where they are."""
+
+    name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]+$", max_length=50)
+    rounds: Count
+    seed: Seed = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    compression: Literal["none", "lossless", "fp16"] = "none"
+    evaluate_every: Count = 1  # rounds between measurements at home
+    shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
+    problem: CommonProblem
+    network: NetworkConfig = NetworkConfig()
+    algorithm: ChosenAlgorithm
+    limits: LimitsConfig = LimitsConfig()
+    server: MemberConfig | None = None
+    node: list[NodeConfig] = Field(min_length=1)
+
+    _own_model: OwnModel | None = PrivateAttr(default=None)  # from the command line: no file can set it
+
+    @property
+    def own_model(self) -> OwnModel | None:
+        """This site's own model, which replaces the file's; None if the file's is used."""
+        return self._own_model
+
+    @property
+    def model(self) -> Choice:
+        """The model that is trained here."""
+        return Choice(name=self._own_model.spec) if self._own_model else self.problem.model
+
+    @property
+    def model_identity(self) -> str:
+        """What members compare about the model, beyond the file: their own code's hash, or nothing."""
+        return self._own_model.identity if self._own_model else ""
+
+    @cached_property
+    def id(self) -> str:
+        """Identifies the federation: a digest of all that members must agree on, in every message."""
+        common = self.model_dump(exclude={"limits", "server", "node", "evaluate_every", "shared_metrics"})
+        common["members"] = [[node.name, node.samples] for node in self.node]
+        if "path" in self.network.topology.parameters:  # the links stand in a file of each site
+            common["links"] = [sorted(map(int, self.graph.neighbours(i))) for i in range(len(self.node))]
+        return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:32]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The nodes' names; a node's number is its place."""
+        return [node.name for node in self.node]
+
+    @property
+    def members(self) -> list[MemberConfig]:
+        """All nodes, and the server if there is one."""
+        return [*self.node, *([self.server] if self.server else [])]
+
+    def member(self, name: str) -> MemberConfig:
+        """The member called ``name``."""
+        for member in self.members:
+            if member.name == name:
+                return member
+        raise unknown("name in the federation", name, [member.name for member in self.members])
+
+    @cached_property
+    def graph(self) -> Network:
+        """Who talks to whom, and with which weights."""
+        return configured_network(self.network, len(self.node), self.seed)
+
+    @cached_property
+    def method(self) -> Method:
+        """The algorithm, its hyperparameters checked."""
+        return ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
+
+    @property
+    def cohort(self) -> int:
+        """Clients that take part in a round."""
+        return len(self.node) if self.network.cohort == "all" else self.network.cohort
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The number type of all vectors."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    @property
+    def counts(self) -> list[int]:
+        """Samples of every node, 0 where the file does not say."""
+        return [node.samples or 0 for node in self.node]
+
+    def check(self) -> None:
+        """Whether everything fits together; complains about the first thing that does not."""
+        self._check_foreign()
+        names = [member.name for member in self.members]
+        for name in names:
+            if names.count(name) > 1:
+                raise HoldfastError(f"node: the name {name!r} is taken twice; every member needs its own")
+        MODELS[self.problem.model.name]  # complains about a name that is not registered
+        LOSSES.build(self.problem.loss.name, self.problem.loss.parameters)
+        if self.algorithm.curvature == "estimate":
+            raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
+        if self.problem.weights == "samples" and not all(self.counts):
+            missing = self.names[self.counts.index(0)]
+            raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
+        if self.graph.activity is not None and self.limits.exchange >= self.limits.wait:
+            raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
+        cohort = None if self.network.cohort == "all" else self.network.cohort
+        check_fit(self.method, len(self.node), self.graph, cohort)
+        if self.graph.is_server and self.server is None:
+            raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
+        if self.server is not None and not self.graph.is_server:
+            raise HoldfastError(
+                f"server: the topology {self.network.topology.name!r} has none; leave [server] out"
+            )
+        for member in [self.server] if self.server else self.node:
+            if not member.address:
+                raise HoldfastError(f"{member.name}: others have to reach it; give its address, host:port")
+
+    def _check_foreign(self) -> None:
+        """The file may come from others: it must not name code, other folders, or the authority's files."""
+        if ":" in self.problem.model.name:
+            raise HoldfastError(
+                f"problem.model: {self.problem.model.name!r} names code, which a federation file must not; "
+                "choose from 'holdfast list models' there, and give code of your own on the command line of "
+                "every site: --model module:Class"
+            )
+        path = self.network.topology.parameters.get("path")
+        if isinstance(path, str) and Path(path).name != path:
+            raise HoldfastError(
+                f"network.topology: {path!r} leads to another folder; expected the plain name of a file in "
+                "the folder that the command is started in"
+            )
+        if "ca" in [member.name for member in self.members]:
+            raise HoldfastError("node: the name 'ca' belongs to the authority's files; choose another")
+
+
+def read_federation(path: Path, model: str | None = None) -> FederationFile:
+    """The checked federation in ``path``; ``model`` is the site's own module:Class instead of the file's."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HoldfastError(f"cannot read the federation file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise HoldfastError(f"{path} is not valid TOML: {error}") from None
+    federation = make_federation(raw, str(path))
+    if model is not None:
+        federation._own_model = read_own_model(model)
+    return federation
+
+
+def make_federation(raw: dict[str, Any], where: str) -> FederationFile:
+    """The federation that ``raw`` describes, checked; complaints begin with ``where``."""
+    try:
+        _known_keys(raw, FederationFile, "the federation file")
+        federation = FederationFile.model_validate(raw)
+        federation.check()
+    except ValidationError as error:
+        raise HoldfastError(f"{where}: {place(error.errors()[0]['loc'])}: {explain(error)}") from None
+    except HoldfastError as error:
+        raise HoldfastError(f"{where}: {error}") from None
+    return federation
+
+
+def _known_keys(raw: dict[str, Any], section: type[Section], where: str) -> None:
+    """Complains about unknown keys, with the nearest that exists."""
+    for key, value in raw.items():
+        if key == "evaluation":
+            raise HoldfastError("[evaluation]: write evaluate_every and shared_metrics at the top")
+        if key not in section.model_fields:
+            raise unknown(f"key in {where}", key, section.model_fields)
+        inner = SECTIONS.get(key)
+        for table in value if isinstance(value, list) else [value]:
+            if inner is not None and isinstance(table, dict):
+                _known_keys(table, inner, f"[{key}]")
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "problem": CommonProblem,
+    "network": NetworkConfig,
+    "limits": LimitsConfig,
+    "server": MemberConfig,
+    "node": NodeConfig,
+}

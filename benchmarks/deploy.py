@@ -35,12 +35,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.engines.deploy.credentials import load_credentials, make_certificates
-from holdfast.engines.deploy.events import Events, silence
 from holdfast.engines.deploy.federation import make_federation, read_federation
-from holdfast.engines.deploy.node import Node
-from holdfast.engines.deploy.service import CONNECTION
+from holdfast.engines.deploy.member.node import Node
+from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.site import open_site, read_data
+from holdfast.engines.deploy.wire.credentials import load_credentials, make_certificates
+from holdfast.engines.deploy.wire.protocol import CONNECTION
 
 import grpc  # isort: skip - after holdfast, which configures it
 

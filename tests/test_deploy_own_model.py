@@ -16,9 +16,9 @@ from federation_runs import Run, describe, simulate, write_federation
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import make_federation, read_federation
-from holdfast.engines.deploy.hub import Hub
-from holdfast.engines.deploy.links import WaitLimitError
-from holdfast.engines.deploy.member import NetworkThread
+from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.member.network import NetworkThread
+from holdfast.engines.deploy.wire.waiting import WaitLimitError
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 SERVER = {"topology": "server"}

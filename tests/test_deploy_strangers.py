@@ -19,15 +19,15 @@ from federation_runs import (
     write_federation,
 )
 
-from holdfast.engines.deploy.credentials import (
+from holdfast.engines.deploy.federation import make_federation
+from holdfast.engines.deploy.wire.credentials import (
     Credentials,
     load_credentials,
     make_certificates,
     make_request,
     sign_request,
 )
-from holdfast.engines.deploy.federation import make_federation
-from holdfast.engines.deploy.service import SERVICE, Ask
+from holdfast.engines.deploy.wire.protocol import SERVICE, Ask
 
 PATIENCE = 300.0  # seconds; far more than any of this takes
 DENIED, UNAVAILABLE = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE

@@ -18,7 +18,12 @@ from command_line import holdfast
 from federation_runs import Run, describe, free_ports, make_data, write_federation
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.credentials import (
+from holdfast.engines.deploy.federation import make_federation, read_federation
+from holdfast.engines.deploy.member.network import NetworkThread
+from holdfast.engines.deploy.ops.monitor import serve_monitor
+from holdfast.engines.deploy.site import open_site
+from holdfast.engines.deploy.storage.store import message_key, message_name
+from holdfast.engines.deploy.wire.credentials import (
     load_credentials,
     make_authority,
     make_certificates,
@@ -26,11 +31,6 @@ from holdfast.engines.deploy.credentials import (
     sign_request,
     speaks_tls_1_2,
 )
-from holdfast.engines.deploy.federation import make_federation, read_federation
-from holdfast.engines.deploy.member import NetworkThread
-from holdfast.engines.deploy.monitor import serve_monitor
-from holdfast.engines.deploy.site import open_site
-from holdfast.engines.deploy.store import message_key, message_name
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 SERVER = {"topology": "server"}

@@ -22,9 +22,9 @@ from rich.table import Table
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data import DATASETS, IID, Dataset, partition
-from holdfast.engines.deploy.credentials import make_certificates
 from holdfast.engines.deploy.federation import Federation, read_federation
 from holdfast.engines.deploy.site import read_data
+from holdfast.engines.deploy.wire.credentials import make_certificates
 from holdfast.report.format import bytes_text
 
 RANDOM_SAMPLES = 64  # per node, where there are no data to rehearse with

@@ -19,18 +19,19 @@ from holdfast.core.randomness import cohort
 from holdfast.core.tree import leaves
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
-from holdfast.engines.deploy.credentials import Credentials
-from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.member import Costs, Member, NetworkThread
-from holdfast.engines.deploy.messages import DamagedError, MessageFile
-from holdfast.engines.deploy.parting import part
-from holdfast.engines.deploy.peers import NodePeers
-from holdfast.engines.deploy.results import MetricsTable, read_model, write_model
+from holdfast.engines.deploy.member.base import Member
+from holdfast.engines.deploy.member.network import Costs, NetworkThread
+from holdfast.engines.deploy.member.parting import part
+from holdfast.engines.deploy.member.peers import NodePeers
+from holdfast.engines.deploy.member.template import state_template
+from holdfast.engines.deploy.member.transport import NodeTransport
+from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.site import Site
-from holdfast.engines.deploy.store import message_key, remove
-from holdfast.engines.deploy.template import state_template
-from holdfast.engines.deploy.transport import NodeTransport
+from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile
+from holdfast.engines.deploy.storage.results import MetricsTable, read_model, write_model
+from holdfast.engines.deploy.storage.store import message_key, remove
+from holdfast.engines.deploy.wire.credentials import Credentials
 
 
 class Node(Member):

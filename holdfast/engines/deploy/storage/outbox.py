@@ -6,9 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.engines.deploy.events import Events
-from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile, checksum, write_message
-from holdfast.engines.deploy.store import Store, message_key, message_name, remove
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.messages import (
+    DamagedError,
+    Header,
+    MessageFile,
+    checksum,
+    write_message,
+)
+from holdfast.engines.deploy.storage.store import Store, message_key, message_name, remove
 
 Key = tuple[int, int, str]  # round, exchange, recipient ("" for all)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.files import write_atomic
-from holdfast.engines.deploy.messages import settle
+from holdfast.engines.deploy.storage.messages import settle
 from holdfast.problem.flat import FlatModel
 
 

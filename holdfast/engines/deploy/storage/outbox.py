@@ -38,9 +38,9 @@ class Outbox:
     def lose(self, key: Key, error: DamagedError) -> None:
         """A published message is damaged: nobody is to have it, and it has to be computed again."""
         self.events.complain("a published message is damaged", reason=str(error), round=key[0])
+        self.lost.add(key[0])  # before it is gone, so that nobody is told that it is gone for good
         self.messages.pop(key, None)
         remove(self.store.outbox / message_name(*key))
-        self.lost.add(key[0])
 
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         """Writes the message and lets it be fetched; once published, it stays as it was."""

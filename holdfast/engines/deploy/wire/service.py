@@ -101,9 +101,10 @@ class Service:
         """The message of an exchange, in pieces, as soon as there is one."""
         async with self._call(context) as who:
             ask = await self._question(who, frames, context)
+            now = self.current_round()  # looked at first: what is published meanwhile is not gone
             message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
             if message is None:
-                await self._refuse_if_gone(context, who, ask)
+                await self._refuse_if_gone(context, who, ask, now)
                 message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
             if message is None:
                 yield self._answer()
@@ -127,8 +128,9 @@ class Service:
         """Whether the sporadic link to the asker took part, as soon as that is decided."""
         async with self._call(context) as who:
             ask = await self._question(who, frames, context)
+            now = self.current_round()  # looked at first, as in ``fetch``
             if self.store.decision(ask.round, ask.exchange, who) is None:
-                await self._refuse_if_gone(context, who, ask)
+                await self._refuse_if_gone(context, who, ask, now)
             until = self.outbox.loop.time() + PATIENCE
             while (decision := self.store.decision(ask.round, ask.exchange, who)) is None:
                 if not await self.outbox.changed(until - self.outbox.loop.time()):
@@ -265,9 +267,8 @@ class Service:
         finally:  # after the answer is on its way
             self.give_up(error)
 
-    async def _refuse_if_gone(self, context: Any, who: str, ask: Ask) -> None:
-        """What is not here of a round that is over will never be: the asker was put back too far."""
-        now = self.current_round()
+    async def _refuse_if_gone(self, context: Any, who: str, ask: Ask, now: int) -> None:
+        """What is not here of a round before ``now`` will never be: the asker was put back too far."""
         if ask.round < now and ask.round not in self.outbox.lost:  # what is lost is computed again
             reason = (
                 f"round {ask.round} is over: {self.name} is at round {now} and has no message of it left, so "

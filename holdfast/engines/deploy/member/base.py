@@ -21,6 +21,7 @@ from holdfast.engines.deploy.storage.digests import digest
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, TensorSpec, specs
 from holdfast.engines.deploy.storage.outbox import Outbox
+from holdfast.engines.deploy.storage.record import Record
 from holdfast.engines.deploy.storage.scarcity import Shortage
 from holdfast.engines.deploy.storage.store import Store
 from holdfast.engines.deploy.wire.credentials import Credentials
@@ -50,6 +51,7 @@ class Member:
         credentials: Credentials | None,
         events: Events,
         data_digest: str = "",
+        facts: dict[str, int] | None = None,
         network: NetworkThread | None = None,
     ) -> None:
         self.federation, self.name, self.folder, self.x0 = federation, name, folder, x0
@@ -86,11 +88,14 @@ class Member:
         self.stage = 0  # as in ``Header.round``: the round under way
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
+        known = {"nodes": len(federation.node), "dimension": x0.numel()}
+        self.record = Record(folder, federation, name, known | (facts or {}))
         self.began = time.monotonic()
         self.port: int | None = None
         self._server: Any = None
         self._waiting_on: Future[Any] | None = None
         self._stopping = False
+        self._clock_start = time.monotonic()
         self._failure: HoldfastError | None = None
 
     # --- beginning and end ----------------------------------------------------------------------------
@@ -157,6 +162,11 @@ class Member:
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         """Puts a message into the outbox, as soon as there is room."""
         return self.insist(lambda: self.outbox.publish(header, tree, recipient))
+
+    @property
+    def seconds(self) -> float:
+        """Since the very start, without the time that the member was down."""
+        return time.monotonic() - self._clock_start
 
     # --- talking to others ----------------------------------------------------------------------------
 

@@ -17,10 +17,12 @@ from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_json
 from holdfast.core.tree import row_size, tree_map
+from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import GRACE, Member
 from holdfast.engines.deploy.member.due import Key, last_stage, schedule_of
 from holdfast.engines.deploy.member.network import NetworkThread
+from holdfast.engines.deploy.member.recording import record_round, recorded
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
@@ -60,7 +62,7 @@ class Hub(Member):
         self.arrivals: dict[Key, set[str]] = {}
         self.schedule = schedule_of(federation, model.dim)
         self._restore()
-        self._began = time.monotonic() - self.costs.seconds
+        self._clock_start = time.monotonic() - self.costs.seconds
 
     def _restore(self) -> None:
         """What is saved, and what clients have sent since."""
@@ -69,6 +71,7 @@ class Hub(Member):
         if saved is not None:
             self.costs = self.costs.from_notes(saved.header.notes["costs"])
             self.dependencies.add(saved.header.depends_on)
+        self.record.keep(upto=self.done if saved is not None else -1)
         # Clients may come before ``run`` gets there.
         self.due = self.schedule.after(self.done, [key[:2] for key in self.outbox.messages])
         self.stage = self.due.key[0]
@@ -91,7 +94,7 @@ class Hub(Member):
 
     def run(self) -> None:
         """Serves until every client has finished."""
-        self.recovering(self._run_on, self._restore)
+        recorded(self, lambda: self.recovering(self._run_on, self._restore))
 
     def _run_on(self) -> None:
         """From what is saved to the end."""
@@ -143,11 +146,13 @@ class Hub(Member):
 
     def _save(self, done: int, state: Any) -> None:
         before = time.monotonic()
-        self.costs.seconds = before - self._began
+        self.costs.seconds = self.seconds
         notes, known = {"costs": self.cost_notes()}, self.dependencies.known
         self.insist(lambda: self.store.save_state(done, state, notes, known))
         self.done = done
         self.costs.saving += time.monotonic() - before
+        if done % self.federation.evaluation.every == 0 or done == self.federation.rounds:
+            record_round(self, done, Work(), len(self.federation.names))
         self.events.log("round done", round=done)
 
     def _forget(self, done: int) -> None:

@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from holdfast.engines.simulate.executors.choice import simulation_class
 from torch import Tensor, nn
 from torch.nn import functional
 from workloads import Workload, linear, make_objective, make_simulation, mlp, plain_loop, seconds
-
-from holdfast.engines.simulate.executors.choice import simulation_class
 
 LR = 0.01
 WORKLOADS = {"linear": linear(100), "mlp": mlp(10)}
@@ -151,9 +150,9 @@ def main() -> None:
     print(f"{'workload':24} {'simulator':10} {'ms a round':>11} {'over ours':>10}")
     for load in [WORKLOADS[name] for name in given.models]:
         objective = make_objective(load, given.device)
-        x = objective.x.view(load.nodes, load.samples_per_node, *load.shape)
-        y = objective.y.view(load.nodes, load.samples_per_node)
-        simulation = make_simulation(simulation_class(objective.x.device), load, "fedavg", given.device)
+        x = objective.source.x.view(load.nodes, load.samples_per_node, *load.shape)
+        y = objective.source.y.view(load.nodes, load.samples_per_node)
+        simulation = make_simulation(simulation_class(objective.x0.device), load, "fedavg", given.device)
         simulation.prepare(10**6)
         times = {
             "ours": seconds(simulation.step, given.device, 10),

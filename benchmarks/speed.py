@@ -63,8 +63,7 @@ def measure(
     load: Workload, method: str, loop_s: float, rates: tuple[float, float], given: argparse.Namespace
 ) -> Result:
     device, cuda = given.device, given.device.startswith("cuda")
-    eager = make_simulation(load, method, device, given.precision)
-    eager.problem.row_grads.row_by_row = False
+    eager = make_simulation(load, method, device, given.precision, backend="stacked")
     stacked = seconds(eager.step, device, 3)
     del eager
     held = 0

@@ -21,6 +21,7 @@ from holdfast.core.precision import Precision, compute_in
 from holdfast.engines.common.simulation import Executor, Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
+from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelObjective
 from holdfast.topology import Network
@@ -75,7 +76,9 @@ def network_of(method: str, nodes: int) -> Network:
     return hf.server(nodes) if method in ("fedavg", "scaffold") else Network.of(hf.ring(nodes))
 
 
-def make_objective(load: Workload, device: str, precision: Precision = "tf32") -> ModelObjective:
+def make_objective(
+    load: Workload, device: str, precision: Precision = "tf32", backend: BackendName = "auto"
+) -> ModelObjective:
     rng = torch.Generator().manual_seed(0)
     total = load.nodes * load.samples_per_node
     x = torch.randint(0, 256, (total, *load.shape), dtype=torch.uint8, generator=rng)
@@ -84,7 +87,8 @@ def make_objective(load: Workload, device: str, precision: Precision = "tf32") -
     torch.manual_seed(0)
     model = MODELS.build(load.model, load.options, input_shape=load.shape, outputs=10)
     flat = FlatModel(model, torch.device(device), torch.float32, compute_in(precision))
-    return ModelObjective(flat, CrossEntropy(), data, batch_size=load.batch, seed=0, mean=0.5, std=0.5)
+    options = {"batch_size": load.batch, "mean": 0.5, "std": 0.5}
+    return ModelObjective(flat, CrossEntropy(), data, seed=0, backend=backend, **options)
 
 
 def make_simulation(
@@ -93,8 +97,9 @@ def make_simulation(
     device: str,
     precision: Precision = "tf32",
     executor: Executor | None = None,
+    backend: BackendName = "auto",
 ) -> Simulation:
-    objective = make_objective(load, device, precision)
+    objective = make_objective(load, device, precision, backend)
     network = network_of(method, load.nodes)
     return Simulation(METHODS[method](load.steps), objective, network, executor=executor)
 
@@ -104,8 +109,8 @@ def plain_loop(load: Workload, objective: ModelObjective, clients: int) -> Calla
     device = objective.x0.device
     server = deepcopy(objective.model.template).to(device)
     client = deepcopy(server)
-    x = objective.x.view(load.nodes, load.samples_per_node, *load.shape)
-    y = objective.y.view(load.nodes, load.samples_per_node)
+    x = objective.source.x.view(load.nodes, load.samples_per_node, *load.shape)
+    y = objective.source.y.view(load.nodes, load.samples_per_node)
 
     def round() -> None:
         total = [torch.zeros_like(p) for p in server.parameters()]
@@ -157,7 +162,7 @@ def round_bytes(load: Workload, objective: ModelObjective) -> float:
     """The least traffic with memory: per step, rows read by the model; gradients written; both read and rows
     written by the update; and activations written and read once."""
     rows = 5 * objective.dim * 4
-    activations = 2 * objective.row_grads.activation_bytes * load.batch
+    activations = 2 * objective.activations.of_sample * load.batch
     return float((rows + activations) * load.nodes * load.steps)
 
 

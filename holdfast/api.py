@@ -25,6 +25,7 @@ from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.experiments.setting import torch_device
 from holdfast.problem.flat import FlatModel
+from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.problem.model_problem import ModelObjective
 from holdfast.problem.problem import FunctionObjective
@@ -107,6 +108,7 @@ def train(
     seed: int = 0,
     l2: float = 0.0,
     weights: Literal["uniform", "samples"] = "uniform",
+    backend: BackendName = "auto",
     cohort: int | None = None,
     evaluate_every: int = 1,
     metrics: list[str] | None = None,
@@ -121,6 +123,8 @@ def train(
     parameters), a graph (mixed with Metropolis weights), a ``Network``, or None for a server.
     ``batch_size``: samples per gradient, drawn with replacement; None takes all of a node's data every time.
     ``l2``: weight of (l2/2)||x||^2 in the objective. ``cohort``: clients sampled per round (server methods).
+    ``backend``: how gradients are computed, all nodes "stacked" in one call or in a "loop" over the nodes;
+    "auto" stacks unless a layer cannot be stacked or is faster in a loop.
     ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
     steps in it, here or there, while the models stay in ``dtype``.
     """
@@ -130,6 +134,7 @@ def train(
         ("loss", str | Loss, loss),
         ("l2", NonNegative, l2),
         ("weights", Literal["uniform", "samples"], weights),
+        ("backend", BackendName, backend),
         ("evaluate_every", Count, evaluate_every),
         ("metrics", list[str] | None, metrics),
         ("precision", Precision, precision),
@@ -146,6 +151,7 @@ def train(
         seed=seed,
         regulariser=Regulariser(l2=l2),
         weights=weights,
+        backend=backend,
     )
     test_set = None
     if test is not None:

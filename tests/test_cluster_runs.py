@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -18,7 +17,6 @@ from command_line import experiment_file, holdfast, process
 from test_cluster import assert_same, figures
 
 from holdfast.engines.cluster.launch import launch_id, run_to_continue
-from holdfast.engines.cluster.ranks import joined
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Runner
@@ -164,20 +162,40 @@ def test_a_rank_without_a_master_is_told_so(tmp_path: Path, monkeypatch: pytest.
     assert "processes: torchrun has started the processes already" in outcome.err
 
 
-@pytest.mark.parametrize("code", [None, 130])
-def test_a_rank_ends_its_process_group_however_it_leaves(code, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread of the group that still runs when the process ends may abort it."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    meeting = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    for name, value in meeting.items():
-        monkeypatch.setenv(name, value)
-    with contextlib.suppress(SystemExit), joined():
-        assert torch.distributed.is_initialized()
-        if code is not None:
-            sys.exit(code)
-    assert not torch.distributed.is_initialized()
+LEAVING = """
+import sys
+from pathlib import Path
+
+from holdfast.engines.cluster.ranks import joined
+
+
+def of_the_group():
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+
+try:
+    with joined() as world:
+        import torch._dynamo  # as preparing rounds does; it imports functions that know the group
+
+        world.wait()
+        print(len(of_the_group()))
+        if len(sys.argv) > 1:
+            sys.exit(int(sys.argv[1]))
+except SystemExit:
+    pass
+print(len(of_the_group()))
+"""
+
+
+@pytest.mark.parametrize("code", [[], ["130"]], ids=["done", "interrupted"])
+def test_a_rank_ends_the_threads_of_its_process_group_however_it_leaves(code, tmp_path: Path) -> None:
+    """One that still holds an object of Python's when the process ends may abort it."""
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    [(_, out, err), _] = two_ranks(tmp_path, ["leaving.py", *code], ["leaving.py", *code])
+    during, after = map(int, out.split())
+    assert during > 0, err
+    assert after == 0
 
 
 def two_ranks(folder: Path, *commands: list[str]) -> list[tuple[int, str, str]]:

@@ -22,7 +22,7 @@ from holdfast.engines.simulate.executors.compiled import compiled
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.problem.losses import CrossEntropy
-from holdfast.problem.samples import STEPS_DRAWN_AT_ONCE, Samples
+from holdfast.problem.source import STEPS_DRAWN_AT_ONCE, ArraySource
 
 RING = hf.Network.of(hf.ring(NODES))
 TWO_PRECISIONS = """
@@ -105,7 +105,7 @@ class Annealed(CrossEntropy):
 
 
 def test_a_users_own_loss_is_called_in_every_step(monkeypatch) -> None:
-    monkeypatch.setattr("holdfast.problem.gradients.rowwise.TRACE_FROM_CALLS", 3)
+    monkeypatch.setattr("holdfast.problem.gradients.stacked.TRACE_FROM_CALLS", 3)
     objective = dense().variant(loss=Annealed())
     before = Annealed.calls
     for step in range(10):
@@ -116,10 +116,11 @@ def test_a_users_own_loss_is_called_in_every_step(monkeypatch) -> None:
 @pytest.mark.parametrize("nodes", [3, 2000])
 def test_steps_drawn_ahead_are_those_drawn_one_by_one(nodes: int) -> None:
     counts = torch.full((nodes,), 50)
-    samples = Samples(torch.zeros(1, 2), torch.zeros(1), counts, 7, lambda x: x, whole=False)
+    data = hf.FederatedData(torch.zeros(50 * nodes, 2), torch.zeros(50 * nodes), counts)
+    samples = ArraySource(data, torch.zeros(1), batch_size=8, seed=7)
     everybody = torch.arange(nodes)
     for step in (1, 2, 16, 17, 18, 1):
-        got = samples.picks(everybody, 4, step, 8)
+        got = samples.picks(everybody, 4, step)
         assert torch.equal(got, batch_indices(7, everybody, counts, 4, step, 8))
     assert samples._drawn is not None
     assert len(samples._drawn[3]) == (STEPS_DRAWN_AT_ONCE if nodes == 3 else 2)  # 2**15 picks at once
@@ -127,26 +128,24 @@ def test_steps_drawn_ahead_are_those_drawn_one_by_one(nodes: int) -> None:
 
 def test_all_samples_of_equal_nodes_are_read_where_they_are() -> None:
     x, y = torch.arange(24.0).view(12, 2), torch.arange(12)
-    samples = Samples(x, y, torch.full((3,), 4), 7, lambda x: x / 2, whole=True)
-    weight = torch.ones(3, 2)
+    samples = ArraySource(hf.FederatedData(x, y, torch.full((3,), 4)), x, std=2.0)
     everybody, others = torch.arange(3), torch.tensor([2, 0, 1])
-    stretch = samples.stretch(everybody, 1, 3, weight)
+    stretch = samples.stretch(everybody, 1, 3)
     rows = torch.tensor([[1, 2], [5, 6], [9, 10]])
-    copied = samples.batch(rows, weight)
+    copied = samples.gather(rows)
     assert all(torch.equal(*parts) for parts in zip(stretch, copied, strict=True))
     assert stretch.x.untyped_storage()._cdata == samples._ready.untyped_storage()._cdata
-    assert samples.stretch(others, 1, 3, weight) is None  # these are not in the order of the samples
-    unequal = Samples(x, y, torch.tensor([4, 5, 3]), 7, lambda x: x / 2, whole=True)
-    assert unequal.stretch(everybody, 1, 3, weight) is None
+    assert samples.stretch(others, 1, 3) is None  # these are not in the order of the samples
+    unequal = ArraySource(hf.FederatedData(x, y, torch.tensor([4, 5, 3])), x, std=2.0)
+    assert unequal.stretch(everybody, 1, 3) is None
 
 
 def test_evaluation_keeps_to_the_memory_for_activations() -> None:
-    objective = dense()
-    whole = objective.global_value_and_grad(objective.x0)[1]
-    objective.row_grads.samples_at_once = 30
+    whole = dense().global_value_and_grad(dense().x0)[1]
+    objective = dense(samples_at_once=30)
     seen = []
-    prepare = objective._stored.prepare
-    objective._stored.prepare = lambda x: seen.append(len(x)) or prepare(x)
+    prepare = objective.source.prepare
+    objective.source.prepare = lambda x: seen.append(len(x)) or prepare(x)
     assert_close(objective.global_value_and_grad(objective.x0)[1], whole)
     assert max(seen) == 30
 
@@ -155,12 +154,12 @@ def test_the_check_of_memory_counts_activations() -> None:
     objective = (
         dense()
     )  # layers keep their 64 and 12 inputs, ReLU the latter too, the loss 10 slopes and a weight
-    one = objective.row_grads.activation_bytes
+    one = objective.activations.of_sample
     assert one == (64 + 12 + 10 + 1) * 4
     assert objective.step_bytes == 3 * one * 16 * NODES
-    objective.row_grads.samples_at_once = 32
+    objective = dense(samples_at_once=32)
     assert objective.step_bytes == 3 * one * 32
-    objective.row_grads.row_by_row = True
+    objective = dense(backend="loop")
     assert objective.step_bytes == 3 * one * 16 * min(NODES, torch.get_num_threads())
 
 

@@ -23,7 +23,7 @@ from holdfast.engines.simulate.executors.fused import FusedRound
 from holdfast.engines.simulate.executors.replay import Replay
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
-from holdfast.problem.gradients.stacking import NarrowLinear, PlaneConv2d, ready_to_stack
+from holdfast.problem.gradients.layers import NarrowLinear, PlaneConv2d, ready_to_stack
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelObjective
 
@@ -31,30 +31,27 @@ ROUNDS = 20
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-def digits(model: str = "mlp", **options) -> ModelObjective:
+def digits(model: str = "mlp", backend="auto", samples_at_once=None, **options) -> ModelObjective:
     data = DATASETS.build("digits", {})
     split = hf.partition(data.x_train, data.y_train, hf.Dirichlet(0.5), nodes=NODES, seed=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = MODELS.build(model, options, input_shape=data.input_shape, outputs=10)
     flat = FlatModel(module, torch.device("cpu"), torch.float32)
-    return ModelObjective(flat, CrossEntropy(), split, batch_size=16, seed=7)
+    how = {"backend": backend, "samples_at_once": samples_at_once}
+    return ModelObjective(flat, CrossEntropy(), split, batch_size=16, seed=7, **how)
 
 
-def dense() -> ModelObjective:
-    return digits(hidden=[12])
+def dense(**options) -> ModelObjective:
+    return digits(hidden=[12], **options)
 
 
 def in_chunks() -> ModelObjective:
-    objective = dense()
-    objective.row_grads.samples_at_once = 40  # of the 16 of every node: two nodes at a time
-    return objective
+    return dense(samples_at_once=40)  # of the 16 of every node: two nodes at a time
 
 
 def row_by_row() -> ModelObjective:
-    objective = dense()
-    objective.row_grads.row_by_row = True
-    return objective
+    return dense(backend="loop")
 
 
 def models(case: Case, objective: ModelObjective) -> torch.Tensor:
@@ -193,7 +190,7 @@ def with_a_hook() -> nn.Module:
 
 @pytest.mark.parametrize("make", [lambda: Counting(8, 10), with_a_hook], ids=["layer", "hook"])
 def test_a_users_own_code_is_called_in_every_step(make, monkeypatch) -> None:
-    monkeypatch.setattr("holdfast.problem.gradients.rowwise.TRACE_FROM_CALLS", 3)
+    monkeypatch.setattr("holdfast.problem.gradients.stacked.TRACE_FROM_CALLS", 3)
     data = hf.FederatedData(torch.rand(20, 8), torch.arange(20) % 10, np.array([10, 10]))
     flat = FlatModel(make(), CPU, torch.float32)
     objective = ModelObjective(flat, CrossEntropy(), data, batch_size=4, seed=0)
@@ -253,9 +250,8 @@ def test_a_layer_with_few_outputs_as_weight_times_inputs(bias, shape) -> None:
 
 def test_convolutions_on_a_cpu_are_computed_row_by_row_and_agree() -> None:
     rows = digits("netfleet-cnn")
-    stacked = digits("netfleet-cnn")
-    assert rows.row_grads.row_by_row
-    stacked.row_grads.row_by_row = False
+    stacked = digits("netfleet-cnn", backend="stacked")
+    assert not rows.stacked
     nodes = torch.arange(NODES)
     x = rows.x0 + 0.1 * torch.randn(NODES, rows.dim, generator=torch.Generator().manual_seed(0))
     got, expected = (f.minibatch_grads([x], nodes, 0, 0)[0] for f in (rows, stacked))
@@ -282,7 +278,7 @@ def test_images_are_laid_out_by_pixel_unless_the_model_objects() -> None:
     for model, by_pixel in ((objecting, False), (willing, True)):
         flat = FlatModel(model, CPU, torch.float32)
         objective = ModelObjective(flat, CrossEntropy(), data, batch_size=None, seed=0)
-        assert objective.row_grads.by_pixel == by_pixel
+        assert objective.backend.by_pixel == by_pixel
         gradients.append(objective.full_grads(flat.x0.expand(2, -1).contiguous(), torch.arange(2)))
     assert_close(*gradients)
 
@@ -296,10 +292,10 @@ def test_a_gradient_that_was_traced_is_the_same_gradient(monkeypatch) -> None:
         return [objective.minibatch_grads([x[n]], n, 0, step)[0] for step, n in enumerate(some)]
 
     plain = gradients(dense())
-    monkeypatch.setattr("holdfast.problem.gradients.rowwise.TRACE_FROM_CALLS", 3)
+    monkeypatch.setattr("holdfast.problem.gradients.stacked.TRACE_FROM_CALLS", 3)
     traced = dense()
     assert all(map(torch.equal, gradients(traced), plain))
-    assert len(traced.row_grads._traced) == 2
+    assert len(traced.backend._traced) == 2
 
 
 def test_computing_in_bfloat16_keeps_models_in_float32() -> None:

@@ -98,7 +98,7 @@ def test_it_does_what_a_plain_loop_over_the_clients_does(reference, size):
 def test_full_gradients_and_minibatches():
     objective = stochastic_digits()
     gd = simulate(FedDyn(0.1, "gd", 0.05, local_steps=2), objective, rounds=3)
-    assert gd.work.sample_gradients == 3 * 2 * int(objective.counts.sum())
+    assert gd.work.sample_gradients == 3 * 2 * int(objective.source.counts.sum())
     sgd = simulate(FedDyn(0.1, "sgd", 0.05, local_steps=2), objective, rounds=3)
     assert sgd.work.sample_gradients == 3 * 2 * 6 * 16
     assert sgd.traffic.numbers == 3 * 2 * 6 * objective.dim  # one vector down, one up

@@ -72,7 +72,7 @@ def test_decreasing_steps():
 
 def test_gd_reads_all_data_and_sgd_a_minibatch():
     objective = stochastic_digits()
-    everything = int(objective.counts.sum())
+    everything = int(objective.source.counts.sum())
     gd = simulate(FedPD(0.1, "gd", 0.05, local_steps=2), objective, rounds=3)
     assert gd.work.sample_gradients == 3 * 2 * everything
     sgd = simulate(FedPD(0.1, "sgd", 0.05, local_steps=2), objective, rounds=3)
@@ -86,7 +86,7 @@ def test_vr_reads_all_data_every_so_many_rounds():
     for round in range(5):
         before = simulation.work.sample_gradients
         simulation.step()
-        refreshed = int(objective.counts.sum()) if round % 2 == 0 else 0
+        refreshed = int(objective.source.counts.sum()) if round % 2 == 0 else 0
         assert simulation.work.sample_gradients - before == refreshed + 2 * 3 * 16 * 6
 
 

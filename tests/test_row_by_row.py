@@ -92,20 +92,20 @@ def points(problem: ModelObjective) -> Tensor:
 
 def loss_of(problem: ModelObjective, row: Tensor, node: int) -> Tensor:
     """By torch alone."""
-    start, count = int(problem.starts[node]), int(problem.counts[node])
+    start, count = int(problem.source.starts[node]), int(problem.source.counts[node])
     outputs = torch.func.functional_call(
         deepcopy(problem.model.template).to(row),
         problem.model.parameters(row),
-        problem.x[start : start + count],
+        problem.source.x[start : start + count],
     )
-    return functional.cross_entropy(outputs, problem.y[start : start + count])
+    return functional.cross_entropy(outputs, problem.source.y[start : start + count])
 
 
 @every_device
 @every_model
 def test_rows_agree_with_torch(model, device) -> None:
     problem = objective(seeded(model), device)
-    assert not problem.row_grads.stackable
+    assert not problem.stacked
     x, nodes = points(problem), torch.arange(NODES, device=device)
     losses, gradients = [], []
     for node, row in enumerate(x):
@@ -188,7 +188,7 @@ def test_the_executor_of_the_device_runs_the_same_rounds(device) -> None:
         plain.step()
         fast.step()
     assert torch.allclose(fast.models, plain.models, rtol=1e-9, atol=1e-12)
-    assert given.row_grads.how.endswith("as the model cannot be stacked")
+    assert given.how.endswith("as the model cannot be stacked")
 
 
 class Noisy(WithOwnOperation):

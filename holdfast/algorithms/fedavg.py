@@ -21,7 +21,7 @@ class Server(NamedTuple):
 @ALGORITHMS.register("fedavg", family="plain averaging", paper="McMahan et al. 2017")
 @dataclass(frozen=True)
 class FedAvg(ServerAlgorithm[Server]):
-    """Local SGD averaged by a server; biased for several local steps on unlike data (McMahan et al. 2017)."""
+    """Local SGD averaged by a server; several steps drift on heterogeneous data (McMahan et al. 2017)."""
 
     columnwise: ClassVar[bool] = True
 

@@ -24,8 +24,8 @@ class FedDualAvg(ServerAlgorithm[Server]):
     """Dual averaging for f + l1 ||x||_1 + (l2/2) ||x||^2; without both it is FedAvg (Yuan et al. 2021).
 
     The method adds the regulariser itself: leave it out of the objective, or, where other methods need it
-    there, say ``l2_in_objective``. Biased for several local steps on unlike data without ``l2``; with it the
-    bias dies out like 1/rounds.
+    there, say ``l2_in_objective``. Without ``l2``, several local steps are biased on heterogeneous data; with
+    it the bias dies out like 1/rounds.
     """
 
     columnwise: ClassVar[bool] = True

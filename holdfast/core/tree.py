@@ -1,4 +1,4 @@
-"""States and messages are tensors or (nested) NamedTuples of tensors; what is done to them."""
+"""States, messages and batches are tensors or (nested) tuples and dicts of tensors; what is done to them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree
     """``function`` applied to every tensor of ``tree`` (and the matching tensors of ``others``)."""
     if isinstance(tree, Tensor):
         return function(tree, *others)  # type: ignore[return-value]
+    if isinstance(tree, dict):
+        return {key: tree_map(function, *(t[key] for t in (tree, *others))) for key in tree}  # type: ignore[return-value]
     mapped = [tree_map(function, *parts) for parts in zip(tree, *others, strict=True)]
     return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)  # type: ignore[return-value]
 
 
 def leaves(tree: Any) -> Iterator[Tensor]:
     """Every tensor of ``tree``, in order."""
-    return (tensor for _, tensor in named_leaves(tree))
+    if isinstance(tree, Tensor):
+        yield tree
+        return
+    for part in tree.values() if isinstance(tree, dict) else tree:
+        yield from leaves(part)
 
 
 def named_leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

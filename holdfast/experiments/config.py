@@ -15,6 +15,7 @@ from holdfast.algorithms import ALGORITHMS
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision
 from holdfast.core.validation import Count, NonNegative, Seed, quoted
+from holdfast.problem.gradients.backend import BackendName
 
 
 class Choice(BaseModel):
@@ -64,6 +65,7 @@ class ProblemConfig(LearningConfig):
     dataset: Chosen
     nodes: Count = 10
     partition: Chosen = Choice(name="iid")
+    backend: BackendName = "auto"  # how the gradients of all nodes are computed: "stacked" or "loop"
 
 
 class NetworkConfig(Section):

@@ -13,8 +13,7 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import unrounded
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
-from holdfast.problem.model_problem import ModelObjective
-from holdfast.problem.reference.optimum import gradients_at_optimum, in_float64, known_optimum
+from holdfast.problem.reference.optimum import gradients_at_optimum, known_optimum
 
 TestSet = tuple[Tensor, Tensor]
 
@@ -45,14 +44,12 @@ class Measured:
         """Test accuracy of the models of the nodes here, [m]; [1] where all nodes hold the server's."""
         if self.one_model:
             return self.average_test[0]
-        assert isinstance(self.objective, ModelObjective)
         assert self.test is not None
         return self.objective.test(self.models, *self.test)[0]
 
     @cached_property
     def average_test(self) -> tuple[Tensor, Tensor]:
         """Test accuracy and test loss of the average model, each [1]; every process takes some samples."""
-        assert isinstance(self.objective, ModelObjective)
         assert self.test is not None
         samples = len(self.test[0])
         here = slice(self.world.rank, None, self.world.size)
@@ -135,7 +132,7 @@ def rel_energy(m: Measured) -> Tensor:
     best = known_optimum(m.objective, m.world).value
     if best == 0:
         raise HoldfastError("metric 'rel_energy': the optimal value is 0; use 'optimum_distance' instead")
-    energy = m.world.sum(in_float64(m.objective).global_value(m.average.double()))
+    energy = m.world.sum(m.objective.in_float64.global_value(m.average.double()))
     return (energy - best) / abs(best)
 
 

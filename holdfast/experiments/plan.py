@@ -27,7 +27,7 @@ from holdfast.experiments.config import Experiment
 from holdfast.experiments.setting import Setting, build_method, build_setting, torch_device
 from holdfast.experiments.sweep import expand
 from holdfast.problem.reference.curvature import why_not_convex
-from holdfast.problem.samples import MOST_READY
+from holdfast.problem.source import MOST_READY
 
 
 @dataclass(frozen=True)

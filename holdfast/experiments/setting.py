@@ -73,6 +73,7 @@ class Setting:
             seed=self.seed,
             regulariser=Regulariser(l2=problem.l2, l1=problem.l1, nonconvex=problem.nonconvex),
             weights=problem.weights,
+            backend=problem.backend,
             mean=self.dataset.mean,
             std=self.dataset.std,
         )

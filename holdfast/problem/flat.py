@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from copy import deepcopy
 
 import torch
@@ -10,8 +11,8 @@ from torch.func import functional_call
 
 from holdfast.core.errors import HoldfastError
 from holdfast.models import dropout_keys
-from holdfast.problem.gradients.stacking import ready_to_stack
-from holdfast.problem.gradients.support import check_supported, probe
+from holdfast.problem.gradients.layers import ready_to_stack
+from holdfast.problem.gradients.support import check_supported, probe, watched
 from holdfast.problem.problem import PADDED_TO
 
 
@@ -47,6 +48,11 @@ class FlatModel:
         self._dropout_keys = dropout_keys(self._training)
 
     @property
+    def recurrent(self) -> bool:
+        """Whether the model has a recurrent layer of torch's."""
+        return any(isinstance(layer, nn.RNNBase) for layer in self.template.modules())
+
+    @property
     def draws(self) -> bool:
         """Whether a training step draws random numbers, as dropout does."""
         return bool(self._dropout_keys)
@@ -65,6 +71,10 @@ class FlatModel:
         ``stacked``: side by side in one call; or one after the other.
         """
         return probe(self._training, inputs, stacked)
+
+    def watched(self) -> AbstractContextManager[list[str]]:
+        """The layers whose forward is under way, innermost last; those of a call that failed stay."""
+        return watched(self._training, self._evaluation)
 
     def parameters(self, row: Tensor) -> dict[str, Tensor]:
         """The flat vector ``row`` [d], which may be padded, cut into the module's named parameters."""

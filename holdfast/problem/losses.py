@@ -21,11 +21,13 @@ class Loss(ABC):
 
     has_accuracy: ClassVar[bool] = True
     traceable: ClassVar[bool] = False  # True: ``values`` does the same in every call, so it may be traced
+    quadratic: ClassVar[bool] = False  # True: its Hessian in the outputs is ``curvature`` everywhere
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         # Not inherited: a subclass that overrides ``values`` has to declare these anew.
         cls.traceable = vars(cls).get("traceable", False)
+        cls.quadratic = vars(cls).get("quadratic", False)
         if "values" in vars(cls) and "differentiable" not in vars(cls):
             cls.differentiable = Loss.differentiable  # type: ignore[method-assign]
 
@@ -182,7 +184,7 @@ class SquaredError(Loss):
     """Half the squared error, (z - y)^2 / 2, of one output z: regression, no accuracy."""
 
     traceable: ClassVar[bool] = True
-
+    quadratic: ClassVar[bool] = True
     has_accuracy: ClassVar[bool] = False
 
     def outputs(self, classes: int | None) -> int:

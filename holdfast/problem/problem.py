@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +21,23 @@ from holdfast.core.validation import NonNegative, check
 PADDED_TO = 4  # numbers: a GPU loads four at once where an address is a multiple of 16 bytes
 
 
+class Bounds(NamedTuple):
+    """Every Hessian of f_i lies between mu I and mu I + ``curvature`` times the Gram matrix of node i."""
+
+    curvature: float
+    gram: Callable[[], Objective]  # whose Hessians are the Gram matrices, in float64
+    reached: bool  # whether the Hessians are equal to the upper bound, as for squared errors
+
+
+class Convexity(NamedTuple):
+    """By default what is assumed of given functions: that they are convex and have a minimum."""
+
+    obstacle: str | None = None  # what keeps the objective from being convex
+    mu: float | None = None  # of strong convexity; None: only Hessians tell
+    attained: bool = True  # whether f, if convex, has a minimum; others may approach it at infinity
+    bounds: Bounds | None = None
+
+
 class Objective(Protocol):
     """The nodes' local objectives."""
 
@@ -29,6 +46,10 @@ class Objective(Protocol):
     x0: Tensor  # [d]: the model everybody starts from; its dtype and device are the objective's
     l1: float  # the weight of ||x||_1 in every f_i; its share in gradients is l1 sign(x), with sign(0) = 0
     smooth: bool  # whether every f_i is differentiable apart from that
+
+    @property
+    def here(self) -> Tensor:
+        """[m]: the nodes that can be asked for in this process; mostly all."""
 
     @property
     def stochastic(self) -> bool:
@@ -78,16 +99,46 @@ class Objective(Protocol):
     def global_value(self, x: Tensor) -> Tensor:
         """f(x) at one common point ``x`` [d]."""
 
+    def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on the samples (x, y)."""
+
+    @property
+    def in_float64(self) -> Objective:
+        """The same objective in float64, for reference values."""
+
+    @property
+    def convexity(self) -> Convexity:
+        """What is known about it."""
+
+    def identity(self) -> tuple[list[object], list[Tensor]] | None:
+        """All that f depends on, as words and tensors for a hash; None where that is not known."""
+
 
 class ExactObjective(ABC):
     """What problems with exact gradients have in common: there are no samples, and no minibatches."""
 
+    nodes: int
+    dim: int
+    x0: Tensor
+    convexity = Convexity()
     l1 = 0.0
     smooth = True
     stochastic = False
     stacked = False
     traceable = False
     how = "all nodes stacked"
+
+    @property
+    def here(self) -> Tensor:
+        return torch.arange(self.nodes, device=self.x0.device)
+
+    @property
+    def in_float64(self) -> Self:
+        if self.x0.dtype != torch.float64:
+            raise HoldfastError(
+                f"the reference optimum needs float64, and the functions work in {self.x0.dtype}"
+            )
+        return self
 
     def get_ready(self) -> None:
         return
@@ -106,6 +157,12 @@ class ExactObjective(ABC):
 
     def samples(self, nodes: Tensor) -> int:
         return len(nodes)
+
+    def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        raise HoldfastError("functions have no samples, so they cannot be tested on any")
+
+    def identity(self) -> None:
+        return None
 
 
 class FunctionObjective(ExactObjective):
@@ -154,13 +211,6 @@ class FunctionObjective(ExactObjective):
 
     def _mean(self, x: Tensor) -> Tensor:
         return torch.stack([function(x) for function in self.functions]).mean()
-
-
-def nodes_here(objective: Objective) -> Tensor:
-    """[m]: the nodes that ``objective`` can be asked about in this process; mostly all."""
-    everybody = torch.arange(objective.nodes, device=objective.x0.device)
-    here: Tensor = getattr(objective, "here", everybody)
-    return here
 
 
 def _plus_l1(function: Callable[[Tensor], Tensor], l1: float) -> Callable[[Tensor], Tensor]:

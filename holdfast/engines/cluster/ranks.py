@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -176,6 +177,9 @@ def _meet() -> Ranks:
             f"this process should be one rank of several, but the environment lacks {' and '.join(missing)}: "
             "start the ranks with torchrun, or unset RANK and WORLD_SIZE"
         )
+    # Its functions have the default group as a default argument. Imported later, by torch's compiler, they
+    # would keep the group and its threads alive after ``_end_group``.
+    importlib.import_module("torch.distributed.nn.functional")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         store, rank, size = next(rendezvous("env://", timeout=LIMIT))

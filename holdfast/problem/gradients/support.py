@@ -52,7 +52,6 @@ def probe(module: nn.Module, x: Tensor, stacked: bool = True) -> tuple[int, ...]
     one after the other. Returns the shape of the outputs for this batch. The module itself stays untouched.
     """
     trial = deepcopy(module, {id(p): p for p in module.parameters()})  # parameters are only read
-    running = _trace(trial)
     buffers = dict(trial.named_buffers())
     trainable = {name: p.detach() for name, p in trial.named_parameters() if p.requires_grad}
     weights = {name: p.expand(2, *p.shape) for name, p in trainable.items()}
@@ -64,21 +63,22 @@ def probe(module: nn.Module, x: Tensor, stacked: bool = True) -> tuple[int, ...]
             raise TypeError(f"it must give one tensor, got {type(outputs).__name__}")
         return outputs.sum(), outputs
 
-    try:
-        trial(x)  # first by itself: a plain mistake, such as a wrong shape, is then told in plain words
-        if stacked:
-            outputs = vmap(grad(total, has_aux=True))(weights, keys, torch.stack([x] * 2))[1][0]
-        else:
-            row = {name: p.clone().requires_grad_() for name, p in trainable.items()}
-            one_key = {name: key[0] for name, key in keys.items()}
-            with _without_trace(trial, x):
-                value, outputs = total(row, one_key, x)
-                torch.autograd.grad(value, list(row.values()), allow_unused=True)
-    except Exception as error:
-        layer = running[-1] if running else _describe("", module)
-        raise HoldfastError(
-            f"{layer} fails on a batch of shape {tuple(x.shape)}: {_reason(error)}"
-        ) from error
+    with watched(trial) as running:
+        try:
+            trial(x)  # first by itself: a plain mistake, such as a wrong shape, is then told in plain words
+            if stacked:
+                outputs = vmap(grad(total, has_aux=True))(weights, keys, torch.stack([x] * 2))[1][0]
+            else:
+                row = {name: p.clone().requires_grad_() for name, p in trainable.items()}
+                one_key = {name: key[0] for name, key in keys.items()}
+                with _without_trace(trial, x):
+                    value, outputs = total(row, one_key, x)
+                    torch.autograd.grad(value, list(row.values()), allow_unused=True)
+        except Exception as error:
+            layer = running[-1] if running else _describe("", module)
+            raise HoldfastError(
+                f"{layer} fails on a batch of shape {tuple(x.shape)}: {reason(error)}"
+            ) from error
     for name, buffer in trial.named_buffers():
         if buffer is not buffers.get(name):
             raise HoldfastError(
@@ -106,23 +106,20 @@ def _random_state(x: Tensor) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])]
 
 
-def _trace(module: nn.Module) -> list[str]:
-    """A list that holds, while ``module`` runs, the layers whose forward is under way, innermost last."""
+@contextmanager
+def watched(*modules: nn.Module) -> Iterator[list[str]]:
+    """The layers whose forward is under way, innermost last; those of a call that failed stay in the list."""
     running: list[str] = []
-
-    def trace(description: str, layer: nn.Module) -> None:
-        def enter(*_: object) -> None:
-            running.append(description)
-
-        def leave(*_: object) -> None:
-            running.pop()
-
-        layer.register_forward_pre_hook(enter)
-        layer.register_forward_hook(leave)
-
-    for name, layer in module.named_modules():
-        trace(_describe(name, layer), layer)
-    return running
+    hooks = []
+    for name, layer in (named for module in modules for named in module.named_modules()):
+        description = _describe(name, layer)
+        hooks.append(layer.register_forward_pre_hook(lambda *_, it=description: running.append(it)))
+        hooks.append(layer.register_forward_hook(lambda *_: running.pop() and None))
+    try:
+        yield running
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _objection(layer: nn.Module) -> str | None:
@@ -170,7 +167,8 @@ def _describe(name: str, layer: nn.Module) -> str:
     return f"layer {name!r} ({kind})" if name else f"the model ({kind})"
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What is wrong, in words."""
     text = str(error)
     for sign, meaning in _REASONS:
         if sign in text:

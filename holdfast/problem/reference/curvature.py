@@ -11,11 +11,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.world import ALONE, World
-from holdfast.data.dataset import prepare
-from holdfast.problem.losses import Loss, SquaredError
-from holdfast.problem.model_problem import ModelObjective
-from holdfast.problem.problem import Objective, nodes_here
-from holdfast.problem.regulariser import Regulariser
+from holdfast.problem.problem import Objective
 
 DENSE_DIMENSION = 500  # up to here Hessians are formed, and their eigenvalues are exact
 PRECISION = 1e-6  # relative, of eigenvalues found by Hessian-vector products
@@ -47,72 +43,35 @@ def estimate_curvature(objective: Objective, world: World = ALONE) -> Curvature:
         raise HoldfastError(
             "L: the exact hinge has kinks, so there is none; give the loss some smoothing, or use rho = 0"
         )
-    if isinstance(objective, ModelObjective):
-        exact, bound = objective.in_float64, objective.loss.curvature
-        if bound is not None and why_not_convex(exact) is None:
-            gram = exact.variant(loss=_SquaredOutputs(), regulariser=Regulariser())
-            lowest, highest = _extreme_eigenvalues(gram, world, lowest=isinstance(exact.loss, SquaredError))
-            l2 = exact.regulariser.l2
-            return Curvature(l2 + bound * lowest, l2 + bound * highest, everywhere=True)
-        highest = _extreme_eigenvalues(exact, world, lowest=False)[1]
-        return Curvature(exact.regulariser.l2, highest, everywhere=False)
-    return Curvature(*_extreme_eigenvalues(objective, world, lowest=True), everywhere=False)
+    convexity = objective.convexity
+    if convexity.mu is None:
+        if objective.dim > DENSE_DIMENSION:
+            limit = f"it is estimated for up to {DENSE_DIMENSION} parameters"
+            raise HoldfastError(f"mu: {limit}, there are {objective.dim}: give it")
+        return Curvature(*_extreme_eigenvalues(objective, world), everywhere=False)
+    if convexity.bounds is None:
+        return Curvature(convexity.mu, _extreme_eigenvalues(objective.in_float64, world)[1], everywhere=False)
+    curvature, gram, reached = convexity.bounds
+    lowest, highest = _extreme_eigenvalues(gram(), world)
+    mu = convexity.mu + (curvature * lowest if reached else 0.0)
+    return Curvature(mu, convexity.mu + curvature * highest, everywhere=True)
 
 
 def why_not_convex(objective: Objective) -> str | None:
     """What keeps an objective from being convex, or None; given functions are taken to be convex."""
-    if not isinstance(objective, ModelObjective):
-        return None
-    if objective.regulariser.nonconvex:
-        return "the regulariser is not convex"
-    if objective.loss.curvature is None:
-        return f"nothing is known about the loss {type(objective.loss).__name__}"
-    return None if _is_affine(objective.in_float64) else "the model is not linear in its parameters"
+    return objective.convexity.obstacle
 
 
-def _is_affine(objective: ModelObjective) -> bool:
-    """Whether model(x + y) + model(0) = model(x) + model(y) at two random points, which decides it."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(2, objective.dim, dtype=torch.float64, generator=generator).to(objective.x0)
-    samples = prepare(objective.x[:64], objective.mean, objective.std, torch.float64)
-    with torch.no_grad():
-        outputs = [objective.model.evaluate(at, samples) for at in (x + y, torch.zeros_like(x), x, y)]
-    together, zero, first, second = outputs
-    scale = first.abs().max() + second.abs().max()
-    return bool((together + zero - first - second).abs().max() <= 1e-10 * scale)
-
-
-class _SquaredOutputs(Loss):
-    """||outputs||^2 / 2, whose Hessian in the parameters of an affine model is the Gram matrix."""
-
-    def outputs(self, classes: int | None) -> int:
-        raise NotImplementedError
-
-    def check_targets(self, targets: Tensor, classes: int | None) -> None:
-        raise NotImplementedError
-
-    def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs.reshape(len(targets), -1).square().sum(-1) / 2
-
-
-def _extreme_eigenvalues(objective: Objective, world: World, *, lowest: bool) -> tuple[float, float]:
-    """The smallest (0 unless ``lowest``) and the largest eigenvalue of the nodes' Hessians at x0."""
-    least, most = _extreme_eigenvalues_here(objective, lowest=lowest)
+def _extreme_eigenvalues(objective: Objective, world: World) -> tuple[float, float]:
+    """The smallest (0 if there are many parameters) and the largest of the nodes' Hessians at x0."""
+    x, each = objective.x0.unsqueeze(0), torch.split(objective.here, 1)
+    if objective.dim <= DENSE_DIMENSION:
+        values = torch.cat([torch.linalg.eigvalsh(objective.hessians(x, node)) for node in each])
+        least, most = float(values.min()), float(values.max())
+    else:
+        least, most = 0.0, max(_largest_eigenvalue(objective, node) for node in each)
     least, negative = world.lowest(torch.tensor([least, -most], dtype=torch.float64)).tolist()
     return least, -negative
-
-
-def _extreme_eigenvalues_here(objective: Objective, *, lowest: bool) -> tuple[float, float]:
-    x, nodes = objective.x0.unsqueeze(0), nodes_here(objective)
-    if objective.dim <= DENSE_DIMENSION:
-        per_node = [torch.linalg.eigvalsh(objective.hessians(x, node)) for node in torch.split(nodes, 1)]
-        values = torch.cat(per_node)
-        return float(values.min()) if lowest else 0.0, float(values.max())
-    if lowest and not isinstance(objective, ModelObjective):
-        raise HoldfastError(
-            f"mu: it is estimated for up to {DENSE_DIMENSION} parameters, there are {objective.dim}: give it"
-        )
-    return 0.0, max(_largest_eigenvalue(objective, node) for node in torch.split(nodes, 1))
 
 
 def _largest_eigenvalue(objective: Objective, node: Tensor) -> float:

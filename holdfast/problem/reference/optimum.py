@@ -17,10 +17,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import read_tensors, write_tensors
 from holdfast.core.world import ALONE, World
-from holdfast.problem.losses import SquaredError
-from holdfast.problem.model_problem import ModelObjective
-from holdfast.problem.problem import Objective, nodes_here
-from holdfast.problem.reference.curvature import why_not_convex
+from holdfast.problem.problem import Objective
 
 GRADIENT_NORM = 1e-10  # that a reference optimum has to reach
 NEWTON_STEPS = 100
@@ -43,9 +40,9 @@ def reference_optimum(objective: Objective, cache_dir: Path | None = None, world
     under a hash of data, weights, model, loss and regulariser, and checked whenever it is read. Where other
     processes of ``world`` hold the other nodes, all look for it together, and nothing is kept.
     """
-    exact = in_float64(objective)
+    exact = objective.in_float64
     _check_optimum_exists(exact)
-    if not isinstance(exact, ModelObjective):
+    if exact.identity() is None:
         return _newton(exact, exact.x0, world)
     if world.size > 1:
         return _newton(exact, torch.zeros_like(exact.x0), world)
@@ -72,32 +69,21 @@ def known_optimum(objective: Objective, world: World = ALONE) -> Reference:
 def gradients_at_optimum(objective: Objective, world: World = ALONE) -> Tensor:
     """grad f_i(x*) of the nodes here, [m, d] float64, remembered likewise."""
     if objective not in _GRADIENTS:
-        exact, x = in_float64(objective), known_optimum(objective, world).x
-        nodes = nodes_here(exact)
-        _GRADIENTS[objective] = exact.full_grads(x.expand(len(nodes), -1).contiguous(), nodes)
+        exact, x = objective.in_float64, known_optimum(objective, world).x
+        rows = x.expand(len(exact.here), -1).contiguous()
+        _GRADIENTS[objective] = exact.full_grads(rows, exact.here)
     return _GRADIENTS[objective]
 
 
-def in_float64(objective: Objective) -> Objective:
-    """The same objective in float64."""
-    if isinstance(objective, ModelObjective):
-        return objective.in_float64
-    if objective.x0.dtype != torch.float64:
-        raise HoldfastError(
-            f"the reference optimum needs float64, and the functions work in {objective.x0.dtype}"
-        )
-    return objective
-
-
 def _check_optimum_exists(objective: Objective) -> None:
-    obstacle = why_not_convex(objective)
+    obstacle = objective.convexity.obstacle
     if obstacle is None and not objective.smooth:
         obstacle = "the exact hinge has kinks (give the loss some smoothing)"
     if obstacle is None and objective.l1:
         obstacle = "l1 > 0 makes kinks"
-    if obstacle is None and isinstance(objective, ModelObjective) and not objective.regulariser.l2:
-        # The infimum of the other losses may lie at infinity, where gradients vanish just as well.
-        obstacle = None if isinstance(objective.loss, SquaredError) else "without l2 there may be no optimum"
+    if obstacle is None and not objective.convexity.attained:
+        # The infimum may lie at infinity, where gradients vanish just as well.
+        obstacle = "without l2 there may be no optimum"
     if obstacle is not None:
         raise HoldfastError(f"the reference optimum needs a smooth convex objective: {obstacle}")
 
@@ -106,7 +92,7 @@ def _check_optimum_exists(objective: Objective) -> None:
 
 
 def _newton(objective: Objective, start: Tensor, world: World) -> Reference:
-    nodes = nodes_here(objective)
+    nodes = objective.here
 
     def product(x: Tensor, v: Tensor) -> Tensor:
         rows = (len(nodes), objective.dim)
@@ -168,28 +154,19 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
 
 
-def fingerprint(objective: ModelObjective) -> str:
+def fingerprint(objective: Objective) -> str:
     """A hash of all that the optimum depends on."""
-    module = objective.model.template
-    trained = objective.model.shapes
-    frozen = {name: tensor for name, tensor in module.state_dict().items() if name not in trained}
-    words = [
-        module,
-        trained,
-        list(frozen),
-        objective.loss,
-        objective.regulariser,
-        objective.mean,
-        objective.std,
-    ]
+    identity = objective.identity()
+    assert identity is not None
+    words, tensors = identity
     digest = hashlib.sha256(repr(words).encode())
-    for tensor in (objective.x, objective.y, objective.counts, objective.scale, *frozen.values()):
+    for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _read(path: Path, objective: ModelObjective) -> Reference | None:
+def _read(path: Path, objective: Objective) -> Reference | None:
     """What the cache holds, if that is an optimum of this very objective."""
     if not path.exists():
         return None

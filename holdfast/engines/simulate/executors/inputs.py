@@ -36,8 +36,8 @@ class ChangingFieldError(NotReplayableError):
 class MethodInputs:
     """``method`` for a program that replays ``rounds`` rounds from ``first`` on.
 
-    Inputs are the numbers and tensors that change in these rounds, and the rates that stay the same: what was
-    compiled for one step size then serves for all.
+    Inputs are the numbers that change in these rounds, the rates that stay the same, so that what was
+    compiled for one step size serves for all, and all tensors: a graph cannot copy them from the host.
     """
 
     def __init__(self, method: Method, first: int, rounds: int, device: torch.device) -> None:
@@ -50,7 +50,7 @@ class MethodInputs:
         self._buffers = {
             path: _buffer(value, device)
             for path, value in self._parts.items()
-            if path in changing or (path in rates and _is_number(value))
+            if path in changing or (path in rates and _is_number(value)) or _is_tensor(value)
         }
         self.method: Method = _with(self._now, self._buffers)
         """The method with a tensor in place of every input."""

@@ -35,10 +35,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.engines.deploy.credentials import load_credentials, make_certificates
-from holdfast.engines.deploy.events import Events, silence
-from holdfast.engines.deploy.node import Node
-from holdfast.engines.deploy.service import CONNECTION
+from holdfast.engines.deploy.member.node import Node
+from holdfast.engines.deploy.ops.events import Events, silence
+from holdfast.engines.deploy.wire.credentials import load_credentials, make_certificates
+from holdfast.engines.deploy.wire.protocol import CONNECTION
 from holdfast.experiments.federation import make_federation, read_federation
 from holdfast.experiments.sites import open_site, read_data
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from holdfast.engines.simulate.executors.choice import simulation_class
 from torch import Tensor, nn
 from torch.nn import functional
 from workloads import Workload, linear, make_objective, make_simulation, mlp, plain_loop, seconds
+
+from holdfast.engines.simulate.executors.rules import executor_for
 
 LR = 0.01
 WORKLOADS = {"linear": linear(100), "mlp": mlp(10)}
@@ -152,7 +153,8 @@ def main() -> None:
         objective = make_objective(load, given.device)
         x = objective.source.x.view(load.nodes, load.samples_per_node, *load.shape)
         y = objective.source.y.view(load.nodes, load.samples_per_node)
-        simulation = make_simulation(simulation_class(objective.x0.device), load, "fedavg", given.device)
+        executor = executor_for(objective.x0.device)
+        simulation = make_simulation(load, "fedavg", given.device, executor=executor)
         simulation.prepare(10**6)
         times = {
             "ours": seconds(simulation.step, given.device, 10),

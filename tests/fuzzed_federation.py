@@ -15,11 +15,11 @@ from bad_bytes import Mangler
 from federation_runs import Run, deploy
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.hub import Hub
-from holdfast.engines.deploy.links import Link
-from holdfast.engines.deploy.member import Member, NetworkThread
-from holdfast.engines.deploy.messages import Header, write_message
-from holdfast.engines.deploy.service import Ask
+from holdfast.engines.deploy.member.base import Member, NetworkThread
+from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.storage.messages import Header, write_message
+from holdfast.engines.deploy.wire.links import Link
+from holdfast.engines.deploy.wire.service import Ask
 from holdfast.experiments.federation import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}

@@ -17,12 +17,12 @@ from test_conformance import CASES as ALL_METHODS
 from test_conformance import Case
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.hub import Hub
-from holdfast.engines.deploy.links import WaitLimitError
-from holdfast.engines.deploy.member import NetworkThread, Stopped
-from holdfast.engines.deploy.messages import Header, specs
-from holdfast.engines.deploy.node import Node
-from holdfast.engines.deploy.template import state_template
+from holdfast.engines.deploy.member.base import NetworkThread, Stopped
+from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.member.node import Node
+from holdfast.engines.deploy.member.template import state_template
+from holdfast.engines.deploy.storage.messages import Header, specs
+from holdfast.engines.deploy.wire.links import WaitLimitError
 from holdfast.experiments.federation import make_federation
 
 SERVER = {"topology": "server"}
@@ -221,7 +221,7 @@ def test_running_a_finished_node_again_gives_its_model_and_waits_for_nobody(tmp_
 def test_a_node_killed_while_it_took_leave_ends_though_the_others_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engines.deploy.parting.GRACE", 0.5)
+    monkeypatch.setattr("holdfast.engines.deploy.member.parting.GRACE", 0.5)
     run = deploy(describe({"name": "local-gecl", "lr": 0.1}, limits={"wait": 3600.0}), tmp_path)
     (tmp_path / "a" / "parted").unlink()
     with run.member("a") as again:

@@ -28,8 +28,8 @@ from fuzzed_federation import (
     settle_submission,
 )
 
-from holdfast.engines.deploy.hub import Hub
-from holdfast.engines.deploy.service import Answer
+from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.wire.protocol import Answer
 
 # --- answers: a neighbour that was asked sends nonsense ----------------------------------------------------
 

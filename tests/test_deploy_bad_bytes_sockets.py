@@ -26,8 +26,8 @@ from fuzzed_federation import (
     settle_submission,
 )
 
-from holdfast.engines.deploy.hub import Hub
-from holdfast.engines.deploy.service import SERVICE, Answer
+from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.wire.protocol import SERVICE, Answer
 
 over_sockets = in_bulk(100, 3000)
 

@@ -13,9 +13,9 @@ import torch
 from federation_runs import Run, Started, deploy, describe, stopped
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.federation import make_federation
-from holdfast.engines.deploy.links import RefusedForGoodError
-from holdfast.engines.deploy.messages import DamagedError, MessageFile
+from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile
+from holdfast.engines.deploy.wire.waiting import RefusedForGoodError
+from holdfast.experiments.federation import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 RING = {"topology": "ring"}
@@ -212,7 +212,7 @@ def test_a_message_that_rots_at_the_server_is_sent_again_by_its_client(
 def test_a_message_of_the_last_round_that_rots_while_a_node_takes_leave_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engines.deploy.parting.GRACE", 0.5)
+    monkeypatch.setattr("holdfast.engines.deploy.member.parting.GRACE", 0.5)
     run = deploy(describe(GECL, rounds=6), tmp_path)
     models = dict(run.models)
     for name in run.federation.names:

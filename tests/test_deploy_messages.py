@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.incoming import check_header, receive
-from holdfast.engines.deploy.messages import (
+from holdfast.engines.deploy.storage.messages import (
     CHUNK,
     Header,
     MessageFile,
@@ -26,6 +25,7 @@ from holdfast.engines.deploy.messages import (
     squeeze,
     write_message,
 )
+from holdfast.engines.deploy.wire.incoming import check_header, receive
 
 
 class Pair(NamedTuple):

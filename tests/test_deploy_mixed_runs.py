@@ -14,9 +14,9 @@ from federation_runs import Run, Started, deploy, describe, stopped
 from member_processes import PATIENCE, Members
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.federation import make_federation
-from holdfast.engines.deploy.incarnations import Dependencies, MixedRunsError
-from holdfast.engines.deploy.member import Stopped
+from holdfast.engines.deploy.member.base import Stopped
+from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
+from holdfast.experiments.federation import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}

@@ -15,11 +15,12 @@ import torch
 from federation_runs import Run, describe
 from fuzzed_federation import Fuzzed
 
-from holdfast.engines.deploy.hub import Hub
-from holdfast.engines.deploy.links import WaitLimitError
-from holdfast.engines.deploy.member import Member
-from holdfast.engines.deploy.messages import Header, write_message
-from holdfast.engines.deploy.service import SERVICE, Answer, Ask
+from holdfast.engines.deploy.member.base import Member
+from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.storage.messages import Header, write_message
+from holdfast.engines.deploy.wire.links import WaitLimitError
+from holdfast.engines.deploy.wire.protocol import SERVICE
+from holdfast.engines.deploy.wire.service import Answer, Ask
 from holdfast.experiments.federation import make_federation
 
 PATIENCE = 60.0  # seconds; far more than any of this takes

@@ -17,9 +17,9 @@ import torch
 from federation_runs import FORKS, _run_member, describe, saved_model, simulate
 from member_processes import PATIENCE, Members
 
-from holdfast.engines.deploy.doorkeeper import MOST_FROM_ONE_ADDRESS, Doorkeeper
-from holdfast.engines.deploy.events import Events
-from holdfast.engines.deploy.federation import make_federation
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.wire.doorkeeper import MOST_FROM_ONE_ADDRESS, Doorkeeper
+from holdfast.experiments.federation import make_federation
 
 FILES = 256  # that a member may open
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}

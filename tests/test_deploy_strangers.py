@@ -12,21 +12,17 @@ from typing import Any
 
 import grpc
 import pytest
-from federation_runs import (
-    deploy,
-    describe,
-    forked_member,
-    write_federation,
-)
+from federation_runs import deploy, describe, forked_member, write_federation
 
-from holdfast.engines.deploy.credentials import (
+from holdfast.engines.deploy.wire.credentials import (
     Credentials,
     load_credentials,
     make_certificates,
     make_request,
     sign_request,
 )
-from holdfast.engines.deploy.service import SERVICE, Ask
+from holdfast.engines.deploy.wire.protocol import SERVICE
+from holdfast.engines.deploy.wire.service import Ask
 from holdfast.experiments.federation import make_federation
 
 PATIENCE = 300.0  # seconds; far more than any of this takes

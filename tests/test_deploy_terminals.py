@@ -15,11 +15,11 @@ from command_line import holdfast
 from federation_runs import Run, describe, write_federation
 
 from holdfast.core.errors import HoldfastError, printable
-from holdfast.engines.deploy.credentials import load_credentials
-from holdfast.engines.deploy.events import Events, silence
-from holdfast.engines.deploy.handshakes import watch_handshakes
-from holdfast.engines.deploy.links import WaitLimitError
-from holdfast.engines.deploy.service import SERVICE
+from holdfast.engines.deploy.ops.events import Events, silence
+from holdfast.engines.deploy.wire.credentials import load_credentials
+from holdfast.engines.deploy.wire.handshakes import watch_handshakes
+from holdfast.engines.deploy.wire.links import WaitLimitError
+from holdfast.engines.deploy.wire.protocol import SERVICE
 from holdfast.experiments.federation import make_federation, read_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1}

@@ -18,7 +18,10 @@ from command_line import holdfast
 from federation_runs import Run, describe, free_ports, make_data, write_federation
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.credentials import (
+from holdfast.engines.deploy.member.network import NetworkThread
+from holdfast.engines.deploy.ops.monitor import serve_monitor
+from holdfast.engines.deploy.storage.store import message_key, message_name
+from holdfast.engines.deploy.wire.credentials import (
     load_credentials,
     make_authority,
     make_certificates,
@@ -26,9 +29,6 @@ from holdfast.engines.deploy.credentials import (
     sign_request,
     speaks_tls_1_2,
 )
-from holdfast.engines.deploy.member import NetworkThread
-from holdfast.engines.deploy.monitor import serve_monitor
-from holdfast.engines.deploy.store import message_key, message_name
 from holdfast.experiments.federation import make_federation, read_federation
 from holdfast.experiments.sites import open_site
 

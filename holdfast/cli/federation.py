@@ -13,7 +13,9 @@ from rich.table import Table
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files, write_atomic
-from holdfast.engines.deploy.credentials import (
+from holdfast.engines.deploy.ops.events import Events, silence
+from holdfast.engines.deploy.storage.incarnations import Dependencies
+from holdfast.engines.deploy.wire.credentials import (
     check_request,
     load_credentials,
     make_authority,
@@ -21,10 +23,8 @@ from holdfast.engines.deploy.credentials import (
     make_request,
     sign_request,
 )
-from holdfast.engines.deploy.events import Events, silence
-from holdfast.engines.deploy.incarnations import Dependencies
-from holdfast.engines.deploy.links import Link
-from holdfast.engines.deploy.member import require_loopback
+from holdfast.engines.deploy.wire.links import Link
+from holdfast.engines.deploy.wire.loopback import require_loopback
 from holdfast.experiments.config import apply_override
 from holdfast.experiments.federation import FederationFile, make_federation, read_federation
 from holdfast.experiments.sites import read_data

@@ -15,12 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files
-from holdfast.engines.deploy.credentials import Credentials, load_credentials
-from holdfast.engines.deploy.events import Events, describe, json_lines
-from holdfast.engines.deploy.handshakes import watch_handshakes
-from holdfast.engines.deploy.hub import Hub
-from holdfast.engines.deploy.member import Member, Stopped, is_loopback, require_loopback
-from holdfast.engines.deploy.node import Node
+from holdfast.engines.deploy.member.base import Member, Stopped
+from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.member.node import Node
+from holdfast.engines.deploy.ops.events import Events, describe, json_lines
+from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
+from holdfast.engines.deploy.wire.handshakes import watch_handshakes
+from holdfast.engines.deploy.wire.loopback import is_loopback, require_loopback
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, open_site, read_data
 from holdfast.report.format import bytes_text
@@ -108,7 +109,7 @@ def run_server(
 def _run(member: Node | Hub, stack: ExitStack, log: Log, monitor: int | None) -> None:
     """To the end, watched; a signal stops it wherever it is, since every instant is safe to stop at."""
     if monitor is not None:
-        from holdfast.engines.deploy.monitor import serve_monitor
+        from holdfast.engines.deploy.ops.monitor import serve_monitor
 
         server = serve_monitor(member.status, monitor)
         stack.callback(server.shutdown)

@@ -22,7 +22,7 @@ from rich.table import Table
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data import DATASETS, IID, Dataset, partition
-from holdfast.engines.deploy.credentials import make_certificates
+from holdfast.engines.deploy.wire.credentials import make_certificates
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import read_data
 from holdfast.report.format import bytes_text

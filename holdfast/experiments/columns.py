@@ -7,5 +7,6 @@ COST_COLUMNS = [
     "sample_gradients",
     "seconds",
 ]
+MEMBER_COLUMNS = ["wire_bytes_sent", "wire_bytes_received", "waiting_seconds"]  # in a deployed federation
 DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total"]  # where nodes or links are sporadic
 SOLVER_COLUMNS = ["value_evaluations", "unfinished_solves"]  # for methods with a local solver

@@ -106,6 +106,10 @@ class FederationFile(Section):
         """Who talks to whom, and with which weights."""
         return configured_network(self.network, len(self.node), self.seed)
 
+    @property
+    def algorithm_name(self) -> str:
+        return self.algorithm.name
+
     @cached_property
     def method(self) -> Method:
         """The algorithm, its hyperparameters checked."""

@@ -30,6 +30,9 @@ from holdfast.experiments.record_files import (
 )
 from holdfast.experiments.statuses import ENDED
 
+RECORD_FILES = ("summary.json", "metrics.csv")
+SETTING_FILES = ("experiment.toml", "environment.json", "partition.csv", "network.csv")
+
 
 class Spread(NamedTuple):
     """A figure over the seeds."""
@@ -83,10 +86,15 @@ class RunRecord:
     axes: list[str]  # dotted keys that were swept
     metrics: list[str]
     rows: list[Row]
-    partition: Partition
+    partition: Partition | None  # None: a member of a deployed federation, which does not know the others'
     links: list[Link]
     prefix: str = ""  # tells runs apart where several are shown together; see ``overlaid``
     unlike: tuple[str, ...] = ()  # keys of [problem] that are not the same in all of these
+
+    @property
+    def member(self) -> str | None:
+        """The member of a deployed federation that recorded this; None for a run on one machine."""
+        return self.summary.get("member")
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -190,24 +198,15 @@ class RunRecord:
 
 
 def load_record(path: Path) -> RunRecord:
-    """Reads a run directory; whatever is missing or damaged in it is named in the error."""
-    files = {
-        name: path / name
-        for name in (
-            "experiment.toml",
-            "environment.json",
-            "summary.json",
-            "metrics.csv",
-            "partition.csv",
-            "network.csv",
-        )
-    }
+    """Reads a run directory, or a deployed member's; the error names whatever is missing or damaged."""
     if not path.is_dir():
         raise HoldfastError(f"{path} is not a run directory: expected a folder that 'holdfast run' made")
-    for name, file in files.items():
-        if not file.is_file():
+    files = {name: path / name for name in (*SETTING_FILES, *RECORD_FILES)}
+    deployed = files["summary.json"].is_file() and "member" in read_summary(files["summary.json"])
+    for name in RECORD_FILES if deployed else files:
+        if not files[name].is_file():
             raise HoldfastError(f"{path} is not a run directory: {name} is missing")
-    config, config_text = read_config(files["experiment.toml"])
+    config, config_text = ({}, "") if deployed else read_config(files["experiment.toml"])
     summary = read_summary(files["summary.json"])
     metrics = read_metrics(files["metrics.csv"])
     jobs = {_job_key(job, metrics.axes) for job in summary["jobs"]}
@@ -229,13 +228,13 @@ def load_record(path: Path) -> RunRecord:
         name=summary["name"],
         config=config,
         config_text=config_text,
-        environment=read_environment(files["environment.json"]),
+        environment={} if deployed else read_environment(files["environment.json"]),
         summary=summary,
         axes=metrics.axes,
         metrics=metrics.names,
         rows=metrics.rows,
-        partition=read_partition(files["partition.csv"]),
-        links=read_links(files["network.csv"]),
+        partition=None if deployed else read_partition(files["partition.csv"]),
+        links=[] if deployed else read_links(files["network.csv"]),
     )
 
 

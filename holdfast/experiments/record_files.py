@@ -43,6 +43,7 @@ class Summary(TypedDict):
     status: Literal["complete", "interrupted", "running"]
     jobs: list[Job]
     facts: dict[str, Any]
+    member: NotRequired[str]  # of a deployed federation: it knows its own share of the run only
     digest: NotRequired[str]
     device: NotRequired[str]
     data_dir: NotRequired[str | None]

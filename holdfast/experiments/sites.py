@@ -12,8 +12,8 @@ from holdfast.data.arrays import labels_below
 from holdfast.data.dataset import Dataset
 from holdfast.data.federated import FederatedData
 from holdfast.data.files import npz
-from holdfast.engines.deploy.member import data_digest
 from holdfast.engines.deploy.site import Site
+from holdfast.engines.deploy.storage.digests import data_digest
 from holdfast.experiments.assembly import build_problem, initial_module, torch_device
 from holdfast.experiments.federation import FederationFile
 from holdfast.problem.flat import FlatModel

@@ -151,6 +151,8 @@ def _setting(record: RunRecord, run: str) -> str:
 
 def _setting_note(record: RunRecord) -> str:
     """What p means, and, where there are several networks and partitions, which one is shown."""
+    if record.member is not None:
+        return f"As {record.member} sees it, one of the federation's members: it knows its own data only."
     words = ["One exchange leaves at most the fraction 1 − p = λ² of the nodes' squared disagreement."]
     jobs = record.summary["jobs"]
     swept = [axis for axis in record.axes if axis.split(".")[0] in ("problem", "network")]
@@ -176,16 +178,20 @@ def _fact(value: Any) -> str:
 
 def _reproduce(records: Sequence[RunRecord]) -> str:
     """The command, the experiment it runs and the machine it ran on."""
+    deployed = [record.member for record in records if record.member is not None]
+    here = f"<p>Deployed: {escape(', '.join(deployed))}. The federation file and the members' own data give "
+    here += "the same figures, wall times aside.</p>"
     parts = []
-    for record in records:
+    for record in (record for record in records if record.member is None):
         parts.append(
             f"""<pre>holdfast run {escape(shlex.quote(f"{record.path.resolve().name}/experiment.toml"))}</pre>
 <details><summary>{escape(record.prefix)}experiment.toml</summary><pre>{escape(record.config_text)}</pre></details>
 <details><summary>{escape(record.prefix)}environment</summary><table>{_environment(record)}</table></details>"""
         )
-    return f"""<p>Run this in the folder that holds the run's directory. Same seeds, versions and machine give
+    run = f"""<p>Run this in the folder that holds the run's directory. Same seeds, versions and machine give
 the same figures, wall times aside.</p>
 {"".join(parts)}"""
+    return (run if parts else "") + (here if deployed else "")
 
 
 def _environment(record: RunRecord) -> str:

@@ -45,7 +45,7 @@ def results_table(records: Sequence[RunRecord]) -> str:
 {body}
 </tbody>
 </table></div>
-<p class="note">{escape(_note(rows))}</p>"""
+<p class="note">{escape(_note(rows, any(record.member is not None for record in records)))}</p>"""
 
 
 def _cell(column: str, spread: Spread | None, best: bool) -> str:
@@ -57,7 +57,7 @@ def _cell(column: str, spread: Spread | None, best: bool) -> str:
     return f"<td{BEST if best else ''}>{escape(mean)}{below}</td>"
 
 
-def _note(rows: Sequence[FinalRow]) -> str:
+def _note(rows: Sequence[FinalRow], deployed: bool) -> str:
     words = ["Figures of the last recorded round; the best of each column is bold."]
     if len({row.contest for row in rows}) > 1:
         words[0] = (
@@ -74,4 +74,6 @@ def _note(rows: Sequence[FinalRow]) -> str:
     if any(row.status == "failed" for row in rows):
         words.append("Failed: figures of the last round before the error.")
     words.append("Traffic and gradients: of all nodes together. Time: spent in rounds, without measuring.")
+    if deployed:
+        words.append("Of a deployed member: its own traffic, gradients and figures, and all of its time.")
     return " ".join(words)

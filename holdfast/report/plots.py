@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
+from holdfast.experiments.columns import DELAY_COLUMNS, MEMBER_COLUMNS, SOLVER_COLUMNS
 from holdfast.experiments.record import RunRecord, overlaid
 from holdfast.report.figures import AXES, curves_figure
 from holdfast.report.format import QUANTITIES, quantity
@@ -25,7 +25,8 @@ class Plot(NamedTuple):
 def curve_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
     """Every metric against the rounds, the first also against what it cost."""
     recorded = recorded_metrics(records)
-    metrics = [metric for metric in recorded if metric not in (*DELAY_COLUMNS, *SOLVER_COLUMNS)]
+    costs = (*DELAY_COLUMNS, *SOLVER_COLUMNS, *MEMBER_COLUMNS)
+    metrics = [metric for metric in recorded if metric not in costs]
     axes = [axis for axis in AXES if axis not in DELAY_COLUMNS or axis in recorded]
     for metric in metrics:
         for axis in axes if metric == metrics[0] else axes[:1]:
@@ -35,7 +36,9 @@ def curve_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
 
 
 def setting_plots(record: RunRecord) -> Iterator[Plot]:
-    """The network, and for classification the partition."""
+    """The network, and for classification the partition; a deployed member has neither at hand."""
+    if record.partition is None:
+        return
     words = "All nodes talk to the server only." if not record.links else "Nodes and the links between them."
     if len({weight for _, _, weight in record.links}) > 1:
         words = "Nodes and the links between them; the thicker, the larger the mixing weight."

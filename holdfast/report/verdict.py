@@ -81,6 +81,8 @@ def troubles(record: RunRecord) -> list[str]:
     found = []
     jobs = record.summary["jobs"]
     resume = f"'holdfast resume {record.path.resolve().name}'"
+    if record.member is not None:
+        resume = f"the same command at {record.member}"
     if record.summary["status"] != "complete":
         state = "was interrupted" if record.summary["status"] == "interrupted" else "did not end"
         found.append(f"{record.prefix}This run {state}: {status_counts(jobs)}; {resume} continues it.")

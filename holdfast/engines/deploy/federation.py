@@ -85,6 +85,10 @@ class Federation(Protocol):
         """Who talks to whom, and with which weights."""
 
     @property
+    def algorithm_name(self) -> str:
+        """What the algorithm is called in records and reports."""
+
+    @property
     def method(self) -> Method:
         """The algorithm, its hyperparameters checked."""
 

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.messages import Incarnations
+from holdfast.engines.deploy.storage.messages import Incarnations
 
 
 class MixedRunsError(HoldfastError):

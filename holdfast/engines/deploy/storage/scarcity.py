@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.events import Events
+from holdfast.engines.deploy.ops.events import Events
 
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
 PAUSE = 1.0  # seconds between attempts

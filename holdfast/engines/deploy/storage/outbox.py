@@ -6,9 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.engines.deploy.events import Events
-from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile, checksum, write_message
-from holdfast.engines.deploy.store import Store, message_key, message_name, remove
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.messages import (
+    DamagedError,
+    Header,
+    MessageFile,
+    checksum,
+    write_message,
+)
+from holdfast.engines.deploy.storage.store import Store, message_key, message_name, remove
 
 Key = tuple[int, int, str]  # round, exchange, recipient ("" for all)
 
@@ -32,9 +38,9 @@ class Outbox:
     def lose(self, key: Key, error: DamagedError) -> None:
         """A published message is damaged: nobody is to have it, and it has to be computed again."""
         self.events.complain("a published message is damaged", reason=str(error), round=key[0])
+        self.lost.add(key[0])  # before it is gone, so that nobody is told that it is gone for good
         self.messages.pop(key, None)
         remove(self.store.outbox / message_name(*key))
-        self.lost.add(key[0])
 
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         """Writes the message and lets it be fetched; once published, it stays as it was."""

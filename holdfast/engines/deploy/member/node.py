@@ -19,18 +19,20 @@ from holdfast.core.randomness import cohort
 from holdfast.core.tree import leaves
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
-from holdfast.engines.deploy.credentials import Credentials
-from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.member import Costs, Member, NetworkThread
-from holdfast.engines.deploy.messages import DamagedError, MessageFile
-from holdfast.engines.deploy.parting import part
-from holdfast.engines.deploy.peers import NodePeers
-from holdfast.engines.deploy.results import MetricsTable, read_model, write_model
+from holdfast.engines.deploy.member.base import Member
+from holdfast.engines.deploy.member.network import Costs, NetworkThread
+from holdfast.engines.deploy.member.parting import part
+from holdfast.engines.deploy.member.peers import NodePeers
+from holdfast.engines.deploy.member.recording import record_round, recorded
+from holdfast.engines.deploy.member.template import state_template
+from holdfast.engines.deploy.member.transport import NodeTransport
+from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.site import Site
-from holdfast.engines.deploy.store import message_key, remove
-from holdfast.engines.deploy.template import state_template
-from holdfast.engines.deploy.transport import NodeTransport
+from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile
+from holdfast.engines.deploy.storage.results import read_model, write_model
+from holdfast.engines.deploy.storage.store import message_key, remove
+from holdfast.engines.deploy.wire.credentials import Credentials
 
 
 class Node(Member):
@@ -55,20 +57,19 @@ class Node(Member):
             credentials=credentials,
             events=events,
             data_digest=site.digest,
+            facts={} if site.test is None else {"test_samples": len(site.test[0])},
             network=network,
         )
         self.site, self.node = site, site.node
         self.work = Work()
-        self.table = MetricsTable(folder / "metrics.csv")
         self.state: Any = None
         self._without_start = False
-        self._clock_start = time.monotonic()
         self._telling: set[asyncio.Future[None]] = set()  # under way, and nobody waits for them
 
     def run(self) -> Tensor:
         """Takes part to the end; the model, [d]."""
         self._restore()
-        return self.recovering(self._run_on, self._restore)
+        return recorded(self, lambda: self.recovering(self._run_on, self._restore))
 
     def _run_on(self) -> Tensor:
         """From what is saved to the end."""
@@ -221,7 +222,7 @@ class Node(Member):
         for path in self.store.received():
             if message_key(path.name)[0] > self.federation.rounds:  # asked for again: others wait for that
                 remove(path)
-        self.table.keep(upto=self.done if saved is not None else -1)
+        self.record.keep(upto=self.done if saved is not None else -1)
         self.outbox.lost.clear()
 
     def _save(self, done: int) -> None:
@@ -245,27 +246,14 @@ class Node(Member):
                 remove(path)
         self.outbox.prune(done, lambda stage: [self.federation.names[j] for j in self._neighbours(stage)])
 
-    @property
-    def seconds(self) -> float:
-        """Since the very start, without the time that the node was down."""
-        return time.monotonic() - self._clock_start
-
     def _measure(self, row: Tensor) -> None:
         """Figures of the node's own model, on its own data, into metrics.csv."""
         r, every = self.stage, self.federation.evaluate_every
         if r % every and r < self.federation.rounds:
             return
         self.metrics = self.site.measure(row.detach())
-        sent, received = self.wire_bytes
-        costs = {
-            "payload_bytes": self.payload_bytes,
-            "wire_bytes_sent": sent,
-            "wire_bytes_received": received,
-            "waiting_seconds": round(self.costs.waiting, 3),
-            "seconds": round(self.seconds, 3),
-        }
-        row_of_round = {"round": min(r, self.federation.rounds), **self.metrics, **costs}
-        self.insist(lambda: self.table.add(row_of_round))
+        links = 1 if self.federation.graph.is_server else len(self.all_neighbours)
+        record_round(self, min(r, self.federation.rounds), self.work, links)
 
     def _write_results(self, model: Tensor) -> None:
         """The model, as its module's state, and the report of this node's traffic and waiting."""

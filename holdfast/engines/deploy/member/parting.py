@@ -7,13 +7,13 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast.core.files import write_atomic
-from holdfast.engines.deploy.incarnations import MixedRunsError
-from holdfast.engines.deploy.links import RefusedForGoodError, WaitLimitError
-from holdfast.engines.deploy.member import GRACE
-from holdfast.engines.deploy.transport import together
+from holdfast.engines.deploy.member.base import GRACE
+from holdfast.engines.deploy.member.transport import together
+from holdfast.engines.deploy.storage.incarnations import MixedRunsError
+from holdfast.engines.deploy.wire.waiting import RefusedForGoodError, WaitLimitError
 
 if TYPE_CHECKING:
-    from holdfast.engines.deploy.node import Node
+    from holdfast.engines.deploy.member.node import Node
 
 
 def part(node: Node) -> None:

@@ -14,8 +14,8 @@ from holdfast.engines.common.counters import Traffic, Work
 from holdfast.engines.common.oracle import BatchOracle
 from holdfast.engines.common.zero import ZeroObjective
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.messages import MessageFile
-from holdfast.engines.deploy.peers import NodePeers
+from holdfast.engines.deploy.member.peers import NodePeers
+from holdfast.engines.deploy.storage.messages import MessageFile
 
 T = TypeVar("T")
 

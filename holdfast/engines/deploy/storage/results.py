@@ -1,9 +1,7 @@
-"""What a member leaves behind for its people: metrics, the model, a report."""
+"""The model that a member leaves behind for its people."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import re
@@ -15,33 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from holdfast.core.files import write_atomic
-from holdfast.engines.deploy.messages import settle
+from holdfast.engines.deploy.storage.messages import settle
 from holdfast.problem.flat import FlatModel
-
-
-class MetricsTable:
-    """``metrics.csv``: one row for every evaluated round."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows: list[dict[str, float]] = []
-
-    def keep(self, upto: int) -> None:
-        """Reads what was recorded, up to a round; later ones are computed again."""
-        if self.path.exists():
-            recorded = csv.DictReader(io.StringIO(self.path.read_text()))
-            rows = [{key: float(value) for key, value in row.items() if value} for row in recorded]
-            self.rows = [row for row in rows if row["round"] <= upto]
-
-    def add(self, row: dict[str, float]) -> None:
-        """Records the figures of a round."""
-        self.rows = [*(before for before in self.rows if before["round"] < row["round"]), row]
-        text = io.StringIO(newline="")
-        writer: csv.DictWriter[str] = csv.DictWriter(text, list(row), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_atomic(self.path, text.getvalue().encode())
 
 
 def write_model(folder: Path, model: FlatModel, row: Tensor, notes: dict[str, Any]) -> None:

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import ipaddress
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import numpy as np
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.counters import Traffic
-from holdfast.engines.deploy.credentials import Credentials
-from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.incarnations import Dependencies
-from holdfast.engines.deploy.links import Link, Wait
-from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile, TensorSpec, specs
-from holdfast.engines.deploy.outbox import Outbox
-from holdfast.engines.deploy.scarcity import Shortage
-from holdfast.engines.deploy.service import Service
-from holdfast.engines.deploy.store import Store
+from holdfast.engines.deploy.member.network import Costs, NetworkThread
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.digests import digest
+from holdfast.engines.deploy.storage.incarnations import Dependencies
+from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, TensorSpec, specs
+from holdfast.engines.deploy.storage.outbox import Outbox
+from holdfast.engines.deploy.storage.record import Record
+from holdfast.engines.deploy.storage.scarcity import Shortage
+from holdfast.engines.deploy.storage.store import Store
+from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.links import Link
+from holdfast.engines.deploy.wire.service import Service
+from holdfast.engines.deploy.wire.waiting import Wait
 
 T = TypeVar("T")
 
@@ -37,37 +36,6 @@ GRACE = 15.0  # seconds that a finished member stays for answers that got lost
 
 class Stopped(Exception):  # noqa: N818 - not an error
     """Somebody asked the member to stop; everything is saved."""
-
-
-class NetworkThread:
-    """An event loop in a thread of its own: it answers others while the member computes."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="network", daemon=True)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
-
-
-@dataclass
-class Costs:
-    """What taking part has cost so far; saved with the state."""
-
-    traffic: Traffic = field(default_factory=Traffic)  # numbers in messages sent, each counted once
-    seconds: float = 0.0  # in all
-    waiting: float = 0.0  # of these, spent on exchanges
-    saving: float = 0.0  # and on writing down states
-    wire_sent: int = 0  # bytes of messages that went out before this process began
-    wire_received: int = 0  # and came in
-    delivery_bytes: int = 0  # the finished model, handed out by a server
-
-    @classmethod
-    def from_notes(cls, notes: dict[str, Any]) -> Costs:
-        return cls(**{**notes, "traffic": Traffic(**notes["traffic"])})
 
 
 class Member:
@@ -83,6 +51,7 @@ class Member:
         credentials: Credentials | None,
         events: Events,
         data_digest: str = "",
+        facts: dict[str, int] | None = None,
         network: NetworkThread | None = None,
     ) -> None:
         self.federation, self.name, self.folder, self.x0 = federation, name, folder, x0
@@ -119,11 +88,14 @@ class Member:
         self.stage = 0  # as in ``Header.round``: the round under way
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
+        known = {"nodes": len(federation.node), "dimension": x0.numel()}
+        self.record = Record(folder, federation, name, known | (facts or {}))
         self.began = time.monotonic()
         self.port: int | None = None
         self._server: Any = None
         self._waiting_on: Future[Any] | None = None
         self._stopping = False
+        self._clock_start = time.monotonic()
         self._failure: HoldfastError | None = None
 
     # --- beginning and end ----------------------------------------------------------------------------
@@ -190,6 +162,11 @@ class Member:
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         """Puts a message into the outbox, as soon as there is room."""
         return self.insist(lambda: self.outbox.publish(header, tree, recipient))
+
+    @property
+    def seconds(self) -> float:
+        """Since the very start, without the time that the member was down."""
+        return time.monotonic() - self._clock_start
 
     # --- talking to others ----------------------------------------------------------------------------
 
@@ -321,36 +298,3 @@ class Member:
             "compute_seconds": round(costs.seconds - costs.waiting - costs.saving, 3),
             "delivery_bytes": costs.delivery_bytes,
         }
-
-
-def digest(tensor: Tensor) -> str:
-    """A short digest of the numbers in ``tensor``."""
-    return data_digest([tensor.detach()])
-
-
-def data_digest(tensors: Iterable[Tensor]) -> str:
-    """A short digest of a node's data, so that a run is not resumed with others."""
-    total = hashlib.sha256()
-    for tensor in tensors:
-        total.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        if tensor.numel():
-            total.update(np.ascontiguousarray(tensor.cpu().numpy()).reshape(-1).view(np.uint8).data)
-    return total.hexdigest()[:16]
-
-
-def is_loopback(address: str) -> bool:
-    """Whether host:port can be reached from this machine only."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
-
-
-def require_loopback(federation: Federation, listen: str | None) -> None:
-    """No unencrypted traffic leaves the machine."""
-    for address in [*(member.address for member in federation.members if member.address), listen]:
-        if address is not None and not is_loopback(address):
-            raise HoldfastError(
-                f"--insecure: only for loopback addresses such as 127.0.0.1:7001, not {address}"
-            )

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from holdfast.core.errors import HoldfastError, printable
 from holdfast.core.validation import NonNegative, explain, place
 from holdfast.engines.deploy.federation import Federation, NodeMetric
-from holdfast.engines.deploy.messages import Number
+from holdfast.engines.deploy.storage.messages import Number
 
 LONGEST_ANSWER = 1 << 20  # bytes
 LONGEST_TEXT = 1000  # characters of a text that are shown

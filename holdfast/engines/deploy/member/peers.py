@@ -15,7 +15,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import coin
 from holdfast.core.tree import row_size, tree_map
 from holdfast.engines.common.counters import Traffic
-from holdfast.engines.deploy.messages import MessageFile
+from holdfast.engines.deploy.storage.messages import MessageFile
 from holdfast.topology import Network
 
 M = TypeVar("M")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.messages import (
+from holdfast.engines.deploy.storage.messages import (
     CHUNK,
     Header,
     MessageFile,
@@ -24,7 +24,7 @@ from holdfast.engines.deploy.messages import (
     put,
     settle,
 )
-from holdfast.engines.deploy.store import remove
+from holdfast.engines.deploy.storage.store import remove
 
 MOST_WAITING = 8  # pieces that may wait while others are being checked
 

@@ -12,78 +12,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
-from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.credentials import Credentials, speaks_tls_1_2
-from holdfast.engines.deploy.doorkeeper import Doorkeeper
-from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import SLOWEST, Federation
-from holdfast.engines.deploy.incarnations import Dependencies, MixedRunsError
-from holdfast.engines.deploy.incoming import check_header, receive
-from holdfast.engines.deploy.messages import (
-    CHUNK,
-    DamagedError,
-    Header,
-    Incarnations,
-    MessageFile,
-    Number,
-    parse,
-)
-from holdfast.engines.deploy.outbox import Outbox
+from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.own_model import describe_identity
-from holdfast.engines.deploy.scarcity import raise_file_limit
-from holdfast.engines.deploy.store import START_ANEW, Store, message_key, message_name, remove
+from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
+from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, parse
+from holdfast.engines.deploy.storage.outbox import Outbox
+from holdfast.engines.deploy.storage.store import START_ANEW, Store, message_key, message_name, remove
+from holdfast.engines.deploy.wire.callers import Frames, caller_model, caller_name, first_frame
+from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.incoming import check_header, receive
+from holdfast.engines.deploy.wire.listening import serve
+from holdfast.engines.deploy.wire.protocol import FOR_GOOD, PATIENCE, SILENCE, Answer, Ask
 
-SERVICE = "holdfast.Federation"
-NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
-MODEL_KEY = "holdfast-model"  # who trains a model of its own says which; see ``OwnModel.identity``
-PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
-SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up
-HANDSHAKE = 10.0  # seconds in which a caller has to prove who it is
 MOST_STRANGERS = 4096  # connections without a member, at most half of what the process may open
 MOST_CALLS = 16  # of one member at a time; each may hold a frame in memory
-LARGEST_FRAME = CHUNK + (1 << 16)
-FOR_GOOD = grpc.StatusCode.ABORTED  # never gRPC's own answer: the asker cannot go on in this run
-
-CONNECTION = [
-    ("grpc.max_receive_message_length", LARGEST_FRAME),
-    ("grpc.max_send_message_length", LARGEST_FRAME),
-    ("grpc.max_metadata_size", 16384),
-    ("grpc.max_concurrent_streams", 32),  # of one connection: each may hold some pieces in memory
-    ("grpc.keepalive_time_ms", 30_000),  # a long local phase is no reason to drop a connection
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.so_reuseport", 0),  # two processes on one port is a mistake
-]
-
-
-Frames = AsyncIterator[bytes]
-
-
-class Ask(BaseModel):
-    """A question about one exchange."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    federation: str = Field(max_length=64)
-    start: str = Field(max_length=64)  # digest of the model that the asker started from
-    round: Number
-    exchange: Number
-    depends_on: Incarnations = {}  # what the asker's state depends on
-
-
-class Answer(BaseModel):
-    """What comes first in every answer."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    round: Number  # where the one who answers is
-    header: Header | None = None  # of the message that follows; None: not yet
-    active: bool | None = None  # whether a sporadic link took part; None: not decided yet
-    received: bool = False  # a message to the server is safe there
 
 
 class Submissions(Protocol):
@@ -132,38 +77,15 @@ class Service:
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
-        most = min(raise_file_limit() // 2, MOST_STRANGERS + 4 * len(self.members))
-        limits = [
-            ("grpc.max_allowed_incoming_connections", most),
-            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)),
-        ]
-        server, door = grpc.aio.server(options=[*CONNECTION, *limits]), Doorkeeper(most // 2, self.events)
-        handlers = {
-            # All as streams: gRPC refuses frames above its limit by itself, which only a stream gets to know.
-            "Fetch": grpc.stream_stream_rpc_method_handler(door.seen_streaming(self.fetch)),
-            "Agree": grpc.stream_unary_rpc_method_handler(door.seen(self.agree)),
-            "Release": grpc.stream_unary_rpc_method_handler(door.seen(self.release)),
-            "Submit": grpc.stream_unary_rpc_method_handler(door.seen(self.submit)),
-            "Status": grpc.stream_unary_rpc_method_handler(door.seen(self.tell_status)),
-        }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self.secure = credentials is not None
-        try:
-            if credentials is None:
-                port = server.add_insecure_port(address)
-            else:
-                port = server.add_secure_port(address, credentials.for_server())
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            raise HoldfastError(f"cannot listen on {address}: is the port taken, or the address not ours?")
-        await server.start()
-        host = address.rpartition(":")[0].strip("[]")
-        if self.secure and await speaks_tls_1_2("localhost" if host in ("::", "0.0.0.0") else host, port):
-            await server.stop(0)
-            raise HoldfastError(
-                "gRPC was loaded before holdfast and would accept TLS 1.2; import holdfast first"
-            )
+        answers = {
+            "Agree": self.agree,
+            "Release": self.release,
+            "Submit": self.submit,
+            "Status": self.tell_status,
+        }
+        places = MOST_STRANGERS + 4 * len(self.members)
+        server, port, door = await serve(address, credentials, self.fetch, answers, places, self.events)
         self._keeping = asyncio.create_task(door.keep(port))
         return server, port
 
@@ -179,9 +101,10 @@ class Service:
         """The message of an exchange, in pieces, as soon as there is one."""
         async with self._call(context) as who:
             ask = await self._question(who, frames, context)
+            now = self.current_round()  # looked at first: what is published meanwhile is not gone
             message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
             if message is None:
-                await self._refuse_if_gone(context, who, ask)
+                await self._refuse_if_gone(context, who, ask, now)
                 message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
             if message is None:
                 yield self._answer()
@@ -205,8 +128,9 @@ class Service:
         """Whether the sporadic link to the asker took part, as soon as that is decided."""
         async with self._call(context) as who:
             ask = await self._question(who, frames, context)
+            now = self.current_round()  # looked at first, as in ``fetch``
             if self.store.decision(ask.round, ask.exchange, who) is None:
-                await self._refuse_if_gone(context, who, ask)
+                await self._refuse_if_gone(context, who, ask, now)
             until = self.outbox.loop.time() + PATIENCE
             while (decision := self.store.decision(ask.round, ask.exchange, who)) is None:
                 if not await self.outbox.changed(until - self.outbox.loop.time()):
@@ -228,7 +152,7 @@ class Service:
                 await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, who, "this is no server")
             assert self.submissions is not None
             await self._same_model(context, who)
-            header = parse(Header, await _first(frames))
+            header = parse(Header, await first_frame(frames))
             check_header(
                 header,
                 federation=self.federation.id,
@@ -296,7 +220,7 @@ class Service:
     async def _question(self, who: str, frames: Frames, context: Any) -> Ask:
         """What is asked, checked."""
         await self._same_model(context, who)
-        ask: Ask = parse(Ask, await _first(frames))
+        ask: Ask = parse(Ask, await first_frame(frames))
         code = grpc.StatusCode.INVALID_ARGUMENT
         if ask.federation != self.federation.id:
             code = grpc.StatusCode.FAILED_PRECONDITION
@@ -318,12 +242,7 @@ class Service:
 
     async def _who(self, context: Any) -> str:
         """The name in the asker's certificate, if it is one of ours."""
-        if self.secure:
-            names = context.auth_context().get("x509_subject_alternative_name", [])
-        else:
-            metadata = context.invocation_metadata() or ()
-            names = [str(value).encode() for key, value in metadata if key == NAME_KEY]
-        name = names[0].decode(errors="replace") if len(names) == 1 else ""
+        name = caller_name(context, self.secure)
         if name not in self.members:
             code = grpc.StatusCode.PERMISSION_DENIED
             await self._refuse(context, code, name[:80] or "somebody", "not a member of the federation")
@@ -331,9 +250,7 @@ class Service:
 
     async def _same_model(self, context: Any, who: str) -> None:
         """Whether the asker trains the model that we train, as far as that is a site's own code."""
-        metadata = context.invocation_metadata() or ()
-        theirs = next((str(value) for key, value in metadata if key == MODEL_KEY), "")
-        ours = self.federation.model_identity
+        theirs, ours = caller_model(context), self.federation.model_identity
         if theirs != ours:
             await self._refuse(
                 context,
@@ -350,9 +267,8 @@ class Service:
         finally:  # after the answer is on its way
             self.give_up(error)
 
-    async def _refuse_if_gone(self, context: Any, who: str, ask: Ask) -> None:
-        """What is not here of a round that is over will never be: the asker was put back too far."""
-        now = self.current_round()
+    async def _refuse_if_gone(self, context: Any, who: str, ask: Ask, now: int) -> None:
+        """What is not here of a round before ``now`` will never be: the asker was put back too far."""
         if ask.round < now and ask.round not in self.outbox.lost:  # what is lost is computed again
             reason = (
                 f"round {ask.round} is over: {self.name} is at round {now} and has no message of it left, so "
@@ -381,11 +297,3 @@ class Service:
 
     def _answer(self, **fields: Any) -> bytes:
         return Answer(round=self.current_round(), **fields).model_dump_json().encode()
-
-
-async def _first(frames: Frames) -> bytes:
-    """The first frame, which says what is wanted, or what follows."""
-    async with asyncio.timeout(SILENCE):
-        async for frame in frames:
-            return frame
-    raise HoldfastError(f"nothing, or a frame above {LARGEST_FRAME} bytes")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +16,21 @@ import torch
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_json
-from holdfast.core.randomness import cohort
 from holdfast.core.tree import row_size, tree_map
-from holdfast.engines.deploy.credentials import Credentials
-from holdfast.engines.deploy.events import Events
+from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.incarnations import MixedRunsError
-from holdfast.engines.deploy.links import Wait, WaitLimitError
-from holdfast.engines.deploy.member import GRACE, Member, NetworkThread
-from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile
-from holdfast.engines.deploy.results import write_model
-from holdfast.engines.deploy.store import message_key, message_name, remove
-from holdfast.engines.deploy.template import averaged_messages, client_message
+from holdfast.engines.deploy.member.base import GRACE, Member
+from holdfast.engines.deploy.member.due import Key, last_stage, schedule_of
+from holdfast.engines.deploy.member.network import NetworkThread
+from holdfast.engines.deploy.member.recording import record_round, recorded
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.incarnations import MixedRunsError
+from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
+from holdfast.engines.deploy.storage.results import write_model
+from holdfast.engines.deploy.storage.store import message_key, message_name, remove
+from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.waiting import Wait, WaitLimitError
 from holdfast.problem.flat import FlatModel
-
-Key = tuple[int, int]  # stage, exchange
-
-
-@dataclass(frozen=True)
-class Due:
-    """The one exchange whose messages are taken in: nobody can honestly be further, nobody need be behind."""
-
-    key: Key
-    like: Any  # a tree like every message, on the device "meta"
-    names: list[str]  # whose messages are needed
 
 
 class Hub(Member):
@@ -69,14 +58,11 @@ class Hub(Member):
         )
         self.model = model
         self.service.submissions = self
-        self.last = federation.rounds + 1  # the stage in which clients take leave
+        self.last = last_stage(federation)
         self.arrivals: dict[Key, set[str]] = {}
-        if isinstance(federation.method, ServerAlgorithm):
-            self._like = client_message(federation, model.dim)
-        else:
-            self._messages = lru_cache(2)(lambda stage: averaged_messages(federation, model.dim, stage))
+        self.schedule = schedule_of(federation, model.dim)
         self._restore()
-        self._began = time.monotonic() - self.costs.seconds
+        self._clock_start = time.monotonic() - self.costs.seconds
 
     def _restore(self) -> None:
         """What is saved, and what clients have sent since."""
@@ -85,19 +71,13 @@ class Hub(Member):
         if saved is not None:
             self.costs = self.costs.from_notes(saved.header.notes["costs"])
             self.dependencies.add(saved.header.depends_on)
-        self.due = self._next_due()  # clients may come before ``run`` gets there
+        self.record.keep(upto=self.done if saved is not None else -1)
+        # Clients may come before ``run`` gets there.
+        self.due = self.schedule.after(self.done, [key[:2] for key in self.outbox.messages])
         self.stage = self.due.key[0]
         self.outbox.lost.clear()  # computed again from the state, or from the clients' messages
         for path in self.store.received():
             self._take_in(path)
-
-    def _next_due(self) -> Due:
-        """What is to be taken in after what is saved, and after the means that are published."""
-        if isinstance(self.federation.method, ServerAlgorithm):
-            return self._due_in_round(self.done + 1)
-        first = (self.done + 1 if self.done else 0, 0)
-        averaged = [(stage, exchange + 1) for stage, exchange, _ in self.outbox.messages]
-        return self._due_from(max([first, *averaged]))
 
     def _take_in(self, path: Path) -> None:
         """A client's message that came before; if it is damaged, the client has to send it again."""
@@ -114,7 +94,7 @@ class Hub(Member):
 
     def run(self) -> None:
         """Serves until every client has finished."""
-        self.recovering(self._run_on, self._restore)
+        recorded(self, lambda: self.recovering(self._run_on, self._restore))
 
     def _run_on(self) -> None:
         """From what is saved to the end."""
@@ -146,7 +126,7 @@ class Hub(Member):
         self._forget(self.done)
         for r in range(self.done, self.federation.rounds):
             now = method.at(r)
-            self.due, self.stage = self._due_in_round(r + 1), r + 1
+            self.due, self.stage = self.schedule.due((r + 1, 0)), r + 1
             self.phase = f"serving round {r + 1}"
             sent = now.broadcast(state)
             self.publish(self.header(0, sent), sent)
@@ -155,7 +135,7 @@ class Hub(Member):
             self.costs.traffic.numbers += cohort_size * row_size(sent)
             self._save(r + 1, state)
             self._forget(r + 1)
-        self.due, self.stage = self._due_in_round(self.last), self.last
+        self.due, self.stage = self.schedule.due((self.last, 0)), self.last
         model = method.at(max(self.federation.rounds - 1, 0)).model(state)
         published = self.publish(self.header(0, model), model)
         self.costs.delivery_bytes = nodes * published.header.size
@@ -164,21 +144,15 @@ class Hub(Member):
         self.phase = "handing out the model"
         self.ask(self._everybody)
 
-    def _due_in_round(self, stage: int) -> Due:
-        """The cohort's messages of a round; in the end, everybody's farewell."""
-        names = self.federation.names
-        if stage == self.last:
-            return Due((stage, 0), (), names)
-        chosen = cohort(self.federation.seed, stage - 1, len(names), self.federation.cohort).tolist()
-        return Due((stage, 0), self._like, [names[i] for i in chosen])
-
     def _save(self, done: int, state: Any) -> None:
         before = time.monotonic()
-        self.costs.seconds = before - self._began
+        self.costs.seconds = self.seconds
         notes, known = {"costs": self.cost_notes()}, self.dependencies.known
         self.insist(lambda: self.store.save_state(done, state, notes, known))
         self.done = done
         self.costs.saving += time.monotonic() - before
+        if done % self.federation.evaluate_every == 0 or done == self.federation.rounds:
+            record_round(self, done, Work(), len(self.federation.names))
         self.events.log("round done", round=done)
 
     def _forget(self, done: int) -> None:
@@ -208,23 +182,13 @@ class Hub(Member):
                 self._save(stage - 1, ())
                 self._forget(stage - 1)
             header = self.header(exchange, mean)
-            self.due = self._due_from((stage, exchange + 1))  # whoever has the mean may send what follows
+            self.due = self.schedule.due((stage, exchange + 1))  # whoever has the mean may send what follows
             self._count(self.publish(header, mean))
             for before in [before for before in list(self.arrivals) if before < key]:
                 self._drop(before)  # everybody has had that mean: without it, nobody could have sent this
         self.stage = self.last
         self.ask(self._everybody)
         self._save(self.federation.rounds, ())
-
-    def _due_from(self, key: Key) -> Due:
-        """The first exchange from ``key`` on: a method may exchange twice in a round, or not at all."""
-        stage, exchange = key
-        while stage < self.last:
-            messages = self._messages(stage)
-            if exchange < len(messages):
-                return Due((stage, exchange), messages[exchange], self.federation.names)
-            stage, exchange = stage + 1, 0
-        return Due((self.last, 0), (), self.federation.names)
 
     def _count(self, mean: MessageFile) -> None:
         """Every client is sent it."""

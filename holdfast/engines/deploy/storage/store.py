@@ -18,9 +18,9 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json
-from holdfast.engines.deploy.events import Events
-from holdfast.engines.deploy.incarnations import new_incarnation
-from holdfast.engines.deploy.messages import (
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.incarnations import new_incarnation
+from holdfast.engines.deploy.storage.messages import (
     DamagedError,
     Header,
     Incarnations,

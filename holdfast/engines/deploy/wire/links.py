@@ -7,23 +7,23 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
-from holdfast.core.errors import HoldfastError, printable
-from holdfast.engines.deploy.credentials import Credentials
-from holdfast.engines.deploy.events import Events
+from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.incarnations import Dependencies, MixedRunsError
-from holdfast.engines.deploy.incoming import check_header, receive
-from holdfast.engines.deploy.messages import DamagedError, Header, MessageFile, TensorSpec, parse
-from holdfast.engines.deploy.scarcity import SCARCE
-from holdfast.engines.deploy.service import (
-    CONNECTION,
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
+from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, TensorSpec, parse
+from holdfast.engines.deploy.storage.scarcity import SCARCE
+from holdfast.engines.deploy.storage.store import message_name, remove
+from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.dialling import LONGEST_REASON, open_channel, reason
+from holdfast.engines.deploy.wire.incoming import check_header, receive
+from holdfast.engines.deploy.wire.protocol import (
     FOR_GOOD,
     MODEL_KEY,
     NAME_KEY,
@@ -33,41 +33,12 @@ from holdfast.engines.deploy.service import (
     Answer,
     Ask,
 )
-from holdfast.engines.deploy.status import read_status
-from holdfast.engines.deploy.store import message_name, remove
+from holdfast.engines.deploy.wire.status import read_status
+from holdfast.engines.deploy.wire.waiting import RefusedForGoodError, Wait, WaitLimitError
 
 T = TypeVar("T")
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
-LONGEST_REASON = 300  # characters of what a peer says about its refusal
-
-RECONNECTION = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 5000),
-]
-
-
-class WaitLimitError(HoldfastError):
-    """A neighbour was waited for in vain; the member can be started again."""
-
-
-class RefusedForGoodError(HoldfastError):
-    """Another member will never give what was asked for: going on together is impossible."""
-
-
-@dataclass
-class Wait:
-    """Who is waited for, since when, and what the matter is."""
-
-    peer: str
-    since: float
-    problem: str = ""
-
-    def __str__(self) -> str:
-        seconds = time.monotonic() - self.since
-        passed = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-        return f"waiting for {self.peer} ({passed})" + (f": {self.problem}" if self.problem else "")
 
 
 class Link:
@@ -154,7 +125,7 @@ class Link:
         try:
             return read_status(await call, self.peer, self.federation)
         except grpc.aio.AioRpcError as error:
-            return {"phase": "down" if error.code() == grpc.StatusCode.UNAVAILABLE else _reason(error)}
+            return {"phase": "down" if error.code() == grpc.StatusCode.UNAVAILABLE else reason(error)}
         except HoldfastError as error:
             return {"phase": f"malformed answer ({error})"[:LONGEST_REASON]}
 
@@ -180,8 +151,8 @@ class Link:
                     wait.problem = ""
                 except grpc.aio.AioRpcError as error:
                     if error.code() is FOR_GOOD:
-                        raise RefusedForGoodError(f"{self.peer} refuses: {_reason(error)}") from None
-                    wait.problem = _reason(error)
+                        raise RefusedForGoodError(f"{self.peer} refuses: {reason(error)}") from None
+                    wait.problem = reason(error)
                     if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                         # We disagree about the file or the model, which waiting alone does not mend.
                         self.events.complain("refused by", peer=self.peer, reason=wait.problem)
@@ -306,21 +277,3 @@ class Link:
 
     def _method(self, kind: str, name: str) -> Any:
         return getattr(self.channel, kind)(f"/{SERVICE}/{name}")
-
-
-def open_channel(federation: Federation, peer: str, credentials: Credentials | None) -> Any:
-    """A connection that is made when needed; the other end must show a certificate in the peer's name."""
-    address = federation.member(peer).address
-    options: list[tuple[str, int | str]] = [*CONNECTION, *RECONNECTION]
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    options.append(("grpc.ssl_target_name_override", peer))
-    return grpc.aio.secure_channel(address, credentials.for_client(), options=options)
-
-
-def _reason(error: Any) -> str:
-    """What gRPC has to say, in a few words."""
-    details = " ".join((error.details() or "").split())
-    if error.code() == grpc.StatusCode.UNAVAILABLE:
-        return "it cannot be reached" + (" (certificate)" if "erification" in details else "")
-    return printable(details)[:LONGEST_REASON] or error.code().name

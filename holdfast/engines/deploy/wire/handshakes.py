@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from holdfast.core.errors import printable
-from holdfast.engines.deploy.events import Events
+from holdfast.engines.deploy.ops.events import Events
 
 REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from holdfast.engines.deploy.events import Events
+from holdfast.engines.deploy.ops.events import Events
 
 MOST_FROM_ONE_ADDRESS = 32  # connections on which nobody has asked anything with a certificate yet
 CALM, BUSY = 1.0, 0.1  # seconds between two looks

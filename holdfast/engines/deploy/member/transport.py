@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
-from holdfast.engines.deploy.messages import MessageFile
+from holdfast.engines.deploy.storage.messages import MessageFile
 
 if TYPE_CHECKING:
-    from holdfast.engines.deploy.node import Node
+    from holdfast.engines.deploy.member.node import Node
 
 T = TypeVar("T")
 

@@ -1,0 +1,41 @@
+"""What a member runs beside its computing, and what taking part has cost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.engines.common.counters import Traffic
+
+
+class NetworkThread:
+    """An event loop in a thread of its own: it answers others while the member computes."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="network", daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@dataclass
+class Costs:
+    """What taking part has cost so far; saved with the state."""
+
+    traffic: Traffic = field(default_factory=Traffic)  # numbers in messages sent, each counted once
+    seconds: float = 0.0  # in all
+    waiting: float = 0.0  # of these, spent on exchanges
+    saving: float = 0.0  # and on writing down states
+    wire_sent: int = 0  # bytes of messages that went out before this process began
+    wire_received: int = 0  # and came in
+    delivery_bytes: int = 0  # the finished model, handed out by a server
+
+    @classmethod
+    def from_notes(cls, notes: dict[str, Any]) -> Costs:
+        return cls(**{**notes, "traffic": Traffic(**notes["traffic"])})

@@ -1,0 +1,46 @@
+"""What goes into a member's record: figures and costs by round, and how its run ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.common.counters import Work
+from holdfast.engines.deploy.member.base import Member, Stopped
+from holdfast.engines.deploy.storage.record import Status
+
+T = TypeVar("T")
+
+
+def record_round(member: Member, done: int, work: Work, links: int) -> None:
+    """Records the latest figures, and what ``done`` rounds have cost; ``links``: to others."""
+    sent, received = member.wire_bytes
+    wire = {
+        "wire_bytes_sent": sent,
+        "wire_bytes_received": received,
+        "waiting_seconds": round(member.costs.waiting, 3),
+    }
+    costs = {
+        "payload_bytes": member.payload_bytes,
+        "payload_bytes_per_link": member.payload_bytes / max(links, 1),
+        "gradient_evaluations": work.gradient_evaluations,
+        "sample_gradients": work.sample_gradients,
+        "seconds": round(member.seconds, 3),
+    }
+    member.insist(lambda: member.record.add(done, member.metrics | wire, costs))
+    member.insist(lambda: member.record.conclude("running", done, member.seconds))
+
+
+def recorded(member: Member, run: Callable[[], T]) -> T:
+    """``run``; what becomes of it goes into the record."""
+    try:
+        result = run()
+    except (Stopped, HoldfastError) as error:
+        status: Status = "interrupted" if isinstance(error, Stopped) else "failed"
+        with suppress(OSError):  # that may be what it failed for
+            member.record.conclude(status, member.done, member.seconds, str(error))
+        raise
+    member.insist(lambda: member.record.conclude("done", member.done, member.seconds))
+    return result

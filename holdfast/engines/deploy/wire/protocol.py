@@ -1,0 +1,52 @@
+"""What members say to one another, and the settings that both ends of a connection share."""
+
+from __future__ import annotations
+
+import grpc
+from pydantic import BaseModel, ConfigDict, Field
+
+from holdfast.engines.deploy.storage.messages import CHUNK, Header, Incarnations, Number
+
+SERVICE = "holdfast.Federation"
+NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
+MODEL_KEY = "holdfast-model"  # who trains a model of its own says which; see ``OwnModel.identity``
+PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
+SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up
+LARGEST_FRAME = CHUNK + (1 << 16)
+FOR_GOOD = grpc.StatusCode.ABORTED  # never gRPC's own answer: the asker cannot go on in this run
+
+CONNECTION = [
+    ("grpc.max_receive_message_length", LARGEST_FRAME),
+    ("grpc.max_send_message_length", LARGEST_FRAME),
+    ("grpc.max_metadata_size", 16384),
+    ("grpc.max_concurrent_streams", 32),  # of one connection: each may hold some pieces in memory
+    ("grpc.keepalive_time_ms", 30_000),  # a long local phase is no reason to drop a connection
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),  # two processes on one port is a mistake
+]
+
+
+class Ask(BaseModel):
+    """A question about one exchange."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    federation: str = Field(max_length=64)
+    start: str = Field(max_length=64)  # digest of the model that the asker started from
+    round: Number
+    exchange: Number
+    depends_on: Incarnations = {}  # what the asker's state depends on
+
+
+class Answer(BaseModel):
+    """What comes first in every answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    round: Number  # where the one who answers is
+    header: Header | None = None  # of the message that follows; None: not yet
+    active: bool | None = None  # whether a sporadic link took part; None: not decided yet
+    received: bool = False  # a message to the server is safe there

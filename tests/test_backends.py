@@ -7,11 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from command_line import experiment_file
 from test_row_by_row import DEVICES, MODELS, Recurrent, sequences
 from torch import Tensor, nn
 
 import holdfast as hf
 from holdfast.core.tree import tree_map
+from holdfast.experiments.config import read_experiment
+from holdfast.experiments.plan import Plan
 from holdfast.models import Dropout
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations
@@ -158,6 +161,27 @@ def test_another_backend_is_refused() -> None:
     data = hf.partition(x, y, hf.IID(), nodes=3, seed=0)
     with pytest.raises(hf.HoldfastError, match="backend: should be 'auto', 'stacked' or 'loop', got 'vmap'"):
         hf.train(hf.FedAvg(lr=0.1), model=softmax(), data=data, rounds=1, backend="vmap")
+
+
+EXPERIMENT = """
+rounds = 1
+[problem]
+dataset = "digits"
+model = "linear"
+nodes = 4
+backend = "loop"
+[network]
+topology = "server"
+[[algorithm]]
+name = "fedavg"
+lr = 0.1
+"""
+
+
+def test_an_experiment_file_chooses_too(tmp_path) -> None:
+    plan = Plan(read_experiment(experiment_file(tmp_path, EXPERIMENT), []), None, "cpu")
+    [job] = plan.jobs
+    assert plan.simulation(job).prepare(1).startswith("nodes one by one")
 
 
 # --- what backends assume about a batch --------------------------------------------------------------------

@@ -7,8 +7,8 @@ minibatch a node sees depends only on (seed, node, round, step), never on who el
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -185,21 +185,21 @@ class FunctionObjective(ExactObjective):
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         # Rows do not interact, so the gradient of the sum holds every node's own gradient in its row.
         x = x.detach().requires_grad_()
-        chosen = [self.functions[node] for node in nodes.tolist()]
-        total = torch.stack([function(row) for function, row in zip(chosen, x.unbind(), strict=True)]).sum()
+        total = torch.stack([function(row) for function, row in self._of(nodes, x)]).sum()
         return torch.autograd.grad(total, x, materialize_grads=True)[0]
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
-        chosen = [self.functions[node] for node in nodes.tolist()]
-        return torch.stack([function(row).detach() for function, row in zip(chosen, x, strict=True)])
+        return torch.stack([function(row).detach() for function, row in self._of(nodes, x)])
 
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
-        chosen = [self.functions[node] for node in nodes.tolist()]
-        return torch.stack([hessian(function)(row) for function, row in zip(chosen, x, strict=True)])
+        return torch.stack([hessian(function)(row) for function, row in self._of(nodes, x)])
 
     def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
-        chosen = [self.functions[node] for node in nodes.tolist()]
-        return torch.stack([_hessian_product(*at) for at in zip(chosen, x, v, strict=True)])
+        return torch.stack([_hessian_product(*at) for at in self._of(nodes, x, v)])
+
+    def _of(self, nodes: Tensor, *rows: Tensor) -> Iterator[Any]:
+        """The function of every node with its rows."""
+        return zip([self.functions[node] for node in nodes.tolist()], *rows, strict=True)
 
     def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()

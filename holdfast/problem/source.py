@@ -165,15 +165,10 @@ class ArraySource:
             yield Pair(self.prepare(x), y)
 
     def in_dtype(self, dtype: torch.dtype) -> ArraySource:
-        return ArraySource(
-            FederatedData(self.x, self.y, self.counts.cpu().numpy(), held=self.here.cpu().numpy()),
-            self.scale.to(dtype),
-            batch_size=self.batch_size,
-            seed=self.seed,
-            weights=self.weights,
-            mean=self.mean,
-            std=self.std,
-        )
+        data = FederatedData(self.x, self.y, self.counts.cpu().numpy(), held=self.here.cpu().numpy())
+        names = ("batch_size", "seed", "weights", "mean", "std")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return ArraySource(data, self.scale.to(dtype), **options)
 
     def identity(self) -> tuple[list[object], list[Tensor]]:
         return [self.mean, self.std], [self.x, self.y, self.counts, self.scale]

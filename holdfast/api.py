@@ -18,7 +18,6 @@ from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Count, NonNegative, Seed, check, quoted
 from holdfast.data.federated import FederatedData, as_pair, warn_if_random
-from holdfast.engines.common.driver import Row, Run
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.experiments.assembly import (
@@ -29,9 +28,9 @@ from holdfast.experiments.assembly import (
     cohort_size,
     convexity_warning,
 )
-from holdfast.experiments.callbacks import Callback, Watched
+from holdfast.experiments.callbacks import Callback, JobInfo, Row
 from holdfast.experiments.config import BatchSize, Cohort, Metrics, Weighting
-from holdfast.experiments.execution import execute, stop_signals
+from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.losses import LOSSES, Loss
@@ -222,15 +221,6 @@ def minimize(
     return MinimizeResult(History(run.rows), status, torch.stack(path.models))
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What callbacks are told."""
-
-    id: str
-    title: str
-    rounds: int
-
-
 class _Path(Callback):
     """Keeps the models after every round."""
 
@@ -238,16 +228,16 @@ class _Path(Callback):
         self.run = run
         self.models: list[Tensor] = []
 
-    def round_done(self, job: Watched, round: int) -> None:
+    def round_done(self, job: JobInfo, round: int) -> None:
         self.models.append(self.run.simulation.models.detach().clone())
 
 
 def _execute(run: Run, seed: int, callbacks: Sequence[Callback]) -> JobStatus:
     """Runs all rounds; how it ended."""
     name = type(run.simulation.method).__name__
-    job = _Job(f"{name}-seed{seed}", name, run.rounds)
+    job = JobInfo(f"{name}-seed{seed}", name, run.rounds)
     with stop_signals(signal.SIGINT) as asked_to_stop:
-        outcome = execute(run, job, callbacks, asked_to_stop)
+        outcome = run.execute(job, callbacks, asked_to_stop)
     if outcome.error is not None:
         raise outcome.error
     if outcome.status == "diverged":

@@ -14,7 +14,7 @@ from holdfast.data.federated import FederatedData
 from holdfast.data.files import npz
 from holdfast.engines.deploy.member import data_digest
 from holdfast.engines.deploy.site import Site
-from holdfast.experiments.assembly import build_problem, initial_module, torch_device
+from holdfast.experiments.assembly import build_problem, convexity_warning, initial_module, torch_device
 from holdfast.experiments.federation import FederationFile
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import LOSSES, Loss
@@ -66,7 +66,8 @@ def open_site(federation: FederationFile, name: str, dataset: Dataset, device: s
     test = objective.test_set(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
     objective.check_model(test)
     parts = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
-    return Site(node, objective, test, data_digest(parts))
+    warning = convexity_warning(federation.algorithm.name, federation.method, objective)
+    return Site(node, objective, test, data_digest(parts), warning)
 
 
 def read_data(path: Path) -> Dataset:

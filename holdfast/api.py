@@ -16,7 +16,7 @@ from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Count, NonNegative, Seed, check, quoted
+from holdfast.core.validation import Count, Seed, check, quoted
 from holdfast.data.federated import FederatedData, as_pair, warn_if_random
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
@@ -29,7 +29,7 @@ from holdfast.experiments.assembly import (
     convexity_warning,
 )
 from holdfast.experiments.callbacks import Callback, JobInfo, Row
-from holdfast.experiments.config import BatchSize, Cohort, Metrics, Weighting
+from holdfast.experiments.config import BatchSize, Cohort, Metrics, Terms, Weighting
 from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.experiments.statuses import JobStatus
@@ -142,18 +142,15 @@ def train(
     """
     for name, annotation, value in (
         ("model", nn.Module, model),
-        ("batch_size", BatchSize, batch_size),
         ("loss", str | Loss, loss),
-        ("l2", NonNegative, l2),
-        ("l1", NonNegative, l1),
-        ("nonconvex", NonNegative, nonconvex),
-        ("weights", Weighting, weights),
         ("evaluate_every", Count, evaluate_every),
         ("metrics", Metrics, metrics),
         ("precision", Precision, precision),
     ):
         check(name, annotation, value)
     numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
+    weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
+    terms = Terms.of({"batch_size": batch_size, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
     setting = Setting(
@@ -163,8 +160,7 @@ def train(
         loss=chosen_loss,
         metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
         make_module=lambda: model,
-        options={"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights},
-        batch_size=batch_size,
+        terms=terms,
         seed=seed,
         device=str(device),
         dtype=numbers,

@@ -48,11 +48,9 @@ Metrics = list[str] | Literal["default"]
 Weighting = Literal["uniform", "samples"]
 
 
-class LearningConfig(Section):
-    """What is learned: the same wherever it runs."""
+class Terms(Section):
+    """What the objective adds up, and how many samples of it a gradient reads."""
 
-    model: Chosen = Choice(name="linear")
-    loss: Chosen = Choice(name="cross-entropy")
     batch_size: BatchSize = 32
     l2: NonNegative = 0.0
     l1: NonNegative = 0.0
@@ -60,9 +58,16 @@ class LearningConfig(Section):
     weights: Weighting = "uniform"
 
     @property
-    def terms(self) -> dict[str, Any]:
-        """The weights of what is added up, as ``build_problem`` takes them."""
-        return self.model_dump(include={"l2", "l1", "nonconvex", "weights"})
+    def options(self) -> dict[str, Any]:
+        """The terms as ``build_problem`` takes them."""
+        return self.model_dump(include=set(Terms.model_fields))
+
+
+class LearningConfig(Terms):
+    """What is learned: the same wherever it runs."""
+
+    model: Chosen = Choice(name="linear")
+    loss: Chosen = Choice(name="cross-entropy")
 
 
 class ProblemConfig(LearningConfig):

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from holdfast.algorithms import ALGORITHMS, Method
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.validation import Count, Positive, Section, explain, place
+from holdfast.core.validation import Count, Positive, Section
 from holdfast.data.dataset import Finite
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.deploy.federation import Federation, LimitsConfig, MemberConfig, NodeConfig
@@ -139,10 +139,8 @@ def make_federation(raw: dict[str, Any], where: str) -> FederationFile:
     """The federation that ``raw`` describes, checked; complaints begin with ``where``."""
     try:
         _known_keys(raw, FederationFile, "the federation file")
-        federation = FederationFile.model_validate(raw)
+        federation = FederationFile.of(raw)
         federation.check()
-    except ValidationError as error:
-        raise HoldfastError(f"{where}: {place(error.errors()[0]['loc'])}: {explain(error)}") from None
     except HoldfastError as error:
         raise HoldfastError(f"{where}: {error}") from None
     return federation

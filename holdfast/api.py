@@ -16,9 +16,8 @@ from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Count, NonNegative, Seed, check, quoted
+from holdfast.core.validation import Count, Seed, check, quoted
 from holdfast.data.federated import FederatedData, as_pair, warn_if_random
-from holdfast.engines.common.driver import Row, Run
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.experiments.assembly import (
@@ -29,9 +28,9 @@ from holdfast.experiments.assembly import (
     cohort_size,
     convexity_warning,
 )
-from holdfast.experiments.callbacks import Callback, Watched
-from holdfast.experiments.config import BatchSize, Cohort, Metrics, Weighting
-from holdfast.experiments.execution import execute, stop_signals
+from holdfast.experiments.callbacks import Callback, JobInfo, Row
+from holdfast.experiments.config import BatchSize, Cohort, Metrics, Terms, Weighting
+from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
@@ -147,19 +146,15 @@ def train(
     """
     for name, annotation, value in (
         ("model", nn.Module, model),
-        ("batch_size", BatchSize, batch_size),
         ("loss", str | Loss, loss),
-        ("l2", NonNegative, l2),
-        ("l1", NonNegative, l1),
-        ("nonconvex", NonNegative, nonconvex),
-        ("weights", Weighting, weights),
-        ("backend", BackendName, backend),
         ("evaluate_every", Count, evaluate_every),
         ("metrics", Metrics, metrics),
         ("precision", Precision, precision),
     ):
         check(name, annotation, value)
     numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
+    weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
+    terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
     setting = Setting(
@@ -169,8 +164,7 @@ def train(
         loss=chosen_loss,
         metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
         make_module=lambda: model,
-        options={"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights, "backend": backend},
-        batch_size=batch_size,
+        terms=terms,
         seed=seed,
         device=str(device),
         dtype=numbers,
@@ -227,15 +221,6 @@ def minimize(
     return MinimizeResult(History(run.rows), status, torch.stack(path.models))
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What callbacks are told."""
-
-    id: str
-    title: str
-    rounds: int
-
-
 class _Path(Callback):
     """Keeps the models after every round."""
 
@@ -243,16 +228,16 @@ class _Path(Callback):
         self.run = run
         self.models: list[Tensor] = []
 
-    def round_done(self, job: Watched, round: int) -> None:
+    def round_done(self, job: JobInfo, round: int) -> None:
         self.models.append(self.run.simulation.models.detach().clone())
 
 
 def _execute(run: Run, seed: int, callbacks: Sequence[Callback]) -> JobStatus:
     """Runs all rounds; how it ended."""
     name = type(run.simulation.method).__name__
-    job = _Job(f"{name}-seed{seed}", name, run.rounds)
+    job = JobInfo(f"{name}-seed{seed}", name, run.rounds)
     with stop_signals(signal.SIGINT) as asked_to_stop:
-        outcome = execute(run, job, callbacks, asked_to_stop)
+        outcome = run.execute(job, callbacks, asked_to_stop)
     if outcome.error is not None:
         raise outcome.error
     if outcome.status == "diverged":

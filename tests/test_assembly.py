@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import make_plan
-from federation_runs import describe
+from federation_runs import describe, make_data
 from torch import nn
 
 import holdfast as hf
 from holdfast.contract import ALGORITHMS
 from holdfast.core.validation import parameters
-from holdfast.engines.common.driver import Run
 from holdfast.experiments.config import with_defaults
+from holdfast.experiments.execution import Run
 from holdfast.experiments.federation import make_federation
+from holdfast.experiments.sites import open_site
 
 X, Y = torch.linspace(0, 1, 24).reshape(12, 2), torch.arange(12) % 3
 CALL = {"model": nn.Linear(2, 3), "data": [(X[:6], Y[:6]), (X[6:], Y[6:])], "rounds": 1}
@@ -39,7 +40,7 @@ def test_train_gives_the_numbers_of_an_experiment(overrides: tuple[str, ...], tm
     job = plan.jobs[0]
     setting, experiment = plan.setting(job), job.experiment
     run = Run(plan.simulation(job), job.rounds, experiment.evaluate_every, setting.measure)
-    assert len(list(run)) == job.rounds + 1
+    assert run.execute(job.info).status == "done"
     problem, network = experiment.problem, experiment.network
     result = hf.train(
         plan.method(job),
@@ -83,6 +84,14 @@ def test_files_refuse_names_of_the_past() -> None:
         with_defaults({"rounds": 1, "evaluation": {"every": 2}})
     with pytest.raises(hf.HoldfastError, match=r"\[evaluation\]: write evaluate_every and shared_metrics"):
         make_federation({**describe({"name": "gossip", "lr": 0.1}), "evaluation": {"every": 2}}, "")
+
+
+def test_a_site_hears_of_a_problem_that_is_not_convex() -> None:
+    server = {"network": {"topology": "server"}}
+    for model, reason in (("linear", None), ({"name": "mlp", "hidden": [4]}, "the model is not linear")):
+        raw = describe({"name": "scaffnew", "lr": 0.1, "p": 0.5}, problem={"model": model}, **server)
+        warning = open_site(make_federation(raw, "test"), "a", make_data(0)).warning
+        assert (warning is None) if reason is None else (warning is not None and reason in warning)
 
 
 def test_types_of_numbers_by_name() -> None:

@@ -48,7 +48,7 @@ class Fine(Undecorated):
     rate: Rate
 """
 DEMANDING = """
-@ALGORITHMS.register("demanding", family="theirs")
+@hf.ALGORITHMS.register("demanding", family="theirs")
 @dataclass(frozen=True, kw_only=True)
 class Demanding(MyTracking):
     \"\"\"One that no number will do for.\"\"\"

@@ -116,6 +116,8 @@ def _run(member: Node | Hub, stack: ExitStack, log: Log, monitor: int | None) ->
     if log == "progress":
         view = stack.enter_context(ProgressView(member))
         member.events.write = view.show
+    if isinstance(member, Node) and member.site.warning:
+        member.events.log("problem", "warning", reason=member.site.warning)
     own = member.federation.own_model
     if own is not None:
         member.events.log("own model", model=own.spec, file=str(own.file), sha256=own.sha256)

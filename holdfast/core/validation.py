@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 
@@ -30,6 +30,14 @@ class Section(BaseModel):
     """A table of a file, with these keys and no others."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """The section with what is ``given``, or a one-line error that starts with the key."""
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise HoldfastError(f"{place(error.errors()[0]['loc'])}: {explain(error)}") from None
 
 
 def check(where: str, annotation: Any, value: Any) -> Any:

@@ -26,7 +26,7 @@ from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.config import BatchSize, Choice, Cohort, NetworkConfig, Weighting
+from holdfast.experiments.config import BatchSize, Choice, Cohort, NetworkConfig, Terms, Weighting
 from holdfast.experiments.metrics import measure
 from holdfast.models import load_model
 from holdfast.problem.flat import FlatModel
@@ -182,12 +182,13 @@ class Setting:
     loss: Loss
     metrics: list[str]
     make_module: Callable[[], nn.Module]
-    options: dict[str, Any]  # of ``build_problem``
+    terms: Terms
     seed: int
     device: str
     dtype: torch.dtype
-    precision: Precision | None
-    batch_size: BatchSize
+    precision: Precision
+    mean: float = 0.0  # samples enter the model as (x - mean)/std
+    std: float = 1.0
     on_meta: bool = False  # whether ``make_module`` works on torch's device "meta", without any memory
     # [n, classes] int64: samples of each class at each node; no column if there are no classes
     labels: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
@@ -209,12 +210,13 @@ class Setting:
             self.make_module(),
             self.data,
             loss=self.loss,
-            batch_size=self.batch_size,
+            **self.terms.options,
             seed=self.seed,
+            mean=self.mean,
+            std=self.std,
             device=self.device,
             dtype=self.dtype,
             precision=self.precision,
-            **self.options,
         )
 
     @cached_property
@@ -228,10 +230,10 @@ class Setting:
 
     def simulation(self, method: Method, cohort: Cohort) -> Simulation:
         """The method in this setting, ready to run."""
-        if self.precision is not None:
-            compute_in(self.precision)  # jobs before may have been computed in another
-        options: Any = {"seed": self.seed, "cohort": cohort, "world": self.world}
-        return build_simulation(method, self.objective, self.network, **options)
+        compute_in(self.precision)  # jobs before may have been computed in another
+        return build_simulation(
+            method, self.objective, self.network, seed=self.seed, cohort=cohort, world=self.world
+        )
 
     def check(self, title: str, method: Method, cohort: Cohort) -> None:
         """Refuses a method that does not fit the network, and what does not fit into memory or the model."""
@@ -249,7 +251,7 @@ class Setting:
     def memory(self, footprint: Footprint) -> int:
         """Estimated bytes of all rows of a method and of the data, without activations."""
         prepared = self._numbers * self.dtype.itemsize
-        full_batch = self.batch_size == "full" and self.device == "cpu" and prepared <= MOST_READY
+        full_batch = self.terms.batch_size == "full" and self.device == "cpu" and prepared <= MOST_READY
         rows = footprint.memory(self.data.nodes, self.dim, self.dtype.itemsize)
         return int(rows + self._data_bytes + (prepared if full_batch else 0))
 

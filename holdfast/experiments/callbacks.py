@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
-from holdfast.engines.common.driver import Row
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.statuses import Outcome
+
+Row = dict[str, float]
+"""The metrics of a round, and what it has cost so far, by name."""
 
 
 class Stop(Exception):  # noqa: N818 - not an error
     """Raised by a callback to end the job after this round, with status "stopped"; its text says why."""
 
 
-class Watched(Protocol):
+@dataclass(frozen=True)
+class JobInfo:
     """What callbacks know about a job: a method with one seed, from ``hf.train`` or an experiment."""
 
-    @property
-    def id(self) -> str:
-        """Differs from job to job, and is fit for the name of a file."""
-
-    @property
-    def title(self) -> str:
-        """For people."""
-
-    @property
-    def rounds(self) -> int:
-        """How many are to be run."""
+    id: str  # differs from job to job, and is fit for the name of a file
+    title: str  # for people
+    rounds: int
 
 
 class Callback:
@@ -36,17 +31,17 @@ class Callback:
     ``job_ended`` is called however a job ends, so that files and displays can be closed there.
     """
 
-    def job_started(self, job: Watched, simulation: Simulation) -> None:
+    def job_started(self, job: JobInfo, simulation: Simulation) -> None:
         """Before the first round, which is ``simulation.round``, unless a job is resumed 0."""
 
-    def job_prepared(self, job: Watched, how: str) -> None:
+    def job_prepared(self, job: JobInfo, how: str) -> None:
         """Rounds are about to run; ``how`` says in which way, for people."""
 
-    def row_recorded(self, job: Watched, row: Row) -> None:
+    def row_recorded(self, job: JobInfo, row: Row) -> None:
         """Metrics were measured: ``row`` has the round, each metric and the costs, by name."""
 
-    def round_done(self, job: Watched, round: int) -> None:
+    def round_done(self, job: JobInfo, round: int) -> None:
         """So many rounds are done, and what they recorded was told; called with 0 for the initial models."""
 
-    def job_ended(self, job: Watched, outcome: Outcome) -> None:
+    def job_ended(self, job: JobInfo, outcome: Outcome) -> None:
         """The job is over: ``outcome.status`` says in which way, ``outcome.message`` why."""

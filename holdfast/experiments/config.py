@@ -49,21 +49,27 @@ Metrics = list[str] | Literal["default"]
 Weighting = Literal["uniform", "samples"]
 
 
-class LearningConfig(Section):
-    """What is learned: the same wherever it runs."""
+class Terms(Section):
+    """What the objective adds up, how many samples of it a gradient reads, and how it is computed."""
 
-    model: Chosen = Choice(name="linear")
-    loss: Chosen = Choice(name="cross-entropy")
     batch_size: BatchSize = 32
     l2: NonNegative = 0.0
     l1: NonNegative = 0.0
     nonconvex: NonNegative = 0.0
     weights: Weighting = "uniform"
+    backend: BackendName = "auto"  # how the gradients of all nodes are computed: "stacked" or "loop"
 
     @property
-    def terms(self) -> dict[str, Any]:
-        """The weights of what is added up, as ``build_problem`` takes them."""
-        return self.model_dump(include={"l2", "l1", "nonconvex", "weights"})
+    def options(self) -> dict[str, Any]:
+        """The terms as ``build_problem`` takes them."""
+        return self.model_dump(include=set(Terms.model_fields))
+
+
+class LearningConfig(Terms):
+    """What is learned: the same wherever it runs."""
+
+    model: Chosen = Choice(name="linear")
+    loss: Chosen = Choice(name="cross-entropy")
 
 
 class ProblemConfig(LearningConfig):
@@ -72,7 +78,6 @@ class ProblemConfig(LearningConfig):
     dataset: Chosen
     nodes: Count = 10
     partition: Chosen = Choice(name="iid")
-    backend: BackendName = "auto"  # how the gradients of all nodes are computed: "stacked" or "loop"
 
 
 class NetworkConfig(Section):

@@ -2,75 +2,113 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import torch
+
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.driver import Run
-from holdfast.experiments.callbacks import Callback, Stop, Watched
+from holdfast.core.tree import all_finite
+from holdfast.engines.common.simulation import Simulation
+from holdfast.experiments.callbacks import Callback, JobInfo, Row, Stop
 from holdfast.experiments.statuses import Outcome
 
 
-def execute(
-    run: Run, job: Watched, callbacks: Sequence[Callback], asked_to_stop: Callable[[], bool]
-) -> Outcome:
-    """Runs what is left of ``run``; ``asked_to_stop`` is looked at after every round.
+@dataclass
+class Run:
+    """A simulation under way, with what it has recorded."""
 
-    A ``HoldfastError`` in a round is the outcome "failed"; any other exception is raised, and so is
-    everything but ``Stop`` that a callback raises. In either case callbacks are told how the job ended.
-    """
-    stops: list[Stop] = []
+    simulation: Simulation
+    rounds: int
+    evaluate_every: int  # rounds; also measured are the initial models, and those of the last round
+    measure: Callable[[Simulation], Row]
+    seconds: float = 0.0  # spent in rounds, without measuring
+    rows: list[Row] = field(default_factory=list)
+    diverged: bool = False
 
-    def tell(event: str, *told: Any) -> None:
-        for callback in callbacks:
-            try:
-                getattr(callback, event)(job, *told)
-            except Stop as stop:
-                stops.append(stop)
+    def execute(
+        self,
+        job: JobInfo,
+        callbacks: Sequence[Callback] = (),
+        asked_to_stop: Callable[[], bool] = lambda: False,
+    ) -> Outcome:
+        """Runs the rounds that are left; ``asked_to_stop`` is looked at after each.
 
-    simulation = run.simulation
-    try:
-        tell("job_started", simulation)
-        tell("job_prepared", simulation.prepare(run.rounds - simulation.round))
-        outcome = _all_rounds(run, tell, stops, asked_to_stop)
-    except KeyboardInterrupt:
-        tell("job_ended", Outcome("interrupted"))
-        raise
-    except Exception as error:  # of a user's code, or a mistake of ours
-        tell("job_ended", Outcome("failed", " ".join(f"{type(error).__name__}: {error}".split())))
-        raise
-    tell("job_ended", outcome)
-    return outcome
+        A ``HoldfastError`` in a round is the outcome "failed"; any other exception is raised, and so is
+        everything but ``Stop`` that a callback raises. In either case callbacks are told how the job ended.
+        """
+        stops: list[Stop] = []
 
+        def tell(event: str, *told: Any) -> None:
+            for callback in callbacks:
+                try:
+                    getattr(callback, event)(job, *told)
+                except Stop as stop:
+                    stops.append(stop)
 
-def _all_rounds(
-    run: Run, tell: Callable[..., None], stops: list[Stop], asked_to_stop: Callable[[], bool]
-) -> Outcome:
-    simulation, rounds = run.simulation, iter(run)
-    while True:
         try:
-            row = next(rounds)
-        except StopIteration:
-            return Outcome("done")
-        except HoldfastError as error:
-            return Outcome("failed", str(error), error)
-        if row is not None:
-            tell("row_recorded", row)
-        tell("round_done", simulation.round)
-        if run.diverged:
-            reached = simulation.round
-            return Outcome(
-                "diverged", f"a figure became infinite or NaN by round {reached}: try a smaller lr"
-            )
-        # All ranks of a cluster have to agree. In the last round there is nothing left to stop.
-        if simulation.round < run.rounds and simulation.world.any(bool(stops) or asked_to_stop()):
-            if simulation.world.any(bool(stops)):
-                return Outcome("stopped", str(stops[0]) if stops else "")
-            return Outcome("interrupted")
+            tell("job_started", self.simulation)
+            tell("job_prepared", self.simulation.prepare(self.rounds - self.simulation.round))
+            outcome = self._rounds_left(tell, stops, asked_to_stop)
+        except KeyboardInterrupt:
+            tell("job_ended", Outcome("interrupted"))
+            raise
+        except Exception as error:  # of a user's code, or a mistake of ours
+            tell("job_ended", Outcome("failed", " ".join(f"{type(error).__name__}: {error}".split())))
+            raise
+        tell("job_ended", outcome)
+        return outcome
+
+    def _rounds_left(
+        self, tell: Callable[..., None], stops: list[Stop], asked_to_stop: Callable[[], bool]
+    ) -> Outcome:
+        simulation = self.simulation
+        begins = simulation.round == 0  # with the figures of the initial models
+        while begins or simulation.round < self.rounds:
+            try:
+                row = self._record() if begins else self._step()
+            except HoldfastError as error:
+                return Outcome("failed", str(error), error)
+            begins = False
+            if row is not None:
+                tell("row_recorded", row)
+            tell("round_done", simulation.round)
+            if self.diverged:
+                why = f"a figure became infinite or NaN by round {simulation.round}: try a smaller lr"
+                return Outcome("diverged", why)
+            # All ranks of a cluster have to agree. In the last round there is nothing left to stop.
+            if simulation.round < self.rounds and simulation.world.any(bool(stops) or asked_to_stop()):
+                if simulation.world.any(bool(stops)):
+                    return Outcome("stopped", str(stops[0]) if stops else "")
+                return Outcome("interrupted")
+        return Outcome("done")
+
+    def _step(self) -> Row | None:
+        """Runs a round; the row that it recorded, if it was due."""
+        start = time.perf_counter()
+        self.simulation.step()
+        done = self.simulation.round
+        due = done % self.evaluate_every == 0 or done == self.rounds
+        if due and self.simulation.problem.x0.is_cuda:
+            torch.cuda.synchronize()  # rounds are only queued; their time ends when they do
+        self.seconds += time.perf_counter() - start
+        return self._record() if due else None
+
+    def _record(self) -> Row:
+        row: Row = {"round": self.simulation.round, **self.measure(self.simulation), "seconds": self.seconds}
+        self.rows.append(row)
+        # Accuracies stay finite whatever the models, so these are looked at as well.
+        finite = all(math.isfinite(value) for value in row.values())
+        diverged = not (finite and all_finite(self.simulation.models))
+        self.diverged = self.simulation.world.any(diverged)
+        return row
 
 
 @contextmanager

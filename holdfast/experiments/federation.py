@@ -7,29 +7,22 @@ import json
 import tomllib
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field
 
 from holdfast.algorithms import ALGORITHMS, Method
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.validation import Count, Positive, Section, Seed, explain, place
+from holdfast.core.validation import Count, Positive, Section
 from holdfast.data.dataset import Finite
 from holdfast.engines.common.fit import check_fit
-from holdfast.engines.deploy.federation import LimitsConfig, MemberConfig, NodeMetric
-from holdfast.engines.deploy.own_model import OwnModel, read_own_model
+from holdfast.engines.deploy.federation import Federation, LimitsConfig, MemberConfig, NodeConfig
+from holdfast.engines.deploy.own_model import read_own_model
 from holdfast.experiments.assembly import configured_network
 from holdfast.experiments.config import Choice, ChosenAlgorithm, LearningConfig, NetworkConfig
 from holdfast.models.base import MODELS
 from holdfast.problem.losses import LOSSES
 from holdfast.topology import Network
-
-
-class NodeConfig(MemberConfig):
-    """A node with data of its own. Behind a server it needs no address: it dials out."""
-
-    samples: Count | None = None  # how many it has; needed by weights = "samples"
 
 
 class CommonProblem(LearningConfig):
@@ -41,39 +34,17 @@ class CommonProblem(LearningConfig):
     std: Positive = 1.0
 
 
-class FederationFile(Section):
-    """Everything that the members agree on, and where they are."""
+class FederationFile(Federation):
+    """A federation as its file describes it."""
 
-    name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]+$", max_length=50)
-    rounds: Count
-    seed: Seed = 0
-    dtype: Literal["float32", "float64"] = "float32"
-    compression: Literal["none", "lossless", "fp16"] = "none"
-    evaluate_every: Count = 1  # rounds between measurements at home
-    shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
     problem: CommonProblem
     network: NetworkConfig = NetworkConfig()
     algorithm: ChosenAlgorithm
-    limits: LimitsConfig = LimitsConfig()
-    server: MemberConfig | None = None
-    node: list[NodeConfig] = Field(min_length=1)
-
-    _own_model: OwnModel | None = PrivateAttr(default=None)  # from the command line: no file can set it
-
-    @property
-    def own_model(self) -> OwnModel | None:
-        """This site's own model, which replaces the file's; None if the file's is used."""
-        return self._own_model
 
     @property
     def model(self) -> Choice:
         """The model that is trained here."""
         return Choice(name=self._own_model.spec) if self._own_model else self.problem.model
-
-    @property
-    def model_identity(self) -> str:
-        """What members compare about the model, beyond the file: their own code's hash, or nothing."""
-        return self._own_model.identity if self._own_model else ""
 
     @cached_property
     def id(self) -> str:
@@ -83,23 +54,6 @@ class FederationFile(Section):
         if "path" in self.network.topology.parameters:  # the links stand in a file of each site
             common["links"] = [sorted(map(int, self.graph.neighbours(i))) for i in range(len(self.node))]
         return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:32]
-
-    @cached_property
-    def names(self) -> list[str]:
-        """The nodes' names; a node's number is its place."""
-        return [node.name for node in self.node]
-
-    @property
-    def members(self) -> list[MemberConfig]:
-        """All nodes, and the server if there is one."""
-        return [*self.node, *([self.server] if self.server else [])]
-
-    def member(self, name: str) -> MemberConfig:
-        """The member called ``name``."""
-        for member in self.members:
-            if member.name == name:
-                return member
-        raise unknown("name in the federation", name, [member.name for member in self.members])
 
     @cached_property
     def graph(self) -> Network:
@@ -119,12 +73,6 @@ class FederationFile(Section):
     def cohort(self) -> int:
         """Clients that take part in a round."""
         return len(self.node) if self.network.cohort == "all" else self.network.cohort
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The number type of all vectors."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
 
     @property
     def counts(self) -> list[int]:
@@ -195,10 +143,8 @@ def make_federation(raw: dict[str, Any], where: str) -> FederationFile:
     """The federation that ``raw`` describes, checked; complaints begin with ``where``."""
     try:
         _known_keys(raw, FederationFile, "the federation file")
-        federation = FederationFile.model_validate(raw)
+        federation = FederationFile.of(raw)
         federation.check()
-    except ValidationError as error:
-        raise HoldfastError(f"{where}: {place(error.errors()[0]['loc'])}: {explain(error)}") from None
     except HoldfastError as error:
         raise HoldfastError(f"{where}: {error}") from None
     return federation

@@ -15,6 +15,7 @@ from holdfast.core.world import ALONE, World
 from holdfast.engines.common.dry_run import Footprint, dry_run
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting, cohort_size, convexity_warning, torch_device
+from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.config import Cohort, Experiment
 from holdfast.experiments.setting import build_method, build_setting
 from holdfast.experiments.sweep import expand
@@ -36,6 +37,11 @@ class Job:
     @property
     def rounds(self) -> int:
         return self.experiment.rounds
+
+    @property
+    def info(self) -> JobInfo:
+        """As callbacks know it."""
+        return JobInfo(self.id, self.title, self.rounds)
 
     @property
     def cohort(self) -> Cohort:

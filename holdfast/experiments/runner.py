@@ -16,14 +16,13 @@ import tomli_w
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json, write_tensors
 from holdfast.core.precision import switches_restored
-from holdfast.engines.common.driver import Row, Run
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting
-from holdfast.experiments.callbacks import Callback, Watched
+from holdfast.experiments.callbacks import Callback, JobInfo, Row
 from holdfast.experiments.checkpoints import Checkpoints
 from holdfast.experiments.columns import COST_COLUMNS, DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.experiments.environment import describe_environment
-from holdfast.experiments.execution import execute, stop_signals
+from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.metrics import METRICS
 from holdfast.experiments.plan import Job, Plan, short
 from holdfast.experiments.setting import facts
@@ -120,7 +119,7 @@ class Runner:
         run = Run(simulation, experiment.rounds, experiment.evaluate_every, setting.measure)
         run.seconds = self.checkpoints.restore(job.id, simulation)
         # First of all: what others are told of has been written.
-        outcome = execute(run, job, [_Recorder(self, job, entry, run), *callbacks], asked)
+        outcome = run.execute(job.info, [_Recorder(self, job, entry, run), *callbacks], asked)
         if outcome.status == "interrupted":
             self.checkpoint(job, run)
             self.summary["status"] = "interrupted"
@@ -183,23 +182,23 @@ class _Recorder(Callback):
     def __init__(self, runner: Runner, job: Job, entry: dict[str, Any], run: Run) -> None:
         self.runner, self.job, self.entry, self.run = runner, job, entry, run
 
-    def job_started(self, job: Watched, simulation: Simulation) -> None:
+    def job_started(self, job: JobInfo, simulation: Simulation) -> None:
         self.entry["method"] = repr(simulation.method)
         self.entry.pop("message", None)  # of an attempt that failed
 
-    def job_prepared(self, job: Watched, how: str) -> None:
+    def job_prepared(self, job: JobInfo, how: str) -> None:
         self.entry["executor"] = how
 
-    def row_recorded(self, job: Watched, row: Row) -> None:
+    def row_recorded(self, job: JobInfo, row: Row) -> None:
         self.runner.record(self.job, row)
 
-    def round_done(self, job: Watched, round: int) -> None:
+    def round_done(self, job: JobInfo, round: int) -> None:
         due = round % self.job.experiment.checkpoint_every == 0 or round == job.rounds
         if due and not self.run.diverged:
             self.runner.checkpoint(self.job, self.run)
             self._note("running")
 
-    def job_ended(self, job: Watched, outcome: Outcome) -> None:
+    def job_ended(self, job: JobInfo, outcome: Outcome) -> None:
         if outcome.status in ("done", "stopped"):
             self.runner.save_model(self.job, self.run)
         if outcome.message:

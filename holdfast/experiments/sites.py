@@ -14,7 +14,7 @@ from holdfast.data.federated import FederatedData
 from holdfast.data.files import npz
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.digests import data_digest
-from holdfast.experiments.assembly import build_problem, initial_module, torch_device
+from holdfast.experiments.assembly import build_problem, convexity_warning, initial_module, torch_device
 from holdfast.experiments.federation import FederationFile
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import LOSSES, Loss
@@ -53,8 +53,7 @@ def open_site(federation: FederationFile, name: str, dataset: Dataset, device: s
         module,
         FederatedData(dataset.x_train, dataset.y_train, counts, held=np.array([node])),
         loss=_loss(federation),
-        batch_size=problem.batch_size,
-        **problem.terms,
+        **problem.options,
         seed=federation.seed,
         mean=problem.mean,
         std=problem.std,
@@ -66,7 +65,8 @@ def open_site(federation: FederationFile, name: str, dataset: Dataset, device: s
     test = objective.test_set(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
     objective.check_model(test)
     parts = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
-    return Site(node, objective, test, data_digest(parts))
+    warning = convexity_warning(federation.algorithm.name, federation.method, objective)
+    return Site(node, objective, test, data_digest(parts), warning)
 
 
 def read_data(path: Path) -> Dataset:

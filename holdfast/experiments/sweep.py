@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.load import import_algorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
-from holdfast.core.validation import accepts, explain, hints, place, quoted
+from holdfast.core.validation import accepts, hints, quoted
 from holdfast.data import DATASETS, PARTITIONS
 from holdfast.experiments.config import Experiment
 from holdfast.models import MODELS
@@ -111,10 +109,7 @@ def _maker(key: str, name: Any) -> Callable[..., Any] | None:
 
 
 def _validated(point: dict[str, Any]) -> Experiment:
-    try:
-        experiment = Experiment.model_validate(point)
-    except ValidationError as error:
-        raise HoldfastError(f"{place(error.errors()[0]['loc'])}: {explain(error)}") from None
+    experiment = Experiment.of(point)
     if not experiment.algorithm.label:
         experiment.algorithm.label = experiment.algorithm.name
     return experiment

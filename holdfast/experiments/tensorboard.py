@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.driver import Row
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.callbacks import Callback, Watched
+from holdfast.experiments.callbacks import Callback, JobInfo, Row
 from holdfast.experiments.statuses import Outcome
 
 
@@ -31,14 +30,14 @@ class TensorBoard(Callback):
         self.folder = Path(folder)
         self.writer: Any = None
 
-    def job_started(self, job: Watched, simulation: Simulation) -> None:
+    def job_started(self, job: JobInfo, simulation: Simulation) -> None:
         self.writer = self._make_writer(str(self.folder / job.id), purge_step=simulation.round + 1)
 
-    def row_recorded(self, job: Watched, row: Row) -> None:
+    def row_recorded(self, job: JobInfo, row: Row) -> None:
         for name, value in row.items():
             if name != "round":
                 self.writer.add_scalar(name, value, int(row["round"]))
         self.writer.flush()
 
-    def job_ended(self, job: Watched, outcome: Outcome) -> None:
+    def job_ended(self, job: JobInfo, outcome: Outcome) -> None:
         self.writer.close()

@@ -11,9 +11,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.engines.common.driver import Row
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.callbacks import Callback, Watched
+from holdfast.experiments.callbacks import Callback, JobInfo, Row
 from holdfast.experiments.statuses import JobStatus, Outcome
 from holdfast.report.format import format_value
 from holdfast.report.terminal import DIGITS, HEADS
@@ -27,7 +26,7 @@ class Progress(Callback):
     ``jobs``: those that will be run, if that is known. The display is gone when a job is over.
     """
 
-    def __init__(self, jobs: Sequence[Watched] = (), console: Console | None = None) -> None:
+    def __init__(self, jobs: Sequence[JobInfo] = (), console: Console | None = None) -> None:
         self.latest: dict[str, Row] = {}
         self.status: dict[str, JobStatus] = {}
         self.how = Text()  # the job under way is run
@@ -44,32 +43,32 @@ class Progress(Callback):
         self.task: TaskID = self.bar.add_task("starting")
         self.live = Live(self.bar, console=self.console, refresh_per_second=8, transient=True)
 
-    def job_started(self, job: Watched, simulation: Simulation) -> None:
+    def job_started(self, job: JobInfo, simulation: Simulation) -> None:
         if job not in self.jobs:
             self.jobs.append(job)
         self.bar.update(self.task, description=f"preparing {job.title}", total=self._rounds_of(self.jobs))
         self.round_done(job, simulation.round)
         self.live.start()
 
-    def job_prepared(self, job: Watched, how: str) -> None:
+    def job_prepared(self, job: JobInfo, how: str) -> None:
         self.bar.update(self.task, description=job.title)
         self.how = Text(how, style="dim")
         self._show()
 
-    def round_done(self, job: Watched, round: int) -> None:
+    def round_done(self, job: JobInfo, round: int) -> None:
         before = self.jobs[: self.jobs.index(job)]
         self.bar.update(self.task, completed=self._rounds_of(before) + round)
 
-    def row_recorded(self, job: Watched, row: Row) -> None:
+    def row_recorded(self, job: JobInfo, row: Row) -> None:
         self.latest[job.id] = row
         self._show()
 
-    def job_ended(self, job: Watched, outcome: Outcome) -> None:
+    def job_ended(self, job: JobInfo, outcome: Outcome) -> None:
         self.status[job.id] = outcome.status
         self._show()
         self.live.stop()
 
-    def _rounds_of(self, jobs: Sequence[Watched]) -> int:
+    def _rounds_of(self, jobs: Sequence[JobInfo]) -> int:
         return sum(job.rounds for job in jobs)
 
     def _show(self) -> None:

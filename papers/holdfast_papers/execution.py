@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting
-from holdfast.experiments.callbacks import Callback, Watched
+from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.record_files import Summary, read_summary
@@ -143,18 +143,18 @@ class _JobView(Callback):
             if entry["status"] in SETTLED:
                 progress.advance(job.experiment.rounds * cost_of_round(job, self.example))
 
-    def job_started(self, job: Watched, simulation: Simulation) -> None:
+    def job_started(self, job: JobInfo, simulation: Simulation) -> None:
         self.progress.show(f"{self.runner.folder.parent.name} {job.title}")
         [own] = [planned for planned in self.runner.plan.jobs if planned.id == job.id]
         self.cost = cost_of_round(own, self.example)
         self.round = simulation.round
         self.progress.advance(self.round * self.cost)
 
-    def round_done(self, job: Watched, round: int) -> None:
+    def round_done(self, job: JobInfo, round: int) -> None:
         self.progress.advance((round - self.round) * self.cost)
         self.round = round
 
-    def job_ended(self, job: Watched, outcome: Outcome) -> None:
+    def job_ended(self, job: JobInfo, outcome: Outcome) -> None:
         if outcome.status == "interrupted":
             return
         self.progress.advance((job.rounds - self.round) * self.cost)

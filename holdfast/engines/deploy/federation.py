@@ -5,14 +5,16 @@ The file that describes a federation, and what is built from it, are ``holdfast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from holdfast.contract import Method
-from holdfast.core.validation import Positive, Section
+from holdfast.core.errors import unknown
+from holdfast.core.validation import Count, Positive, Section, Seed
 from holdfast.engines.deploy.own_model import OwnModel
 from holdfast.topology import Network
 
@@ -40,62 +42,82 @@ class LimitsConfig(Section):
         return self.wait + size / SLOWEST
 
 
-class Federation(Protocol):
-    """Everything that the members agree on, and where they are."""
+class NodeConfig(MemberConfig):
+    """A node with data of its own. Behind a server it needs no address: it dials out."""
 
-    name: str
-    rounds: int
-    seed: int
-    dtype: Literal["float32", "float64"]
-    compression: Literal["none", "lossless", "fp16"]
-    evaluate_every: int  # rounds between measurements at home
-    shared_metrics: list[NodeMetric]  # what of those others may see
-    limits: LimitsConfig
-    server: MemberConfig | None
+    samples: Count | None = None  # how many it has; needed by weights = "samples"
+
+
+class Federation(Section, ABC):
+    """What the members agree on, and where they are. Who describes it also builds its method and network."""
+
+    name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]+$", max_length=50)
+    rounds: Count
+    seed: Seed = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    compression: Literal["none", "lossless", "fp16"] = "none"
+    evaluate_every: Count = 1  # rounds between measurements at home
+    shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
+    limits: LimitsConfig = LimitsConfig()
+    server: MemberConfig | None = None
+    node: list[NodeConfig] = Field(min_length=1)
+
+    _own_model: OwnModel | None = PrivateAttr(default=None)  # from the command line: no file can set it
 
     @property
+    @abstractmethod
     def id(self) -> str:
         """Identifies the federation: a digest of all that members must agree on, in every message."""
 
     @property
-    def own_model(self) -> OwnModel | None:
-        """This site's own model, which replaces the file's; None if the file's is used."""
-
-    @property
-    def model_identity(self) -> str:
-        """What members compare about the model, beyond the file: their own code's hash, or nothing."""
-
-    @property
-    def names(self) -> list[str]:
-        """The nodes' names; a node's number is its place."""
-
-    @property
-    def node(self) -> Sequence[MemberConfig]:
-        """The nodes, in the order of ``names``."""
-
-    @property
-    def members(self) -> Sequence[MemberConfig]:
-        """All nodes, and the server if there is one."""
-
-    def member(self, name: str) -> MemberConfig:
-        """The member called ``name``."""
-
-    @property
+    @abstractmethod
     def graph(self) -> Network:
         """Who talks to whom, and with which weights."""
 
     @property
+    @abstractmethod
     def algorithm_name(self) -> str:
         """What the algorithm is called in records and reports."""
 
     @property
+    @abstractmethod
     def method(self) -> Method:
         """The algorithm, its hyperparameters checked."""
 
     @property
+    @abstractmethod
     def cohort(self) -> int:
         """Clients that take part in a round."""
 
     @property
+    def own_model(self) -> OwnModel | None:
+        """This site's own model, which replaces the file's; None if the file's is used."""
+        return self._own_model
+
+    @property
+    def model_identity(self) -> str:
+        """What members compare about the model, beyond the file: their own code's hash, or nothing."""
+        return self._own_model.identity if self._own_model else ""
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The nodes' names; a node's number is its place."""
+        return [node.name for node in self.node]
+
+    @property
+    def members(self) -> list[MemberConfig]:
+        """All nodes, and the server if there is one."""
+        return [*self.node, *([self.server] if self.server else [])]
+
+    def member(self, name: str) -> MemberConfig:
+        """The member called ``name``."""
+        for member in self.members:
+            if member.name == name:
+                return member
+        raise unknown("name in the federation", name, [member.name for member in self.members])
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The number type of all vectors."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype

@@ -17,6 +17,7 @@ class Site:
     objective: ModelObjective
     test: tuple[Tensor, Tensor] | None
     digest: str  # of the data
+    warning: str | None = None  # what the user should know, though it is no mistake
 
     def measure(self, row: Tensor) -> dict[str, float]:
         """The objective on the node's own data, and its own test split, at the model ``row`` [1, d]."""

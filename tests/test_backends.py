@@ -233,3 +233,33 @@ def test_a_source_of_its_own_takes_no_options_for_arrays() -> None:
     assert ModelObjective(flat, CrossEntropy(), source, seed=0).stochastic
     with pytest.raises(hf.HoldfastError, match="batch_size: only for samples in memory"):
         ModelObjective(flat, CrossEntropy(), source, seed=0, batch_size=8)
+
+
+class Shared(nn.Module):
+    """A layer under two names, and a parameter in two layers, one of which holds it twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(64, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.same = self.middle
+        self.last.weight = self.middle.weight
+        self.last.register_parameter("twin", self.middle.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.same(self.middle(self.first(x.flatten(1))))) @ self.last.twin
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_layer_under_two_names(backend) -> None:
+    problem = objective(Shared, backend, batch_size=None)
+    problem.check_model(None)
+    x, nodes = problem.x0.expand(3, -1).contiguous(), torch.arange(3)
+    row = problem.x0.clone().requires_grad_()
+    parameters = problem.model.parameters(row)
+    samples, targets = images()
+    outputs = torch.func.functional_call(problem.model.module(problem.x0).double(), parameters, (samples,))
+    start, count = int(COUNTS[0]), int(COUNTS[1])
+    part = slice(start, start + count)
+    value = 3 * count / 20 * nn.functional.cross_entropy(outputs[part], targets[part])
+    [expected] = torch.autograd.grad(value, row)
+    assert close(problem.full_grads(x, nodes)[1], expected)

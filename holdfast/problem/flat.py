@@ -46,6 +46,15 @@ class FlatModel:
         self._evaluation = deepcopy(self._training, {id(p): p for p in trainable.values()}).eval()
         ready_to_stack(self._training, device)
         self._dropout_keys = dropout_keys(self._training)
+        # Every place of a parameter once, also of shared ones and in shared layers: torch's own search for
+        # them leaves a layer that has two names with the parameters of the last call.
+        names = {id(p): name for name, p in trainable.items()}
+        self._places = [
+            (f"{path}.{part}".lstrip("."), names[id(p)])
+            for path, layer in self._training.named_modules()
+            for part, p in layer.named_parameters(recurse=False, remove_duplicate=False)
+            if id(p) in names
+        ]
 
     @property
     def recurrent(self) -> bool:
@@ -87,11 +96,11 @@ class FlatModel:
 
     def train(self, parameters: dict[str, Tensor], inputs: Tensor, key: Tensor) -> Tensor:
         """Outputs for a batch while training; ``key`` [4] = (seed, node, round, step) feeds dropout."""
-        given = {name: value.to(self.compute) for name, value in parameters.items()}
-        given |= dict.fromkeys(self._dropout_keys, key)
+        cast = {name: value.to(self.compute) for name, value in parameters.items()}
+        given = {place: cast[name] for place, name in self._places} | dict.fromkeys(self._dropout_keys, key)
         if inputs.is_floating_point():
             inputs = inputs.to(self.compute)
-        outputs: Tensor = functional_call(self._training, given, (inputs,))
+        outputs: Tensor = functional_call(self._training, given, (inputs,), tie_weights=False)
         return outputs.to(self.x0.dtype)
 
     def copy(self) -> FlatModel:
@@ -100,7 +109,10 @@ class FlatModel:
 
     def evaluate(self, row: Tensor, inputs: Tensor) -> Tensor:
         """Outputs for a batch in eval mode."""
-        return functional_call(self._evaluation, self.parameters(row), (inputs,))  # type: ignore[no-any-return]
+        parameters = self.parameters(row)
+        given = {place: parameters[name] for place, name in self._places}
+        outputs: Tensor = functional_call(self._evaluation, given, (inputs,), tie_weights=False)
+        return outputs
 
     def module(self, row: Tensor) -> nn.Module:
         """A copy of the user's module, in its own dtype and on the CPU, that holds the parameters ``row``."""

@@ -49,6 +49,7 @@ _HOMES = {
         "cosine",
         "linear",
     ],
+    "holdfast.channels": ["Channel", "Half", "Identity"],
     "holdfast.data": [
         "partition",
         "FederatedData",
@@ -132,6 +133,11 @@ if TYPE_CHECKING:
         TrainResult as TrainResult,
         minimize as minimize,
         train as train,
+    )
+    from holdfast.channels import (
+        Channel as Channel,
+        Half as Half,
+        Identity as Identity,
     )
     from holdfast.data import (
         IID as IID,

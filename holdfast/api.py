@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from holdfast.channels import Channel, ChosenChannel
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
@@ -108,6 +109,7 @@ def train(
     l2: float = 0.0,
     weights: Literal["uniform", "samples"] = "uniform",
     cohort: int | None = None,
+    channel: Channel | str | dict[str, Any] = "identity",
     evaluate_every: int = 1,
     metrics: list[str] | None = None,
     device: str | torch.device = "cpu",
@@ -121,6 +123,7 @@ def train(
     parameters), a graph (mixed with Metropolis weights), a ``Network``, or None for a server.
     ``batch_size``: samples per gradient, drawn with replacement; None takes all of a node's data every time.
     ``l2``: weight of (l2/2)||x||^2 in the objective. ``cohort``: clients sampled per round (server methods).
+    ``channel``: how messages travel, such as "half" or ``hf.Half()``.
     ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
     steps in it, here or there, while the models stay in ``dtype``.
     """
@@ -136,6 +139,7 @@ def train(
     ):
         check(name, annotation, value)
     _check_call(algorithm, rounds, seed, cohort, dtype)
+    chosen_channel: Channel = check("channel", ChosenChannel, channel)
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
     objective = ModelObjective(
@@ -160,12 +164,13 @@ def train(
     objective.check_model(test_set)
     names = choose_metrics(metrics, has_test=test_set is not None, has_accuracy=chosen_loss.has_accuracy)
     network = as_network(topology, split.nodes, seed)
-    check_fit(algorithm, split.nodes, network, cohort)
+    check_fit(algorithm, split.nodes, network, cohort, chosen_channel)
     needed = dry_run(algorithm, network, cohort).memory(split.nodes, objective.dim, dtype.itemsize)
     needed += objective.step_bytes
     require_memory(f"{type(algorithm).__name__} on {split.nodes} nodes", needed, str(device))
     executor = executor_for(objective.x0.device)
-    simulation = Simulation(algorithm, objective, network, seed=seed, cohort_size=cohort, executor=executor)
+    options: Any = {"seed": seed, "cohort_size": cohort, "channel": chosen_channel, "executor": executor}
+    simulation = Simulation(algorithm, objective, network, **options)
     if algorithm.assumes_convex and (reason := why_not_convex(objective)):
         text = f"{type(algorithm).__name__} promises to converge on convex objectives only, and here {reason}"
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
@@ -190,12 +195,13 @@ def minimize(
     topology: Topology = None,
     seed: int = 0,
     cohort: int | None = None,
+    channel: Channel | str | dict[str, Any] = "identity",
     dtype: torch.dtype = torch.float64,
 ) -> MinimizeResult:
     """Minimises the mean of ``functions``, one per node, from ``x0`` [d] with exact gradients.
 
     Each function maps a 1-D tensor to a scalar tensor and is differentiated by torch.
-    ``topology``: as for ``train``.
+    ``topology`` and ``channel``: as for ``train``.
     """
     _check_call(algorithm, rounds, seed, cohort, dtype)
     check("functions", Sequence[Callable[..., Any]], functions)
@@ -205,9 +211,8 @@ def minimize(
     if not start.isfinite().all():
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
     objective = FunctionObjective(functions, start)
-    simulation = Simulation(
-        algorithm, objective, as_network(topology, objective.nodes, seed), seed=seed, cohort_size=cohort
-    )
+    options: Any = {"seed": seed, "cohort_size": cohort, "channel": check("channel", ChosenChannel, channel)}
+    simulation = Simulation(algorithm, objective, as_network(topology, objective.nodes, seed), **options)
     names = ["train_loss", "consensus", "grad_norm2"]
     run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
     path = [simulation.models.detach().clone() for _ in run]

@@ -105,6 +105,7 @@ class Experiment(Section):
     checkpoint_every: Count = 50
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "tf32"
+    channel: Chosen | None = None  # how messages travel; None: as they are
     problem: ProblemConfig
     network: NetworkConfig = NetworkConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -194,7 +195,7 @@ def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
             defaults = {key: _plain(inner.default) for key, inner in fields if not inner.is_required()}
             section = defaults | raw.get(name, {})
             resolved[name] = {key: value for key, value in section.items() if value is not None}
-        elif name in raw or not field.is_required():
+        elif name in raw or (not field.is_required() and field.default is not None):
             resolved[name] = raw.get(name, _plain(field.default))
     return resolved
 

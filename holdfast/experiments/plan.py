@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.algorithms import Method
+from holdfast.channels import CHANNELS, Channel
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import compute_in
 from holdfast.core.world import ALONE, World
@@ -23,7 +24,7 @@ from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.config import Experiment
+from holdfast.experiments.config import Choice, Experiment
 from holdfast.experiments.setting import Setting, build_method, build_setting, torch_device
 from holdfast.experiments.sweep import expand
 from holdfast.problem.reference.curvature import why_not_convex
@@ -114,6 +115,7 @@ class Plan:
         compute_in(job.experiment.precision)  # jobs before may have been computed in another
         parts = (self.method(job), setting.objective, setting.network)
         options: Any = {"seed": job.seed, "cohort_size": cohort_size(job.experiment)}
+        options |= {"channel": build_channel(job.experiment)}
         place = RankPlace(self.world, setting.network) if isinstance(self.world, Ranks) else HERE
         return Simulation(*parts, **options, place=place, executor=executor_for(device))
 
@@ -165,7 +167,8 @@ class Plan:
 
     def _check(self, job: Job) -> None:
         setting = self.setting(job)
-        check_fit(self.method(job), setting.data.nodes, setting.network, cohort_size(job.experiment))
+        cohort, channel = cohort_size(job.experiment), build_channel(job.experiment)
+        check_fit(self.method(job), setting.data.nodes, setting.network, cohort, channel)
         ranks = self.world.on_this_machine if self.device == "cpu" else 1
         # In two steps: a model that is far too large is not even made.
         needed = self._rows_and_data(job) * ranks / self.world.size
@@ -179,8 +182,14 @@ def cohort_size(experiment: Experiment) -> int | None:
     return None if experiment.network.cohort == "all" else experiment.network.cohort
 
 
+def build_channel(experiment: Experiment) -> Channel:
+    """What the experiment's messages travel through."""
+    chosen = experiment.channel or Choice(name="identity")
+    return CHANNELS.build(chosen.name, chosen.parameters)
+
+
 def _setting_key(job: Job) -> str:
-    shared = job.experiment.model_dump(exclude={"algorithm", "seeds", "rounds", "name"})
+    shared = job.experiment.model_dump(exclude={"algorithm", "channel", "seeds", "rounds", "name"})
     return json.dumps([shared, job.seed], sort_keys=True)
 
 

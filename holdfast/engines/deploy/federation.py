@@ -7,18 +7,26 @@ import json
 import tomllib
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
 
 from holdfast.algorithms import ALGORITHMS, Method
+from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.validation import Count, Positive, Seed, explain, place
 from holdfast.data.dataset import Finite
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.deploy.own_model import OwnModel, read_own_model
-from holdfast.experiments.config import Choice, ChosenAlgorithm, LearningConfig, NetworkConfig, Section
+from holdfast.experiments.config import (
+    Choice,
+    Chosen,
+    ChosenAlgorithm,
+    LearningConfig,
+    NetworkConfig,
+    Section,
+)
 from holdfast.experiments.setting import configured_network
 from holdfast.models.base import MODELS
 from holdfast.problem.losses import LOSSES
@@ -70,6 +78,12 @@ class LimitsConfig(Section):
         return self.wait + size / SLOWEST
 
 
+def _no_channel(compression: Any) -> Any:
+    if compression == "fp16":
+        raise ValueError("'fp16' has become a channel: write channel = \"half\" instead")
+    return compression
+
+
 class Federation(Section):
     """Everything that the members agree on, and where they are."""
 
@@ -77,7 +91,8 @@ class Federation(Section):
     rounds: Count
     seed: Seed = 0
     dtype: Literal["float32", "float64"] = "float32"
-    compression: Literal["none", "lossless", "fp16"] = "none"
+    compression: Annotated[Literal["none", "lossless"], BeforeValidator(_no_channel)] = "none"
+    channel: Chosen | None = None  # None: messages travel as they are
     problem: CommonProblem
     network: NetworkConfig = NetworkConfig()
     algorithm: ChosenAlgorithm
@@ -107,6 +122,8 @@ class Federation(Section):
     def id(self) -> str:
         """Identifies the federation: a digest of all that members must agree on, in every message."""
         common = self.model_dump(exclude={"limits", "server", "node", "evaluation"})
+        if self.channel is None:  # files from before there were channels keep their digest
+            del common["channel"]
         common["members"] = [[node.name, node.samples] for node in self.node]
         if "path" in self.network.topology.parameters:  # the links stand in a file of each site
             common["links"] = [sorted(map(int, self.graph.neighbours(i))) for i in range(len(self.node))]
@@ -138,6 +155,12 @@ class Federation(Section):
     def method(self) -> Method:
         """The algorithm, its hyperparameters checked."""
         return ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
+
+    @cached_property
+    def wire_channel(self) -> Channel:
+        """What messages travel through."""
+        chosen = self.channel or Choice(name="identity")
+        return CHANNELS.build(chosen.name, chosen.parameters)
 
     @property
     def cohort(self) -> int:
@@ -172,7 +195,7 @@ class Federation(Section):
         if self.graph.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
         cohort = None if self.network.cohort == "all" else self.network.cohort
-        check_fit(self.method, len(self.node), self.graph, cohort)
+        check_fit(self.method, len(self.node), self.graph, cohort, self.wire_channel)
         if self.graph.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
         if self.server is not None and not self.graph.is_server:

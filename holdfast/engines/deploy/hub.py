@@ -6,7 +6,6 @@ averages. Either way clients dial out, and only the server has to be reachable.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,16 +18,18 @@ from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_json
 from holdfast.core.randomness import cohort
-from holdfast.core.tree import row_size, tree_map
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.carrier import Carrier, apart, carried, wire_like
+from holdfast.engines.deploy.arrivals import add_to
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.links import Wait, WaitLimitError
-from holdfast.engines.deploy.member import GRACE, Member, NetworkThread
+from holdfast.engines.deploy.member import GRACE, Member, NetworkThread, new_carrier
 from holdfast.engines.deploy.messages import Header, MessageFile
 from holdfast.engines.deploy.results import write_model
 from holdfast.engines.deploy.store import message_key, message_name, remove
-from holdfast.engines.deploy.template import averaged_messages, client_message
+from holdfast.engines.deploy.template import averaged_messages, channel_slots, client_template
 from holdfast.problem.flat import FlatModel
 
 Key = tuple[int, int]  # stage, exchange
@@ -77,10 +78,10 @@ class Hub(Member):
         self.done = saved.header.round if saved is not None else 0
         self._saved = saved
         if saved is not None:
-            self.costs = self.costs.from_notes(saved.header.notes["costs"])
+            self.costs = self.costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
         # Clients may come before ``run`` gets there.
         if isinstance(federation.method, ServerAlgorithm):
-            self._like = client_message(federation, model.dim)
+            self._like = client_template(federation, model.dim)
             self.due = self._due_in_round(self.done + 1)
         else:
             self._messages = lru_cache(2)(lambda stage: averaged_messages(federation, model.dim, stage))
@@ -109,20 +110,26 @@ class Hub(Member):
 
     def _lead(self, method: ServerAlgorithm[Any]) -> None:
         nodes, cohort_size = len(self.federation.node), self.federation.cohort
+        channel, slots = self.federation.wire_channel, channel_slots(self.federation, self.x0)
+        memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
         state = method.at(0).init_server(self.x0.clone())
         if self._saved is not None:
-            state = self._saved.read(state, self.x0.device)
+            saved = self._saved.read(carried(state, memory), self.x0.device)
+            state, memory = apart(saved)
         self._forget(self.done)
         for r in range(self.done, self.federation.rounds):
             now = method.at(r)
             self.due, self.stage = self._due_in_round(r + 1), r + 1
             self.phase = f"serving round {r + 1}"
-            sent = now.broadcast(state)
-            self.publish(self.header(0, sent), sent)
-            mean = tree_map(lambda t: t.squeeze(0), self._mean())
+            carrier = self._carrier(r)
+            sent = carrier.broadcast(now.broadcast(state), nodes)
+            carrier.check()
+            self.publish(self.header(0, sent.wire), sent.wire)
+            arrived = tree_map(lambda t: t.squeeze(0), self._mean())
+            mean, memory = channel.gather(arrived, memory, cohort_size / nodes)
             state = now.server(state, mean, cohort_size / nodes)
-            self.costs.traffic.numbers += cohort_size * row_size(sent)
-            self._save(r + 1, state)
+            self.costs.traffic.count(cohort_size, sent.message, sent.wire)
+            self._save(r + 1, carried(state, memory))
             self._forget(r + 1)
         self.due, self.stage = self._due_in_round(self.last), self.last
         model = method.at(max(self.federation.rounds - 1, 0)).model(state)
@@ -177,9 +184,12 @@ class Hub(Member):
             if stage - 1 > self.done:  # everybody is past the rounds before
                 self._save(stage - 1, ())
                 self._forget(stage - 1)
-            header = self.header(exchange, mean)
+            carrier, nodes = self._carrier(max(stage - 1, 0)), len(self.federation.names)
+            answer = carrier.answer(mean, exchange, nodes).wire
+            carrier.check()
+            header = self.header(exchange, answer)
             self.due = self._due_from((stage, exchange + 1))  # whoever has the mean may send what follows
-            self._count(self.publish(header, mean))
+            self._count(self.publish(header, answer))
             self._drop(key)
         self.stage = self.last
         self.ask(self._everybody)
@@ -197,8 +207,12 @@ class Hub(Member):
 
     def _count(self, mean: MessageFile) -> None:
         """Every client is sent it."""
-        numbers = sum(math.prod(tensor.shape) for tensor in mean.header.tensors)
-        self.costs.traffic.numbers += len(self.federation.names) * numbers
+        like = self._messages(mean.header.round)[mean.header.exchange]
+        wire = wire_like(self.federation.wire_channel.down, like)
+        self.costs.traffic.count(len(self.federation.names), like, wire)
+
+    def _carrier(self, r: int) -> Carrier:
+        return new_carrier(self.federation, r, (), torch.tensor([], dtype=torch.int64, device=self.x0.device))
 
     # --- clients' messages ----------------------------------------------------------------------------
 
@@ -251,7 +265,7 @@ class Hub(Member):
         due = self.due
         total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), due.like)
         for name in due.names:
-            self._file(due.key, name).add_to(total)
+            add_to(total, self._file(due.key, name), self.federation.wire_channel)
         return tree_map(lambda t: t.div_(len(due.names)), total)
 
     def _file(self, key: Key, name: str) -> MessageFile:

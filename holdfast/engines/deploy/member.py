@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+from holdfast.engines.common.carrier import Carrier, Slot, wire_like
 from holdfast.engines.common.counters import Traffic
 from holdfast.engines.deploy.credentials import Credentials
 from holdfast.engines.deploy.events import Events
@@ -56,7 +58,7 @@ class NetworkThread:
 class Costs:
     """What taking part has cost so far; saved with the state."""
 
-    traffic: Traffic = field(default_factory=Traffic)  # numbers in messages sent, each counted once
+    traffic: Traffic = field(default_factory=Traffic)  # in messages sent, each counted once
     seconds: float = 0.0  # in all
     waiting: float = 0.0  # of these, spent on exchanges
     saving: float = 0.0  # and on writing down states
@@ -65,8 +67,8 @@ class Costs:
     delivery_bytes: int = 0  # the finished model, handed out by a server
 
     @classmethod
-    def from_notes(cls, notes: dict[str, Any]) -> Costs:
-        return cls(**{**notes, "traffic": Traffic(**notes["traffic"])})
+    def from_notes(cls, notes: dict[str, Any], itemsize: int) -> Costs:
+        return cls(**{**notes, "traffic": Traffic.of(notes["traffic"], itemsize)})
 
 
 class Member:
@@ -210,20 +212,20 @@ class Member:
             )
         return self.links[peer]
 
-    def header(self, exchange: int, message: Any) -> Header:
-        """Of a message in the round under way."""
+    def header(self, exchange: int, wire: Any) -> Header:
+        """Of a message in the round under way, as it is sent."""
         return Header(
             federation=self.federation.id,
             sender=self.name,
             round=self.stage,
             exchange=exchange,
-            tensors=self.wire_specs(message),
+            tensors=specs(wire),
             checksum=0,
         )
 
     def wire_specs(self, message: Any) -> list[TensorSpec]:
         """The tensors of ``message`` as they are sent."""
-        return specs(message, "float16" if self.federation.compression == "fp16" else self.federation.dtype)
+        return specs(wire_like(self.federation.wire_channel, message))
 
     def may_fetch(self, who: str, stage: int) -> bool:
         """Whether ``who`` may have this member's messages of a round."""
@@ -234,7 +236,7 @@ class Member:
     @property
     def payload_bytes(self) -> int:
         """Bytes of all messages sent so far, each counted once, as the simulator counts them."""
-        return self.costs.traffic.numbers * self.x0.element_size()
+        return self.costs.traffic.bits // 8
 
     @property
     def wire_bytes(self) -> tuple[int, int]:
@@ -279,6 +281,12 @@ class Member:
             "compute_seconds": round(costs.seconds - costs.waiting - costs.saving, 3),
             "delivery_bytes": costs.delivery_bytes,
         }
+
+
+def new_carrier(federation: Federation, round: int, slots: tuple[Slot, ...], nodes: Tensor) -> Carrier:
+    """The federation's channel in a round, for the messages of ``nodes`` [m]."""
+    lost = torch.zeros((), dtype=torch.bool, device=nodes.device)
+    return Carrier(federation.wire_channel, slots, federation.seed, round, nodes, lost)
 
 
 def digest(tensor: Tensor) -> str:

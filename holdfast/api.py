@@ -165,7 +165,8 @@ def train(
     names = choose_metrics(metrics, has_test=test_set is not None, has_accuracy=chosen_loss.has_accuracy)
     network = as_network(topology, split.nodes, seed)
     check_fit(algorithm, split.nodes, network, cohort, chosen_channel)
-    needed = dry_run(algorithm, network, cohort).memory(split.nodes, objective.dim, dtype.itemsize)
+    footprint = dry_run(algorithm, network, cohort, channel=chosen_channel)
+    needed = footprint.memory(split.nodes, objective.dim, dtype.itemsize)
     needed += objective.step_bytes
     require_memory(f"{type(algorithm).__name__} on {split.nodes} nodes", needed, str(device))
     executor = executor_for(objective.x0.device)

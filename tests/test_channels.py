@@ -13,6 +13,8 @@ from toy_channels import Grid
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, row_size
+from holdfast.engines.common.carrier import apart
+from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.common.survey import sent_in_round
@@ -159,13 +161,15 @@ def test_a_coin_may_skip_an_exchange(channel, quadratics):
     """FedPD's coin, and Scaffnew's that decides after how many steps to exchange."""
     for algorithm in (hf.FedPD(eta=0.1, lr=0.05, skip=0.5), hf.Scaffnew(lr=0.05, p=0.3)):
         simulation = Simulation(algorithm, quadratics, STAR, seed=3, channel=channel)
-        kept, sent = [], []
+        sent = []
         for _ in range(8):
-            bits, before = simulation.traffic.bits, simulation.state
+            bits, before = simulation.traffic.bits, list(leaves(apart(simulation.state)[1]))
             simulation.step()
             sent.append(simulation.traffic.bits > bits)
-            kept.append(channel is HALF or simulation.state.channel is not before.channel)
+            after = leaves(apart(simulation.state)[1])
+            assert all(torch.equal(a, b) != sent[-1] for a, b in zip(before, after, strict=True))
         assert any(sent)
+        assert all(sent) == isinstance(algorithm, hf.Scaffnew)
 
 
 def test_cohorts_keep_the_memory_of_those_who_are_absent(quadratics):
@@ -179,6 +183,16 @@ def test_cohorts_keep_the_memory_of_those_who_are_absent(quadratics):
         for old, new in zip(before, leaves(simulation.state.channel.sender), strict=True):
             changed = (old != new).any(1)
             assert set(changed.nonzero()[:, 0].tolist()) == set(chosen.tolist())
+
+
+def test_the_dry_run_counts_what_a_channel_remembers():
+    for algorithm, graph, messages in [(hf.LocalGECL(lr=0.05), RING, 2), (hf.SCAFFOLD(lr=0.05), STAR, 2)]:
+        plain, half, grid = (dry_run(algorithm, graph, channel=c) for c in (hf.Identity(), HALF, GRID))
+        assert half == plain
+        server_led = graph is STAR  # then one vector of the server for each part of a message
+        kept = messages * (NODES + 1) if server_led else 2 * messages * NODES
+        assert grid.state_vectors == plain.state_vectors + kept
+        assert grid.vectors_per_link == plain.vectors_per_link
 
 
 def test_old_checkpoints_load(quadratics):

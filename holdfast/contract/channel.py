@@ -42,8 +42,12 @@ class Channel(ABC):
     """A way to send messages in fewer bytes. Its parameters are plain numbers.
 
     A sender computes ``encode`` and ``update``, a receiver ``decode``. What neighbours sent is put together
-    by ``combine``, what came back from a server by ``average``, what a leading server takes in by ``gather``. Every function maps rows to rows, without regard to
-    other rows. The shapes and types of a wire depend on those of the message only.
+    by ``combine``, what came back from a server by ``average``, what a leading server takes in by ``gather``.
+    Every function maps rows to rows, without regard to other rows. The shapes and types of a wire depend on
+    those of the message only, and a row of each of its tensors has at least one dimension.
+
+    What is remembered is kept for every exchange of a round, the first, the second and so on, and saved with
+    the method's state. Exchanges before the first round remember nothing of one another.
     """
 
     serves: ClassVar[frozenset[Use]] = frozenset()  # what it is made for; anything else is refused

@@ -127,8 +127,9 @@ class Plan:
 
     def footprint(self, job: Job) -> Footprint:
         """What a round of the job sends and computes."""
+        network, cohort = self.setting(job).network, cohort_size(job.experiment)
         rounds = min(job.experiment.rounds, 50)
-        return dry_run(self.method(job), self.setting(job).network, cohort_size(job.experiment), rounds)
+        return dry_run(self.method(job), network, cohort, rounds, build_channel(job.experiment))
 
     def memory(self, job: Job) -> int:
         """Estimated peak bytes: everything of every row, data, activations."""

@@ -308,3 +308,11 @@ def test_a_channel_is_chosen_by_name(tmp_path):
         hf.minimize(functions, [0.0], hf.LocalGECL(lr=0.1), 5, channel="halves")
     with pytest.raises(HoldfastError, match="channel"):
         hf.minimize(functions, [0.0], hf.LocalGECL(lr=0.1), 5, channel=3)
+
+
+@pytest.mark.parametrize("parent", [hf.Half, hf.Identity])
+def test_what_a_channel_declares_is_not_inherited(parent):
+    heir = type("Heir", (parent,), {})
+    names = ("serves", "transparent", "columnwise")
+    assert any(getattr(parent, name) for name in names)
+    assert not any(getattr(heir, name) for name in names)

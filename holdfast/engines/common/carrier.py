@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from holdfast.contract import Channel, Draw, Inbox
+from holdfast.contract import Channel, Draw, Inbox, Peers
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
 from holdfast.core.tree import has_leaves, leaves, tree_map
@@ -86,7 +86,8 @@ class Carrier:
     ) -> None:
         self.channel, self.slots, self.nodes, self.lost = channel, list(slots), nodes, lost
         self.seed, self.round = seed, round
-        self.exchanges = 0  # of this round so far
+        self.exchanges = 0  # of this round so far, those over single links included
+        self.sends = 0  # of these, messages to everybody: each has its slot
         self.slot = Slot((), ())  # that of the last exchange
 
     @property
@@ -98,16 +99,16 @@ class Carrier:
         """``message``, rows [m, ...], encoded; what the sender remembers of it is noted."""
         if self.channel.transparent:
             return Sent(message, message, message)
-        number = self._count()
-        if self.slots and number >= len(self.slots):
+        if self.slots and self.sends >= len(self.slots):
             raise HoldfastError(
                 f"channel {type(self.channel).__name__}: the method exchanges more often in a round than in "
                 f"trial rounds, {len(self.slots)} times; use a channel without memory, such as 'half'"
             )
-        (slot,) = self.slots[number : number + 1] or new_slots(self.channel, [message]) or [Slot((), ())]
-        sent = self._through(self.channel, message, slot.sender, self.nodes, number)
-        sender = self.channel.update(message, sent.arrived, slot.sender)
-        self._remember(number, slot._replace(sender=sender))
+        fresh = () if self.slots else new_slots(self.channel, [message])
+        (slot,) = self.slots[self.sends : self.sends + 1] or fresh or [Slot((), ())]
+        sent = self._through(self.channel, message, slot.sender, self.nodes, self._count())
+        self.sends += 1
+        self._remember(slot._replace(sender=self.channel.update(message, sent.arrived, slot.sender)))
         return sent
 
     def swap(self, z: Tensor, rows: Tensor) -> Sent:
@@ -129,25 +130,25 @@ class Carrier:
         sent = self.answer(tree_map(lambda t: t[None], message), 0, nodes)
         return Sent(message, sent.wire, tree_map(lambda t: t[0], sent.arrived))
 
-    def from_neighbours(self, sent: Sent, inbox: Inbox[Any], degree: Tensor) -> Inbox[Any]:
-        """What the method sees of ``inbox``, which holds what arrived."""
+    def from_neighbours(self, sent: Sent, inbox: Inbox[Any], peers: Peers) -> Inbox[Any]:
+        """What the method sees of ``inbox``, which holds what arrived over the links of ``peers``."""
         if self.channel.transparent:
             return inbox
-        number, slot = self.exchanges - 1, self.slot
+        slot = self.slot
         mixed, receiver = self.channel.combine(
             sent.message, sent.arrived, inbox.mixed, slot.sender, slot.receiver
         )
-        self._remember(number, slot._replace(receiver=receiver))
+        self._remember(slot._replace(receiver=receiver))
         return Received(
             mixed,
-            lambda: self.channel.neighbour_sum(sent.message, sent.arrived, inbox.neighbour_sum, degree),
+            lambda: self.channel.neighbour_sum(sent.message, sent.arrived, inbox.neighbour_sum, peers.degree),
         )
 
     def from_server(self, sent: Sent, mean: Any, nodes: int) -> Inbox[Any]:
         """What the method sees of the server's answer ``mean``, rows [m, ...]."""
-        number, slot = self.exchanges - 1, self.slot
+        slot = self.slot
         mixed, receiver = self.channel.average(sent.message, sent.arrived, mean, slot.sender, slot.receiver)
-        self._remember(number, slot._replace(receiver=receiver))
+        self._remember(slot._replace(receiver=receiver))
         return Received(mixed, lambda: tree_map(lambda m, own: nodes * m - own, mixed, sent.message))
 
     def check(self) -> None:
@@ -166,10 +167,10 @@ class Carrier:
         self.exchanges += 1
         return self.exchanges - 1
 
-    def _remember(self, number: int, slot: Slot) -> None:
+    def _remember(self, slot: Slot) -> None:
         self.slot = slot
         if self.slots:
-            self.slots[number] = slot
+            self.slots[self.sends - 1] = slot
 
 
 def lost_error(channel: Channel) -> HoldfastError:

@@ -49,7 +49,7 @@ class StackedPeers:
         if self.carrier.channel.transparent or not network.is_server:
             messages = network.directed_links if available is None else 2 * int(available.sum())
             self.traffic.count(messages, message, sent.wire)
-            return self.carrier.from_neighbours(sent, inbox, self.degree)
+            return self.carrier.from_neighbours(sent, inbox, self)
         answer = self.carrier.answer(
             tree_map(lambda t: t[:1], inbox.mixed), self.carrier.exchanges - 1, nodes
         )

@@ -99,7 +99,7 @@ class NodePeers:
         row = weights[[self.node]].toarray()[0]
         mixing = {int(j): float(row[j]) for j in (*received, self.node)}
         inbox = NodeInbox(sent.arrived, self.node, mixing, received, channel, self.transport)
-        return self.carrier.from_neighbours(sent, inbox, self.degree)
+        return self.carrier.from_neighbours(sent, inbox, self)
 
     def coin(self, probability: float) -> bool:
         self.draws += 1

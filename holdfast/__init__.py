@@ -18,6 +18,7 @@ _HOMES = {
         "KGT PDSGDM VRLSGD FedLin PDMM ECL FedPD FedDyn FedDR FedSplit FedDualAvg Scaffnew APDAInexact "
         "FiveGCS DualFL DSpodFL"
     ),
+    "holdfast.channels": "Channel Half Identity",
     "holdfast.contract": (
         "ALGORITHMS Algorithm ServerAlgorithm Oracle Peers Rate Count Whole Positive NonNegative constant "
         "halving cosine linear"
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         History as History, MinimizeResult as MinimizeResult, TrainResult as TrainResult,
         minimize as minimize, train as train,
     )
+    from holdfast.channels import Channel as Channel, Half as Half, Identity as Identity
     from holdfast.contract import (
         ALGORITHMS as ALGORITHMS, Algorithm as Algorithm, Count as Count, NonNegative as NonNegative,
         Oracle as Oracle, Peers as Peers, Positive as Positive, Rate as Rate,

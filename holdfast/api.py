@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from holdfast.channels import Channel, ChosenChannel
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
@@ -119,6 +120,7 @@ def train(
     weights: Weighting = "uniform",
     backend: BackendName = "auto",
     cohort: Cohort = "all",
+    channel: Channel | str | dict[str, Any] = "identity",
     evaluate_every: int = 1,
     metrics: Metrics = "default",
     callbacks: Sequence[Callback] = (),
@@ -138,6 +140,7 @@ def train(
     ``backend``: how gradients are computed, all nodes "stacked" in one call or in a "loop" over the nodes;
     "auto" stacks unless a layer cannot be stacked or is faster in a loop.
     ``cohort``: clients sampled per round (server methods), or "all".
+    ``channel``: how messages travel, such as "half" or ``hf.Half()``.
     ``metrics``: their names; "default" are all that are cheap.
     ``callbacks``: who watches, such as ``hf.Progress()``; see ``hf.Callback``. Ctrl-C ends training, and the
     result so far is returned with the status "interrupted".
@@ -153,6 +156,7 @@ def train(
     ):
         check(name, annotation, value)
     numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
+    carrying: Channel = check("channel", ChosenChannel, channel)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
@@ -171,10 +175,10 @@ def train(
         precision=precision,
     )
     name = type(algorithm).__name__
-    setting.check(f"{name} on {split.nodes} nodes", algorithm, cohort)
+    setting.check(f"{name} on {split.nodes} nodes", algorithm, cohort, carrying)
     if text := convexity_warning(name, algorithm, setting.objective):
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
-    run = Run(setting.simulation(algorithm, cohort), rounds, evaluate_every, setting.measure)
+    run = Run(setting.simulation(algorithm, cohort, carrying), rounds, evaluate_every, setting.measure)
     status = _execute(run, seed, callbacks)
     models = run.simulation.models.detach()
     average = setting.objective.model.module(models.mean(0))
@@ -191,15 +195,17 @@ def minimize(
     topology: Topology = "server",
     seed: int = 0,
     cohort: Cohort = "all",
+    channel: Channel | str | dict[str, Any] = "identity",
     callbacks: Sequence[Callback] = (),
     dtype: torch.dtype | Literal["float32", "float64"] = "float64",
 ) -> MinimizeResult:
     """Minimises the mean of ``functions``, one per node, from ``x0`` [d] with exact gradients.
 
     Each function maps a 1-D tensor to a scalar tensor and is differentiated by torch.
-    ``topology``, ``cohort``, ``callbacks``: as for ``train``.
+    ``topology``, ``cohort``, ``channel``, ``callbacks``: as for ``train``.
     """
     numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
+    carrying: Channel = check("channel", ChosenChannel, channel)
     check("functions", Sequence[Callable[..., Any]], functions)
     start = torch.as_tensor(x0, dtype=numbers).detach().clone()
     if start.dim() != 1 or len(start) == 0:
@@ -208,12 +214,12 @@ def minimize(
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
     problem = FunctionObjective(functions, start)
     network, name = as_network(topology, problem.nodes, seed), type(algorithm).__name__
-    check_fit(algorithm, problem.nodes, network, cohort_size(cohort))
-    rows = dry_run(algorithm, network, cohort_size(cohort))
+    check_fit(algorithm, problem.nodes, network, cohort_size(cohort), carrying)
+    rows = dry_run(algorithm, network, cohort_size(cohort), channel=carrying)
     needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)
     needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
     require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
-    simulation = build_simulation(algorithm, problem, network, seed=seed, cohort=cohort)
+    simulation = build_simulation(algorithm, problem, network, seed=seed, cohort=cohort, channel=carrying)
     names = ["train_loss", "consensus", "grad_norm2"]
     run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
     path = _Path(run)

@@ -17,7 +17,7 @@ from test_conformance import CASES, NODES, Case, case_id, method
 
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
-from holdfast.contract import Method
+from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.placement import place
 from holdfast.engines.cluster.ranks import LIMIT, Ranks
@@ -39,6 +39,7 @@ class Problem(NamedTuple):
     network: Network
     objective: str
     cohort: int | None = None
+    channel: Channel = IDENTITY
 
 
 def random_graph(nodes: int = 7, seed: int = 3) -> Any:
@@ -125,7 +126,15 @@ def trace(simulation: Simulation, rounds: int) -> Seen:
 def simulate(problem: Problem, rounds: int) -> Seen:
     objective = make_objective(problem.objective, problem.network.nodes)
     return trace(
-        Simulation(problem.method, objective, problem.network, seed=7, cohort_size=problem.cohort), rounds
+        Simulation(
+            problem.method,
+            objective,
+            problem.network,
+            seed=7,
+            cohort_size=problem.cohort,
+            channel=problem.channel,
+        ),
+        rounds,
     )
 
 
@@ -140,6 +149,7 @@ def on_rank(problem: Problem, world: Ranks) -> Simulation:
         seed=7,
         cohort_size=problem.cohort,
         place=place_of_rank,
+        channel=problem.channel,
     )
 
 

@@ -100,7 +100,12 @@ def simulate(federation: FederationFile) -> Simulation:
     )
     cohort = None if federation.network.cohort == "all" else federation.network.cohort
     simulation = Simulation(
-        federation.method, objective, federation.graph, seed=federation.seed, cohort_size=cohort
+        federation.method,
+        objective,
+        federation.graph,
+        seed=federation.seed,
+        cohort_size=cohort,
+        channel=federation.wire_channel,
     )
     for _ in range(federation.rounds):
         simulation.step()
@@ -283,6 +288,8 @@ def forked_member(
 
 
 def _run_member(path: Path, name: str, listen: str | None) -> None:
+    import toy_channels  # noqa: F401 - registers a channel
+
     from holdfast.cli.node import run_node, run_server
 
     torch.set_num_threads(1)

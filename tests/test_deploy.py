@@ -83,9 +83,9 @@ def test_deployed_models_and_bytes_are_the_simulators(case: str, tmp_path: Path)
 
 
 def test_half_precision_on_the_wire_halves_the_bytes_and_stays_close(tmp_path: Path) -> None:
-    raw = describe({"name": "local-gecl", "lr": 0.1, "local_steps": 3}, compression="fp16")
-    run = deploy(raw, tmp_path)
-    simulation = simulate(run.federation)
+    raw = describe({"name": "local-gecl", "lr": 0.1, "local_steps": 3})
+    run = deploy(raw | {"channel": "half"}, tmp_path)
+    simulation = simulate(make_federation(raw, "test"))
     deployed = torch.stack([run.models[name] for name in run.federation.names])
     assert 0 < (deployed - simulation.models).norm() <= 1e-2 * simulation.models.norm()
     sent = sum(member.wire_bytes[0] for member in run.members.values())

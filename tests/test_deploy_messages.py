@@ -14,7 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.channels import Half
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.carrier import Carrier
 from holdfast.engines.deploy.storage.messages import (
     CHUNK,
     Header,
@@ -36,9 +39,9 @@ class Pair(NamedTuple):
 LARGE = 3 * CHUNK // 4 + 1  # float32 numbers in more than three pieces, the last of them short
 
 
-def header(tree: object, dtype: str | None = None, **fields: object) -> Header:
+def header(tree: object, **fields: object) -> Header:
     known = {"federation": "f", "sender": "a", "round": 3, "exchange": 1}
-    return Header(**{**known, "tensors": specs(tree, dtype), **fields})
+    return Header(**{**known, "tensors": specs(tree), **fields})
 
 
 def pair() -> Pair:
@@ -60,8 +63,10 @@ def test_a_message_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_half_precision_is_refused_where_numbers_are_too_large(tmp_path: Path) -> None:
+    carrier = Carrier(Half(), (), 0, 0, torch.tensor([0]), torch.tensor(False))
+    carrier.send(torch.tensor([[1e6]]))
     with pytest.raises(HoldfastError, match="beyond 65504"):
-        write_message(tmp_path / "m", header(torch.tensor([[1e6]]), "float16"), torch.tensor([[1e6]]))
+        carrier.check()
     with pytest.raises(HoldfastError, match="diverged"):
         write_message(tmp_path / "m", header(torch.tensor([[torch.nan]])), torch.tensor([[torch.nan]]))
     assert not (tmp_path / "m").exists()
@@ -140,7 +145,7 @@ def test_bad_bytes_are_refused_and_leave_no_trace(tmp_path: Path) -> None:
         ({"round": 4}, "round: expected 3, got 4"),
         ({"exchange": 0}, "exchange: expected 1, got 0"),
         ({"tensors": specs(torch.zeros(1, 7))}, "tensors: expected"),
-        ({"tensors": specs(pair(), "float64")}, "tensors: expected"),
+        ({"tensors": specs(tree_map(torch.Tensor.double, pair()))}, "tensors: expected"),
         ({"tensors": specs(torch.zeros(1, 10**7))}, "over the limit"),
         ({"notes": {"a": 1}}, "notes"),
     ],

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from holdfast.algorithms import ALGORITHMS
+from holdfast.channels import CHANNELS
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.contract.schedules import SCHEDULES
 from holdfast.core.errors import unknown
@@ -36,6 +37,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "schedules": SCHEDULES,
     "optimizers": OPTIMIZERS,
     "solvers": SOLVERS,
+    "channels": CHANNELS,
     "distributions": DISTRIBUTIONS,
 }
 KINDS = [*REGISTRIES, "metrics"]

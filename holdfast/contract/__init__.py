@@ -11,6 +11,7 @@ network is a server, with the average of everybody. A ``ServerAlgorithm`` keeps 
 run with a sampled cohort of clients.
 """
 
+from holdfast.contract.channel import CHANNELS, EVERY_USE, IDENTITY, Channel, ChosenChannel, Draw
 from holdfast.contract.local import OPTIMIZERS, Gradient, LocalOptimizer, Memory, Optimizer
 from holdfast.contract.methods import ALGORITHMS, Algorithm, Method, ServerAlgorithm, State
 from holdfast.contract.oracle import Oracle
@@ -21,11 +22,17 @@ from holdfast.core.validation import Count, NonNegative, Positive, Whole
 
 __all__ = [
     "ALGORITHMS",
+    "CHANNELS",
+    "EVERY_USE",
+    "IDENTITY",
     "OPTIMIZERS",
     "SCHEDULES",
     "SOLVERS",
     "Algorithm",
+    "Channel",
+    "ChosenChannel",
     "Count",
+    "Draw",
     "Edges",
     "Gradient",
     "Inbox",

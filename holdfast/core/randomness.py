@@ -31,6 +31,7 @@ class Stream(IntEnum):
     LINK = 3
     COMPUTE = 4
     CAPABILITY = 5
+    CHANNEL = 6
     DROPOUT = 1 << 16  # the layers of a model count up from here
 
 

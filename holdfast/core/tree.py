@@ -30,6 +30,11 @@ def leaves(tree: Any) -> Iterator[Tensor]:
         yield from leaves(part)
 
 
+def has_leaves(tree: Any) -> bool:
+    """Whether there is any tensor in ``tree``."""
+    return next(leaves(tree), None) is not None
+
+
 def named_leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of ``tree`` with a dotted name, such as ``server.c``."""
     if isinstance(tree, Tensor):
@@ -49,6 +54,12 @@ def from_named(template: Tree, named: dict[str, Tensor]) -> Tree:
 def row_size(tree: Any) -> int:
     """Numbers in one node's row of ``tree``: the sum of the last dimensions of its tensors."""
     return sum(tensor.shape[-1] for tensor in leaves(tree))
+
+
+def row_bits(tree: Any) -> int:
+    """Bits that one row of ``tree`` takes; a tensor with one dimension is a row itself."""
+    shapes = [(t.element_size(), t.shape[1:] if t.ndim > 1 else t.shape) for t in leaves(tree)]
+    return sum(8 * size * shape.numel() for size, shape in shapes)
 
 
 def put_rows(whole: Tree, rows: Tensor, part: Tree) -> Tree:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.contract import Method
+from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, compute_in
@@ -148,13 +148,21 @@ def build_simulation(
     *,
     seed: int = 0,
     cohort: Cohort = "all",
+    channel: Channel = IDENTITY,
     world: World = ALONE,
 ) -> Simulation:
     """The method on the problem, ready to run, with the executor of its device."""
     place = RankPlace(world, network) if isinstance(world, Ranks) else HERE
-    executor = executor_for(problem.x0.device)
-    size = cohort_size(cohort)
-    return Simulation(method, problem, network, seed=seed, cohort_size=size, place=place, executor=executor)
+    return Simulation(
+        method,
+        problem,
+        network,
+        seed=seed,
+        cohort_size=cohort_size(cohort),
+        channel=channel,
+        place=place,
+        executor=executor_for(problem.x0.device),
+    )
 
 
 def cohort_size(cohort: Cohort) -> int | None:
@@ -228,17 +236,16 @@ class Setting:
         """The setting's metrics of a simulation in it."""
         return measure(simulation, self.test, self.metrics)
 
-    def simulation(self, method: Method, cohort: Cohort) -> Simulation:
+    def simulation(self, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> Simulation:
         """The method in this setting, ready to run."""
         compute_in(self.precision)  # jobs before may have been computed in another
-        return build_simulation(
-            method, self.objective, self.network, seed=self.seed, cohort=cohort, world=self.world
-        )
+        options: Any = {"seed": self.seed, "cohort": cohort, "channel": channel, "world": self.world}
+        return build_simulation(method, self.objective, self.network, **options)
 
-    def check(self, title: str, method: Method, cohort: Cohort) -> None:
-        """Refuses a method that does not fit the network, and what does not fit into memory or the model."""
-        check_fit(method, self.data.nodes, self.network, cohort_size(cohort))
-        rows = self.memory(dry_run(method, self.network, cohort_size(cohort)))
+    def check(self, title: str, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> None:
+        """Refuses a method or channel unfit for the network, and what is too large for memory or model."""
+        check_fit(method, self.data.nodes, self.network, cohort_size(cohort), channel)
+        rows = self.memory(dry_run(method, self.network, cohort_size(cohort), channel=channel))
         if self.device == "cpu":
             rows -= self._data_bytes  # which are there already
         ranks = self.world.on_this_machine if self.device == "cpu" else 1

@@ -114,10 +114,8 @@ class Checkpoints:
 
 def _row_kinds(simulation: Simulation) -> dict[str, str]:
     """The tensors of a state with rows of its own for every "node" or every "link"; the others are common."""
-    server = "server." if isinstance(simulation.state, ServerState) else None
-    found = [
-        (name, t) for name, t in named_leaves(simulation.state) if not (server and name.startswith(server))
-    ]
+    common = ("server.", "channel.receiver.") if isinstance(simulation.state, ServerState) else ()
+    found = [(name, t) for name, t in named_leaves(simulation.state) if not f"{name}.".startswith(common)]
     if not found:
         return {}
     # All ranks together tell: nodes may be as many as links on one of them, but not in a connected network.

@@ -114,6 +114,7 @@ class Experiment(Section):
     metrics: Metrics = "default"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "tf32"
+    channel: Chosen = Choice(name="identity")  # how messages travel; by default as they are
     problem: ProblemConfig
     network: NetworkConfig = NetworkConfig()
     algorithm: ChosenAlgorithm

@@ -102,6 +102,7 @@ class Run:
         return self._record() if due else None
 
     def _record(self) -> Row:
+        self.simulation.settle(wait=True)
         row: Row = {"round": self.simulation.round, **self.measure(self.simulation), "seconds": self.seconds}
         self.rows.append(row)
         # Accuracies stay finite whatever the models, so these are looked at as well.

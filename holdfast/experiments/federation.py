@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from holdfast.algorithms import ALGORITHMS, Method
+from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.validation import Count, Positive, Section
 from holdfast.data.dataset import Finite
@@ -19,7 +20,7 @@ from holdfast.engines.common.fit import check_fit
 from holdfast.engines.deploy.federation import Federation, LimitsConfig, MemberConfig, NodeConfig
 from holdfast.engines.deploy.own_model import read_own_model
 from holdfast.experiments.assembly import configured_network
-from holdfast.experiments.config import Choice, ChosenAlgorithm, LearningConfig, NetworkConfig
+from holdfast.experiments.config import Choice, Chosen, ChosenAlgorithm, LearningConfig, NetworkConfig
 from holdfast.models.base import MODELS
 from holdfast.problem.losses import LOSSES
 from holdfast.topology import Network
@@ -37,6 +38,7 @@ class CommonProblem(LearningConfig):
 class FederationFile(Federation):
     """A federation as its file describes it."""
 
+    channel: Chosen = Choice(name="identity")
     problem: CommonProblem
     network: NetworkConfig = NetworkConfig()
     algorithm: ChosenAlgorithm
@@ -50,6 +52,8 @@ class FederationFile(Federation):
     def id(self) -> str:
         """Identifies the federation: a digest of all that members must agree on, in every message."""
         common = self.model_dump(exclude={"limits", "server", "node", "evaluate_every", "shared_metrics"})
+        if self.wire_channel.transparent:  # as if nothing stood there
+            del common["channel"]
         common["members"] = [[node.name, node.samples] for node in self.node]
         if "path" in self.network.topology.parameters:  # the links stand in a file of each site
             common["links"] = [sorted(map(int, self.graph.neighbours(i))) for i in range(len(self.node))]
@@ -68,6 +72,11 @@ class FederationFile(Federation):
     def method(self) -> Method:
         """The algorithm, its hyperparameters checked."""
         return ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
+
+    @cached_property
+    def wire_channel(self) -> Channel:
+        """What messages travel through."""
+        return CHANNELS.build(self.channel.name, self.channel.parameters)
 
     @property
     def cohort(self) -> int:
@@ -96,7 +105,7 @@ class FederationFile(Federation):
         if self.graph.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
         cohort = None if self.network.cohort == "all" else self.network.cohort
-        check_fit(self.method, len(self.node), self.graph, cohort)
+        check_fit(self.method, len(self.node), self.graph, cohort, self.wire_channel)
         if self.graph.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
         if self.server is not None and not self.graph.is_server:

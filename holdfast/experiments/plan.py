@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.algorithms import Method
+from holdfast.channels import CHANNELS, Channel
 from holdfast.core.world import ALONE, World
 from holdfast.engines.common.dry_run import Footprint, dry_run
 from holdfast.engines.common.simulation import Simulation
@@ -46,6 +47,12 @@ class Job:
     @property
     def cohort(self) -> Cohort:
         return self.experiment.network.cohort
+
+    @property
+    def channel(self) -> Channel:
+        """What messages travel through, its parameters checked."""
+        chosen = self.experiment.channel
+        return CHANNELS.build(chosen.name, chosen.parameters)
 
     @property
     def title(self) -> str:
@@ -114,7 +121,7 @@ class Plan:
 
     def simulation(self, job: Job) -> Simulation:
         """The job, ready to run."""
-        return self.setting(job).simulation(self.method(job), job.cohort)
+        return self.setting(job).simulation(self.method(job), job.cohort, job.channel)
 
     def method(self, job: Job) -> Method:
         """The job's algorithm with its hyperparameters, estimated ones too."""
@@ -125,7 +132,8 @@ class Plan:
     def footprint(self, job: Job) -> Footprint:
         """What a round of the job sends and computes."""
         rounds = min(job.rounds, 50)
-        return dry_run(self.method(job), self.setting(job).network, cohort_size(job.cohort), rounds)
+        network, cohort = self.setting(job).network, cohort_size(job.cohort)
+        return dry_run(self.method(job), network, cohort, rounds, job.channel)
 
     def memory(self, job: Job) -> int:
         """Estimated peak bytes: everything of every row, data, activations."""
@@ -148,11 +156,11 @@ class Plan:
                 self.world.together(partial(part, job))
 
     def _check(self, job: Job) -> None:
-        self.setting(job).check(job.title, self.method(job), job.cohort)
+        self.setting(job).check(job.title, self.method(job), job.cohort, job.channel)
 
 
 def _setting_key(job: Job) -> str:
-    shared = job.experiment.model_dump(exclude={"algorithm", "seeds", "rounds", "name"})
+    shared = job.experiment.model_dump(exclude={"algorithm", "channel", "seeds", "rounds", "name"})
     return json.dumps([shared, job.seed], sort_keys=True)
 
 

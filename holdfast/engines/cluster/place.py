@@ -12,6 +12,7 @@ from holdfast.engines.cluster.oracle import CautiousOracle, Solves
 from holdfast.engines.cluster.peers import ClusterPeers
 from holdfast.engines.cluster.placement import crossing_links, place
 from holdfast.engines.cluster.ranks import Ranks
+from holdfast.engines.common.carrier import Carrier
 from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.oracle import BatchOracle, MinibatchGradient
@@ -37,10 +38,16 @@ class RankPlace(Place):
         return ClusterLinks(network, like, self.blocks, self.world.rank)
 
     def peers(
-        self, network: Network, links: StackedLinks, seed: int, round: int, counters: Counters
+        self,
+        network: Network,
+        links: StackedLinks,
+        seed: int,
+        round: int,
+        counters: Counters,
+        carrier: Carrier,
     ) -> ClusterPeers:
         assert isinstance(links, ClusterLinks)
-        return ClusterPeers(network, links, seed, round, counters.traffic, world=self.world)
+        return ClusterPeers(network, links, seed, round, counters.traffic, carrier, world=self.world)
 
     def oracle(
         self,

@@ -5,13 +5,26 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from holdfast.core.tree import row_bits, row_size
+
 
 @dataclass
 class Traffic:
     """What has been sent so far."""
 
-    numbers: int = 0  # each counted once per message
+    numbers: int = 0  # in the messages, each counted once per receiver
+    bits: int = 0  # that they took on the wire
     delay: float = 0.0  # DSpodFL's tau_trans: 1 for every vector [d] that all links carry
+
+    def count(self, receivers: int, message: Any, wire: Any) -> None:
+        """Counts one row of ``message``, which travels as ``wire``, to so many ``receivers``."""
+        self.numbers += receivers * row_size(message)
+        self.bits += receivers * row_bits(wire)
+
+    @classmethod
+    def of(cls, counts: dict[str, Any], itemsize: int) -> Self:
+        """From saved ``counts``; older ones say only how many numbers, each of ``itemsize`` bytes."""
+        return cls(**{"bits": 8 * itemsize * counts["numbers"], **counts})
 
 
 @dataclass
@@ -42,6 +55,6 @@ class Counters:
         return asdict(self)
 
     @classmethod
-    def of(cls, counts: dict[str, Any]) -> Self:
+    def of(cls, counts: dict[str, Any], itemsize: int) -> Self:
         """The inverse of ``as_dict``; other keys are ignored."""
-        return cls(Traffic(**counts["traffic"]), Work(**counts["work"]))
+        return cls(Traffic.of(counts["traffic"], itemsize), Work(**counts["work"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holdfast.contract import Method
+from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.tree import leaves
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
@@ -31,12 +31,18 @@ class Footprint:
         return (rows + model_copies) * dim * itemsize
 
 
-def dry_run(method: Method, network: Network, cohort_size: int | None = None, rounds: int = 1) -> Footprint:
+def dry_run(
+    method: Method,
+    network: Network,
+    cohort_size: int | None = None,
+    rounds: int = 1,
+    channel: Channel = IDENTITY,
+) -> Footprint:
     """``method`` over ``network``, counted in one dimension and in two, to tell d from 1.
 
     Figures per round are means over ``rounds``: some methods skip communication now and then.
     """
-    one, two = (_count(method, network, cohort_size, dim, rounds) for dim in (1, 2))
+    one, two = (_count(method, network, cohort_size, dim, rounds, channel) for dim in (1, 2))
     return Footprint(
         vectors_at_start=two.at_start - one.at_start,
         vectors_per_round=two.per_round - one.per_round,
@@ -54,10 +60,13 @@ class _Counts(NamedTuple):
     gradients: float
 
 
-def _count(method: Method, network: Network, cohort_size: int | None, dim: int, rounds: int) -> _Counts:
-    simulation = Simulation(method, ZeroObjective(network.nodes, dim), network, cohort_size=cohort_size)
+def _count(
+    method: Method, network: Network, cohort_size: int | None, dim: int, rounds: int, channel: Channel
+) -> _Counts:
+    problem = ZeroObjective(network.nodes, dim)
+    simulation = Simulation(method, problem, network, cohort_size=cohort_size, channel=channel)
     at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
-    kept = simulation.state.clients if isinstance(simulation.state, ServerState) else simulation.state
+    kept = simulation.state[1:] if isinstance(simulation.state, ServerState) else simulation.state
     state = sum(tensor.numel() for tensor in leaves(kept))
     for _ in range(rounds):
         simulation.step()

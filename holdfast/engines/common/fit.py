@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from holdfast.contract import Algorithm, Method, ServerAlgorithm
+from typing import get_args
+
+from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
+from holdfast.contract.channel import Use
 from holdfast.core.errors import HoldfastError
+from holdfast.engines.common.survey import method_uses
 from holdfast.topology import Network
 
+REASONS: dict[Use, str] = {
+    "graph": "is not made for messages between neighbours: use the topology 'server'",
+    "changing graph": "needs links that are the same in every round",
+    "server": "is not made for a server: use a graph such as the topology 'ring'",
+    "cohort": "needs every client in every round; leave the cohort out",
+    "neighbour sums": "cannot give the plain sum over neighbours, which {method} needs here",
+    "links": "sends every neighbour the same, and {method} something else over every link",
+}
 
-def check_fit(method: Method, nodes: int, network: Network, cohort_size: int | None) -> None:
-    """Refuses a method on a network it is not made for, and cohorts that cannot be drawn."""
+
+def check_fit(
+    method: Method, nodes: int, network: Network, cohort_size: int | None, channel: Channel = IDENTITY
+) -> None:
+    """Refuses a method or a channel on a network it is not made for, and cohorts that cannot be drawn."""
+    _check_method(method, nodes, network, cohort_size)
+    if channel.transparent:
+        return
+    uses = method_uses(method, network) | {"server" if network.is_server else "graph"}
+    if network.sequence is not None or network.activity is not None:
+        uses.add("changing graph")
+    if cohort_size is not None:
+        uses.add("cohort")
+    for use in get_args(Use):
+        if use in uses - channel.serves:
+            reason = REASONS[use].format(method=type(method).__name__)
+            raise HoldfastError(f"channel {type(channel).__name__} {reason}; or choose another channel")
+
+
+def _check_method(method: Method, nodes: int, network: Network, cohort_size: int | None) -> None:
     name = type(method).__name__
     leads = isinstance(method, ServerAlgorithm) or (isinstance(method, Algorithm) and method.needs_server)
     if network.nodes != nodes:

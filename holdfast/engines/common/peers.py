@@ -15,6 +15,7 @@ from holdfast.contract import Inbox
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import coin
 from holdfast.core.tree import row_size, tree_map
+from holdfast.engines.common.carrier import Carrier
 from holdfast.engines.common.counters import Traffic
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.products import exact_product
@@ -32,6 +33,7 @@ class StackedPeers:
     seed: int
     round: int
     traffic: Traffic
+    carrier: Carrier
     draws: int = 0  # shared coins and sporadic exchanges of this round so far
 
     @property
@@ -40,11 +42,21 @@ class StackedPeers:
 
     def exchange(self, message: M, sporadic: bool = False) -> Inbox[M]:
         available = self._draw_links() if sporadic else None
-        size = row_size(message)
-        messages = self.links.network.directed_links if available is None else 2 * int(available.sum())
-        self.traffic.numbers += messages * size
-        self.traffic.delay += self._share_of_delay(available) * self.links.vectors(size)
-        return self._deliver(message, available)
+        self.traffic.delay += self._share_of_delay(available) * self.links.vectors(row_size(message))
+        network, nodes = self.links.network, self.network.nodes
+        sent = self.carrier.send(message)
+        inbox = self._deliver(sent.arrived, available)
+        if self.carrier.channel.transparent or not network.is_server:
+            messages = network.directed_links if available is None else 2 * int(available.sum())
+            self.traffic.count(messages, message, sent.wire)
+            return self.carrier.from_neighbours(sent, inbox, self)
+        answer = self.carrier.answer(
+            tree_map(lambda t: t[:1], inbox.mixed), self.carrier.exchanges - 1, nodes
+        )
+        self.traffic.count(nodes, message, sent.wire)
+        self.traffic.count(nodes, answer.message, answer.wire)
+        mean = tree_map(lambda t, rows: t.expand_as(rows), answer.arrived, message)
+        return self.carrier.from_server(sent, mean, nodes)
 
     def _deliver(self, message: M, available: NDArray[np.bool_] | None) -> Inbox[M]:
         return StackedInbox(message, self.links, available)
@@ -62,7 +74,7 @@ class StackedPeers:
         return self._edges()
 
     def _edges(self) -> StackedEdges:
-        return StackedEdges(self.links, self.traffic)
+        return StackedEdges(self.links, self.traffic, self.carrier)
 
     def _draw_links(self) -> NDArray[np.bool_]:
         self.draws += 1
@@ -107,6 +119,7 @@ class StackedEdges:
 
     links: StackedLinks
     traffic: Traffic
+    carrier: Carrier
 
     @cached_property
     def sign(self) -> Tensor:
@@ -125,9 +138,10 @@ class StackedEdges:
         return exact_product(self.links.gathering, z)
 
     def swap(self, z: Tensor) -> Tensor:
-        self.traffic.numbers += self.links.network.directed_links * z.shape[-1]
+        sent = self.carrier.swap(z, self.links.rows)
+        self.traffic.count(self.links.network.directed_links, z, sent.wire)
         self.traffic.delay += self.links.vectors(z.shape[-1])
-        return self._swapped(z)
+        return self._swapped(sent.arrived)
 
     def _swapped(self, z: Tensor) -> Tensor:
         return z[self.links.reverse]

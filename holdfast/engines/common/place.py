@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.world import ALONE, World
+from holdfast.engines.common.carrier import Carrier
 from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.oracle import BatchOracle, MinibatchGradient
@@ -28,10 +29,16 @@ class Place:
         return StackedLinks(network, like)
 
     def peers(
-        self, network: Network, links: StackedLinks, seed: int, round: int, counters: Counters
+        self,
+        network: Network,
+        links: StackedLinks,
+        seed: int,
+        round: int,
+        counters: Counters,
+        carrier: Carrier,
     ) -> StackedPeers:
         """The links of the nodes here in one round."""
-        return StackedPeers(network, links, seed, round, counters.traffic)
+        return StackedPeers(network, links, seed, round, counters.traffic, carrier)
 
     def oracle(
         self,

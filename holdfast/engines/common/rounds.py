@@ -7,14 +7,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import Algorithm, Method, ServerAlgorithm
+from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.core.randomness import cohort
-from holdfast.core.tree import put_rows, row_size, tree_map
+from holdfast.core.tree import put_rows, tree_map
+from holdfast.engines.common.carrier import (
+    Carrier,
+    Slot,
+    apart,
+    carried,
+    lost_error,
+    new_slots,
+    server_slot,
+)
 from holdfast.engines.common.counters import Counters
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
+from holdfast.engines.common.survey import sent_in_round
 from holdfast.problem.problem import Objective
 from holdfast.topology import Network
 
@@ -24,6 +34,7 @@ class ServerState(NamedTuple):
 
     server: Any
     clients: Any  # rows of all clients here, kept once
+    channel: Slot | tuple[()] = ()  # what the channel remembers: rows of all clients, and the server's part
 
 
 class Inputs(NamedTuple):
@@ -46,12 +57,15 @@ class Rounds:
         seed: int = 0,
         cohort_size: int | None = None,
         place: Place = HERE,
+        channel: Channel = IDENTITY,
     ) -> None:
-        check_fit(method, problem.nodes, network, cohort_size)
+        check_fit(method, problem.nodes, network, cohort_size, channel)
         self.method, self.problem, self.network, self.place = method, problem, network, place
         self.seed, self.cohort_size = seed, cohort_size or problem.nodes
         self.nodes = place.nodes(network).to(problem.x0.device)
         self.links = place.links(network.at(0), problem.x0)
+        self.channel = channel
+        self.lost = torch.zeros((), dtype=torch.bool, device=problem.x0.device)  # a flag for ``Carrier``
 
     def initial(self, counters: Counters) -> Any:
         """The state before the first round."""
@@ -59,11 +73,25 @@ class Rounds:
         rows = x0.expand(len(self.nodes), -1)
         if isinstance(method, ServerAlgorithm):
             clients = _own_memory(method.init(rows), shared=x0)
-            return ServerState(server=method.init_server(x0.clone()), clients=clients)
+            return ServerState(method.init_server(x0.clone()), clients, self._server_slot())
         assert isinstance(method, Algorithm)
         oracle = self._oracle(self.nodes, 0, counters)
         oracle.step = INITIAL_STEP
-        return method.init(rows.clone(), oracle, self._peers(0, counters))
+        state = method.init(rows.clone(), oracle, self._peers(0, counters, self._carrier(0, ())))
+        return carried(state, self._slots())
+
+    def _slots(self) -> tuple[Slot, ...]:
+        """What the channel remembers before the first round."""
+        if self.channel.transparent:
+            return ()
+        messages = sent_in_round(self.method, self.network, self.problem.x0)
+        all_rows = [tree_map(lambda t: t.expand(len(self.nodes), *t.shape[1:]), m) for m in messages]
+        slots: tuple[Slot, ...] = _own_memory(new_slots(self.channel, all_rows), shared=self.problem.x0)
+        return slots
+
+    def _server_slot(self) -> Slot | tuple[()]:
+        """The same where a server leads: it is the only receiver, and holds one row."""
+        return server_slot(*self._slots())
 
     def inputs(self, round: int) -> Inputs:
         """What ``round`` differs in from others."""
@@ -84,18 +112,30 @@ class Rounds:
             return self._server_round(now.method, state, now, counters, gradient)
         assert isinstance(now.method, Algorithm)
         oracle = self._oracle(self.nodes, now.round, counters, gradient)
-        return now.method.round(state, oracle, self._peers(now.round, counters))
+        own, slots = apart(state)
+        carrier = self._carrier(now.round, slots)
+        after = now.method.round(own, oracle, self._peers(now.round, counters, carrier))
+        return carried(after, carrier.memory)
 
     def models(self, state: Any) -> Tensor:
         """The model of each node here after the last exchange, [m, d]; a server's model is everybody's."""
         if isinstance(self.method, ServerAlgorithm):
             return self.method.model(state.server).expand(len(self.nodes), -1)
         assert isinstance(self.method, Algorithm)
-        return self.method.model(state)
+        return self.method.model(apart(state)[0])
 
     def duals(self, state: Any) -> Tensor | None:
         """What the method says of ``dual``, for the nodes here."""
-        return self.method.dual(state.clients if isinstance(state, ServerState) else state)
+        return self.method.dual(state.clients if isinstance(state, ServerState) else apart(state)[0])
+
+    def check_channel(self) -> None:
+        """Raises, on all ranks alike, if a finite number did not arrive as one."""
+
+        def check() -> None:
+            if bool(self.lost):
+                raise lost_error(self.channel)
+
+        self.place.world.together(check)
 
     def _server_round(
         self,
@@ -105,22 +145,28 @@ class Rounds:
         counters: Counters,
         gradient: MinibatchGradient | None,
     ) -> ServerState:
-        received = method.broadcast(state.server)
         # If nobody here was drawn, one client whose work counts for nothing shows what a message looks like.
         takes_part = len(now.cohort) > 0
         chosen, counted = (now.cohort, counters) if takes_part else (self.nodes[:1], Counters())
-        places = self.place.rows(self.nodes, chosen)
-        before = tree_map(lambda rows: rows[places], state.clients)
+        places, share = self.place.rows(self.nodes, chosen), self.cohort_size / self.problem.nodes
+        slot = state.channel or Slot((), ())
+        before, sender = tree_map(lambda rows: rows[places], (state.clients, slot.sender))
+        carrier = self._carrier(now.round, (Slot(sender, ()),) if state.channel else (), chosen, takes_part)
+        answer = carrier.broadcast(method.broadcast(state.server), self.problem.nodes)
         oracle = self._oracle(chosen, now.round, counted, gradient, takes_part)
-        after, message = method.client(before, received, oracle)
+        after, message = method.client(before, answer.arrived, oracle)
+        sent = carrier.send(message)
+        counters.traffic.count(self.cohort_size, answer.message, answer.wire)
+        counters.traffic.count(self.cohort_size, message, sent.wire)
+        arrived, kept = sent.arrived, (state.clients, slot.sender)
         if takes_part:
-            clients = put_rows(state.clients, places, after)
+            kept = put_rows(kept, places, (after, carrier.slot.sender))
         else:
-            clients, message = state.clients, tree_map(lambda rows: rows[:0], message)
-        counters.traffic.numbers += self.cohort_size * (row_size(received) + row_size(message))
-        mean = tree_map(lambda rows: self.place.world.mean(rows, self.cohort_size), message)
-        server = method.server(state.server, mean, self.cohort_size / self.problem.nodes)
-        return ServerState(server=server, clients=clients)
+            arrived = tree_map(lambda rows: rows[:0], arrived)
+        mean = tree_map(lambda rows: self.place.world.mean(rows, self.cohort_size), arrived)
+        mean, receiver = self.channel.gather(mean, slot.receiver, share)
+        server = method.server(state.server, mean, share)
+        return ServerState(server, kept[0], Slot(kept[1], receiver) if state.channel else ())
 
     def _oracle(
         self,
@@ -135,11 +181,18 @@ class Rounds:
             chances = torch.as_tensor(self.network.probabilities(round).compute, device=nodes.device)
         return self.place.oracle(self.problem, nodes, self.seed, round, counters, chances, gradient, counts)
 
-    def _peers(self, round: int, counters: Counters) -> StackedPeers:
+    def _carrier(
+        self, round: int, slots: tuple[Slot, ...], nodes: Tensor | None = None, counts: bool = True
+    ) -> Carrier:
+        lost = self.lost if counts else torch.zeros_like(self.lost)
+        senders = self.nodes if nodes is None else nodes
+        return Carrier(self.channel, slots, self.seed, round, senders, lost)
+
+    def _peers(self, round: int, counters: Counters, carrier: Carrier) -> StackedPeers:
         now = self.network.at(round)
         if now is not self.links.network:
             self.links = self.place.links(now, self.problem.x0)
-        return self.place.peers(self.network, self.links, self.seed, round, counters)
+        return self.place.peers(self.network, self.links, self.seed, round, counters, carrier)
 
 
 def _own_memory(clients: Any, shared: Tensor) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from holdfast.contract import Method
+from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.memory import keep_freed_memory
 from holdfast.core.tree import from_named, named_leaves
 from holdfast.core.world import World
@@ -65,25 +65,37 @@ class Simulation:
         cohort_size: int | None = None,
         place: Place = HERE,
         executor: Executor | None = None,
+        channel: Channel = IDENTITY,
     ) -> None:
-        self.rounds = Rounds(method, problem, network, seed=seed, cohort_size=cohort_size, place=place)
+        options: Any = {"seed": seed, "cohort_size": cohort_size, "place": place, "channel": channel}
+        self.rounds = Rounds(method, problem, network, **options)
         self.executor = executor or Stepwise()
         self.counters = Counters()
         self.round = 0
         self.state = self.rounds.initial(self.counters)
-        place.settle()
+        self.settle()
 
     def prepare(self, rounds: int) -> str:
         """Gets ready for so many rounds and says how they will be run."""
         how = self.executor.prepare(self, rounds)
+        self.rounds.lost.zero_()  # trial rounds do not count
         where = self.rounds.place.describe(self.network)
         return f"{where}; {how}" if where else how
 
     def step(self) -> None:
         """Runs the next communication round."""
         self.executor.step(self)
-        self.rounds.place.settle()
+        self.settle()
         self.round += 1
+
+    def settle(self, wait: bool = False) -> None:
+        """Raises, everywhere alike, what went wrong in the last round.
+
+        Whether numbers got lost in the channel is asked of a GPU only if ``wait``: it would synchronise.
+        """
+        self.rounds.place.settle()
+        if not self.rounds.channel.transparent and (wait or not self.rounds.lost.is_cuda):
+            self.rounds.check_channel()
 
     @property
     def method(self) -> Method:
@@ -122,7 +134,7 @@ class Simulation:
     @property
     def payload_bytes(self) -> int:
         """Bytes of all messages so far, each counted once."""
-        return self.traffic.numbers * self.problem.x0.element_size()
+        return self.traffic.bits // 8
 
     def total_work(self) -> Work:
         """What all nodes, here and elsewhere, have computed so far."""
@@ -141,6 +153,7 @@ class Simulation:
         """Continues from a ``snapshot``."""
         self.state = self.executor.put(self.state, from_named(self.state, tensors))
         self.round = counters["round"]
-        self.counters = Counters.of(counters)
+        self.rounds.lost.zero_()
+        self.counters = Counters.of(counters, self.problem.x0.element_size())
         if not self.world.leads:
             self.counters.work = Work()  # the leader's counts what was done before

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
-from holdfast.contract import Method
+from holdfast.contract import Channel, Method
 from holdfast.core.errors import unknown
 from holdfast.core.validation import Count, Positive, Section, Seed
 from holdfast.engines.deploy.own_model import OwnModel
@@ -42,6 +42,12 @@ class LimitsConfig(Section):
         return self.wait + size / SLOWEST
 
 
+def _no_channel(compression: Any) -> Any:
+    if compression == "fp16":
+        raise ValueError("'fp16' has become a channel: write channel = \"half\" instead")
+    return compression
+
+
 class NodeConfig(MemberConfig):
     """A node with data of its own. Behind a server it needs no address: it dials out."""
 
@@ -55,7 +61,7 @@ class Federation(Section, ABC):
     rounds: Count
     seed: Seed = 0
     dtype: Literal["float32", "float64"] = "float32"
-    compression: Literal["none", "lossless", "fp16"] = "none"
+    compression: Annotated[Literal["none", "lossless"], BeforeValidator(_no_channel)] = "none"
     evaluate_every: Count = 1  # rounds between measurements at home
     shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
     limits: LimitsConfig = LimitsConfig()
@@ -83,6 +89,11 @@ class Federation(Section, ABC):
     @abstractmethod
     def method(self) -> Method:
         """The algorithm, its hyperparameters checked."""
+
+    @property
+    @abstractmethod
+    def wire_channel(self) -> Channel:
+        """What messages travel through."""
 
     @property
     @abstractmethod

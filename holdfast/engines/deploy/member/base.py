@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+from holdfast.engines.common.carrier import wire_like
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.network import Costs, NetworkThread
 from holdfast.engines.deploy.ops.events import Events
@@ -229,20 +230,20 @@ class Member:
             )
         return self.links[peer]
 
-    def header(self, exchange: int, message: Any) -> Header:
-        """Of a message in the round under way."""
+    def header(self, exchange: int, wire: Any) -> Header:
+        """Of a message in the round under way, as it is sent."""
         return Header(
             federation=self.federation.id,
             sender=self.name,
             round=self.stage,
             exchange=exchange,
-            tensors=self.wire_specs(message),
+            tensors=specs(wire),
             depends_on=self.dependencies.known,
         )
 
     def wire_specs(self, message: Any) -> list[TensorSpec]:
         """The tensors of ``message`` as they are sent."""
-        return specs(message, "float16" if self.federation.compression == "fp16" else self.federation.dtype)
+        return specs(wire_like(self.federation.wire_channel, message))
 
     def may_fetch(self, who: str, stage: int) -> bool:
         """Whether ``who`` may have this member's messages of a round."""
@@ -253,7 +254,7 @@ class Member:
     @property
     def payload_bytes(self) -> int:
         """Bytes of all messages sent so far, each counted once, as the simulator counts them."""
-        return self.costs.traffic.numbers * self.x0.element_size()
+        return self.costs.traffic.bits // 8
 
     @property
     def wire_bytes(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.randomness import cohort
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.member.template import averaged_messages, client_message
+from holdfast.engines.deploy.member.template import averaged_messages, client_template
 
 Key = tuple[int, int]  # stage, exchange
 
@@ -49,7 +49,7 @@ class Leading:
     """A method with a state on the server: one exchange in each round, with the round's cohort."""
 
     def __init__(self, federation: Federation, dim: int) -> None:
-        self.federation, self.like = federation, client_message(federation, dim)
+        self.federation, self.like = federation, client_template(federation, dim)
 
     def due(self, key: Key) -> Due:
         federation, names = self.federation, self.federation.names

@@ -6,7 +6,6 @@ averages. Either way clients dial out, and only the server has to be reachable.
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,16 @@ import torch
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_json
-from holdfast.core.tree import row_size, tree_map
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.carrier import Carrier, apart, carried, wire_like
 from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.arrivals import add_to
 from holdfast.engines.deploy.member.base import GRACE, Member
 from holdfast.engines.deploy.member.due import Key, last_stage, schedule_of
 from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.member.recording import record_round, recorded
+from holdfast.engines.deploy.member.template import channel_slots, new_carrier
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
@@ -69,7 +71,7 @@ class Hub(Member):
         saved = self._saved = self.store.saved_state()
         self.done = saved.header.round if saved is not None else 0
         if saved is not None:
-            self.costs = self.costs.from_notes(saved.header.notes["costs"])
+            self.costs = self.costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
             self.dependencies.add(saved.header.depends_on)
         self.record.keep(upto=self.done if saved is not None else -1)
         # Clients may come before ``run`` gets there.
@@ -118,22 +120,27 @@ class Hub(Member):
 
     def _lead(self, method: ServerAlgorithm[Any]) -> None:
         nodes, cohort_size = len(self.federation.node), self.federation.cohort
+        channel, slots = self.federation.wire_channel, channel_slots(self.federation, self.x0)
+        memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
         state = method.at(0).init_server(self.x0.clone())
         if self._saved is not None:
-            state = self._saved.read(state, self.x0.device)
+            state, memory = apart(self._saved.read(carried(state, memory), self.x0.device))
         else:
-            self._save(0, state)
+            self._save(0, carried(state, memory))
         self._forget(self.done)
         for r in range(self.done, self.federation.rounds):
             now = method.at(r)
             self.due, self.stage = self.schedule.due((r + 1, 0)), r + 1
             self.phase = f"serving round {r + 1}"
-            sent = now.broadcast(state)
-            self.publish(self.header(0, sent), sent)
-            mean = tree_map(lambda t: t.squeeze(0), self._mean())
+            carrier = self._carrier(r)
+            sent = carrier.broadcast(now.broadcast(state), nodes)
+            carrier.check()
+            self.publish(self.header(0, sent.wire), sent.wire)
+            arrived = tree_map(lambda t: t.squeeze(0), self._mean())
+            mean, memory = channel.gather(arrived, memory, cohort_size / nodes)
             state = now.server(state, mean, cohort_size / nodes)
-            self.costs.traffic.numbers += cohort_size * row_size(sent)
-            self._save(r + 1, state)
+            self.costs.traffic.count(cohort_size, sent.message, sent.wire)
+            self._save(r + 1, carried(state, memory))
             self._forget(r + 1)
         self.due, self.stage = self.schedule.due((self.last, 0)), self.last
         model = method.at(max(self.federation.rounds - 1, 0)).model(state)
@@ -181,9 +188,12 @@ class Hub(Member):
             if stage - 1 > self.done:  # everybody is past the rounds before
                 self._save(stage - 1, ())
                 self._forget(stage - 1)
-            header = self.header(exchange, mean)
+            carrier, nodes = self._carrier(max(stage - 1, 0)), len(self.federation.names)
+            answer = carrier.answer(mean, exchange, nodes).wire
+            carrier.check()
+            header = self.header(exchange, answer)
             self.due = self.schedule.due((stage, exchange + 1))  # whoever has the mean may send what follows
-            self._count(self.publish(header, mean))
+            self._count(self.publish(header, answer))
             for before in [before for before in list(self.arrivals) if before < key]:
                 self._drop(before)  # everybody has had that mean: without it, nobody could have sent this
         self.stage = self.last
@@ -192,8 +202,12 @@ class Hub(Member):
 
     def _count(self, mean: MessageFile) -> None:
         """Every client is sent it."""
-        numbers = sum(math.prod(tensor.shape) for tensor in mean.header.tensors)
-        self.costs.traffic.numbers += len(self.federation.names) * numbers
+        like = self.schedule.due((mean.header.round, mean.header.exchange)).like
+        wire = wire_like(self.federation.wire_channel.down, like)
+        self.costs.traffic.count(len(self.federation.names), like, wire)
+
+    def _carrier(self, r: int) -> Carrier:
+        return new_carrier(self.federation, r, (), torch.tensor([], dtype=torch.int64, device=self.x0.device))
 
     # --- clients' messages ----------------------------------------------------------------------------
 
@@ -248,7 +262,7 @@ class Hub(Member):
         for name in due.names:
             message = self._file(due.key, name)
             message.verify()  # it may have been on disk for long
-            message.add_to(total)
+            add_to(total, message, self.federation.wire_channel)
         return tree_map(lambda t: t.div_(len(due.names)), total)
 
     def _file(self, key: Key, name: str) -> MessageFile:

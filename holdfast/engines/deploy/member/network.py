@@ -28,7 +28,7 @@ class NetworkThread:
 class Costs:
     """What taking part has cost so far; saved with the state."""
 
-    traffic: Traffic = field(default_factory=Traffic)  # numbers in messages sent, each counted once
+    traffic: Traffic = field(default_factory=Traffic)  # in messages sent, each counted once
     seconds: float = 0.0  # in all
     waiting: float = 0.0  # of these, spent on exchanges
     saving: float = 0.0  # and on writing down states
@@ -37,5 +37,5 @@ class Costs:
     delivery_bytes: int = 0  # the finished model, handed out by a server
 
     @classmethod
-    def from_notes(cls, notes: dict[str, Any]) -> Costs:
-        return cls(**{**notes, "traffic": Traffic(**notes["traffic"])})
+    def from_notes(cls, notes: dict[str, Any], itemsize: int) -> Costs:
+        return cls(**{**notes, "traffic": Traffic.of(notes["traffic"], itemsize)})

@@ -16,20 +16,22 @@ from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_json
 from holdfast.core.randomness import cohort
-from holdfast.core.tree import leaves
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.carrier import Carrier, Slot, apart, carried, wire_like
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.arrivals import read
 from holdfast.engines.deploy.member.base import Member
 from holdfast.engines.deploy.member.network import Costs, NetworkThread
 from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
 from holdfast.engines.deploy.member.recording import record_round, recorded
-from holdfast.engines.deploy.member.template import state_template
+from holdfast.engines.deploy.member.template import channel_slots, new_carrier, state_template
 from holdfast.engines.deploy.member.transport import NodeTransport
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.site import Site
-from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile
+from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
 from holdfast.engines.deploy.storage.results import read_model, write_model
 from holdfast.engines.deploy.storage.store import message_key, remove
 from holdfast.engines.deploy.wire.credentials import Credentials
@@ -105,25 +107,31 @@ class Node(Member):
             oracle = self._oracle(0)
             oracle.step = INITIAL_STEP
             self.phase = "preparing"
-            self.state = method.at(0).init(self.x0[None], oracle, self._peers(0, stage=0))
-            self._measure(method.model(self.state))
+            carrier = self._carrier(0, ())
+            state = method.at(0).init(self.x0[None], oracle, self._peers(0, 0, carrier))
+            self.state = carried(state, channel_slots(self.federation, self.x0))
+            self._measure(method.model(state))
             self._save(0)
         self._forget_start()
         if self.federation.graph.is_server:
             self._to_server_again()
         for r in range(self.done, self.federation.rounds):
             self.phase = f"computing round {r + 1}"
-            self.state = method.at(r).round(self.state, self._oracle(r), self._peers(r, stage=r + 1))
-            self._measure(method.model(self.state))
+            state, slots = apart(self.state)
+            carrier = self._carrier(r, slots)
+            state = method.at(r).round(state, self._oracle(r), self._peers(r, r + 1, carrier))
+            self.state = carried(state, carrier.memory)
+            self._measure(method.model(state))
             self._save(r + 1)
-        return method.model(self.state)[0]
+        return method.model(apart(self.state)[0])[0]
 
-    def _peers(self, r: int, stage: int) -> NodePeers:
+    def _peers(self, r: int, stage: int, carrier: Carrier) -> NodePeers:
         self.stage = stage
-        federation = self.federation
-        return NodePeers(
-            self.node, federation.graph, federation.seed, r, NodeTransport(self), self.x0, self.costs.traffic
-        )
+        graph, seed, traffic = self.federation.graph, self.federation.seed, self.costs.traffic
+        return NodePeers(self.node, graph, seed, r, NodeTransport(self), self.x0, traffic, carrier)
+
+    def _carrier(self, r: int, slots: tuple[Slot, ...]) -> Carrier:
+        return new_carrier(self.federation, r, slots, torch.tensor([self.node], device=self.x0.device))
 
     def _oracle(self, r: int) -> BatchOracle:
         graph, here = self.federation.graph, torch.tensor([self.node], device=self.x0.device)
@@ -143,9 +151,11 @@ class Node(Member):
     def _serve_cohorts(self, method: ServerAlgorithm[Any]) -> Tensor:
         federation = self.federation
         row = torch.empty_like(self.x0, device="meta")
-        like = method.broadcast(method.init_server(row))
+        like, down = method.broadcast(method.init_server(row)), federation.wire_channel.down
+        if not down.transparent:  # it comes as rows
+            like = tree_map(lambda t: t[None], like)
         if self.state is None:
-            self.state = method.init(self.x0[None])
+            self.state = carried(method.init(self.x0[None]), channel_slots(federation, self.x0))
             self._save(0)
         self._forget_start()
         self._to_server_again()
@@ -154,24 +164,31 @@ class Node(Member):
                 continue
             self.stage = r + 1
             self.phase = f"waiting for round {r + 1}"
-            sent = self.from_server(0, like)
-            received = self.insist(partial(sent.read, like, self.x0.device))
+            file = self.from_server(0, wire_like(down, like))
+            received = self.insist(partial(read, file, down, like, self.x0.device))
+            if not down.transparent:
+                received = tree_map(lambda t: t[0], received)
             self.phase = f"computing round {r + 1}"
-            self.state, message = method.at(r).client(self.state, received, self._oracle(r))
-            published = self.publish(self.header(0, message), message)
-            self.costs.traffic.numbers += sum(tensor.numel() for tensor in leaves(message))
+            state, slots = apart(self.state)
+            state, message = method.at(r).client(state, received, self._oracle(r))
+            carrier = self._carrier(r, slots)
+            sent = carrier.send(message)
+            carrier.check()
+            published = self.publish(self.header(0, sent.wire), sent.wire)
+            self.costs.traffic.count(1, message, sent.wire)
+            self.state = carried(state, carrier.memory)
             self._save(r + 1)
             self.to_server(published)
         self.stage = federation.rounds + 1
-        sent = self.from_server(0, row)
-        model: Tensor = self.insist(lambda: sent.read(row, self.x0.device))
+        file = self.from_server(0, row)  # the finished model, as it is
+        model: Tensor = self.insist(lambda: file.read(row, self.x0.device))
         self.done = federation.rounds
         self._measure(model[None])
         return model
 
-    def from_server(self, exchange: int, like: Any) -> MessageFile:
-        """The server's message of the round under way, a tree like ``like``."""
-        tensors = self.wire_specs(like)
+    def from_server(self, exchange: int, wire: Any) -> MessageFile:
+        """The server's message of the round under way, which travels as a tree like ``wire``."""
+        tensors = specs(wire)
 
         async def fetch() -> MessageFile:
             return await (await self.link(self.server_name)).fetch(self.stage, exchange, tensors)
@@ -214,7 +231,7 @@ class Node(Member):
         if saved is not None:
             self.dependencies.add(saved.header.depends_on)
             self.state = saved.read(state_template(self.federation, self.node, self.x0), self.x0.device)
-            self.costs = Costs.from_notes(saved.header.notes["costs"])
+            self.costs = Costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
             self.work = Work(**saved.header.notes["work"])
             self.metrics = saved.header.notes["metrics"]
         if any(self.done < round <= self.federation.rounds for round in self.outbox.lost):

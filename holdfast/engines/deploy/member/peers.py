@@ -11,10 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.contract import Channel, Inbox
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import coin
-from holdfast.core.tree import row_size, tree_map
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.carrier import Carrier, wire_like
 from holdfast.engines.common.counters import Traffic
+from holdfast.engines.deploy.member.arrivals import add_to, read
 from holdfast.engines.deploy.storage.messages import MessageFile
 from holdfast.topology import Network
 
@@ -31,11 +34,11 @@ class Transport(Protocol):
     def sporadic(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
         """The same, but without those neighbours with whom it did not work out, at either end."""
 
-    def scatter(self, exchange: int, messages: Mapping[int, Tensor]) -> dict[int, MessageFile]:
+    def scatter(self, exchange: int, messages: Mapping[int, Any]) -> dict[int, MessageFile]:
         """Sends every neighbour something else."""
 
-    def through_server(self, exchange: int, message: Any) -> MessageFile:
-        """Sends ``message`` to the server; the mean of everybody's."""
+    def through_server(self, exchange: int, message: Any, answer: Any) -> MessageFile:
+        """Sends ``message`` to the server; what it sends back, a tree like ``answer``."""
 
     def insist(self, read: Callable[[], T]) -> T:
         """What ``read`` gives; tried again from the start where files run out."""
@@ -52,6 +55,7 @@ class NodePeers:
     transport: Transport
     like: Tensor  # number type and device of the messages
     traffic: Traffic  # what this node sends
+    carrier: Carrier
     draws: int = 0  # shared coins and sporadic exchanges of this round so far
     exchanges: int = 0  # of this round so far
 
@@ -68,30 +72,34 @@ class NodePeers:
         degree = self.now.nodes - 1 if self.now.is_server else len(self.neighbours)
         return torch.full((1, 1), degree).to(self.like)
 
-    def exchange(self, message: M, sporadic: bool = False) -> ServerInbox[M] | NodeInbox[M]:
-        number = self._next_exchange()
+    def exchange(self, message: M, sporadic: bool = False) -> Inbox[M]:
+        number, channel = self._next_exchange(), self.carrier.channel
+        sent = self.carrier.send(message)
+        self.carrier.check()
         if self.now.is_server:
-            self.traffic.numbers += row_size(message)
-            mean = self.transport.through_server(number, message)
-            return ServerInbox(message, mean, self.now.nodes, self.like.device, self.transport)
+            self.traffic.count(1, message, sent.wire)
+            file = self.transport.through_server(number, sent.wire, wire_like(channel.down, message))
+            mean = self.transport.insist(lambda: read(file, channel.down, message, self.like.device))
+            return self.carrier.from_server(sent, mean, self.now.nodes)
         weights = self.now.weights
         assert weights is not None
         if not sporadic:
-            received = self.transport.broadcast(number, message, self.neighbours)
+            received = self.transport.broadcast(number, sent.wire, self.neighbours)
         else:
             self.draws += 1
             available = self.network.available_links(self.seed, self.round, self.draws)
             own = (self.now.links() == self.node).any(1)
             drawn = [j for j in self.neighbours if (self._link(j) & available & own).any()]
-            received = self.transport.sporadic(number, message, drawn)
+            received = self.transport.sporadic(number, sent.wire, drawn)
             took_part = np.zeros(len(available), dtype=bool)
             for j in received:
                 took_part |= self._link(j)
             weights = self.now.weights_over(took_part | ~own)  # this node's row depends on its own links only
-        self.traffic.numbers += len(received) * row_size(message)
+        self.traffic.count(len(received), message, sent.wire)
         row = weights[[self.node]].toarray()[0]
         mixing = {int(j): float(row[j]) for j in (*received, self.node)}
-        return NodeInbox(message, self.node, mixing, received, self.transport)
+        inbox = NodeInbox(sent.arrived, self.node, mixing, received, channel, self.transport)
+        return self.carrier.from_neighbours(sent, inbox, self)
 
     def coin(self, probability: float) -> bool:
         self.draws += 1
@@ -123,6 +131,7 @@ class NodeInbox(Generic[M]):
     node: int
     weights: dict[int, float]  # of this node and of everybody whose message came
     received: dict[int, MessageFile]
+    channel: Channel
     transport: Transport
 
     @cached_property
@@ -139,34 +148,14 @@ class NodeInbox(Generic[M]):
             if j == self.node:
                 tree_map(lambda t, own: t.add_(own, alpha=self.weights[self.node]), total, self.sent)
             else:
-                self.received[j].add_to(total, self.weights[j])
+                add_to(total, self.received[j], self.channel, self.weights[j])
         return total
 
     def _neighbour_sum(self) -> M:
         total = tree_map(torch.zeros_like, self.sent)
         for j in sorted(self.received):
-            self.received[j].add_to(total)
+            add_to(total, self.received[j], self.channel)
         return total
-
-
-@dataclass(frozen=True)
-class ServerInbox(Generic[M]):
-    """What a node received from a server: the mean over everybody."""
-
-    sent: M
-    mean: MessageFile
-    nodes: int
-    device: torch.device
-    transport: Transport
-
-    @cached_property
-    def mixed(self) -> M:
-        mixed: M = self.transport.insist(lambda: self.mean.read(self.sent, self.device))
-        return mixed
-
-    @cached_property
-    def neighbour_sum(self) -> M:
-        return tree_map(lambda mean, own: self.nodes * mean - own, self.mixed, self.sent)
 
 
 @dataclass(frozen=True)
@@ -195,9 +184,11 @@ class NodeEdges:
 
     def swap(self, z: Tensor) -> Tensor:
         peers = self.peers
-        peers.traffic.numbers += z.numel()
-        rows = {other: z[i : i + 1] for i, other in enumerate(peers.neighbours)}
-        received = peers.transport.scatter(peers._next_exchange(), rows)
+        sent = peers.carrier.swap(z, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+        peers.carrier.check()
+        peers.traffic.count(len(z), z, sent.wire)
+        rows = {j: tree_map(lambda t, i=i: t[i : i + 1], sent.wire) for i, j in enumerate(peers.neighbours)}
+        received, channel = peers.transport.scatter(peers._next_exchange(), rows), peers.carrier.channel
         return peers.transport.insist(
-            lambda: torch.cat([received[other].read(rows[other], z.device) for other in peers.neighbours])
+            lambda: torch.cat([read(received[j], channel, z[:1], z.device) for j in peers.neighbours])
         )

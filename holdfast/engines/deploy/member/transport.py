@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import Tensor
-
 from holdfast.engines.deploy.storage.messages import MessageFile
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ class NodeTransport:
         published = self.node.publish(self.node.header(exchange, message), message)
         return self._gather(exchange, dict.fromkeys(neighbours, published))
 
-    def scatter(self, exchange: int, messages: Mapping[int, Tensor]) -> dict[int, MessageFile]:
+    def scatter(self, exchange: int, messages: Mapping[int, Any]) -> dict[int, MessageFile]:
         names = self.node.federation.names
         published = {
             j: self.node.publish(self.node.header(exchange, row), row, names[j])
@@ -72,10 +70,10 @@ class NodeTransport:
         received = node.ask(lambda: together([fetch(j) for j in neighbours]))
         return {j: file for j, file in zip(neighbours, received, strict=True) if file is not None}
 
-    def through_server(self, exchange: int, message: Any) -> MessageFile:
+    def through_server(self, exchange: int, message: Any, answer: Any) -> MessageFile:
         node = self.node
         node.to_server(node.publish(node.header(exchange, message), message))
-        return node.from_server(exchange, message)
+        return node.from_server(exchange, answer)
 
     def insist(self, read: Callable[[], T]) -> T:
         return self.node.insist(read)

@@ -31,7 +31,7 @@ LONGEST_HEADER = 1 << 18
 _LENGTH = struct.Struct("<I")
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]  # of a round or of an exchange
-DType = Literal["float16", "float32", "float64", "int64"]
+DType = Literal["float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64"]
 Incarnations = dict[  # by member: what it drew when its folder was begun
     Annotated[str, Field(max_length=64)], Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 ]
@@ -88,7 +88,13 @@ class Header(BaseModel):
 
     def squeezed(self, piece: bytes) -> bytes:
         """A piece of the tensors, compressed."""
-        return squeeze(piece, numpy_type(self.tensors[0].dtype).itemsize)
+        return squeeze(piece, self.itemsize)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of every number; 1 where tensors are of several types."""
+        sizes = {numpy_type(tensor.dtype).itemsize for tensor in self.tensors}
+        return sizes.pop() if len(sizes) == 1 else 1
 
 
 def numpy_type(dtype: DType) -> np.dtype[Any]:
@@ -96,11 +102,10 @@ def numpy_type(dtype: DType) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
 
 
-def specs(tree: Any, dtype: DType | None = None) -> list[TensorSpec]:
-    """The tensors of ``tree``, sent as ``dtype`` if given."""
+def specs(tree: Any) -> list[TensorSpec]:
+    """The tensors of ``tree``."""
     return [
-        TensorSpec(name=name, shape=list(t.shape), dtype=dtype or _dtype_name(t))
-        for name, t in named_leaves(tree)
+        TensorSpec(name=name, shape=list(t.shape), dtype=_dtype_name(t)) for name, t in named_leaves(tree)
     ]
 
 
@@ -187,6 +192,14 @@ class MessageFile:
         if total.hexdigest() != self.header.checksum:
             raise self._damaged()
 
+    def check_numbers(self) -> None:
+        """Whether all numbers are finite."""
+        first = 0
+        for spec in self.header.tensors:
+            for piece in self.chunks(first, spec.size):
+                require_finite(np.frombuffer(piece, numpy_type(spec.dtype)))
+            first += spec.size
+
     def _open(self) -> BinaryIO:
         return self.path.open("rb", buffering=0)
 
@@ -271,11 +284,8 @@ def _pieces(spec: TensorSpec, tensor: Tensor) -> Iterator[memoryview]:
     step = CHUNK // target.itemsize
     for at in range(0, len(flat), step):
         numbers = flat[at : at + step].cpu().numpy()
-        with np.errstate(over="ignore"):
-            piece = np.ascontiguousarray(numbers.astype(target, copy=False))
+        piece = np.ascontiguousarray(numbers.astype(target, copy=False))
         if not is_finite(piece):
-            if is_finite(numbers):
-                raise HoldfastError("compression 'fp16': a number is beyond 65504; use 'lossless' or 'none'")
             raise HoldfastError("the training diverged: a number became infinite or NaN; try a smaller lr")
         yield piece.view(np.uint8).data
 
@@ -283,6 +293,12 @@ def _pieces(spec: TensorSpec, tensor: Tensor) -> Iterator[memoryview]:
 def is_finite(numbers: np.ndarray) -> bool:
     """Whether no number is NaN or infinite."""
     return bool(np.isfinite(numbers).all())
+
+
+def require_finite(numbers: np.ndarray) -> None:
+    """Refuses a message with other numbers."""
+    if not is_finite(numbers):
+        raise HoldfastError("a number is infinite or NaN")
 
 
 def _numbers(piece: bytes, dtype: DType) -> Tensor:

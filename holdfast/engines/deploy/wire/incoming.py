@@ -19,9 +19,9 @@ from holdfast.engines.deploy.storage.messages import (
     TensorSpec,
     begin,
     expand,
-    is_finite,
     numpy_type,
     put,
+    require_finite,
     settle,
 )
 from holdfast.engines.deploy.storage.store import remove
@@ -69,9 +69,8 @@ class Incoming:
     def __init__(self, header: Header, path: Path, squeezed: bool) -> None:
         self.header, self.path, self.squeezed = header, path, squeezed
         dtypes = {tensor.dtype for tensor in header.tensors}
-        if len(dtypes) > 1:
-            raise HoldfastError("tensors: expected one number type for all")
-        self.dtype = numpy_type(dtypes.pop()) if dtypes else np.dtype(np.uint8)
+        self.mixed = len(dtypes) > 1
+        self.dtype = numpy_type(dtypes.pop()) if len(dtypes) == 1 else np.dtype(np.uint8)
         self.got, self.hash = 0, header.hash()
         self.temporary = path.with_name(f".{path.name}.{id(self):x}.partial")
         self.file = self.temporary.open("wb", buffering=0)
@@ -84,12 +83,11 @@ class Incoming:
         """The next piece."""
         expected = min(CHUNK, self.header.size - self.got)
         if self.squeezed and expected:
-            frame = expand(frame, expected, self.dtype.itemsize)
+            frame = expand(frame, expected, self.header.itemsize)
         if len(frame) != expected or not expected:
             raise HoldfastError(f"size of a piece: expected {expected} bytes, got {len(frame)}")
         self.hash.update(frame)
-        if not is_finite(np.frombuffer(frame, self.dtype)):
-            raise HoldfastError("a number is infinite or NaN")
+        require_finite(np.frombuffer(frame, self.dtype))
         put(self.file, frame)
         self.got += len(frame)
 
@@ -104,6 +102,8 @@ class Incoming:
             raise HoldfastError(f"cut off: after {self.got} of {self.header.size} bytes")
         if self.hash.hexdigest() != self.header.checksum:
             raise HoldfastError("the checksum does not match")
+        if self.mixed:  # a piece may end within a number, so all are looked at together
+            MessageFile(self.temporary).check_numbers()
         if keep:
             os.fsync(self.file.fileno())
         self.file.close()

@@ -1,0 +1,116 @@
+"""Channels in deployed federations: the simulator's models and bytes, and members that come back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import toy_channels  # noqa: F401 - registers "grid"
+from federation_runs import Run, deploy, describe, saved_model
+from federation_runs import simulate as simulate_federation
+from member_processes import Members
+from test_deploy import run_with_interruptions
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.member.node import Node
+from holdfast.engines.deploy.member.template import state_template
+from holdfast.engines.deploy.storage.messages import specs
+from holdfast.experiments.federation import make_federation
+
+LOCAL = {"lr": 0.1, "local_steps": 2}
+GRAPH_CASE = ({"name": "local-gecl", **LOCAL}, {"network": {"topology": "ring"}})
+COHORT_CASE = (
+    {"name": "scaffold", **LOCAL},
+    {"network": {"topology": "server", "cohort": 2}},
+)
+DEPLOYED = {
+    "half, graph": ("half", *GRAPH_CASE),
+    "half, sums": ("half", {"name": "local-gecl", **LOCAL, "alpha": 0.1}, GRAPH_CASE[1]),
+    "half, links": ("half", {"name": "ecl", **LOCAL}, GRAPH_CASE[1]),
+    "half, server": ("half", {"name": "fedlin", **LOCAL}, {"network": {"topology": "server"}}),
+    "half, cohorts, lossless": ("half", COHORT_CASE[0], COHORT_CASE[1] | {"compression": "lossless"}),
+    "half, sporadic": (
+        "half",
+        {"name": "dspodfl", "lr": 0.1},
+        {"network": {"links": 0.5, "compute": 0.6}, "rounds": 8},
+    ),
+    "grid, two exchanges": ("grid", {"name": "gt-sgd", "lr": 0.05, "order": "atc"}, GRAPH_CASE[1]),
+    "grid, lossless": ("grid", GRAPH_CASE[0], GRAPH_CASE[1] | {"compression": "lossless"}),
+    "grid, warm start": ("grid", {"name": "local-gecl", **LOCAL, "warm_start_rounds": 2}, GRAPH_CASE[1]),
+    "grid, server that skips": (
+        {"name": "grid", "dithered": True},
+        {"name": "fedpd", "eta": 1.0, **LOCAL, "skip": 0.4},
+        {"network": {"topology": "server"}, "rounds": 8},
+    ),
+    "grid, cohorts": ({"name": "grid", "dithered": True}, *COHORT_CASE),
+}
+
+
+@pytest.mark.parametrize("case", DEPLOYED)
+def test_deployed_models_and_bytes_are_the_simulators(case, tmp_path):
+    channel, algorithm, changes = DEPLOYED[case]
+    # In float64: rounding to a grid may tell numbers apart that differ in their last bits.
+    raw = describe(algorithm, **changes) | {"channel": channel, "dtype": "float64"}
+    run = deploy(raw, tmp_path)
+    simulation = simulate_federation(run.federation)
+    deployed = torch.stack([run.models[name] for name in run.federation.names])
+    assert (deployed - simulation.models).norm() <= 1e-5 * simulation.models.norm()
+    assert sum(member.payload_bytes for member in run.members.values()) == simulation.payload_bytes
+    if "sporadic" not in case and "lossless" not in case:
+        delivered = sum(member.costs.delivery_bytes for member in run.members.values())
+        wire = sum(member.wire_bytes[0] for member in run.members.values())
+        assert wire == simulation.payload_bytes + delivered
+    for node in run.members.values():
+        if isinstance(node, Node):  # what a restart fills looks like what was saved
+            assert specs(state_template(run.federation, node.node, node.x0)) == specs(node.state)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "victim"),
+    [(*GRAPH_CASE, "b"), (*COHORT_CASE, "hub"), (*COHORT_CASE, "b")],
+)
+def test_an_interrupted_member_comes_back_as_if_nothing_had_happened(algorithm, changes, victim, tmp_path):
+    raw = describe(algorithm, rounds=16, **changes) | {"channel": {"name": "grid", "dithered": True}}
+    calm = deploy(raw, tmp_path / "calm")
+    disturbed = Run(make_federation(raw, "test"), tmp_path / "disturbed")
+    run_with_interruptions(disturbed, victim, at_rounds=[0, 4, 9])
+    assert disturbed.models.keys() == calm.models.keys()
+    for name in calm.models:
+        assert torch.equal(disturbed.models[name], calm.models[name])
+    assert not [entry for entry in disturbed.log if entry["level"] == "error" or "differs" in entry["event"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "changes"), [GRAPH_CASE, COHORT_CASE])
+def test_killed_processes_end_with_the_same_models(algorithm, changes, tmp_path):
+    raw = describe(algorithm, rounds=30, **changes) | {"channel": "grid"}
+    calm = deploy(raw, tmp_path / "calm")
+    with Members(raw, tmp_path / "federation") as members:
+        for name in members.names:
+            members.start(name)
+        for number, victim in ((5, "b"), (12, members.names[-1]), (20, "b")):
+            members.wait_for_round(number)
+            members.kill(victim)
+            members.start(victim)
+        members.finish()
+        models = {name: saved_model(members.path, name) for name in members.nodes}
+    for name, model in calm.models.items():
+        # A module's state is in alphabetical order: the biases [3] before the weights [3, 6].
+        assert torch.equal(models[name], torch.cat([model[18:], model[:18]]))
+
+
+def test_fp16_compression_says_that_it_is_a_channel():
+    with pytest.raises(HoldfastError, match=r"compression: .*'fp16' has become a channel: write channel = "):
+        make_federation(describe({"name": "local-gecl", "lr": 0.1}, compression="fp16"), "test")
+
+
+def test_without_a_channel_a_federation_keeps_its_digest():
+    raw = describe({"name": "local-gecl", "lr": 0.1})
+    assert make_federation(raw, "test").id == "d1e455d84ba6b89f9b7c0e4cc98da48d"
+    assert make_federation(raw | {"channel": "identity"}, "test").id == make_federation(raw, "test").id
+    assert make_federation(raw | {"channel": "half"}, "test").id != "d1e455d84ba6b89f9b7c0e4cc98da48d"
+
+
+def test_numbers_beyond_half_precision_stop_a_deployed_node(tmp_path):
+    raw = describe({"name": "local-gecl", "lr": 1e9}, rounds=8) | {"channel": "half"}
+    run = Run(make_federation(raw, "test"), tmp_path).carry_out(20.0)
+    assert any("channel Half: a number is beyond 65504" in str(error) for error in run.errors.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from federation_runs import describe
 
-from holdfast.engines.deploy.federation import make_federation
+from holdfast.experiments.federation import make_federation
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import Header, MessageFile, specs

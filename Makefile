@@ -3,7 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test test-slow lint types check clean
+.PHONY: run test test-slow test-gpu lint types check clean
 
 run: $(STAMP)  ## the default experiment, from nothing to a report
 	$(BIN)/holdfast run
@@ -14,6 +14,9 @@ test: $(STAMP)  ## the whole test suite but the slow tests
 
 test-slow: $(STAMP)  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+
+test-gpu: $(STAMP)  ## the tests that need a GPU
+	$(BIN)/python -m pytest -m gpu
 
 lint: $(STAMP)  ## style, and that imports point one way only
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
-from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.model_problem import ModelProblem
 from holdfast.topology import Network
 from holdfast.topology.graphs import erdos_renyi
 
@@ -53,7 +53,7 @@ def random_graph(nodes: int) -> Network:
 NETWORKS: dict[str, Callable[[int], Network]] = {"ring": ring, "erdos-renyi": random_graph}
 
 
-def make_objective(model: str, nodes: int, here: np.ndarray) -> ModelObjective:
+def make_objective(model: str, nodes: int, here: np.ndarray) -> ModelProblem:
     """Only the samples of the nodes ``here`` are made."""
     rng = np.random.default_rng(0)
     samples = len(here) * SAMPLES_PER_NODE
@@ -63,7 +63,7 @@ def make_objective(model: str, nodes: int, here: np.ndarray) -> ModelObjective:
     torch.manual_seed(0)
     module = MODELS.build(model, MODELS_MEASURED[model], input_shape=(784,), outputs=10)
     flat = FlatModel(module, torch.device("cpu"), torch.float32)
-    return ModelObjective(flat, CrossEntropy(), data, batch_size=BATCH[model], seed=0, mean=0.5, std=0.5)
+    return ModelProblem(flat, CrossEntropy(), data, batch_size=BATCH[model], seed=0, mean=0.5, std=0.5)
 
 
 def on_ranks(world: Ranks, model: str, network: Network, steps: int) -> Simulation:

@@ -40,7 +40,7 @@ from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
-from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.reference.optimum import known_optimum
 from holdfast.problem.regulariser import Regulariser
 from holdfast.solvers import AOGM, Solver
@@ -133,14 +133,14 @@ def load(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.as_tensor(x[chosen], dtype=torch.float64), torch.as_tensor(y[chosen].astype(np.int64))
 
 
-def objective(problem: Problem, nodes: int, l2: float) -> ModelObjective:
+def objective(problem: Problem, nodes: int, l2: float) -> ModelProblem:
     """Every image counts alike, whichever node holds it, so that the problem does not depend on ``nodes``."""
     x, y = load(problem)
     model = nn.Linear(x.shape[1], 10)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     counts = np.array([len(part) for part in np.array_split(np.arange(len(x)), nodes)])
-    return ModelObjective(
+    return ModelProblem(
         FlatModel(model, torch.device(problem.device), torch.float64),
         CrossEntropy(),
         FederatedData(x, y, counts),

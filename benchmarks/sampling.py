@@ -18,7 +18,7 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
-from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.model_problem import ModelProblem
 
 COHORT = 50
 CLIENTS = 10_000
@@ -37,7 +37,7 @@ def federation(clients: int, local_steps: int, batch_size: int) -> Simulation:
     model = FlatModel(
         MODELS.build("linear", {}, input_shape=(784,), outputs=10), torch.device("cpu"), torch.float32
     )
-    objective = ModelObjective(model, CrossEntropy(), data, batch_size=batch_size, seed=0, mean=0.5, std=0.5)
+    objective = ModelProblem(model, CrossEntropy(), data, batch_size=batch_size, seed=0, mean=0.5, std=0.5)
     algorithm = hf.SCAFFOLD(lr=0.01, local_steps=local_steps)
     return Simulation(algorithm, objective, hf.server(clients), cohort_size=COHORT)
 

@@ -23,7 +23,7 @@ from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import CrossEntropy
-from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.model_problem import ModelProblem
 from holdfast.topology import Network
 
 
@@ -78,7 +78,7 @@ def network_of(method: str, nodes: int) -> Network:
 
 def make_objective(
     load: Workload, device: str, precision: Precision = "tf32", backend: BackendName = "auto"
-) -> ModelObjective:
+) -> ModelProblem:
     rng = torch.Generator().manual_seed(0)
     total = load.nodes * load.samples_per_node
     x = torch.randint(0, 256, (total, *load.shape), dtype=torch.uint8, generator=rng)
@@ -88,7 +88,7 @@ def make_objective(
     model = MODELS.build(load.model, load.options, input_shape=load.shape, outputs=10)
     flat = FlatModel(model, torch.device(device), torch.float32, compute_in(precision))
     options = {"batch_size": load.batch, "mean": 0.5, "std": 0.5}
-    return ModelObjective(flat, CrossEntropy(), data, seed=0, backend=backend, **options)
+    return ModelProblem(flat, CrossEntropy(), data, seed=0, backend=backend, **options)
 
 
 def make_simulation(
@@ -104,7 +104,7 @@ def make_simulation(
     return Simulation(METHODS[method](load.steps), objective, network, executor=executor)
 
 
-def plain_loop(load: Workload, objective: ModelObjective, clients: int) -> Callable[[], None]:
+def plain_loop(load: Workload, objective: ModelProblem, clients: int) -> Callable[[], None]:
     """FedAvg as a researcher writes it: for every client, K steps of an optimizer; then average."""
     device = objective.x0.device
     server = deepcopy(objective.model.template).to(device)
@@ -150,7 +150,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def round_flops(load: Workload, objective: ModelObjective) -> float:
+def round_flops(load: Workload, objective: ModelProblem) -> float:
     """Floating-point operations of all nodes' gradients in a round, counted by torch for one node's."""
     first = torch.zeros(1, dtype=torch.int64, device=objective.x0.device)
     with FlopCounterMode(display=False) as counter:
@@ -158,7 +158,7 @@ def round_flops(load: Workload, objective: ModelObjective) -> float:
     return float(counter.get_total_flops()) * load.nodes * load.steps
 
 
-def round_bytes(load: Workload, objective: ModelObjective) -> float:
+def round_bytes(load: Workload, objective: ModelProblem) -> float:
     """The least traffic with memory: per step, rows read by the model; gradients written; both read and rows
     written by the update; and activations written and read once."""
     rows = 5 * objective.dim * 4

@@ -36,7 +36,7 @@ from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import LOSSES, Loss
-from holdfast.problem.problem import FunctionObjective
+from holdfast.problem.problem import FunctionProblem
 
 if TYPE_CHECKING:
     import pandas
@@ -212,7 +212,7 @@ def minimize(
         raise HoldfastError(f"x0: expected a 1-D tensor, got shape {list(start.shape)}")
     if not start.isfinite().all():
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
-    problem = FunctionObjective(functions, start)
+    problem = FunctionProblem(functions, start)
     network, name = as_network(topology, problem.nodes, seed), type(algorithm).__name__
     check_fit(algorithm, problem.nodes, network, cohort_size(cohort), carrying)
     rows = dry_run(algorithm, network, cohort_size(cohort), channel=carrying)

@@ -32,8 +32,8 @@ from holdfast.models import load_model
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import LOSSES, Loss
-from holdfast.problem.model_problem import ModelObjective
-from holdfast.problem.problem import Objective
+from holdfast.problem.model_problem import ModelProblem
+from holdfast.problem.problem import Problem
 from holdfast.problem.reference.curvature import why_not_convex
 from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.source import MOST_READY
@@ -81,14 +81,14 @@ def build_problem(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     precision: Precision | None = "tf32",
-) -> ModelObjective:
+) -> ModelProblem:
     """The nodes' local objectives: ``model`` with ``loss`` on the samples of each, and a regulariser.
 
     Arguments are those of ``hf.train``; samples enter the model as (x - mean)/std. ``precision``: see
     ``compute_in``, which sets switches of torch; None leaves them as they are.
     """
     compute_dtype = None if precision is None else compute_in(precision)
-    return ModelObjective(
+    return ModelProblem(
         FlatModel(model, torch_device(device), dtype, compute_dtype),
         LOSSES.build(loss, {}) if isinstance(loss, str) else loss,
         data,
@@ -143,7 +143,7 @@ def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:
 
 def build_simulation(
     method: Method,
-    problem: Objective,
+    problem: Problem,
     network: Network,
     *,
     seed: int = 0,
@@ -173,7 +173,7 @@ def cohort_size(cohort: Cohort) -> int | None:
 # --- checks ------------------------------------------------------------------------------------------------
 
 
-def convexity_warning(title: str, method: Method, problem: Objective) -> str | None:
+def convexity_warning(title: str, method: Method, problem: Problem) -> str | None:
     """What to tell the user of a method whose promises need a convex problem, if this one is not."""
     if not method.assumes_convex or (reason := why_not_convex(problem)) is None:
         return None
@@ -212,7 +212,7 @@ class Setting:
         return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
     @cached_property
-    def objective(self) -> ModelObjective:
+    def objective(self) -> ModelProblem:
         """The nodes' local objectives, all from the same initial model."""
         return build_problem(
             self.make_module(),

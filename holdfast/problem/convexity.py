@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from holdfast.problem.losses import Loss
-from holdfast.problem.problem import Bounds, Convexity, Objective
+from holdfast.problem.problem import Bounds, Convexity, Problem
 from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.row_loss import RowLoss
 
 
 def convexity_of(
-    loss: RowLoss, regulariser: Regulariser, samples: Any, gram: Callable[[], Objective]
+    loss: RowLoss, regulariser: Regulariser, samples: Any, gram: Callable[[], Problem]
 ) -> Convexity:
     """Of a loss of a model, tried on ``samples``; in float64."""
     cost, curvature = loss.loss, loss.loss.curvature

@@ -37,7 +37,7 @@ class ArrayOptions(TypedDict, total=False):
     std: float
 
 
-class ModelObjective:
+class ModelProblem:
     """f_i(x) = scale_i * mean loss over node i's samples + regulariser.
 
     ``data``: samples in memory, which are read as ``options`` say, or any other source.
@@ -189,7 +189,7 @@ class ModelObjective:
     # --- the same with something changed ------------------------------------------------------------------
 
     @cached_property
-    def in_float64(self) -> ModelObjective:
+    def in_float64(self) -> ModelProblem:
         """The same objective in float64, for reference values; itself if it is already."""
         return self if self.x0.dtype == torch.float64 else self.variant(dtype=torch.float64)
 
@@ -199,9 +199,9 @@ class ModelObjective:
         dtype: torch.dtype | None = None,
         loss: Loss | None = None,
         regulariser: Regulariser | None = None,
-    ) -> ModelObjective:
+    ) -> ModelProblem:
         """The same model on the same data with another number type, loss or regulariser; data are shared."""
-        return ModelObjective(
+        return ModelProblem(
             FlatModel(self.model.template, self.x0.device, dtype or self.x0.dtype),  # computed in full
             loss or self.loss,
             self.source.in_dtype(dtype) if dtype else self.source,
@@ -217,7 +217,7 @@ class ModelObjective:
     def convexity(self) -> Convexity:
         exact = self.in_float64
 
-        def gram() -> ModelObjective:
+        def gram() -> ModelProblem:
             return exact.variant(loss=SquaredOutputs(), regulariser=Regulariser())
 
         return convexity_of(exact.row_loss, self.regulariser, exact.source.some(64).samples, gram)

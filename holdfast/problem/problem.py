@@ -1,6 +1,6 @@
 """What the nodes minimise together: f(x) = (1/n) sum_i f_i(x), with one f_i per node.
 
-An ``Objective`` answers for any subset of nodes at once, with one row ``[d]`` of parameters per node. Which
+A ``Problem`` answers for any subset of nodes at once, with one row ``[d]`` of parameters per node. Which
 minibatch a node sees depends only on (seed, node, round, step), never on who else is asked.
 """
 
@@ -25,7 +25,7 @@ class Bounds(NamedTuple):
     """Every Hessian of f_i lies between mu I and mu I + ``curvature`` times the Gram matrix of node i."""
 
     curvature: float
-    gram: Callable[[], Objective]  # whose Hessians are the Gram matrices, in float64
+    gram: Callable[[], Problem]  # whose Hessians are the Gram matrices, in float64
     reached: bool  # whether the Hessians are equal to the upper bound, as for squared errors
 
 
@@ -38,7 +38,7 @@ class Convexity(NamedTuple):
     bounds: Bounds | None = None
 
 
-class Objective(Protocol):
+class Problem(Protocol):
     """The nodes' local objectives."""
 
     nodes: int
@@ -103,7 +103,7 @@ class Objective(Protocol):
         """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on the samples (x, y)."""
 
     @property
-    def in_float64(self) -> Objective:
+    def in_float64(self) -> Problem:
         """The same objective in float64, for reference values."""
 
     @property
@@ -114,7 +114,7 @@ class Objective(Protocol):
         """All that f depends on, as words and tensors for a hash; None where that is not known."""
 
 
-class ExactObjective(ABC):
+class ExactProblem(ABC):
     """What problems with exact gradients have in common: there are no samples, and no minibatches."""
 
     nodes: int
@@ -165,7 +165,7 @@ class ExactObjective(ABC):
         return None
 
 
-class FunctionObjective(ExactObjective):
+class FunctionProblem(ExactProblem):
     """One differentiable function of a 1-D tensor per node, with exact gradients, plus l1 ||x||_1."""
 
     def __init__(self, functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor, l1: float = 0.0) -> None:

@@ -17,7 +17,7 @@ from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.oracle import BatchOracle, MinibatchGradient
 from holdfast.engines.common.place import Place
-from holdfast.problem.problem import Objective
+from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
 
@@ -51,7 +51,7 @@ class RankPlace(Place):
 
     def oracle(
         self,
-        problem: Objective,
+        problem: Problem,
         nodes: Tensor,
         seed: int,
         round: int,

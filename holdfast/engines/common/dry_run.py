@@ -9,7 +9,7 @@ from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.tree import leaves
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.common.zero import ZeroObjective
+from holdfast.engines.common.zero import ZeroProblem
 from holdfast.topology import Network
 
 
@@ -63,7 +63,7 @@ class _Counts(NamedTuple):
 def _count(
     method: Method, network: Network, cohort_size: int | None, dim: int, rounds: int, channel: Channel
 ) -> _Counts:
-    problem = ZeroObjective(network.nodes, dim)
+    problem = ZeroProblem(network.nodes, dim)
     simulation = Simulation(method, problem, network, cohort_size=cohort_size, channel=channel)
     at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
     kept = simulation.state[1:] if isinstance(simulation.state, ServerState) else simulation.state

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.core.randomness import Stream, Word, uniform
 from holdfast.engines.common.counters import Work
-from holdfast.problem.problem import Objective
+from holdfast.problem.problem import Problem
 from holdfast.solvers import Newton, Solver
 
 EXACT = Newton()
@@ -27,7 +27,7 @@ MinibatchGradient = Callable[[Tensor, Tensor, Word, Word], Tensor]
 class BatchOracle:
     """The objectives of ``nodes`` [m]; every call of ``grad`` draws the next minibatch of the round."""
 
-    objective: Objective
+    objective: Problem
     nodes: Tensor
     seed: int
     round: int

@@ -11,7 +11,7 @@ from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.oracle import BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
-from holdfast.problem.problem import Objective
+from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
 
@@ -42,7 +42,7 @@ class Place:
 
     def oracle(
         self,
-        problem: Objective,
+        problem: Problem,
         nodes: Tensor,
         seed: int,
         round: int,

@@ -25,7 +25,7 @@ from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchG
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
 from holdfast.engines.common.survey import sent_in_round
-from holdfast.problem.problem import Objective
+from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
 
@@ -51,7 +51,7 @@ class Rounds:
     def __init__(
         self,
         method: Method,
-        problem: Objective,
+        problem: Problem,
         network: Network,
         *,
         seed: int = 0,

@@ -14,7 +14,7 @@ from holdfast.engines.common.counters import Counters, Traffic, Work
 from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.common.place import HERE, Place
 from holdfast.engines.common.rounds import Rounds
-from holdfast.problem.problem import Objective
+from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
 
@@ -58,7 +58,7 @@ class Simulation:
     def __init__(
         self,
         method: Method,
-        problem: Objective,
+        problem: Problem,
         network: Network,
         *,
         seed: int = 0,
@@ -102,7 +102,7 @@ class Simulation:
         return self.rounds.method
 
     @property
-    def problem(self) -> Objective:
+    def problem(self) -> Problem:
         return self.rounds.problem
 
     @property

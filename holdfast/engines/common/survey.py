@@ -16,7 +16,7 @@ from holdfast.core.randomness import coin
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import BatchOracle
-from holdfast.engines.common.zero import ZeroObjective
+from holdfast.engines.common.zero import ZeroProblem
 from holdfast.topology import Network
 
 M = TypeVar("M")
@@ -95,7 +95,7 @@ class EchoEdges:
 
 def zero_oracle(nodes: int, node: int, dim: int, round: int = 0) -> BatchOracle:
     """The view of ``node`` of the zero problem."""
-    return BatchOracle(ZeroObjective(nodes, dim), torch.tensor([node]), 0, round, Work())
+    return BatchOracle(ZeroProblem(nodes, dim), torch.tensor([node]), 0, round, Work())
 
 
 def trial(

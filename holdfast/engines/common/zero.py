@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holdfast.problem.problem import ExactObjective
+from holdfast.problem.problem import ExactProblem
 
 
-class ZeroObjective(ExactObjective):
+class ZeroProblem(ExactProblem):
     """f_i = 0."""
 
     def __init__(self, nodes: int, dim: int = 1) -> None:

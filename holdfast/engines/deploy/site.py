@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.model_problem import ModelProblem
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Site:
     """What node number ``node`` has at home. None of it leaves."""
 
     node: int
-    objective: ModelObjective
+    objective: ModelProblem
     test: tuple[Tensor, Tensor] | None
     digest: str  # of the data
     warning: str | None = None  # what the user should know, though it is no mistake

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.world import ALONE, World
-from holdfast.problem.problem import Objective
+from holdfast.problem.problem import Problem
 
 DENSE_DIMENSION = 500  # up to here Hessians are formed, and their eigenvalues are exact
 PRECISION = 1e-6  # relative, of eigenvalues found by Hessian-vector products
@@ -30,7 +30,7 @@ class Curvature(NamedTuple):
         return self.L / self.mu if self.mu else math.inf
 
 
-def estimate_curvature(objective: Objective, world: World = ALONE) -> Curvature:
+def estimate_curvature(objective: Problem, world: World = ALONE) -> Curvature:
     """The least mu and the largest L over the nodes, here and elsewhere in ``world``, in float64.
 
     Where a convex loss meets a model that is linear in its parameters, both are bounds for all points: mu is
@@ -57,12 +57,12 @@ def estimate_curvature(objective: Objective, world: World = ALONE) -> Curvature:
     return Curvature(mu, convexity.mu + curvature * highest, everywhere=True)
 
 
-def why_not_convex(objective: Objective) -> str | None:
+def why_not_convex(objective: Problem) -> str | None:
     """What keeps an objective from being convex, or None; given functions are taken to be convex."""
     return objective.convexity.obstacle
 
 
-def _extreme_eigenvalues(objective: Objective, world: World) -> tuple[float, float]:
+def _extreme_eigenvalues(objective: Problem, world: World) -> tuple[float, float]:
     """The smallest (0 if there are many parameters) and the largest of the nodes' Hessians at x0."""
     x, each = objective.x0.unsqueeze(0), torch.split(objective.here, 1)
     if objective.dim <= DENSE_DIMENSION:
@@ -74,7 +74,7 @@ def _extreme_eigenvalues(objective: Objective, world: World) -> tuple[float, flo
     return least, -negative
 
 
-def _largest_eigenvalue(objective: Objective, node: Tensor) -> float:
+def _largest_eigenvalue(objective: Problem, node: Tensor) -> float:
     """By Lanczos' method, the power iteration that remembers: Hessian-vector products alone."""
     from scipy.sparse.linalg import LinearOperator, eigsh
 

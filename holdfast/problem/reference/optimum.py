@@ -17,7 +17,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import read_tensors, write_tensors
 from holdfast.core.world import ALONE, World
-from holdfast.problem.problem import Objective
+from holdfast.problem.problem import Problem
 
 GRADIENT_NORM = 1e-10  # that a reference optimum has to reach
 NEWTON_STEPS = 100
@@ -33,7 +33,7 @@ class Reference(NamedTuple):
     grad_norm: float  # ||grad f(x*)||
 
 
-def reference_optimum(objective: Objective, cache_dir: Path | None = None, world: World = ALONE) -> Reference:
+def reference_optimum(objective: Problem, cache_dir: Path | None = None, world: World = ALONE) -> Reference:
     """The minimiser of a smooth convex objective, with a gradient norm below 1e-10; in float64.
 
     Found once: that of a model's objective is kept in ``cache_dir`` (by default the user's cache folder),
@@ -55,18 +55,18 @@ def reference_optimum(objective: Objective, cache_dir: Path | None = None, world
     return found
 
 
-_REFERENCES: WeakKeyDictionary[Objective, Reference] = WeakKeyDictionary()
-_GRADIENTS: WeakKeyDictionary[Objective, Tensor] = WeakKeyDictionary()
+_REFERENCES: WeakKeyDictionary[Problem, Reference] = WeakKeyDictionary()
+_GRADIENTS: WeakKeyDictionary[Problem, Tensor] = WeakKeyDictionary()
 
 
-def known_optimum(objective: Objective, world: World = ALONE) -> Reference:
+def known_optimum(objective: Problem, world: World = ALONE) -> Reference:
     """``reference_optimum``, remembered for as long as the objective lives."""
     if objective not in _REFERENCES:
         _REFERENCES[objective] = reference_optimum(objective, world=world)
     return _REFERENCES[objective]
 
 
-def gradients_at_optimum(objective: Objective, world: World = ALONE) -> Tensor:
+def gradients_at_optimum(objective: Problem, world: World = ALONE) -> Tensor:
     """grad f_i(x*) of the nodes here, [m, d] float64, remembered likewise."""
     if objective not in _GRADIENTS:
         exact, x = objective.in_float64, known_optimum(objective, world).x
@@ -75,7 +75,7 @@ def gradients_at_optimum(objective: Objective, world: World = ALONE) -> Tensor:
     return _GRADIENTS[objective]
 
 
-def _check_optimum_exists(objective: Objective) -> None:
+def _check_optimum_exists(objective: Problem) -> None:
     obstacle = objective.convexity.obstacle
     if obstacle is None and not objective.smooth:
         obstacle = "the exact hinge has kinks (give the loss some smoothing)"
@@ -91,7 +91,7 @@ def _check_optimum_exists(objective: Objective) -> None:
 # --- damped Newton -----------------------------------------------------------------------------------------
 
 
-def _newton(objective: Objective, start: Tensor, world: World) -> Reference:
+def _newton(objective: Problem, start: Tensor, world: World) -> Reference:
     nodes = objective.here
 
     def product(x: Tensor, v: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
 
 
-def fingerprint(objective: Objective) -> str:
+def fingerprint(objective: Problem) -> str:
     """A hash of all that the optimum depends on."""
     identity = objective.identity()
     assert identity is not None
@@ -166,7 +166,7 @@ def fingerprint(objective: Objective) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, objective: Objective) -> Reference | None:
+def _read(path: Path, objective: Problem) -> Reference | None:
     """What the cache holds, if that is an optimum of this very objective."""
     if not path.exists():
         return None

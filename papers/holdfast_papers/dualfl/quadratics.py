@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.contract import Method
 from holdfast.engines.common.simulation import Simulation
-from holdfast.problem.problem import ExactObjective
+from holdfast.problem.problem import ExactProblem
 from holdfast.solvers import LocalProblem, Solver
 from holdfast.topology import server
 
@@ -18,7 +18,7 @@ NODES, DIM = 10, 8
 UNLIKENESS = 0.3  # by how much the curvatures of a node differ from the others'
 
 
-class Quadratics(ExactObjective):
+class Quadratics(ExactProblem):
     """f_i(x) = (1/2) (x - b_i)^T A_i (x - b_i) + l1 ||x||_1, all nodes in one product."""
 
     def __init__(self, A: Tensor, b: Tensor, l1: float = 0.0) -> None:

@@ -14,7 +14,7 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import LOSSES
-from holdfast.problem.model_problem import ModelObjective
+from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.reference.optimum import known_optimum
 from holdfast.topology import Network, build_network
 from holdfast_papers.base import Circumstances, Claim, Experiment, Finding, Layout, Line, Panel, judged
@@ -27,7 +27,7 @@ SETTLED, ROUNDS = 60, 200  # rounds until the floor is reached, and all rounds
 SEEDS = (0, 1)
 
 
-def regression(nodes: int, seed: int, batch_size: int | None) -> ModelObjective:
+def regression(nodes: int, seed: int, batch_size: int | None) -> ModelProblem:
     """Least squares whose nodes have unlike optima; minibatches are noise. float64.
 
     The optima lie in pairs on opposite sides, equally far out, so that noise does not depend on their number.
@@ -44,7 +44,7 @@ def regression(nodes: int, seed: int, batch_size: int | None) -> ModelObjective:
         counts=np.full(nodes, SAMPLES),
     )
     model = MODELS.build("linear", {"bias": False, "zero": True}, input_shape=(DIM,), outputs=1)
-    return ModelObjective(
+    return ModelProblem(
         FlatModel(model, torch.device("cpu"), torch.float64),
         LOSSES.build("squared-error", {}),
         data,
@@ -58,7 +58,7 @@ def graph(nodes: int, seed: int) -> Network:
     return build_network("erdos-renyi", {"p": 0.5}, "laplacian", {}, nodes, seed)
 
 
-def visited(method: Method, problem: ModelObjective, network: Network, rounds: int) -> Iterator[Simulation]:
+def visited(method: Method, problem: ModelProblem, network: Network, rounds: int) -> Iterator[Simulation]:
     """The simulation after each round."""
     simulation = Simulation(method, problem, network)
     for _ in range(rounds):

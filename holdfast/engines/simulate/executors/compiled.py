@@ -14,7 +14,7 @@ from holdfast.core.tree import tree_map
 from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.simulate.executors.fused import FusedRound
 from holdfast.engines.simulate.executors.replay import Program, Replay
-from holdfast.problem.problem import PADDED_TO, Objective
+from holdfast.problem.problem import PADDED_TO, Problem
 
 
 def as_written(replay: Replay) -> Program:
@@ -38,7 +38,7 @@ def with_compiled_gradients(replay: Replay) -> Program:
     return lambda: replay.advance(replay.state, gradient)
 
 
-def compiled_gradient(problem: Objective) -> MinibatchGradient:
+def compiled_gradient(problem: Problem) -> MinibatchGradient:
     """Drawing, gathering, normalising and differentiating fused into one program."""
     owner = weakref.ref(problem)  # what is compiled is never forgotten by torch, but the data must be
 

@@ -23,13 +23,13 @@ from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.common.products import PRODUCTS
 from holdfast.engines.simulate.executors.inputs import NotReplayableError
-from holdfast.problem.problem import Objective
+from holdfast.problem.problem import Problem
 
 Program = Callable[..., Sequence[Tensor]]
 Advance = Callable[[Any, MinibatchGradient], Any]  # from a state to the state after the round
 
 # What was compiled for rounds on a problem: other step sizes and seeds need nothing new.
-_PROGRAMS: weakref.WeakKeyDictionary[Objective, dict[Hashable, Program]] = weakref.WeakKeyDictionary()
+_PROGRAMS: weakref.WeakKeyDictionary[Problem, dict[Hashable, Program]] = weakref.WeakKeyDictionary()
 
 
 @torch.library.custom_op("holdfast::minibatch_gradient", mutates_args=())
@@ -67,7 +67,7 @@ class FusedRound:
         self,
         advance: Advance,
         state: Any,
-        problem: Objective,
+        problem: Problem,
         compiler: Callable[[Program], Program] = compiled,
     ) -> None:
         self.template = tree_map(lambda tensor: tensor.new_empty(0), state)  # only its form is kept
@@ -90,7 +90,7 @@ class FusedRound:
         return tree_map(lambda _: next(after), self.template)
 
     def _pieces(
-        self, runs: list[list[fx.Node]], problem: Objective, compiler: Callable[[Program], Program]
+        self, runs: list[list[fx.Node]], problem: Problem, compiler: Callable[[Program], Program]
     ) -> list[Piece]:
         place = {node: index for index, run in enumerate(runs) for node in run}
         programs = _PROGRAMS.setdefault(problem, {})
@@ -190,7 +190,7 @@ def _structural_hash(run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx
 
 
 def _as_function(
-    run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node], problem: Objective
+    run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node], problem: Problem
 ) -> Program:
     # What is compiled is never forgotten by torch; held weakly, the problem and its data are let go.
     owner = weakref.ref(problem)

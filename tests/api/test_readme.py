@@ -1,0 +1,68 @@
+"""The README's Python, run as printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def printed(word: str, folder: Path) -> tuple[str, str]:
+    """The only snippet that has ``word`` in it, and what it prints."""
+    [code] = [snippet for snippet in SNIPPETS if word in snippet]
+    running = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return code, running.stdout
+
+
+def test_training_gives_the_figure_that_is_stated(tmp_path: Path) -> None:
+    code, out = printed("hf.train(", tmp_path)
+    stated = re.search(r"print\(.*# ([\d.]+)$", code, re.MULTILINE)
+    assert stated is not None
+    # Rounding differs from machine to machine, and so may a few of the 397 test samples.
+    assert float(out) == pytest.approx(float(stated[1]), abs=0.01)
+    assert (tmp_path / "consensus.pt").exists()
+
+
+def test_minimising_gives_the_optimum(tmp_path: Path) -> None:
+    _, out = printed("hf.minimize(", tmp_path)
+    assert out.startswith("torch.Size([201, 2, 1])")
+    assert [float(x) for x in re.findall(r"\[(-?[\d.]+)\]", out)] == pytest.approx([-0.5, -0.5], abs=1e-4)
+
+
+def test_an_own_method_joins_the_others(tmp_path: Path) -> None:
+    (tmp_path / "my_module.py").write_text(next(code for code in SNIPPETS if "class MyTracking" in code))
+    code = (
+        "import my_module, holdfast as hf\n"
+        "functions = [lambda x: ((x - 1) ** 2).sum(), lambda x: (3 * (x + 1) ** 2).sum()]\n"
+        "method = hf.ALGORITHMS.build('my-tracking', {'lr': 0.05, 'local_steps': 4})\n"
+        "result = hf.minimize(functions, [0.0], method, rounds=200, topology={'name': 'complete'})\n"
+        "print(type(method).__name__, result.x[-1].flatten().tolist())"
+    )
+    running = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert running.stdout.startswith("MyTracking"), running.stderr
+    found = [float(x) for x in re.findall(r"-?[\d.]+", running.stdout)]
+    assert found == pytest.approx([-0.5, -0.5], abs=1e-4)
+
+
+EXPERIMENTS = (Path(__file__).parents[2] / "docs/experiments.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("word", "printed"),
+    [
+        ("hf.Callback", "stopped True"),
+        ("hf.Simulation", "5 torch.Size([6, 8]) ('x', 'mixed', 'dual', 'memory')"),
+    ],
+)
+def test_the_page_on_experiments(word: str, printed: str, tmp_path: Path) -> None:
+    [code] = [code for code in re.findall(r"```python\n(.*?)```", EXPERIMENTS, re.DOTALL) if word in code]
+    running = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert running.stdout.strip() == printed, running.stderr

@@ -1,0 +1,248 @@
+"""The battery that every registered algorithm passes. A new one joins by being listed in ``CASES``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from conftest import make_quadratics
+
+import holdfast as hf
+from holdfast.algorithms import ALGORITHMS
+from holdfast.api import as_network
+from holdfast.contract import Method
+from holdfast.contract.schedules import constant, halving
+from holdfast.core.tree import leaves
+from holdfast.core.validation import parameters
+from holdfast.data import DATASETS
+from holdfast.engines.common.dry_run import dry_run
+from holdfast.engines.common.simulation import Simulation
+from holdfast.models import MODELS
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelProblem
+from holdfast.problem.problem import Problem
+
+NODES = 5
+THREE_STEPS = {"name": "sgd", "lr": 0.1, "steps": 3}  # inexact local solves, so that costs are known
+
+
+class Case(NamedTuple):
+    """A method with working hyperparameters, where it runs, and what it should send and compute."""
+
+    name: str
+    options: dict
+    vectors: int  # per directed link and round; for a server up + down, per client
+    gradients: int  # per node and round
+    server: bool = False
+    rate: str | None = "lr"  # the hyperparameter that the battery sets and makes a schedule of
+    scalars: int = 0  # single numbers sent per client and round beside the vectors
+
+
+CASES = [
+    Case("dsgd", {}, 1, 1),
+    Case("dsgd", {"order": "atc"}, 1, 1),
+    Case("gossip", {"local_steps": 3}, 1, 3),
+    Case("d-scaffold", {"local_steps": 3}, 2, 3),
+    Case("d-scaffold", {"local_steps": 3, "naive": True}, 2, 3),
+    Case("gecl", {"alpha": 0.1}, 2, 1),
+    Case("local-gecl", {"local_steps": 3}, 2, 3),
+    Case("local-gecl", {"local_steps": 3, "alpha": 0.1, "warm_start_rounds": 2}, 2, 3),
+    Case("local-gecl-server", {"local_steps": 3}, 2, 3, server=True),
+    Case("fedavg", {"local_steps": 3}, 2, 3, server=True),
+    Case("fedprox", {"local_steps": 3}, 2, 3, server=True),
+    Case("fedprox", {"local_steps": 3, "reduced": True}, 2, 5, server=True),
+    Case("scaffold", {"local_steps": 3}, 4, 3, server=True),
+    Case("scaffold", {"local_steps": 3, "option": 1}, 4, 4, server=True),
+    Case("gt-sgd", {}, 2, 1),
+    Case("gt-sgd", {"order": "atc"}, 2, 1),
+    Case("net-fleet", {"local_steps": 3}, 2, 3),
+    Case("dsgt", {"local_steps": 3}, 2, 4),
+    Case("k-gt", {"local_steps": 3, "server_lr": 0.8}, 2, 3),
+    Case("pd-sgdm", {"local_steps": 3, "momentum": 0.5}, 1, 3),
+    Case("vrl-sgd", {"local_steps": 3}, 2, 3, server=True),
+    Case("fedlin", {"local_steps": 3}, 4, 4, server=True),
+    Case("dspodfl", {}, 1, 1),
+    Case("ecl", {"local_steps": 3}, 1, 3),
+    Case("pdmm", {"gamma": 1.0, "solver": THREE_STEPS}, 1, 3, rate="gamma"),
+    Case("fedpd", {"eta": 0.5, "local_steps": 3}, 2, 3, server=True),
+    Case("fedpd", {"eta": 0.5, "solver": "vr", "local_steps": 2, "refresh_every": 1}, 2, 5, True, rate="eta"),
+    Case("feddyn", {"alpha": 1.0, "local_steps": 3}, 2, 3, server=True),
+    Case("feddr", {"eta": 1.0, "solver": THREE_STEPS}, 2, 3, server=True, rate="eta"),
+    Case("fedsplit", {"eta": 1.0, "solver": THREE_STEPS}, 2, 3, server=True, rate="eta"),
+    Case("feddualavg", {"local_steps": 3, "l2": 1e-3}, 2, 3, server=True, scalars=1),
+    Case("scaffnew", {"p": 1.0}, 2, 1, server=True),
+    Case(
+        "apda-inexact",
+        {"lr": 1.0, "beta": 0.5, "mu": 0.0, "dual_lr": 0.3, "solver": THREE_STEPS},
+        2,
+        4,
+        server=True,
+    ),
+    Case("5gcs", {"lr": 1.0, "mu": 0.01, "solver": THREE_STEPS}, 2, 4, server=True),
+    Case("dualfl", {"nu": 0.02, "alpha": 0.02, "solver": THREE_STEPS}, 2, 3, server=True, rate=None),
+]
+MOMENTUM = {"name": "momentum", "beta": 0.5, "keep": True}
+
+
+def with_momentum(cases: list[Case]) -> list[Case]:
+    """Every method with a local optimiser once more, with one that keeps something: it costs no traffic."""
+    first = {case.name: case for case in reversed(cases)}.values()
+    able = [case for case in first if "optimizer" in parameters(ALGORITHMS[case.name])]
+    return [case._replace(options={**case.options, "optimizer": MOMENTUM}) for case in able]
+
+
+CASES += with_momentum(CASES)
+
+
+def case_id(case: Case) -> str:
+    return " ".join([case.name, *(f"{key}={value}" for key, value in case.options.items())])
+
+
+every_case = pytest.mark.parametrize("case", CASES, ids=case_id)
+
+
+def method(case: Case, rate=None) -> Method:
+    """The method with its step size, or whatever plays that part, set to ``rate``."""
+    if case.rate is None:
+        return ALGORITHMS.build(case.name, case.options)
+    default = case.options.get(case.rate, 0.05)
+    return ALGORITHMS.build(case.name, {**case.options, case.rate: default if rate is None else rate})
+
+
+def network(case: Case) -> hf.Network:
+    return as_network(None if case.server else hf.ring(NODES), NODES)
+
+
+@pytest.fixture(scope="module", params=["digits float32", "digits float64", "quadratics float64"])
+def objective(request) -> Problem:
+    """Minibatches of digits on unlike nodes, or exact gradients of unlike quadratics."""
+    if request.param.startswith("quadratics"):
+        return make_quadratics(NODES, L=2.0)
+    dtype = torch.float32 if request.param.endswith("32") else torch.float64
+    digits = DATASETS.build("digits", {})
+    data = hf.partition(digits.x_train, digits.y_train, hf.Dirichlet(0.5), nodes=NODES, seed=0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = MODELS.build("mlp", {"hidden": [12]}, input_shape=digits.input_shape, outputs=10)
+    flat = FlatModel(model, torch.device("cpu"), dtype)
+    return ModelProblem(flat, CrossEntropy(), data, batch_size=16, seed=7)
+
+
+def simulate(case: Case, objective: Problem, rounds: int, rate=None) -> Simulation:
+    simulation = Simulation(method(case, rate), objective, network(case), seed=7)
+    for _ in range(rounds):
+        simulation.step()
+    return simulation
+
+
+def same_state(first: Simulation, second: Simulation) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(leaves(first.state), leaves(second.state), strict=True))
+
+
+def test_every_registered_algorithm_is_listed():
+    assert {case.name for case in CASES} == set(ALGORITHMS)
+
+
+def test_momentum_is_tried_with_every_method_that_has_local_steps():
+    tried = {case.name for case in CASES if "optimizer" in case.options}
+    steps = {case.name for case in CASES if "local_steps" in case.options}
+    # These have local steps of another kind, or an optimiser of their own.
+    others = {"net-fleet", "pd-sgdm", "ecl", "fedpd", "feddyn", "feddualavg"}
+    assert tried == steps - others | {"scaffnew"}
+
+
+@every_case
+def test_shapes_and_dtypes_stay(case, objective):
+    simulation = simulate(case, objective, 0)
+    before = [(tensor.shape, tensor.dtype) for tensor in leaves(simulation.state)]
+    simulation.step()
+    assert [(tensor.shape, tensor.dtype) for tensor in leaves(simulation.state)] == before
+    assert simulation.models.shape == (NODES, objective.dim)
+    assert all(dtype == objective.x0.dtype for _, dtype in before)
+
+
+@every_case
+def test_training_lowers_the_common_objective(case, objective):
+    simulation = simulate(case, objective, 180 // case.gradients)
+    start = objective.global_value(objective.x0)
+    assert objective.global_value(simulation.models.mean(0)) < 0.9 * start
+
+
+@every_case
+def test_the_same_seed_gives_the_same_bits(case, objective):
+    other = simulate(CASES[0], objective, 2)  # another run in between must not matter
+    first, second = simulate(case, objective, 4), simulate(case, objective, 4)
+    assert same_state(first, second)
+    assert other.round == 2
+
+
+@every_case
+def test_rounds_do_not_change_what_they_were_given(case, objective):
+    """States are values: a round makes a new one, but for the client rows that a server method keeps once."""
+    simulation = simulate(case, objective, 2)
+    x0 = objective.x0.clone()
+    before = None if case.server else [tensor.clone() for tensor in leaves(simulation.state)]
+    state = simulation.state
+    simulation.step()
+    assert torch.equal(objective.x0, x0)
+    if before is not None:
+        assert all(torch.equal(a, b) for a, b in zip(before, leaves(state), strict=True))
+
+
+@every_case
+def test_resuming_changes_nothing(case, objective):
+    whole = simulate(case, objective, 6)
+    half = simulate(case, objective, 3)
+    tensors, counters = half.snapshot()
+    half.step()  # going on must not reach into the snapshot
+    resumed = simulate(case, objective, 0)
+    resumed.restore(tensors, counters)
+    for _ in range(3):
+        resumed.step()
+    assert same_state(whole, resumed)
+    assert resumed.payload_bytes == whole.payload_bytes
+    assert resumed.work == whole.work
+
+
+@every_case
+def test_traffic_and_gradients_are_what_the_paper_says(case, objective):
+    simulation = simulate(case, objective, 0)
+    at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
+    for _ in range(3):
+        simulation.step()
+    links = NODES if case.server else 2 * NODES  # a ring has two directed links per node
+    numbers = case.vectors * objective.dim + case.scalars
+    assert simulation.traffic.numbers - at_start == 3 * links * numbers
+    assert simulation.work.gradient_evaluations - gradients == 3 * case.gradients * NODES
+
+
+@every_case
+def test_the_dry_run_predicts_the_traffic(case, objective):
+    footprint = dry_run(method(case), network(case))
+    simulation = simulate(case, objective, 4)
+    vectors = footprint.vectors_at_start + 4 * footprint.vectors_per_round
+    numbers = vectors * objective.dim + 4 * footprint.scalars_per_round
+    assert simulation.payload_bytes == numbers * objective.x0.element_size()
+
+
+scheduled_cases = pytest.mark.parametrize("case", [case for case in CASES if case.rate], ids=case_id)
+
+
+@scheduled_cases
+def test_step_sizes_may_be_schedules(case, objective):
+    start = case.options.get(case.rate, 0.05)
+    assert same_state(simulate(case, objective, 4), simulate(case, objective, 4, constant(start)))
+    halved = simulate(case, objective, 4, halving(start, every=2))
+    assert same_state(simulate(case, objective, 2), simulate(case, objective, 2, halving(start, every=2)))
+    assert not same_state(simulate(case, objective, 4), halved)
+
+
+@scheduled_cases
+def test_a_schedule_that_returns_nonsense_is_named_with_its_round(case, objective):
+    def bad(round: int) -> float:
+        return 0.05 if round < 2 else float("nan")
+
+    with pytest.raises(hf.HoldfastError, match=rf"{case.rate} at round 2: .* got nan"):
+        simulate(case, objective, 3, bad)

@@ -1,0 +1,77 @@
+"""What is published while somebody asks for it is handed out, not refused as gone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import torch
+from federation_runs import describe
+
+from holdfast.engines.deploy.ops.events import Events, silence
+from holdfast.engines.deploy.storage.incarnations import Dependencies
+from holdfast.engines.deploy.storage.messages import Header, MessageFile, specs
+from holdfast.engines.deploy.storage.outbox import Outbox
+from holdfast.engines.deploy.storage.store import Store
+from holdfast.engines.deploy.wire.links import Link
+from holdfast.engines.deploy.wire.service import Service
+from holdfast.experiments.federation import make_federation
+
+GOSSIP = {"name": "gossip", "lr": 0.1}
+
+
+def test_a_member_that_goes_on_while_it_is_asked_hands_out_what_it_had_published(tmp_path: Path) -> None:
+    federation = make_federation(describe(GOSSIP, nodes=2, rounds=9), "test")
+    numbers, events = torch.ones(1, 3), Events("b", silence)
+    members = [member.name for member in federation.members]
+    (tmp_path / "inbox-of-a").mkdir()
+
+    async def ask() -> MessageFile:
+        store = Store(tmp_path / "b", {"federation file": federation.id, "name": "b"}, events)
+        outbox = Outbox(store, events, asyncio.get_running_loop())
+        theirs = Dependencies("b", store.incarnation, members)
+        stage = 1
+
+        def publish_and_go_on() -> int:
+            """What the computing thread does at the worst instant: when its round is looked at."""
+            nonlocal stage
+            header = Header(
+                federation=federation.id,
+                sender="b",
+                round=stage,
+                exchange=0,
+                tensors=specs(numbers),
+                depends_on=theirs.known,
+            )
+            outbox.publish(header, numbers)
+            stage = min(stage + 1, federation.rounds)
+            return stage
+
+        service = Service(
+            federation,
+            "b",
+            "start",
+            store,
+            outbox,
+            events,
+            lambda who, round: True,
+            dict,
+            publish_and_go_on,
+            theirs,
+            lambda error: None,
+        )
+        server, _ = await service.listen(federation.member("b").address, None)
+        ours = Dependencies("a", "0" * 16, members)
+        inbox = tmp_path / "inbox-of-a"
+        link = Link(federation, "a", "b", "start", inbox, None, Events("a", silence), {}, ours)
+        try:
+            return await link.fetch(2, 0, specs(numbers))
+        finally:
+            await link.close()
+            await server.stop(0)
+            service.close()
+            store.close()
+
+    message = asyncio.run(ask())
+    assert message.header.round == 2
+    assert torch.equal(message.read(numbers, numbers.device), numbers)

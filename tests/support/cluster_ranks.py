@@ -1,0 +1,192 @@
+"""Real ranks for tests: processes that meet over gloo, work through some problems and leave what they saw."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from conftest import make_quadratics
+from test_conformance import CASES, NODES, Case, case_id, method
+
+import holdfast as hf
+from holdfast.algorithms import ALGORITHMS
+from holdfast.contract import IDENTITY, Channel, Method
+from holdfast.engines.cluster.place import RankPlace
+from holdfast.engines.cluster.placement import place
+from holdfast.engines.cluster.ranks import LIMIT, Ranks
+from holdfast.engines.common.simulation import Simulation
+from holdfast.models import MODELS
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelProblem
+from holdfast.problem.problem import Problem
+from holdfast.topology import Network, server
+from holdfast.topology.graphs import erdos_renyi
+
+
+class Task(NamedTuple):
+    """A method on one objective over one network."""
+
+    name: str
+    method: Method
+    network: Network
+    objective: str
+    cohort: int | None = None
+    channel: Channel = IDENTITY
+
+
+def random_graph(nodes: int = 7, seed: int = 3) -> Any:
+    return erdos_renyi(nodes, p=0.5, seed=seed)
+
+
+def conformance_problem(case: Case, objective: str) -> Task:
+    network = server(NODES) if case.server else Network.of(hf.ring(NODES))
+    return Task(f"{case_id(case)} {objective}", method(case), network, objective)
+
+
+def build(name: str, **options: Any) -> Method:
+    return ALGORITHMS.build(name, options)
+
+
+def other_problems() -> list[Task]:
+    """Networks and ways to run that the conformance battery has not: on seven nodes, unlike degrees."""
+    graph = Network.of(random_graph())
+    varying = Network.varying(lambda epoch: random_graph(seed=epoch), every=2)
+    sporadic = graph.sporadic(0.6, 0.5, seed=1)
+    both = varying.sporadic(0.6, 0.5, seed=1)
+    exact = {"gamma": 1.0, "solver": {"name": "newton"}}
+    cases = [
+        ("k-gt on a random graph", build("k-gt", lr=0.05, local_steps=2), graph),
+        ("local-gecl with alpha", build("local-gecl", lr=0.05, local_steps=2, alpha=0.1), graph),
+        ("gecl behind a server", build("gecl", lr=0.05, alpha=0.1), server(7)),
+        ("ecl on a random graph", build("ecl", lr=0.05, local_steps=2), graph),
+        ("dsgt over a varying network", build("dsgt", lr=0.05, local_steps=2), varying),
+        ("dspodfl, sporadic", build("dspodfl", lr=0.05), sporadic),
+        ("dspodfl, sporadic and corrected", build("dspodfl", lr=0.05, bias_correction=True), sporadic),
+        ("dspodfl, sporadic and varying", build("dspodfl", lr=0.05), both),
+        ("fedpd that skips", build("fedpd", eta=0.5, lr=0.05, local_steps=2, skip=0.5), server(7)),
+        ("scaffnew that skips", build("scaffnew", lr=0.05, p=0.3), server(7)),
+    ]
+    problems = [Task(name, how, network, "samples") for name, how, network in cases]
+    problems += [Task("pdmm, exact", build("pdmm", **exact), graph, "quadratics")]
+    cohorts = [build("scaffold", lr=0.05, local_steps=2), build("fedavg", lr=0.05, local_steps=2)]
+    problems += [Task(f"cohort of 2 {m}", m, server(7), "samples", cohort=2) for m in cohorts]
+    return problems
+
+
+def conformance_problems(objective: str) -> list[Task]:
+    return [conformance_problem(case, objective) for case in CASES]
+
+
+@lru_cache
+def _samples(nodes: int) -> tuple[hf.FederatedData, torch.nn.Module]:
+    """Unlike nodes with unlike numbers of samples, and a small model."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((400, 6)), rng.integers(0, 3, 400)
+    x += y[:, None]
+    torch.manual_seed(0)
+    model = MODELS.build("mlp", {"hidden": [5]}, input_shape=(6,), outputs=3)
+    return hf.partition(x, y, hf.Dirichlet(0.5), nodes=nodes, seed=0), model
+
+
+def make_objective(name: str, nodes: int, here: np.ndarray | None = None) -> Problem:
+    """In float64; of "samples", only those of the nodes ``here`` are there."""
+    if name == "quadratics":
+        return make_quadratics(nodes, L=2.0)
+    data, model = _samples(nodes)
+    flat = FlatModel(model, torch.device("cpu"), torch.float64)
+    held = data if here is None else data.hold(here)
+    return ModelProblem(flat, CrossEntropy(), held, batch_size=16, seed=7)
+
+
+class Seen(NamedTuple):
+    """A trajectory, and what it cost everybody."""
+
+    models: torch.Tensor  # [rounds + 1, m, d]
+    costs: torch.Tensor  # numbers sent, delay of sending, and all counts of work
+
+
+def trace(simulation: Simulation, rounds: int) -> Seen:
+    models = [simulation.models.clone()]
+    for _ in range(rounds):
+        simulation.step()
+        models.append(simulation.models.clone())
+    traffic, work = simulation.traffic, simulation.total_work()
+    costs = [traffic.numbers, traffic.delay, *vars(work).values()]
+    return Seen(torch.stack(models), torch.tensor(costs, dtype=torch.float64))
+
+
+def simulate(problem: Task, rounds: int) -> Seen:
+    objective = make_objective(problem.objective, problem.network.nodes)
+    return trace(
+        Simulation(
+            problem.method,
+            objective,
+            problem.network,
+            seed=7,
+            cohort_size=problem.cohort,
+            channel=problem.channel,
+        ),
+        rounds,
+    )
+
+
+def on_rank(problem: Task, world: Ranks) -> Simulation:
+    here = place(problem.network, world.size)[world.rank]
+    objective = make_objective(problem.objective, problem.network.nodes, here)
+    place_of_rank = RankPlace(world, problem.network)
+    return Simulation(
+        problem.method,
+        objective,
+        problem.network,
+        seed=7,
+        cohort_size=problem.cohort,
+        place=place_of_rank,
+        channel=problem.channel,
+    )
+
+
+Work = Callable[..., None]
+
+
+def run_worlds(*worlds: tuple[int, Work, tuple[Any, ...]]) -> None:
+    """Starts processes that form one world after the other: how many ranks, what each calls, with what.
+
+    Errors in them are raised here.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_as_rank, (folder, worlds), nprocs=max(size for size, *_ in worlds))
+
+
+def _as_rank(rank: int, folder: str, worlds: tuple[tuple[int, Work, tuple[Any, ...]], ...]) -> None:
+    torch.set_num_threads(1)
+    for index, (size, work, arguments) in enumerate(worlds):
+        if rank < size:
+            meeting = f"file://{folder}/{index}"
+            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=LIMIT)
+            work(Ranks(), *arguments)
+            dist.destroy_process_group()
+
+
+def leave_traces(world: Ranks, problems: Callable[[], list[Task]], rounds: int, folder: Path) -> None:
+    """Runs all problems on this rank and writes what it saw."""
+    for index, problem in enumerate(problems()):
+        simulation = on_rank(problem, world)
+        seen = trace(simulation, rounds)
+        torch.save((simulation.nodes, *seen), folder / f"{index}-{world.rank}.pt")
+
+
+def read_traces(index: int, size: int, folder: Path) -> Seen:
+    """The rows of all ranks put together."""
+    parts = [torch.load(folder / f"{index}-{rank}.pt", weights_only=True) for rank in range(size)]
+    nodes = torch.cat([part[0] for part in parts])
+    models = torch.cat([part[1] for part in parts], dim=1)
+    assert all(torch.equal(part[2], parts[0][2]) for part in parts)
+    return Seen(models[:, torch.argsort(nodes)], parts[0][2])

@@ -1,0 +1,319 @@
+"""Federations for tests: the simulator's answer, members in threads of this process, members as processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.context
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import tomli_w
+import torch
+from torch import Tensor
+
+from holdfast.data.dataset import Dataset
+from holdfast.data.federated import FederatedData
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.deploy.member.base import Member, NetworkThread, Stopped
+from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.member.node import Node
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials, make_certificates
+from holdfast.experiments.federation import FederationFile, make_federation
+from holdfast.experiments.sites import initial_model, open_site
+from holdfast.problem.losses import LOSSES
+from holdfast.problem.model_problem import ModelProblem
+
+SHAPE, CLASSES, SAMPLES = 6, 3, 20
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses just now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def describe(algorithm: dict[str, Any], nodes: int = 3, rounds: int = 5, **changes: Any) -> dict[str, Any]:
+    """A small federation as it would stand in a file; ``changes`` replace or extend its sections."""
+    needs_server = changes.get("network", {}).get("topology") == "server"
+    names = [chr(ord("a") + i) if nodes <= 26 else f"n{i}" for i in range(nodes)]
+    ports = free_ports(nodes + 1)
+    raw: dict[str, Any] = {
+        "name": "test",
+        "rounds": rounds,
+        "seed": 3,
+        "problem": {"input_shape": [SHAPE], "classes": CLASSES, "model": "linear", "batch_size": 4},
+        "network": {"topology": "ring"},
+        "algorithm": algorithm,
+        "limits": {"wait": 90.0},
+        "node": [{"name": n, "address": f"127.0.0.1:{p}"} for n, p in zip(names, ports, strict=False)],
+    }
+    if needs_server:
+        raw["server"] = {"name": "hub", "address": f"127.0.0.1:{ports[-1]}"}
+    for key, value in changes.items():
+        raw[key] = {**raw.get(key, {}), **value} if isinstance(value, dict) else value
+    return raw
+
+
+def make_data(node: int, shape: tuple[int, ...] = (SHAPE,), samples: int = SAMPLES) -> Dataset:
+    """Unlike data: every node sees other labels more often."""
+    rng = np.random.default_rng(100 + node)
+    count = samples + node
+    x = rng.standard_normal((count + 8, *shape)).astype(np.float32)
+    y = np.where(rng.random(count + 8) < 0.6, node % CLASSES, rng.integers(0, CLASSES, count + 8))
+    return Dataset(
+        torch.tensor(x[:count]),
+        torch.tensor(y[:count]),
+        torch.tensor(x[count:]),
+        torch.tensor(y[count:]),
+        classes=CLASSES,
+    )
+
+
+def simulate(federation: FederationFile) -> Simulation:
+    """The simulator on the same federation, run to its end."""
+    shape = tuple(federation.problem.input_shape)
+    data = [make_data(i, shape) for i in range(len(federation.node))]
+    problem = federation.problem
+    objective = ModelProblem(
+        initial_model(federation),
+        LOSSES.build(problem.loss.name, problem.loss.parameters),
+        FederatedData.of_nodes([(d.x_train, d.y_train) for d in data]),
+        batch_size=None if problem.batch_size == "full" else problem.batch_size,
+        seed=federation.seed,
+        weights=problem.weights,
+    )
+    cohort = None if federation.network.cohort == "all" else federation.network.cohort
+    simulation = Simulation(
+        federation.method,
+        objective,
+        federation.graph,
+        seed=federation.seed,
+        cohort_size=cohort,
+        channel=federation.wire_channel,
+    )
+    for _ in range(federation.rounds):
+        simulation.step()
+    return simulation
+
+
+@dataclass
+class Run:
+    """A federation in threads of this process, over real sockets and TLS."""
+
+    federation: FederationFile
+    folder: Path
+    members: dict[str, Member] = field(default_factory=dict)
+    models: dict[str, Tensor] = field(default_factory=dict)
+    errors: dict[str, BaseException] = field(default_factory=dict)
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+    def credentials(self, name: str) -> Credentials:
+        certs = self.folder / "certs"
+        if not certs.exists():
+            names = [member.name for member in self.federation.members]
+            make_certificates(certs, self.federation.name, names, days=1)
+        return load_credentials(certs, name)
+
+    def member(self, name: str, network: NetworkThread | None = None) -> Member:
+        """The member called ``name``, listening if others have to reach it."""
+        federation, folder = self.federation, self.folder / name
+        shared: dict[str, Any] = {
+            "credentials": self.credentials(name),
+            "events": Events(name, self.log.append),
+            "network": network,
+        }
+        made: Member
+        if federation.server is not None and name == federation.server.name:
+            made = Hub(federation, folder, initial_model(federation), **shared)
+        else:
+            data = make_data(federation.names.index(name), tuple(federation.problem.input_shape))
+            made = Node(federation, name, folder, open_site(federation, name, data), **shared)
+        if isinstance(made, Hub) or federation.server is None:
+            made.listen(federation.member(name).address)
+        return made
+
+    def carry_out(self, timeout: float = 60.0) -> Run:
+        """Runs all members to the end, or to their first error."""
+        network = NetworkThread()
+        names = [member.name for member in self.federation.members]
+        self.members = {name: self.member(name, network) for name in names}
+        self.run_members(timeout)
+        network.close()
+        return self
+
+    def run_members(self, timeout: float = 60.0) -> None:
+        """Runs the members that there are to the end, or to their first error, and closes them."""
+        threads = [threading.Thread(target=self._run, args=[name], daemon=True) for name in self.members]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout)
+        for member in self.members.values():
+            member.stop()
+        for thread in threads:
+            thread.join(timeout)
+        for member in self.members.values():
+            member.close()
+
+    def _run(self, name: str) -> None:
+        try:
+            result = self.members[name].run()
+            if result is not None:
+                self.models[name] = result
+        except BaseException as error:
+            self.errors[name] = error
+
+
+def deploy(raw: dict[str, Any], folder: Path, timeout: float = 60.0) -> Run:
+    """Runs the federation that ``raw`` describes; fails if a member did."""
+    run = Run(make_federation(raw, "test"), folder).carry_out(timeout)
+    if run.errors:
+        raise next(iter(run.errors.values()))
+    return run
+
+
+class Started:
+    """All members of a federation, or some of them, under way in threads."""
+
+    def __init__(self, run: Run, names: list[str] | None = None) -> None:
+        self.run, self.network = run, NetworkThread()
+        self.threads: dict[str, threading.Thread] = {}
+        run.members = {}
+        for name in names or [member.name for member in run.federation.members]:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        self.run.members[name] = self.run.member(name, self.network)
+        self.threads[name] = threading.Thread(target=self.run._run, args=[name], daemon=True)
+        self.threads[name].start()
+
+    def until(self, what: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not what():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def end(self) -> Run:
+        """Waits for all, and closes them."""
+        for thread in self.threads.values():
+            thread.join(90)
+            assert not thread.is_alive()
+        for member in self.run.members.values():
+            member.close()
+        self.network.close()
+        return self.run
+
+    def stop(self) -> None:
+        for member in self.run.members.values():
+            member.stop()
+        self.end()
+        for error in self.run.errors.values():
+            assert isinstance(error, Stopped), error
+        self.run.errors.clear()
+
+
+def stopped(raw: dict[str, Any], folder: Path, at: int) -> Run:
+    """A federation that was stopped when somebody had finished ``at`` rounds."""
+    started = Started(Run(make_federation(raw, "test"), folder))
+    started.until(lambda: max(member.done for member in started.run.members.values()) >= at)
+    started.stop()
+    return started.run
+
+
+# --- members as processes ----------------------------------------------------------------------------------
+
+
+def write_federation(raw: dict[str, Any], folder: Path) -> Path:
+    """federation.toml, certificates and every node's data in ``folder``."""
+    path = folder / "federation.toml"
+    path.write_text(tomli_w.dumps(raw))
+    federation = make_federation(raw, "test")
+    make_certificates(folder / "certs", federation.name, [m.name for m in federation.members], days=1)
+    for i, name in enumerate(federation.names):
+        data = make_data(i, tuple(federation.problem.input_shape))
+        arrays = {key: getattr(data, key).numpy() for key in ("x_train", "y_train", "x_test", "y_test")}
+        np.savez(folder / f"{name}.npz", **arrays)
+    return path
+
+
+def member_process(path: Path, name: str, *options: object, **kwargs: Any) -> subprocess.Popen[str]:
+    """``holdfast node`` or ``holdfast server`` for a federation written by ``write_federation``."""
+    data = path.parent / f"{name}.npz"
+    command = ["node", str(path), "--name", name, "--data", str(data)]
+    if not data.exists():
+        command = ["server", str(path), "--name", name]
+    return subprocess.Popen(
+        [sys.executable, "-m", "holdfast", *command, "--log", "json", *map(str, options)],
+        cwd=path.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **kwargs,
+    )
+
+
+# Real processes, to be killed at will, without importing torch anew in each: a server process that has
+# imported everything, and never touched gRPC, forks them.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["federation_runs"])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent), *filter(None, [os.getenv("PYTHONPATH")])]
+)
+
+
+def forked_member(
+    path: Path, name: str, listen: str | None = None
+) -> multiprocessing.context.ForkServerProcess:
+    """A member as a process that starts at once; its log lines go to NAME.log beside the file."""
+    process = FORKS.Process(target=_run_member, args=(path, name, listen), daemon=True)
+    process.start()
+    return process
+
+
+def _run_member(path: Path, name: str, listen: str | None) -> None:
+    import toy_channels  # noqa: F401 - registers a channel
+
+    from holdfast.cli.node import run_node, run_server
+
+    torch.set_num_threads(1)
+    log = os.open(path.parent / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    shared: dict[str, Any] = {
+        "model": None,
+        "folder": None,
+        "certs": None,
+        "listen": listen,
+        "insecure": False,
+        "log": "json",
+        "monitor": None,
+    }
+    data = path.parent / f"{name}.npz"
+    if data.exists():
+        run_node(path, name, data, device="cpu", **shared)
+    else:
+        run_server(path, name, **shared)
+
+
+def saved_model(path: Path, name: str) -> Tensor:
+    """The model that the node called ``name`` has written, flat."""
+    tensors = safetensors.torch.load_file(path.parent / f"node-{name}" / "model.safetensors")
+    return torch.cat([tensor.flatten() for tensor in tensors.values()])

@@ -85,7 +85,6 @@ def _network_lines(setting: Setting) -> str:
 
 def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
     objective = plan.setting(jobs[0]).objective
-    vector = objective.dim * objective.x0.element_size()
     table = Table(box=None, pad_edge=False, collapse_padding=True, caption_justify="left")
     table.add_column("algorithm", overflow="fold", vertical="bottom", min_width=10)
     for column in (
@@ -100,8 +99,9 @@ def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for job in jobs:
         footprint, rounds = plan.footprint(job), job.experiment.rounds
+        seconds, bytes_per_number = _tried(plan, job)
+        vector = objective.dim * bytes_per_number
         total = (footprint.vectors_at_start + rounds * footprint.vectors_per_round) * vector
-        seconds = _seconds_per_round(plan, job)
         table.add_row(
             " ".join([job.label, *job.axis_labels]),
             f"{footprint.vectors_per_link:g}",
@@ -116,8 +116,8 @@ def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
     return table
 
 
-def _seconds_per_round(plan: Plan, job: Job) -> float:
-    """The fastest of three rounds, after one to warm up."""
+def _tried(plan: Plan, job: Job) -> tuple[float, float]:
+    """Seconds of the fastest of three rounds, after one to warm up; bytes of a number on the wire."""
     simulation = plan.simulation(job)
     simulation.step()
     times = []
@@ -126,7 +126,8 @@ def _seconds_per_round(plan: Plan, job: Job) -> float:
         simulation.step()
         float(simulation.models.sum())  # wait for the device
         times.append(time.perf_counter() - start)
-    return min(times)
+    sent = simulation.traffic.numbers  # none yet if a method skips these rounds
+    return min(times), simulation.payload_bytes / sent if sent else simulation.problem.x0.element_size()
 
 
 def _save_pictures(setting: Setting, output: Path) -> list[Path]:

@@ -141,6 +141,16 @@ def test_inspect_shows_partition_network_and_costs(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "runs").exists()
 
 
+def test_inspect_counts_bytes_as_the_channel_sends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    overrides = ["algorithm.local_steps=1", "channel=half"]
+    outcome = holdfast("inspect", *overrides, "-o", tmp_path / "pictures")
+    # 20 directed links x 2 vectors x 4,810 parameters x 2 bytes
+    assert "local-gecl 2 375.8 KiB 36.70 MiB 1" in " ".join(outcome.out.split())
+
+
 def test_inspect_of_a_sweep_says_which_setting_it_shows(tmp_path: Path) -> None:
     overrides = ["problem.nodes=[3,4]", "network.topology=server", "evaluate_every=4"]
     outcome = holdfast("inspect", experiment_file(tmp_path), *overrides, "-o", tmp_path / "pictures")

@@ -42,7 +42,6 @@ def cnn() -> nn.Module:
 
 
 every_model = pytest.mark.parametrize("model", [softmax, mlp, cnn])
-every_device = pytest.mark.parametrize("device", DEVICES)
 
 
 def images() -> tuple[Tensor, Tensor]:

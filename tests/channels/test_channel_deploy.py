@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import toy_channels  # noqa: F401 - registers "grid"
-from federation_runs import Run, deploy, describe, saved_model
+from federation_runs import Run, Started, deploy, describe, saved_model, stopped
 from federation_runs import simulate as simulate_federation
 from member_processes import Members
 from test_deploy import run_with_interruptions
+from test_deploy_damage import damage
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.member.node import Node
@@ -77,6 +78,21 @@ def test_an_interrupted_member_comes_back_as_if_nothing_had_happened(algorithm, 
     for name in calm.models:
         assert torch.equal(disturbed.models[name], calm.models[name])
     assert not [entry for entry in disturbed.log if entry["level"] == "error" or "differs" in entry["event"]]
+
+
+@pytest.mark.parametrize("what", ["state", "outbox"])
+@pytest.mark.parametrize(("algorithm", "changes", "victim"), [(*GRAPH_CASE, "b"), (*COHORT_CASE, "hub")])
+def test_what_a_channel_remembers_is_made_good_after_damage(algorithm, changes, victim, what, tmp_path):
+    raw = describe(algorithm, rounds=12, **changes) | {"channel": {"name": "grid", "dithered": True}}
+    calm = deploy(raw, tmp_path / "calm")
+    run = stopped(raw, tmp_path / "damaged", at=6)
+    damage(run.folder / victim, what)
+    Started(run).end()
+    assert not run.errors
+    for name, model in calm.models.items():
+        assert torch.equal(run.models[name], model)
+    payload = {name: member.payload_bytes for name, member in calm.members.items()}
+    assert {name: member.payload_bytes for name, member in run.members.items()} == payload
 
 
 @pytest.mark.slow

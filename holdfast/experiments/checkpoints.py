@@ -19,6 +19,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import read_notes, read_tensors, write_tensors
 from holdfast.core.tree import named_leaves
 from holdfast.core.world import World
+from holdfast.engines.common.carrier import apart
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
 from holdfast.topology import Network
@@ -114,7 +115,8 @@ class Checkpoints:
 
 def _row_kinds(simulation: Simulation) -> dict[str, str]:
     """The tensors of a state with rows of its own for every "node" or every "link"; the others are common."""
-    common = ("server.", "channel.receiver.") if isinstance(simulation.state, ServerState) else ()
+    led = isinstance(apart(simulation.state)[0], ServerState)
+    common = ("server.", "state.server.", "channel.receiver.") if led else ()
     found = [(name, t) for name, t in named_leaves(simulation.state) if not f"{name}.".startswith(common)]
     if not found:
         return {}

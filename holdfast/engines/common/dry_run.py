@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.tree import leaves
+from holdfast.engines.common.carrier import apart
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.common.zero import ZeroProblem
@@ -66,7 +67,8 @@ def _count(
     problem = ZeroProblem(network.nodes, dim)
     simulation = Simulation(method, problem, network, cohort_size=cohort_size, channel=channel)
     at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
-    kept = simulation.state[1:] if isinstance(simulation.state, ServerState) else simulation.state
+    own, memory = apart(simulation.state)
+    kept = (own.clients if isinstance(own, ServerState) else own, memory)
     state = sum(tensor.numel() for tensor in leaves(kept))
     for _ in range(rounds):
         simulation.step()

@@ -34,7 +34,6 @@ class ServerState(NamedTuple):
 
     server: Any
     clients: Any  # rows of all clients here, kept once
-    channel: Slot | tuple[()] = ()  # what the channel remembers: rows of all clients, and the server's part
 
 
 class Inputs(NamedTuple):
@@ -73,7 +72,7 @@ class Rounds:
         rows = x0.expand(len(self.nodes), -1)
         if isinstance(method, ServerAlgorithm):
             clients = _own_memory(method.init(rows), shared=x0)
-            return ServerState(method.init_server(x0.clone()), clients, self._server_slot())
+            return carried(ServerState(method.init_server(x0.clone()), clients), self._server_slot())
         assert isinstance(method, Algorithm)
         oracle = self._oracle(self.nodes, 0, counters)
         oracle.step = INITIAL_STEP
@@ -109,7 +108,7 @@ class Rounds:
     ) -> Any:
         """The state after the round. ``gradient`` computes minibatch gradients, if not the problem itself."""
         if isinstance(now.method, ServerAlgorithm):
-            return self._server_round(now.method, state, now, counters, gradient)
+            return carried(*self._server_round(now.method, *apart(state), now, counters, gradient))
         assert isinstance(now.method, Algorithm)
         oracle = self._oracle(self.nodes, now.round, counters, gradient)
         own, slots = apart(state)
@@ -120,13 +119,14 @@ class Rounds:
     def models(self, state: Any) -> Tensor:
         """The model of each node here after the last exchange, [m, d]; a server's model is everybody's."""
         if isinstance(self.method, ServerAlgorithm):
-            return self.method.model(state.server).expand(len(self.nodes), -1)
+            return self.method.model(apart(state)[0].server).expand(len(self.nodes), -1)
         assert isinstance(self.method, Algorithm)
         return self.method.model(apart(state)[0])
 
     def duals(self, state: Any) -> Tensor | None:
         """What the method says of ``dual``, for the nodes here."""
-        return self.method.dual(state.clients if isinstance(state, ServerState) else apart(state)[0])
+        own = apart(state)[0]
+        return self.method.dual(own.clients if isinstance(own, ServerState) else own)
 
     def check_channel(self) -> None:
         """Raises, on all ranks alike, if a finite number did not arrive as one."""
@@ -141,17 +141,18 @@ class Rounds:
         self,
         method: ServerAlgorithm[Any],
         state: ServerState,
+        memory: Slot | tuple[()],
         now: Inputs,
         counters: Counters,
         gradient: MinibatchGradient | None,
-    ) -> ServerState:
+    ) -> tuple[ServerState, Slot | tuple[()]]:
         # If nobody here was drawn, one client whose work counts for nothing shows what a message looks like.
         takes_part = len(now.cohort) > 0
         chosen, counted = (now.cohort, counters) if takes_part else (self.nodes[:1], Counters())
         places, share = self.place.rows(self.nodes, chosen), self.cohort_size / self.problem.nodes
-        slot = state.channel or Slot((), ())
+        slot = memory or Slot((), ())
         before, sender = tree_map(lambda rows: rows[places], (state.clients, slot.sender))
-        carrier = self._carrier(now.round, (Slot(sender, ()),) if state.channel else (), chosen, takes_part)
+        carrier = self._carrier(now.round, (Slot(sender, ()),) if memory else (), chosen, takes_part)
         answer = carrier.broadcast(method.broadcast(state.server), self.problem.nodes)
         oracle = self._oracle(chosen, now.round, counted, gradient, takes_part)
         after, message = method.client(before, answer.arrived, oracle)
@@ -166,7 +167,7 @@ class Rounds:
         mean = tree_map(lambda rows: self.place.world.mean(rows, self.cohort_size), arrived)
         mean, receiver = self.channel.gather(mean, slot.receiver, share)
         server = method.server(state.server, mean, share)
-        return ServerState(server, kept[0], Slot(kept[1], receiver) if state.channel else ())
+        return ServerState(server, kept[0]), Slot(kept[1], receiver) if memory else ()
 
     def _oracle(
         self,

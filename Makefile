@@ -8,9 +8,9 @@ STAMP  := $(VENV)/.installed
 run: $(STAMP)  ## the default experiment, from nothing to a report
 	$(BIN)/holdfast run
 
-# Two processes with one thread each: threads of both would only get in each other's way.
+# Four processes with one thread each, on two cores: tests of federations mostly wait for one another.
 test: $(STAMP)  ## the whole test suite but the slow tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4
 
 test-slow: $(STAMP)  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow

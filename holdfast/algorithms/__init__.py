@@ -1,4 +1,10 @@
-"""Every method, one file per method or close family; ``base`` holds the contract."""
+"""Every method, one file per method or close family.
+
+Every module of this folder is imported, so a new one need only register its class.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from holdfast.algorithms.apda import APDAInexact
 from holdfast.algorithms.dspodfl import DSpodFL
@@ -57,3 +63,6 @@ __all__ = [
     "halving",
     "linear",
 ]
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -172,6 +172,14 @@ def test_a_coin_may_skip_an_exchange(channel, quadratics):
         assert all(sent) == isinstance(algorithm, hf.Scaffnew)
 
 
+def test_a_channel_that_serves_nothing_says_so(quadratics):
+    class Mute(hf.Half):
+        pass
+
+    with pytest.raises(hf.HoldfastError, match=r"Mute: its class declares nothing in `serves`.*'graph'"):
+        Simulation(hf.Gossip(lr=0.1), quadratics, STAR, channel=Mute())
+
+
 def test_cohorts_keep_the_memory_of_those_who_are_absent(quadratics):
     simulation = Simulation(
         hf.SCAFFOLD(lr=0.05, local_steps=2), quadratics, STAR, seed=1, cohort_size=2, channel=GRID

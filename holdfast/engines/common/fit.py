@@ -32,6 +32,11 @@ def check_fit(
         uses.add("changing graph")
     if cohort_size is not None:
         uses.add("cohort")
+    if not channel.serves:
+        raise HoldfastError(
+            f"channel {type(channel).__name__}: its class declares nothing in `serves`, so it fits nothing; "
+            f"name there what it is made for, of {', '.join(repr(use) for use in get_args(Use))}"
+        )
     for use in get_args(Use):
         if use in uses - channel.serves:
             reason = REASONS[use].format(method=type(method).__name__)

@@ -28,9 +28,11 @@ _HOMES = {
     "holdfast.experiments.callbacks": "Callback Stop",
     "holdfast.experiments.tensorboard": "TensorBoard",
     "holdfast.report.progress": "Progress",
+    "holdfast.core.randomness": "random_uniform random_normal",
     "holdfast.data": (
         "partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
     ),
+    "holdfast.data.lazy": "from_datasets LazyData Stream",
     "holdfast.optimizers": "LocalOptimizer Momentum PlainSGD",
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
     "holdfast.problem.reference.optimum": "reference_optimum",
@@ -69,10 +71,14 @@ if TYPE_CHECKING:
         halving as halving, linear as linear,
     )
     from holdfast.core.errors import HoldfastError as HoldfastError
+    from holdfast.core.randomness import random_normal as random_normal, random_uniform as random_uniform
     from holdfast.data import (
         ClassesPerNode as ClassesPerNode, Dataset as Dataset, Dirichlet as Dirichlet,
         FederatedData as FederatedData, IID as IID, NaturalGroups as NaturalGroups, Shards as Shards,
         Unequal as Unequal, partition as partition,
+    )
+    from holdfast.data.lazy import (
+        LazyData as LazyData, Stream as Stream, from_datasets as from_datasets,
     )
     from holdfast.engines.common.simulation import Simulation as Simulation
     from holdfast.experiments.assembly import build_problem as build_problem

@@ -17,7 +17,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Count, Seed, check, quoted
-from holdfast.data.federated import FederatedData, read_test
+from holdfast.data.federated import read_test
+from holdfast.data.lazy import AnyData, from_datasets
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.experiments.assembly import (
@@ -35,7 +36,9 @@ from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
+from holdfast.problem.model_problem import Augment
 from holdfast.problem.problem import FunctionProblem
+from holdfast.problem.sampling import SamplingName
 
 if TYPE_CHECKING:
     import pandas
@@ -106,10 +109,12 @@ def train(
     algorithm: Method,
     *,
     model: nn.Module,
-    data: FederatedData | Sequence[Any],
+    data: AnyData | Sequence[Any],
     topology: Topology = "server",
     rounds: int,
     batch_size: BatchSize = 32,
+    sampling: SamplingName = "replacement",
+    augment: Augment | None = None,
     loss: str | Loss | LossFunction = "cross-entropy",
     step: Step | None = None,
     test: Any = None,
@@ -132,9 +137,9 @@ def train(
 
     Arguments are called as in an experiment file (docs/experiments.md).
 
-    ``data``: the result of ``holdfast.partition``; or, for each node, a pair (x, y), a dictionary of tensors
-    or a torch Dataset. x may be a tensor, a dictionary of the model's keyword arguments or a tuple of its
-    arguments.
+    ``data``: the result of ``holdfast.partition``, ``from_frame`` or ``from_datasets``; a ``Stream``; or, for
+    each node, a pair (x, y), a dictionary of tensors or a map-style Dataset (docs/data.md). x may be a
+    tensor, a dictionary of the model's keyword arguments or a tuple of its arguments.
     ``loss``: a name such as "cross-entropy" or "mse", or a function of outputs and targets that gives a mean
     over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
     ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
@@ -142,7 +147,11 @@ def train(
     ``test``: samples like a node's, on which models are tested.
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
-    ``batch_size``: samples per gradient, drawn with replacement; "full" takes all of a node's data.
+    ``batch_size``: samples per gradient; "full" takes all of a node's data. A ``Stream`` has its own.
+    ``sampling``: "replacement"; "epochs", every sample once before any is taken again, anew in every round;
+    or "poisson", each sample with probability batch_size / N_i.
+    ``augment``: ``augment(samples, key)`` changes a node's minibatch on the device, drawing from ``key`` by
+    ``hf.random_uniform`` and ``hf.random_normal``; metrics read the samples as they are.
     ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
     ``backend``: how gradients are computed, all nodes "stacked" in one call or in a "loop" over the nodes;
     "auto" stacks unless a layer cannot be stacked or is faster in a loop.
@@ -164,16 +173,23 @@ def train(
     numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
     carrying: Channel = check("channel", ChosenChannel, channel)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
-    terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
-    split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
+    drawing = {"batch_size": batch_size, "sampling": sampling}
+    terms = Terms.of({**drawing, "backend": backend, **weighed})
+    split = data if isinstance(data, AnyData) else from_datasets(data)
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
     setting = Setting(
         data=split,
         test_data=None if test is None else read_test("test", test),
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
-        metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
+        metrics=choose_metrics(
+            metrics,
+            has_test=test is not None,
+            has_accuracy=chosen_loss.has_accuracy,
+            finite=split.finite,
+        ),
         make_module=lambda: model,
+        augment=augment,
         terms=terms,
         seed=seed,
         device=str(device),

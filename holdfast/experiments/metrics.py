@@ -169,24 +169,28 @@ NEEDS_ACCURACY = frozenset({"test_accuracy", "worst_accuracy", "average_accuracy
 NEEDS_TEST_SET = NEEDS_ACCURACY | {"average_loss"}
 EXPENSIVE = frozenset({"grad_norm2", "stationarity", "rel_energy", "optimum_distance", "dual_error"})
 """Only when asked for."""
+NEEDS_ALL_DATA = EXPENSIVE | {"train_loss"}
 
 
-def available_metrics(has_test: bool, has_accuracy: bool) -> list[str]:
-    """The metrics that can be computed, in their order."""
-    missing = (frozenset() if has_test else NEEDS_TEST_SET) | (
+def available_metrics(has_test: bool, has_accuracy: bool, finite: bool = True) -> list[str]:
+    """The metrics that can be computed, in their order; ``finite``: whether all data can be read."""
+    missing = frozenset() if finite else NEEDS_ALL_DATA
+    missing |= (frozenset() if has_test else NEEDS_TEST_SET) | (
         frozenset() if has_accuracy else NEEDS_ACCURACY
     )
     return [name for name in METRICS if name not in missing]
 
 
-def choose_metrics(wanted: Metrics, *, has_test: bool, has_accuracy: bool) -> list[str]:
+def choose_metrics(wanted: Metrics, *, has_test: bool, has_accuracy: bool, finite: bool = True) -> list[str]:
     """``wanted``, checked; "default" is every metric that is available and cheap."""
-    available = available_metrics(has_test, has_accuracy)
+    available = available_metrics(has_test, has_accuracy, finite)
     if wanted == "default":
         return [name for name in available if name not in EXPENSIVE]
     for name in wanted:
         if name not in METRICS:
             raise unknown("metric", name, METRICS)
+        if not finite and name in NEEDS_ALL_DATA:
+            raise HoldfastError(f"metric {name!r} reads all training data, and a Stream has no end")
         if name not in available:
             lacking = "a test set" if name in NEEDS_TEST_SET and not has_test else "a loss with classes"
             raise HoldfastError(f"metric {name!r} needs {lacking}, and this problem has none")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
+from holdfast.core.validation import Count, check
 from holdfast.data.arrays import labels_below
 from holdfast.data.items import is_dataset, items_in, stack_items
 from holdfast.data.samples import Pair, as_tree, described, targets_of
@@ -128,6 +129,20 @@ class FederatedData:
             raise HoldfastError(f"node {i} is held elsewhere; here are {self.here.tolist()}")
         rows = slice(int(self.starts[i]), int(self.starts[i] + self.counts[i]))
         return tree_map(lambda part: part[rows], self.samples)
+
+    def local_steps(self, epochs: int, batch_size: int) -> int:
+        """Steps in which every node passes over its samples ``epochs`` times, for ``sampling="epochs"``.
+
+        That must be the same number for all nodes, since all take as many steps in a round.
+        """
+        check("epochs", Count, epochs)
+        steps = -(-self.counts // check("batch_size", Count, batch_size))
+        if len(differs := np.flatnonzero(steps != steps[0])):
+            raise HoldfastError(
+                f"local_steps: an epoch is {steps[0]} steps for node 0 and {steps[differs[0]]} for node "
+                f"{differs[0]}; nodes take as many steps in a round, so say how many"
+            )
+        return int(epochs * steps[0])
 
     def label_table(self, classes: int) -> np.ndarray:
         """[n, classes] int64: how many samples of each class each node owns."""

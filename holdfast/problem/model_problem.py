@@ -305,7 +305,7 @@ class ModelProblem:
         if self.source.padded and not self.loss.per_sample:
             raise HoldfastError(
                 "batches have different numbers of samples, so they are padded, and a loss that gives one "
-                "number for a batch would count the padding: give one number per sample, or a batch_size that "
+                "number for a batch would count the padding: give one per sample, or a batch_size that "
                 "divides every node's samples, or draw with replacement"
             )
         some = self.source.some(2).samples

@@ -30,8 +30,11 @@ _HOMES = {
     "holdfast.report.progress": "Progress",
     "holdfast.core.randomness": "random_uniform random_normal",
     "holdfast.data": (
-        "partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
+        "partition partition_dataset FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups "
+        "Unequal"
     ),
+    "holdfast.data.frames": "from_frame",
+    "holdfast.data.images": "ImageFolder image_folder image_folders",
     "holdfast.data.lazy": "from_datasets LazyData Stream",
     "holdfast.optimizers": "LocalOptimizer Momentum PlainSGD",
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
@@ -75,7 +78,11 @@ if TYPE_CHECKING:
     from holdfast.data import (
         ClassesPerNode as ClassesPerNode, Dataset as Dataset, Dirichlet as Dirichlet,
         FederatedData as FederatedData, IID as IID, NaturalGroups as NaturalGroups, Shards as Shards,
-        Unequal as Unequal, partition as partition,
+        Unequal as Unequal, partition as partition, partition_dataset as partition_dataset,
+    )
+    from holdfast.data.frames import from_frame as from_frame
+    from holdfast.data.images import (
+        ImageFolder as ImageFolder, image_folder as image_folder, image_folders as image_folders,
     )
     from holdfast.data.lazy import (
         LazyData as LazyData, Stream as Stream, from_datasets as from_datasets,

@@ -15,6 +15,7 @@ from holdfast.data.partition import (
     Shards,
     Unequal,
     partition,
+    partition_dataset,
 )
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "Shards",
     "Unequal",
     "partition",
+    "partition_dataset",
     "prepare",
 ]

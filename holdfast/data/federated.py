@@ -15,7 +15,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
 from holdfast.core.validation import Count, check
 from holdfast.data.arrays import labels_below
-from holdfast.data.items import is_dataset, items_in, stack_items
+from holdfast.data.items import is_dataset, items_in, read_items, stack_items
 from holdfast.data.samples import Pair, as_tree, described, targets_of
 
 ITEMS_READ_AGAIN = 8  # of a Dataset: a transform that changes every second item is noticed too
@@ -197,7 +197,7 @@ def no_empty_node(counts: np.ndarray) -> None:
 def read_samples(where: str, part: Any) -> Any:
     """The samples of a pair (x, y), a dictionary or a map-style torch Dataset, checked."""
     if is_dataset(part):
-        part = stack_items(where, [part[i] for i in range(items_in(where, part))])
+        part = stack_items(where, read_items(part, range(items_in(where, part))))
     return as_tree(where, part)
 
 

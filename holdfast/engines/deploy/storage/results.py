@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from holdfast.engines.deploy.storage.messages import settle
+from holdfast.core.files import settle
 from holdfast.problem.flat import FlatModel
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_atomic, write_json
+from holdfast.core.files import settle, write_atomic, write_json
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.incarnations import new_incarnation
 from holdfast.engines.deploy.storage.messages import (
@@ -25,7 +25,6 @@ from holdfast.engines.deploy.storage.messages import (
     Header,
     Incarnations,
     MessageFile,
-    settle,
     specs,
     write_partial,
 )

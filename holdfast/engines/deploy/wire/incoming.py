@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.files import settle
 from holdfast.engines.deploy.storage.messages import (
     CHUNK,
     Header,
@@ -22,7 +23,6 @@ from holdfast.engines.deploy.storage.messages import (
     numpy_type,
     put,
     require_finite,
-    settle,
 )
 from holdfast.engines.deploy.storage.store import remove
 

@@ -24,7 +24,7 @@ from holdfast.engines.deploy.wire.credentials import (
     sign_request,
 )
 from holdfast.engines.deploy.wire.links import Link
-from holdfast.engines.deploy.wire.loopback import require_loopback
+from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.experiments.config import apply_override
 from holdfast.experiments.federation import FederationFile, make_federation, read_federation
 from holdfast.experiments.sites import read_data

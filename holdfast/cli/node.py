@@ -21,7 +21,7 @@ from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
-from holdfast.engines.deploy.wire.loopback import is_loopback, require_loopback
+from holdfast.engines.deploy.wire.listening import is_loopback, require_loopback
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, open_site, read_data
 from holdfast.report.format import bytes_text

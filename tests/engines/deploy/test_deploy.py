@@ -252,7 +252,7 @@ def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
             sender="a",
             round=1,
             exchange=0,
-            tensors=hub.wire_specs(hub.x0[None]),
+            tensors=specs(hub.x0[None]),
         )
         assert hub.admit(ahead)
         hub.arrived(ahead)

@@ -14,13 +14,12 @@ from typing import Any, Self, TypeVar
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.carrier import wire_like
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.network import Costs, NetworkThread
 from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.storage.digests import digest
+from holdfast.engines.deploy.storage.digests import data_digest
 from holdfast.engines.deploy.storage.incarnations import Dependencies
-from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, TensorSpec, specs
+from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.record import Record
 from holdfast.engines.deploy.storage.scarcity import Shortage
@@ -51,15 +50,15 @@ class Member:
         *,
         credentials: Credentials | None,
         events: Events,
-        data_digest: str = "",
+        data: str = "",
         facts: dict[str, int] | None = None,
         network: NetworkThread | None = None,
     ) -> None:
         self.federation, self.name, self.folder, self.x0 = federation, name, folder, x0
         self.credentials, self.events = credentials, events
-        self.start = digest(x0)
+        self.start = data_digest([x0.detach()])
         model = " ".join(filter(None, (federation.model_identity, self.start)))
-        identity = {"federation file": federation.id, "name": name, "model": model, "data": data_digest}
+        identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
         self.store = Store(folder, identity, events)
         self._own_network = network is None
         self.network = network or NetworkThread()
@@ -96,7 +95,7 @@ class Member:
         self._server: Any = None
         self._waiting_on: Future[Any] | None = None
         self._stopping = False
-        self._clock_start = time.monotonic()
+        self._clock_start = self.began
         self._failure: HoldfastError | None = None
 
     # --- beginning and end ----------------------------------------------------------------------------
@@ -194,6 +193,25 @@ class Member:
         if self._failure is not None:
             raise self._failure
 
+    def take_up(self, saved: MessageFile | None) -> None:
+        """Goes on from what is saved; None: from the beginning."""
+        self.done, self.costs = 0, Costs()
+        if saved is not None:
+            self.done = saved.header.round
+            self.costs = Costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
+            self.dependencies.add(saved.header.depends_on)
+        self._clock_start = time.monotonic() - self.costs.seconds
+        self.record.keep(upto=self.done if saved is not None else -1)
+
+    def save(self, done: int, state: Any, **notes: Any) -> None:
+        """Writes down the state after ``done`` rounds, as soon as there is room."""
+        before = time.monotonic()
+        self.costs.seconds = self.seconds
+        notes["costs"], known = self.cost_notes(), self.dependencies.known
+        self.insist(lambda: self.store.save_state(done, state, notes, known))
+        self.done = done
+        self.costs.saving += time.monotonic() - before
+
     def recovering(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
         """``run``; if a file turns out to be damaged, once more from what is saved, as after a crash."""
         damage: set[str] = set()
@@ -240,10 +258,6 @@ class Member:
             tensors=specs(wire),
             depends_on=self.dependencies.known,
         )
-
-    def wire_specs(self, message: Any) -> list[TensorSpec]:
-        """The tensors of ``message`` as they are sent."""
-        return specs(wire_like(self.federation.wire_channel, message))
 
     def may_fetch(self, who: str, stage: int) -> bool:
         """Whether ``who`` may have this member's messages of a round."""

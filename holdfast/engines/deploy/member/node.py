@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,13 @@ from holdfast.engines.common.carrier import Carrier, Slot, apart, carried, wire_
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.member.arrivals import read
 from holdfast.engines.deploy.member.base import Member
-from holdfast.engines.deploy.member.network import Costs, NetworkThread
+from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
 from holdfast.engines.deploy.member.recording import record_round, recorded
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier, state_template
-from holdfast.engines.deploy.member.transport import NodeTransport
+from holdfast.engines.deploy.member.transport import Transport, read
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
@@ -58,7 +56,7 @@ class Node(Member):
             site.objective.x0,
             credentials=credentials,
             events=events,
-            data_digest=site.digest,
+            data=site.digest,
             facts={} if site.test is None else {"test_samples": len(site.test[0])},
             network=network,
         )
@@ -75,7 +73,6 @@ class Node(Member):
 
     def _run_on(self) -> Tensor:
         """From what is saved to the end."""
-        self._clock_start = time.monotonic() - self.costs.seconds
         if (self.folder / "report.json").exists():  # the server may be gone since
             model = self._read_results()
         else:
@@ -128,7 +125,7 @@ class Node(Member):
     def _peers(self, r: int, stage: int, carrier: Carrier) -> NodePeers:
         self.stage = stage
         graph, seed, traffic = self.federation.graph, self.federation.seed, self.costs.traffic
-        return NodePeers(self.node, graph, seed, r, NodeTransport(self), self.x0, traffic, carrier)
+        return NodePeers(self.node, graph, seed, r, Transport(self), self.x0, traffic, carrier)
 
     def _carrier(self, r: int, slots: tuple[Slot, ...]) -> Carrier:
         return new_carrier(self.federation, r, slots, torch.tensor([self.node], device=self.x0.device))
@@ -154,6 +151,7 @@ class Node(Member):
         like, down = method.broadcast(method.init_server(row)), federation.wire_channel.down
         if not down.transparent:  # it comes as rows
             like = tree_map(lambda t: t[None], like)
+        wire = wire_like(down, like)
         if self.state is None:
             self.state = carried(method.init(self.x0[None]), channel_slots(federation, self.x0))
             self._save(0)
@@ -164,8 +162,8 @@ class Node(Member):
                 continue
             self.stage = r + 1
             self.phase = f"waiting for round {r + 1}"
-            file = self.from_server(0, wire_like(down, like))
-            received = self.insist(partial(read, file, down, like, self.x0.device))
+            file = self.from_server(0, wire)
+            received = self.insist(partial(read, file, down, wire, like, self.x0.device))
             if not down.transparent:
                 received = tree_map(lambda t: t[0], received)
             self.phase = f"computing round {r + 1}"
@@ -226,12 +224,10 @@ class Node(Member):
         saved = self.store.saved_state(self.outbox.lost)
         if saved is None and self._without_start:
             raise HoldfastError("the start has to be computed again: start the same command once more")
-        self.done = self.stage = saved.header.round if saved is not None else 0
-        self.state, self.costs, self.work = None, Costs(), Work()
+        self.take_up(saved)
+        self.stage, self.state, self.work = self.done, None, Work()
         if saved is not None:
-            self.dependencies.add(saved.header.depends_on)
             self.state = saved.read(state_template(self.federation, self.node, self.x0), self.x0.device)
-            self.costs = Costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
             self.work = Work(**saved.header.notes["work"])
             self.metrics = saved.header.notes["metrics"]
         if any(self.done < round <= self.federation.rounds for round in self.outbox.lost):
@@ -239,18 +235,11 @@ class Node(Member):
         for path in self.store.received():
             if message_key(path.name)[0] > self.federation.rounds:  # asked for again: others wait for that
                 remove(path)
-        self.record.keep(upto=self.done if saved is not None else -1)
         self.outbox.lost.clear()
 
     def _save(self, done: int) -> None:
         """The round is finished: writes it down, then forgets what it took."""
-        before = time.monotonic()
-        self.costs.seconds = self.seconds
-        notes = {"costs": self.cost_notes(), "work": vars(self.work), "metrics": self.metrics}
-        known = self.dependencies.known
-        self.insist(lambda: self.store.save_state(done, self.state, notes, known))
-        self.done = done
-        self.costs.saving += time.monotonic() - before
+        self.save(done, self.state, work=vars(self.work), metrics=self.metrics)
         self.insist(lambda: self._forget(done))
         if self.federation.graph.activity is not None:
             self._release(done)

@@ -6,6 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
+from holdfast.contract import Channel
+from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.deploy.storage.messages import MessageFile
 
 if TYPE_CHECKING:
@@ -14,17 +18,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class NodeTransport:
-    """How the messages of one node travel in the round under way."""
+class Transport:
+    """How the messages of one node travel in the round under way; every call waits for all that is due."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
 
     def broadcast(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
+        """Sends ``message`` to all ``neighbours``; theirs."""
         published = self.node.publish(self.node.header(exchange, message), message)
         return self._gather(exchange, dict.fromkeys(neighbours, published))
 
     def scatter(self, exchange: int, messages: Mapping[int, Any]) -> dict[int, MessageFile]:
+        """Sends every neighbour something else."""
         names = self.node.federation.names
         published = {
             j: self.node.publish(self.node.header(exchange, row), row, names[j])
@@ -43,6 +49,7 @@ class NodeTransport:
         return dict(zip(published, received, strict=True))
 
     def sporadic(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
+        """``broadcast``, but without those neighbours with whom it did not work out, at either end."""
         node, stage = self.node, self.node.stage
         tensors = node.publish(node.header(exchange, message), message).header.tensors
 
@@ -71,12 +78,31 @@ class NodeTransport:
         return {j: file for j, file in zip(neighbours, received, strict=True) if file is not None}
 
     def through_server(self, exchange: int, message: Any, answer: Any) -> MessageFile:
+        """Sends ``message`` to the server; what it sends back, a tree like ``answer``."""
         node = self.node
         node.to_server(node.publish(node.header(exchange, message), message))
         return node.from_server(exchange, answer)
 
     def insist(self, read: Callable[[], T]) -> T:
+        """What ``read`` gives; tried again from the start where files run out."""
         return self.node.insist(read)
+
+
+def read(file: MessageFile, channel: Channel, wire: Any, like: Any, device: torch.device) -> Any:
+    """The message, a tree like ``like``, which travels as one like ``wire``; both may be on "meta"."""
+    arrived = file.read(wire, device)
+    if channel.transparent:
+        return arrived
+    return channel.decode(arrived, tree_map(lambda t: torch.empty_like(t, device=device), like))
+
+
+def add_to(total: Any, file: MessageFile, channel: Channel, wire: Any, weight: float = 1.0) -> None:
+    """Adds ``weight`` times the message to ``total``, in place; as it is, it need not be held as a whole."""
+    if channel.transparent:
+        file.add_to(total, weight)
+    else:
+        device = next(leaves(total)).device
+        tree_map(lambda t, part: t.add_(part, alpha=weight), total, read(file, channel, wire, total, device))
 
 
 async def together(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:

@@ -9,13 +9,8 @@ import numpy as np
 from torch import Tensor
 
 
-def digest(tensor: Tensor) -> str:
-    """A short digest of the numbers in ``tensor``."""
-    return data_digest([tensor.detach()])
-
-
 def data_digest(tensors: Iterable[Tensor]) -> str:
-    """A short digest of a node's data, so that a run is not resumed with others."""
+    """A short digest of a node's data or model, so that a run is not resumed with others."""
     total = hashlib.sha256()
     for tensor in tensors:
         total.update(f"{tensor.dtype} {list(tensor.shape)}".encode())

@@ -257,7 +257,7 @@ def _content(tensors: list[TensorSpec], tree: Any) -> Iterator[memoryview]:
     """The bytes of ``tree`` as ``tensors`` say; refuses numbers that a message must not hold."""
     for spec, tensor in zip(tensors, leaves(tree), strict=True):
         flat, target = tensor.detach().reshape(-1), numpy_type(spec.dtype)
-        for part in flat.split(CHUNK // target.itemsize):
+        for part in torch.split(flat, CHUNK // target.itemsize):
             piece = np.ascontiguousarray(part.cpu().numpy().astype(target, copy=False))
             require_finite(piece, "the training diverged: a number became infinite or NaN; try a smaller lr")
             yield piece.view(np.uint8).data

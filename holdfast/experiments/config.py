@@ -227,7 +227,8 @@ def check_keys(raw: Mapping[str, Any], section: type[Section], where: str) -> No
         kind = section.model_fields[key].annotation
         inner = next((k for k in (kind, *get_args(kind)) if isclass(k) and issubclass(k, Section)), None)
         for table in value if get_origin(kind) is list and isinstance(value, list) else [value]:
-            if inner is not None and not isinstance(table, dict):
+            if inner is None or table is None:
+                continue
+            if not isinstance(table, dict):
                 raise HoldfastError(f"{key}: expected a table, got {quoted(table)}")
-            if inner is not None:
-                check_keys(table, inner, f"[{key}]")
+            check_keys(table, inner, f"[{key}]")

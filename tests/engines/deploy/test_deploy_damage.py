@@ -14,7 +14,7 @@ from federation_runs import Run, Started, calm_run, deploy, describe, stopped
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile
-from holdfast.engines.deploy.wire.waiting import RefusedForGoodError
+from holdfast.engines.deploy.wire.dialling import RefusedForGoodError
 from holdfast.experiments.federation import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}

@@ -9,7 +9,7 @@ import pytest
 from federation_runs import Run, deploy, describe, stopped
 
 from holdfast.cli.run import report_runs
-from holdfast.engines.deploy.wire.waiting import WaitLimitError
+from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.experiments.federation import make_federation
 from holdfast.experiments.record import load_record, overlaid
 from holdfast.report.verdict import troubles

@@ -22,12 +22,12 @@ from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.record import Record
-from holdfast.engines.deploy.storage.scarcity import Shortage
+from holdfast.engines.deploy.storage.scarcity import Shortage, insist
 from holdfast.engines.deploy.storage.store import Store
 from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.dialling import Wait
 from holdfast.engines.deploy.wire.links import Link
 from holdfast.engines.deploy.wire.service import Service
-from holdfast.engines.deploy.wire.waiting import Wait
 
 T = TypeVar("T")
 
@@ -88,8 +88,7 @@ class Member:
         self.stage = 0  # as in ``Header.round``: the round under way
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
-        known = {"nodes": len(federation.node), "dimension": x0.numel()}
-        self.record = Record(folder, federation, name, known | (facts or {}))
+        self.record = Record(folder, federation, name, {"dimension": x0.numel(), **(facts or {})})
         self.began = time.monotonic()
         self.port: int | None = None
         self._server: Any = None
@@ -150,14 +149,10 @@ class Member:
             except OSError as error:
                 self.ask(partial(shortage.pause, error))
 
-    async def insist_on_loop(self, action: Callable[[], T]) -> T:
-        """``insist`` for the event loop, which must not be held up."""
-        shortage = Shortage(self.events, self.federation.limits.wait)
-        while True:
-            try:
-                return action()
-            except OSError as error:
-                await shortage.pause(error)
+    async def decide(self, stage: int, exchange: int, peer: str, active: bool) -> None:
+        """Writes down, for good and as soon as there is room, whether the link to ``peer`` took part."""
+        decide = partial(self.store.decide, stage, exchange, peer, active)
+        await insist(decide, self.events, self.federation.limits.wait)
 
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         """Puts a message into the outbox, as soon as there is room."""
@@ -284,7 +279,7 @@ class Member:
 
     def status(self) -> dict[str, Any]:
         """For people and for other members: only metrics that the federation file lists are in it."""
-        waits = [str(wait) for wait in list(self.waits.values())]
+        waits = "; ".join(str(wait) for wait in list(self.waits.values()))
         sent, received = self.wire_bytes
         shared = {k: v for k, v in self.metrics.items() if k in self.federation.shared_metrics}
         return {
@@ -292,7 +287,7 @@ class Member:
             "federation": self.federation.id,
             "round": self.done,
             "rounds": self.federation.rounds,
-            "phase": self.phase if self.phase in ("finished", "starting") else "; ".join(waits) or self.phase,
+            "phase": self.phase if self.phase in ("finished", "starting") else waits or self.phase,
             "payload_bytes": self.payload_bytes,
             "wire_bytes_sent": sent,
             "wire_bytes_received": received,
@@ -302,14 +297,4 @@ class Member:
             "refused": dict(self.events.complaints),
             "last_error": self.events.last_error,
             "metrics": shared,
-        }
-
-    def report(self) -> dict[str, Any]:
-        """What taking part has cost, for the member's own people."""
-        costs = self.costs
-        return self.status() | {
-            "seconds": round(costs.seconds, 3),
-            "saving_seconds": round(costs.saving, 3),
-            "compute_seconds": round(costs.seconds - costs.waiting - costs.saving, 3),
-            "delivery_bytes": costs.delivery_bytes,
         }

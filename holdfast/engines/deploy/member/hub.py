@@ -14,7 +14,6 @@ import torch
 
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_json
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import Carrier, apart, carried, wire_like
 from holdfast.engines.common.counters import Work
@@ -22,7 +21,7 @@ from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import GRACE, Member
 from holdfast.engines.deploy.member.due import Key, Schedule
 from holdfast.engines.deploy.member.network import NetworkThread
-from holdfast.engines.deploy.member.recording import record_round, recorded
+from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier
 from holdfast.engines.deploy.member.transport import add_to
 from holdfast.engines.deploy.ops.events import Events
@@ -31,7 +30,7 @@ from holdfast.engines.deploy.storage.messages import DamagedError, Header, Messa
 from holdfast.engines.deploy.storage.results import write_model
 from holdfast.engines.deploy.storage.store import message_key, message_name, remove
 from holdfast.engines.deploy.wire.credentials import Credentials
-from holdfast.engines.deploy.wire.waiting import Wait, WaitLimitError
+from holdfast.engines.deploy.wire.dialling import Wait, WaitLimitError
 from holdfast.problem.flat import FlatModel
 
 
@@ -102,8 +101,7 @@ class Hub(Member):
         else:
             self._average()
         self.phase = "finishing"
-        report = self.report()
-        self.insist(lambda: write_json(self.folder / "report.json", report))
+        write_report(self)
         try:
             self.ask(self._linger)
         except MixedRunsError as error:  # everybody had finished before somebody started anew

@@ -10,7 +10,9 @@ import torch
 
 from holdfast.contract import Channel
 from holdfast.core.tree import leaves, tree_map
-from holdfast.engines.deploy.storage.messages import MessageFile
+from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
+from holdfast.engines.deploy.storage.store import message_key
+from holdfast.engines.deploy.wire.links import Link
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.member.node import Node
@@ -70,7 +72,7 @@ class Transport:
             except TimeoutError:
                 node.events.log("inactive link", "warning", peer=name, round=stage)
             active = received is not None
-            await node.insist_on_loop(lambda: node.store.decide(stage, exchange, name, active))
+            await node.decide(stage, exchange, name, active)
             node.outbox.wake()
             return received
 
@@ -79,9 +81,40 @@ class Transport:
 
     def through_server(self, exchange: int, message: Any, answer: Any) -> MessageFile:
         """Sends ``message`` to the server; what it sends back, a tree like ``answer``."""
-        node = self.node
-        node.to_server(node.publish(node.header(exchange, message), message))
-        return node.from_server(exchange, answer)
+        self.to_server(self.node.publish(self.node.header(exchange, message), message))
+        return self.from_server(exchange, answer)
+
+    def from_server(self, exchange: int, wire: Any) -> MessageFile:
+        """The server's message of the round under way, which travels as a tree like ``wire``."""
+        stage, tensors = self.node.stage, specs(wire)
+
+        async def fetch() -> MessageFile:
+            return await (await self.server()).fetch(stage, exchange, tensors)
+
+        return self.node.ask(fetch)
+
+    def to_server(self, message: MessageFile) -> None:
+        """Brings a message to the server. It is kept here until the next state is saved, lest it get lost."""
+
+        async def submit() -> None:
+            await (await self.server()).submit(message)
+
+        try:
+            self.node.ask(submit)
+        except DamagedError as error:
+            self.node.outbox.lose(message_key(message.path.name), error)
+            raise
+
+    def to_server_again(self) -> None:
+        """What was computed before the last state was saved: the server may not have it."""
+        for message in list(self.node.outbox.messages.values()):
+            if message.header.round <= self.node.done:
+                self.to_server(message)
+
+    async def server(self) -> Link:
+        """The way to the server that all messages go through."""
+        assert self.node.federation.server is not None
+        return await self.node.link(self.node.federation.server.name)
 
     def insist(self, read: Callable[[], T]) -> T:
         """What ``read`` gives; tried again from the start where files run out."""

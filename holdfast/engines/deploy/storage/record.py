@@ -22,6 +22,7 @@ class Record:
     def __init__(self, folder: Path, federation: Federation, member: str, facts: dict[str, int]) -> None:
         self.folder, self.federation = folder, federation
         self.job = {"algorithm": federation.algorithm_name, "seed": federation.seed}
+        facts = {"nodes": len(federation.node), **facts}
         self.about = {"name": federation.name, "member": member, "digest": federation.id, "facts": facts}
         self.rows: list[dict[str, Any]] = []
 

@@ -307,27 +307,18 @@ def forked_member(
 def _run_member(path: Path, name: str, listen: str | None) -> None:
     import toy_channels  # noqa: F401 - registers a channel
 
-    from holdfast.cli.node import run_node, run_server
+    from holdfast.cli.node import MemberOptions, run_node, run_server
 
     torch.set_num_threads(1)
     log = os.open(path.parent / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    shared: dict[str, Any] = {
-        "model": None,
-        "folder": None,
-        "certs": None,
-        "listen": listen,
-        "insecure": False,
-        "log": "json",
-        "monitor": None,
-    }
-    data = path.parent / f"{name}.npz"
+    options, data = MemberOptions(path, name, listen=listen, log="json"), path.parent / f"{name}.npz"
     if data.exists():
-        run_node(path, name, data, device="cpu", **shared)
+        run_node(options, data, "cpu")
     else:
-        run_server(path, name, **shared)
+        run_server(options)
 
 
 def saved_model(path: Path, name: str) -> Tensor:

@@ -9,14 +9,13 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.member.network import Costs, NetworkThread
-from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
 from holdfast.engines.deploy.storage.digests import data_digest
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, specs
@@ -24,7 +23,6 @@ from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.record import Record
 from holdfast.engines.deploy.storage.scarcity import Shortage, insist
 from holdfast.engines.deploy.storage.store import Store
-from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.dialling import Wait
 from holdfast.engines.deploy.wire.links import Link
 from holdfast.engines.deploy.wire.service import Service
@@ -48,21 +46,19 @@ class Member:
         folder: Path,
         x0: Tensor,
         *,
-        credentials: Credentials | None,
-        events: Events,
         data: str = "",
         facts: dict[str, int] | None = None,
-        network: NetworkThread | None = None,
+        **hosting: Unpack[Hosting],
     ) -> None:
         self.federation, self.name, self.folder, self.x0 = federation, name, folder, x0
-        self.credentials, self.events = credentials, events
+        self.credentials, self.events = hosting["credentials"], hosting["events"]
         self.start = data_digest([x0.detach()])
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
-        self.store = Store(folder, identity, events)
-        self._own_network = network is None
-        self.network = network or NetworkThread()
-        self.outbox = Outbox(self.store, events, self.network.loop)
+        self.store = Store(folder, identity, self.events)
+        shared = hosting.get("network")
+        self._own_network, self.network = shared is None, shared or NetworkThread()
+        self.outbox = Outbox(self.store, self.events, self.network.loop)
         self.dependencies = Dependencies(
             name, self.store.incarnation, [member.name for member in federation.members]
         )
@@ -74,7 +70,7 @@ class Member:
             self.start,
             self.store,
             self.outbox,
-            events,
+            self.events,
             self.may_fetch,
             self.status,
             lambda: self.stage,

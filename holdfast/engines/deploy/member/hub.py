@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -20,16 +20,14 @@ from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import GRACE, Member
 from holdfast.engines.deploy.member.due import Key, Schedule
-from holdfast.engines.deploy.member.network import NetworkThread
+from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier
 from holdfast.engines.deploy.member.transport import add_to
-from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
 from holdfast.engines.deploy.storage.results import write_model
 from holdfast.engines.deploy.storage.store import message_key, message_name, remove
-from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.dialling import Wait, WaitLimitError
 from holdfast.problem.flat import FlatModel
 
@@ -38,25 +36,10 @@ class Hub(Member):
     """The server of a federation. ``run`` serves from wherever it stopped, to the end."""
 
     def __init__(
-        self,
-        federation: Federation,
-        folder: Path,
-        model: FlatModel,
-        *,
-        credentials: Credentials | None,
-        events: Events,
-        network: NetworkThread | None = None,
+        self, federation: Federation, folder: Path, model: FlatModel, **hosting: Unpack[Hosting]
     ) -> None:
         assert federation.server is not None
-        super().__init__(
-            federation,
-            federation.server.name,
-            folder,
-            model.x0,
-            credentials=credentials,
-            events=events,
-            network=network,
-        )
+        super().__init__(federation, federation.server.name, folder, model.x0, **hosting)
         self.model = model
         self.service.submissions = self
         self.arrivals: dict[Key, set[str]] = {}
@@ -152,9 +135,7 @@ class Hub(Member):
 
     def _forget(self, done: int) -> None:
         """All messages of the rounds before the last finished one, which may have to be computed again."""
-        for stage, exchange, _ in list(self.outbox.messages):
-            if stage < done:
-                self.outbox.discard(stage, exchange)
+        self.outbox.prune(done, lambda stage: [])
         for key in list(self.arrivals):  # a copy: the event loop adds to it
             if key[0] < done:
                 self._drop(key)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -20,43 +20,26 @@ from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import Member
-from holdfast.engines.deploy.member.network import NetworkThread
+from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier, state_template
 from holdfast.engines.deploy.member.transport import Transport, read
-from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.results import read_model, write_model
 from holdfast.engines.deploy.storage.store import message_key, remove
-from holdfast.engines.deploy.wire.credentials import Credentials
 
 
 class Node(Member):
     """One node of a federation. ``run`` takes part from wherever it stopped, to the end."""
 
     def __init__(
-        self,
-        federation: Federation,
-        name: str,
-        folder: Path,
-        site: Site,
-        *,
-        credentials: Credentials | None,
-        events: Events,
-        network: NetworkThread | None = None,
+        self, federation: Federation, name: str, folder: Path, site: Site, **hosting: Unpack[Hosting]
     ) -> None:
+        facts = {} if site.test is None else {"test_samples": len(site.test[0])}
         super().__init__(
-            federation,
-            name,
-            folder,
-            site.objective.x0,
-            credentials=credentials,
-            events=events,
-            data=site.digest,
-            facts={} if site.test is None else {"test_samples": len(site.test[0])},
-            network=network,
+            federation, name, folder, site.objective.x0, data=site.digest, facts=facts, **hosting
         )
         self.site, self.node, self.transport = site, site.node, Transport(self)
         self.work = Work()

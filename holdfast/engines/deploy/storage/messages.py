@@ -87,10 +87,6 @@ class Header(BaseModel):
         """SHA-256 that has seen the header, and is to be given the tensors' bytes."""
         return hashlib.sha256(self.sealed().model_dump_json().encode())
 
-    def squeezed(self, piece: bytes) -> bytes:
-        """A piece of the tensors, compressed."""
-        return squeeze(piece, self.itemsize)
-
     @property
     def itemsize(self) -> int:
         """Bytes of every number; 1 where tensors are of several types."""
@@ -150,6 +146,11 @@ class MessageFile:
                 piece = self._exactly(file, min(CHUNK, left))
                 left -= len(piece)
                 yield piece
+
+    def frames(self, lossless: bool) -> Iterator[bytes]:
+        """The pieces as they are sent, compressed if ``lossless``."""
+        for piece in self.chunks():
+            yield squeeze(piece, self.header.itemsize) if lossless else piece
 
     def numbers(self) -> Iterator[tuple[int, slice, np.ndarray]]:
         """All numbers, in pieces: the tensor that they are of, and which of its numbers."""

@@ -112,10 +112,10 @@ class Link:
             if not self._introduced:  # so that the server knows first which run the message is of
                 await self._ask("Release", message.header.round, 0)
                 self._introduced = True
-            pieces = message.chunks()
-            first = list(islice(pieces, 1))  # gRPC would hide from us that the file cannot be opened
-            frames = self._frames(message.header, chain(first, pieces))
-            call = self._method("stream_unary", "Submit")(frames, metadata=self.metadata)
+            frames = message.frames(self.federation.compression == "lossless")
+            first = list(islice(frames, 1))  # gRPC would hide from us that the file cannot be opened
+            stream = self._stream(message.header, chain(first, frames))
+            call = self._method("stream_unary", "Submit")(stream, metadata=self.metadata)
             try:
                 answer = parse(Answer, await call)
             except grpc.aio.AioRpcError:  # is our own file as it was written?
@@ -252,11 +252,9 @@ class Link:
             self.bytes_received += len(frame)
             yield frame
 
-    async def _frames(self, header: Header, pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    async def _stream(self, header: Header, frames: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield header.model_dump_json().encode()
-        lossless = self.federation.compression == "lossless"
-        for piece in pieces:
-            frame = header.squeezed(piece) if lossless else piece
+        for frame in frames:
             self.bytes_sent += len(frame)
             yield frame
 

@@ -120,13 +120,11 @@ class Service:
             if self.served.get(who) == message.path:  # it did not arrive well: is the file as it was written?
                 await self._verify(message)
             self.served[who] = message.path
-            lossless = self.federation.compression == "lossless"
             if ask.round > self.federation.rounds and self.submissions is None:
                 # Written down before it has our farewell: then it may be gone, and must not be waited for.
                 self.store.decide(ask.round, 0, who, True)
             yield self._answer(header=message.header)
-            for piece in message.chunks():
-                frame = message.header.squeezed(piece) if lossless else piece
+            for frame in message.frames(self.federation.compression == "lossless"):
                 self.bytes_served += len(frame)
                 yield frame
             self.fetched[who] = max(ask.round, self.fetched.get(who, 0))

@@ -16,13 +16,12 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
-from holdfast.engines.deploy.storage.digests import data_digest
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.outbox import Outbox
-from holdfast.engines.deploy.storage.record import Record
+from holdfast.engines.deploy.storage.results import Record
 from holdfast.engines.deploy.storage.scarcity import Shortage, insist
-from holdfast.engines.deploy.storage.store import Store
+from holdfast.engines.deploy.storage.store import Store, data_digest
 from holdfast.engines.deploy.wire.dialling import Wait
 from holdfast.engines.deploy.wire.links import Link
 from holdfast.engines.deploy.wire.service import Service

@@ -10,7 +10,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_json
 from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.member.base import Member, Stopped
-from holdfast.engines.deploy.storage.record import Status
+from holdfast.engines.deploy.storage.results import Status
 
 T = TypeVar("T")
 

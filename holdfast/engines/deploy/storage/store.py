@@ -9,12 +9,16 @@ on. ``inbox`` holds what came in for the last finished round and for the one und
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import settle, write_atomic, write_json
@@ -210,3 +214,13 @@ def remove(path: Path) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
+
+
+def data_digest(tensors: Iterable[Tensor]) -> str:
+    """A short digest of a node's data or model, so that a run is not resumed with others."""
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        if tensor.numel():
+            total.update(np.ascontiguousarray(tensor.cpu().numpy()).reshape(-1).view(np.uint8).data)
+    return total.hexdigest()[:16]

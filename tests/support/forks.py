@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["federation_runs", "cluster_ranks"])
+# torch imports its compiler, which takes as long as torch itself, as soon as tensors are on "meta".
+FORKS.set_forkserver_preload(["torch._dynamo", "holdfast.cli.node", "federation_runs", "cluster_ranks"])
 
 # Where the server process finds these modules, and what they import.
 _TESTS = Path(__file__).parent.parent

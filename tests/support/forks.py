@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
-# torch imports its compiler, which takes as long as torch itself, as soon as tensors are on "meta".
+# torch imports its compiler, which takes as long as torch itself, at the first gradient of torch.func.
 FORKS.set_forkserver_preload(["torch._dynamo", "holdfast.cli.node", "federation_runs", "cluster_ranks"])
 
 # Where the server process finds these modules, and what they import.

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import make_quadratics
+from forks import FORKS
 from test_conformance import CASES, NODES, Case, case_id, method
 
 import holdfast as hf
@@ -162,7 +163,8 @@ def run_worlds(*worlds: tuple[int, Work, tuple[Any, ...]]) -> None:
     Errors in them are raised here.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_as_rank, (folder, worlds), nprocs=max(size for size, *_ in worlds))
+        ranks = max(size for size, *_ in worlds)
+        mp.start_processes(_as_rank, (folder, worlds), ranks, start_method=FORKS.get_start_method())
 
 
 def _as_rank(rank: int, folder: str, worlds: tuple[tuple[int, Work, tuple[Any, ...]], ...]) -> None:

@@ -45,7 +45,10 @@ CALLS = {
     "topology name": ({"topology": "rin"}, r"unknown topology 'rin': did you mean 'ring'"),
     "topology key": ({"topology": {"name": "ring", "rows": 2}}, r"unknown key in topology 'ring' 'rows'"),
     "nameless topology": ({"topology": {"rows": 2}}, r"topology: expected a name among the keys, .* got"),
-    "graph size": ({"topology": hf.ring(3)}, r"network: it has 3 nodes, but the data are split over 2"),
+    "graph size": (
+        {"topology": hf.ring(3)},
+        r"network: it has 3 nodes, but the problem has 2; give both the same number",
+    ),
     "server": ({"topology": hf.ring(2)}, r"FedAvg needs a server"),
     "test lengths": ({"test": (X, Y[:5])}, r"lengths differ: test, x has 12, test, y has 5"),
     "test type": ({"test": (X, Y.float())}, r"test: samples and targets are .* for training"),

@@ -57,6 +57,11 @@ class FederatedData:
         return len(self.counts)
 
     @property
+    def classes(self) -> int | None:
+        """One more than the largest label of the samples here; None if targets are real numbers."""
+        return None if self.y.is_floating_point() else int(self.y.max()) + 1
+
+    @property
     def here(self) -> np.ndarray:
         """[m] int64: the nodes whose samples are here."""
         return np.arange(self.nodes) if self.held is None else self.held

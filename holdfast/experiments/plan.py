@@ -52,7 +52,7 @@ class Job:
     def channel(self) -> Channel:
         """What messages travel through, its parameters checked."""
         chosen = self.experiment.channel
-        return CHANNELS.build(chosen.name, chosen.parameters)
+        return CHANNELS.load(chosen.name, chosen.parameters)
 
     @property
     def title(self) -> str:

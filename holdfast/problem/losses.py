@@ -60,7 +60,7 @@ class Loss(ABC):
         raise HoldfastError(f"the loss {type(self).__name__} has no accuracy: it is for regression")
 
 
-LOSSES: Registry[Loss] = Registry("loss")
+LOSSES: Registry[Loss] = Registry("loss", base=Loss)
 
 
 class _Multiclass(Loss):

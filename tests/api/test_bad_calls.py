@@ -19,7 +19,12 @@ GOOD = {
     "rounds": 1,
 }
 CALLS = {
-    "algorithm by name": ({"algorithm": "fedavg"}, r"algorithm: expected one such as .*, got 'fedavg'"),
+    "algorithm by name": ({"algorithm": "fedavg"}, r"algorithm 'fedavg': the value 'lr' is missing"),
+    "no algorithm": ({"algorithm": "fedav"}, r"unknown algorithm 'fedav': did you mean 'fedavg'"),
+    "nameless algorithm": ({"algorithm": {"lr": 0.1}}, r"algorithm: expected a name among the keys, .* got"),
+    "loss object": ({"loss": 3}, r"loss: should be an instance of Loss, got 3"),
+    "channel object": ({"channel": 3}, r"channel: should be an instance of Channel, got 3"),
+    "model name": ({"model": "ml"}, r"unknown model 'ml'"),
     "algorithm class": ({"algorithm": hf.FedAvg}, r"algorithm: expected one such as"),
     "model": ({"model": 3}, r"model: should be an instance of Module, got 3"),
     "rounds": ({"rounds": 0}, r"rounds: should be greater than or equal to 1, got 0"),

@@ -1,0 +1,236 @@
+"""Parts that a user names as ``module:attribute``: in an experiment file or Python, not for a federation."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import experiment_file, holdfast, make_plan
+from federation_runs import describe
+
+import holdfast as hf
+from holdfast.experiments.federation import FederationFile, make_federation
+from holdfast.experiments.sites import initial_model
+
+OWN = '''
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import holdfast as hf
+from holdfast.problem.losses import SquaredError
+
+
+@dataclass(frozen=True)
+class Scaled(SquaredError):
+    """Squared errors, weighted."""
+
+    weight: float = 2.0
+
+    def values(self, outputs, targets):
+        return self.weight * super().values(outputs, targets)
+
+
+THRICE = Scaled(weight=3.0)
+
+
+@dataclass(frozen=True)
+class Halves(hf.LocalOptimizer):
+    share: float = 0.5
+
+    def init(self, x):
+        return ()
+
+    def update(self, gradient, memory, x):
+        return self.share * gradient, memory
+
+
+@dataclass(frozen=True)
+class Rounded(hf.Channel):
+    serves = frozenset({"graph", "server", "cohort"})
+    digits: int = 3
+
+    def encode(self, message, state, draw):
+        return message.round(decimals=self.digits)
+
+    def decode(self, wire, like):
+        return wire
+
+
+class Abstract(hf.Channel):
+    pass
+
+
+def line(seed, slope, noise=0.0):
+    """y = slope * x, of 40 samples; 8 more for testing."""
+    x = torch.arange(48.0)[:, None] / 48
+    y = slope * x[:, 0] + noise * seed
+    return hf.Dataset(x[:40], y[:40], x[40:], y[40:], classes=None)
+
+
+def divided(nodes, seed, data_dir):
+    assert data_dir is None
+    x = torch.arange(6.0 * nodes)[:, None] / 6
+    return hf.FederatedData(x, torch.arange(6 * nodes) % 3, np.full(nodes, 6))
+
+
+def numbers():
+    return 3
+
+
+NUMBER = 3
+'''
+LOCAL = {"lr": 0.1, "local_steps": 2}
+EXPERIMENT = """\
+rounds = 2
+dtype = "float64"
+channel = "own_parts:Rounded"
+
+[problem]
+dataset = { name = "own_parts:line", slope = 2.0 }
+nodes = 4
+model = "linear"
+loss = { name = "own_parts:Scaled", weight = 3.0 }
+batch_size = "full"
+
+[network]
+topology = "ring"
+
+[[algorithm]]
+name = "gossip"
+lr = 0.1
+local_steps = 2
+optimizer = { name = "own_parts:Halves", share = 0.25 }
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The user's module, in the folder where everything happens."""
+    (tmp_path / "own_parts.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+    import own_parts
+
+    return own_parts
+
+
+def recorded(folder: Path, metric: str) -> list[float]:
+    with (folder / "metrics.csv").open() as file:
+        return [float(row[metric]) for row in csv.DictReader(file)]
+
+
+def test_an_experiment_names_all_its_parts_and_gives_pythons_numbers(tmp_path, own):
+    code, _, err = holdfast("run", experiment_file(tmp_path, EXPERIMENT), "-q")
+    assert (code, err) == (0, "")
+    [run] = tmp_path.glob("runs/*")
+    samples = own.line(0, 2.0)
+    model = {"name": "linear"}
+    options = {"topology": "ring", "rounds": 2, "batch_size": "full", "dtype": "float64"}
+    data = hf.partition(samples.x_train, samples.y_train, hf.IID(), nodes=4, seed=0)
+    by_object = hf.train(
+        hf.Gossip(lr=0.1, local_steps=2, optimizer=own.Halves(0.25)),
+        model=model,
+        data=data,
+        loss=own.THRICE,
+        channel=own.Rounded(),
+        **options,
+    )
+    by_name = hf.train(
+        {"name": "gossip", **LOCAL, "optimizer": {"name": "own_parts:Halves", "share": 0.25}},
+        model=model,
+        data=data,
+        loss="own_parts:THRICE",
+        channel={"name": "own_parts:Rounded", "digits": 3},
+        **options,
+    )
+    assert recorded(run, "train_loss") == pytest.approx(by_object.history["train_loss"], rel=1e-12)
+    assert torch.equal(by_name.models, by_object.models)
+    plain = hf.train(hf.Gossip(lr=0.1, local_steps=2), model=model, data=data, loss=own.THRICE, **options)
+    assert not torch.allclose(plain.models, by_object.models)
+
+
+def test_data_that_the_users_function_has_divided(tmp_path, own):
+    text = EXPERIMENT.replace('{ name = "own_parts:line", slope = 2.0 }', '"own_parts:divided"')
+    text = text.replace('loss = { name = "own_parts:Scaled", weight = 3.0 }', "")
+    plan = make_plan(tmp_path, text=text)
+    setting = plan.setting(plan.jobs[0])
+    assert setting.data.counts.tolist() == [6] * 4
+    assert setting.labels.tolist() == [[2, 2, 2]] * 4
+    assert setting.dim == 2 * 3
+    assert setting.test_data is None
+    with pytest.raises(hf.HoldfastError, match=r"problem\.partition: own_parts:divided has divided the data"):
+        make_plan(tmp_path, "problem.partition=natural", text=text)
+
+
+REFUSED = {
+    "problem.loss=own_parts:NUMBER": "loss 'own_parts:NUMBER': expected a subclass or an instance of Loss",
+    "problem.loss=own_parts:Rounded": "loss 'own_parts:Rounded': expected a subclass or an instance of Loss",
+    'problem.loss={name="own_parts:THRICE",weight=1.0}': "loss 'own_parts:THRICE': it is made already",
+    'problem.loss={name="own_parts:Scaled",wait=1.0}': "unknown key in loss 'own_parts:Scaled' 'wait'",
+    'problem.loss={name="own_parts:Scaled",weight="a"}': "loss 'own_parts:Scaled'.weight: should be a valid",
+    "problem.loss=own_parts:Scale": "unknown name in module 'own_parts' 'Scale': did you mean 'Scaled'",
+    "channel=own_parts:Abstract": "channel 'own_parts:Abstract': the class lacks decode, encode",
+    "channel=nowhere:Rounded": "channel 'nowhere:Rounded': cannot import 'nowhere'",
+    "algorithm.optimizer=own_parts:Rounded": "optimizer 'own_parts:Rounded': expected a subclass or",
+    "problem.dataset=own_parts:NUMBER": "dataset 'own_parts:NUMBER': expected a function, got 3",
+    "problem.dataset=own_parts:numbers": "dataset 'own_parts:numbers': expected it to return hf.Dataset or",
+    "problem.dataset=own_parts:line": "dataset 'own_parts:line': missing a required argument: 'slope'",
+    'problem.dataset={name="own_parts:line",slope=1.0,seed=1}': "dataset 'own_parts:line': 'seed' comes",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_is_not_such_a_part_is_refused_in_one_line(tmp_path, own, override):
+    with pytest.raises(hf.HoldfastError) as error:
+        make_plan(tmp_path, override, text=EXPERIMENT)
+    assert str(error.value).startswith(REFUSED[override])
+    assert "\n" not in str(error.value)
+
+
+FOREIGN = {
+    "problem.model": {"problem": {"model": "dangerous:Part"}},
+    "problem.loss": {"problem": {"loss": {"name": "dangerous:Part", "weight": 2.0}}},
+    "channel": {"channel": "dangerous:Part"},
+    "algorithm": {"algorithm": {"name": "dangerous:Part"}},
+    "algorithm.optimizer": {"algorithm": {"name": "gossip", **LOCAL, "optimizer": "dangerous:Part"}},
+    "algorithm.optimizer table": {
+        "algorithm": {"name": "gossip", **LOCAL, "optimizer": {"name": "dangerous:Part"}}
+    },
+    "algorithm.solver": {"algorithm": {"name": "pdmm", "gamma": 1.0, "solver": {"name": "dangerous:Part"}}},
+    "network.topology": {"network": {"topology": "dangerous:Part"}},
+    "network.mixing": {"network": {"mixing": "dangerous:Part"}},
+}
+
+
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> dict:
+    """A federation file that names code which must not run."""
+    (tmp_path / "dangerous.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    raw = describe({"name": "gossip", **LOCAL})
+    for section, value in FOREIGN[key].items():
+        raw[section] = {**raw[section], **value} if section in ("problem", "network") else value
+    return raw
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+def test_a_federation_file_names_no_code(tmp_path, monkeypatch, key):
+    named = f"{key.split()[0]}: 'dangerous:Part' names code, which a federation"
+    with pytest.raises(hf.HoldfastError, match=named):
+        make_federation(foreign(tmp_path, monkeypatch, key), "federation.toml")
+    assert "dangerous" not in sys.modules
+
+
+# A site's own model comes the same way as the file's, so that is refused by the check alone.
+@pytest.mark.parametrize("key", sorted(FOREIGN.keys() - {"problem.model"}))
+def test_nor_do_the_parts_of_an_unchecked_federation_import_any(tmp_path, monkeypatch, key):
+    federation = FederationFile.of(foreign(tmp_path, monkeypatch, key))
+    with pytest.raises(hf.HoldfastError):
+        _ = federation.wire_channel, federation.graph, federation.method, initial_model(federation)
+    assert "dangerous" not in sys.modules

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -117,23 +116,6 @@ class FederationFile(Federation):
             if not member.address:
                 raise HoldfastError(f"{member.name}: others have to reach it; give its address, host:port")
 
-    def _named(self) -> Iterator[tuple[str, str]]:
-        """All that the file chooses by name, with its key."""
-        choices = {
-            "problem.loss": self.problem.loss,
-            "network.topology": self.network.topology,
-            "network.mixing": self.network.mixing,
-            "channel": self.channel,
-            "algorithm": self.algorithm,
-        }
-        for key, choice in choices.items():
-            if choice is not None:
-                yield key, choice.name
-        for key, value in self.algorithm.parameters.items():
-            name = value.get("name") if isinstance(value, dict) else value
-            if isinstance(name, str):
-                yield f"algorithm.{key}", name
-
     def _check_foreign(self) -> None:
         """The file may come from others: it must not name code, other folders, or the authority's files."""
         if ":" in self.problem.model.name:
@@ -142,11 +124,6 @@ class FederationFile(Federation):
                 "choose from 'holdfast list models' there, and give code of your own on the command line of "
                 "every site: --model module:Class"
             )
-        for key, name in self._named():
-            if ":" in name:
-                raise HoldfastError(
-                    f"{key}: {name!r} names code, which a federation file must not; choose a registered name"
-                )
         path = self.network.topology.parameters.get("path")
         if isinstance(path, str) and Path(path).name != path:
             raise HoldfastError(

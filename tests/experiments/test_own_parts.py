@@ -12,8 +12,7 @@ from command_line import experiment_file, holdfast, make_plan
 from federation_runs import describe
 
 import holdfast as hf
-from holdfast.experiments.federation import FederationFile, make_federation
-from holdfast.experiments.sites import initial_model
+from holdfast.experiments.federation import make_federation
 
 OWN = '''
 from dataclasses import dataclass
@@ -193,44 +192,32 @@ def test_what_is_not_such_a_part_is_refused_in_one_line(tmp_path, own, override)
     assert "\n" not in str(error.value)
 
 
+DANGEROUS = "dangerous:Part"
 FOREIGN = {
-    "problem.model": {"problem": {"model": "dangerous:Part"}},
-    "problem.loss": {"problem": {"loss": {"name": "dangerous:Part", "weight": 2.0}}},
-    "channel": {"channel": "dangerous:Part"},
-    "algorithm": {"algorithm": {"name": "dangerous:Part"}},
-    "algorithm.optimizer": {"algorithm": {"name": "gossip", **LOCAL, "optimizer": "dangerous:Part"}},
-    "algorithm.optimizer table": {
-        "algorithm": {"name": "gossip", **LOCAL, "optimizer": {"name": "dangerous:Part"}}
-    },
-    "algorithm.solver": {"algorithm": {"name": "pdmm", "gamma": 1.0, "solver": {"name": "dangerous:Part"}}},
-    "network.topology": {"network": {"topology": "dangerous:Part"}},
-    "network.mixing": {"network": {"mixing": "dangerous:Part"}},
+    "problem.model: 'dangerous:Part' names code": {"problem": {"model": DANGEROUS}},
+    "unknown loss": {"problem": {"loss": {"name": DANGEROUS, "weight": 2.0}}},
+    "unknown channel": {"channel": DANGEROUS},
+    "unknown algorithm": {"algorithm": {"name": DANGEROUS}},
+    "unknown optimizer": {"algorithm": {"name": "gossip", **LOCAL, "optimizer": DANGEROUS}},
+    "optimizer": {"algorithm": {"name": "gossip", **LOCAL, "optimizer": {"name": DANGEROUS, "keep": True}}},
+    "unknown solver": {"algorithm": {"name": "pdmm", "gamma": 1.0, "solver": {"name": DANGEROUS}}},
+    "unknown schedule": {"algorithm": {"name": "gossip", "lr": {"schedule": DANGEROUS}}},
+    "unknown topology": {"network": {"topology": DANGEROUS}},
+    "unknown mixing": {"network": {"mixing": DANGEROUS}},
+    "shared_metrics": {"shared_metrics": [DANGEROUS]},
+    "dataset": {"problem": {"dataset": DANGEROUS}},
 }
 
 
-def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> dict:
-    """A federation file that names code which must not run."""
+@pytest.mark.parametrize("message", FOREIGN)
+def test_a_federation_file_names_no_code(tmp_path, monkeypatch, message):
     (tmp_path / "dangerous.py").write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     raw = describe({"name": "gossip", **LOCAL})
-    for section, value in FOREIGN[key].items():
+    for section, value in FOREIGN[message].items():
         raw[section] = {**raw[section], **value} if section in ("problem", "network") else value
-    return raw
-
-
-@pytest.mark.parametrize("key", FOREIGN)
-def test_a_federation_file_names_no_code(tmp_path, monkeypatch, key):
-    named = f"{key.split()[0]}: 'dangerous:Part' names code, which a federation"
-    with pytest.raises(hf.HoldfastError, match=named):
-        make_federation(foreign(tmp_path, monkeypatch, key), "federation.toml")
-    assert "dangerous" not in sys.modules
-
-
-# A site's own model comes the same way as the file's, so that is refused by the check alone.
-@pytest.mark.parametrize("key", sorted(FOREIGN.keys() - {"problem.model"}))
-def test_nor_do_the_parts_of_an_unchecked_federation_import_any(tmp_path, monkeypatch, key):
-    federation = FederationFile.of(foreign(tmp_path, monkeypatch, key))
-    with pytest.raises(hf.HoldfastError):
-        _ = federation.wire_channel, federation.graph, federation.method, initial_model(federation)
+    with pytest.raises(hf.HoldfastError, match=message) as error:
+        make_federation(raw, "federation.toml")
+    assert "\n" not in str(error.value)
     assert "dangerous" not in sys.modules

@@ -118,7 +118,7 @@ class Channel(ABC):
         return IDENTITY
 
 
-CHANNELS: Registry[Channel] = Registry("channel", base=Channel)
+CHANNELS: Registry[Channel] = Registry("channel")
 
 if TYPE_CHECKING:
     ChosenChannel = Channel

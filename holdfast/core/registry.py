@@ -12,7 +12,6 @@ from functools import wraps
 from typing import Any, Generic, TypeVar, cast
 
 from holdfast.core.errors import unknown
-from holdfast.core.user_code import make_own
 from holdfast.core.validation import check_arguments, parameters
 
 T = TypeVar("T")
@@ -26,10 +25,9 @@ class Registry(Generic[T]):
     neither listed nor accepted from a configuration.
     """
 
-    def __init__(self, kind: str, context: tuple[str, ...] = (), base: type | None = None) -> None:
+    def __init__(self, kind: str, context: tuple[str, ...] = ()) -> None:
         self.kind = kind
         self.context = context
-        self.base = base  # what the user's own are made of, where files may name them
         self._makers: dict[str, Callable[..., T]] = {}
         self._notes: dict[str, dict[str, str]] = {}
 
@@ -75,17 +73,6 @@ class Registry(Generic[T]):
                 raise unknown(f"key in {self.kind} {name!r}", key, set(accepted) - set(self.context))
         known = {key: value for key, value in context.items() if key in accepted}
         return maker(**check_arguments(f"{self.kind} {name!r}", maker, {**given, **known}))
-
-    def load(self, name: str, given: Mapping[str, Any]) -> T:
-        """As ``build``; a name ``module:attribute`` stands for the user's own class or instance.
-
-        Only for names that the user wrote: a name with a colon imports a module.
-        """
-        if ":" not in name:
-            return self.build(name, given)
-        assert self.base is not None
-        own: T = make_own(self.kind, name, given, self.base)
-        return own
 
     def chosen(self, value: Any) -> Any:
         """``value``, or what it stands for in a file: a registered name, or a table with one."""

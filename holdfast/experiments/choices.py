@@ -5,23 +5,24 @@ For the user's own calls and files. A federation file may come from others: it n
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from holdfast.algorithms.load import build_algorithm
-from holdfast.contract import CHANNELS, Channel, Method
+from holdfast.channels import CHANNELS, Channel
+from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
-from holdfast.core.registry import Registry
+from holdfast.core.user_code import import_named, make_own
 from holdfast.core.validation import check, quoted
 from holdfast.data import FederatedData
 from holdfast.experiments.config import Choice
 from holdfast.models import load_model
-from holdfast.problem.losses import LOSSES, Loss
-
-T = TypeVar("T")
+from holdfast.problem.losses import LOSSES, Loss, LossFunction
+from holdfast.problem.losses import as_loss as given_loss
 
 Named = str | Mapping[str, Any]
 """A name, or a dictionary with a name and parameters, as in an experiment file."""
@@ -50,30 +51,37 @@ def as_method(algorithm: Method | Named) -> Method:
     return algorithm
 
 
-def as_loss(loss: Loss | Named) -> Loss:
-    """The loss itself, or the one that is named."""
-    return _named_or_given("loss", loss, LOSSES)
+def as_loss(loss: Loss | LossFunction | Named | Choice) -> Loss:
+    """The loss itself, of a function of outputs and targets, or the one that is named."""
+    if not isinstance(loss, str | Mapping | Choice):
+        return given_loss(loss)
+    choice = loss if isinstance(loss, Choice) else as_choice("loss", loss)
+    name, parameters = choice.name, choice.parameters
+    if ":" not in name:
+        return LOSSES.build(name, parameters)
+    found = import_named("loss", name, "my_module:my_loss")
+    if inspect.isfunction(found) and not parameters:
+        return given_loss(found)
+    return given_loss(make_own("loss", name, parameters, Loss, nn.Module))
 
 
-def as_channel(channel: Channel | Named) -> Channel:
+def as_channel(channel: Channel | Named | Choice) -> Channel:
     """The channel itself, or the one that is named."""
-    return _named_or_given("channel", channel, CHANNELS)
+    if isinstance(channel, str | Mapping | Choice):
+        choice = channel if isinstance(channel, Choice) else as_choice("channel", channel)
+        if ":" not in choice.name:
+            return CHANNELS.build(choice.name, choice.parameters)
+        channel = make_own("channel", choice.name, choice.parameters, Channel)
+    given: Channel = check("channel", Channel, channel)
+    return given
 
 
 def as_module(model: nn.Module | Named, data: FederatedData, loss: Loss, seed: int) -> nn.Module:
     """The model itself, or the one that is named, made for samples like ``data`` and drawn from ``seed``."""
     if isinstance(model, str | Mapping):
-        shape, outputs = tuple(data.x.shape[1:]), loss.outputs(data.classes)
-        return initial_module(as_choice("model", model), shape, outputs, seed)
+        outputs = loss.outputs(data.classes)
+        return initial_module(as_choice("model", model), data.input_shape, outputs, seed)
     given: nn.Module = check("model", nn.Module, model)
-    return given
-
-
-def _named_or_given(where: str, value: Any, registry: Registry[T]) -> T:
-    if isinstance(value, str | Mapping):
-        choice = as_choice(where, value)
-        return registry.load(choice.name, choice.parameters)
-    given: T = check(where, registry.base, value)
     return given
 
 

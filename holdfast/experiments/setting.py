@@ -12,15 +12,16 @@ import torch
 from holdfast.algorithms import Method
 from holdfast.algorithms.load import algorithm_class, build_algorithm, own_parts
 from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.tree import leaves
 from holdfast.core.validation import parameters as accepted_parameters
 from holdfast.core.world import ALONE, World
 from holdfast.data import PARTITIONS, Dataset, FederatedData, load_data, partition
+from holdfast.data.samples import Pair
 from holdfast.engines.cluster.placement import place
 from holdfast.experiments.assembly import Setting, configured_network
-from holdfast.experiments.choices import initial_module
+from holdfast.experiments.choices import as_loss, initial_module
 from holdfast.experiments.config import Choice, Experiment, ProblemConfig
 from holdfast.experiments.metrics import choose_metrics
-from holdfast.problem.losses import LOSSES
 from holdfast.problem.reference.curvature import estimate_curvature
 
 
@@ -50,14 +51,14 @@ def build_setting(
     dataset = load_dataset(problem.dataset, problem.nodes, seed, data_dir)
     data = split(dataset, problem, seed)
     network = configured_network(experiment.network, problem.nodes, seed)
-    loss = LOSSES.load(problem.loss.name, problem.loss.parameters)
+    loss = as_loss(problem.loss)
     test = None
     mean, std, classes = 0.0, 1.0, data.classes
     if isinstance(dataset, Dataset):
         mean, std, classes = dataset.mean, dataset.std, dataset.classes
-        test = (dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
+        test = Pair(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
     labels = data.label_table(classes) if classes else np.empty((data.nodes, 0), np.int64)
-    module = (problem.model, tuple(data.x.shape[1:]), loss.outputs(classes), seed)
+    module = (problem.model, data.input_shape, loss.outputs(classes), seed)
     if world.size > 1:
         data = data.hold(place(network, world.size)[world.rank].tolist())
         _load_dataset.cache_clear()
@@ -119,5 +120,5 @@ def facts(setting: Setting) -> dict[str, float]:
         "unused_samples": data.unused,
         "min_samples_per_node": int(np.min(data.counts)),
         "max_samples_per_node": int(np.max(data.counts)),
-        "test_samples": 0 if setting.test_data is None else len(setting.test_data[0]),
+        "test_samples": 0 if setting.test_data is None else len(next(leaves(setting.test_data))),
     }

@@ -37,6 +37,15 @@ class Scaled(SquaredError):
 THRICE = Scaled(weight=3.0)
 
 
+def squared(outputs, targets):
+    return 1.5 * (outputs[:, 0] - targets) ** 2
+
+
+class MeanSquare(torch.nn.MSELoss):
+    def forward(self, outputs, targets):
+        return super().forward(outputs[:, 0], targets)
+
+
 @dataclass(frozen=True)
 class Halves(hf.LocalOptimizer):
     share: float = 0.5
@@ -152,6 +161,18 @@ def test_an_experiment_names_all_its_parts_and_gives_pythons_numbers(tmp_path, o
     assert torch.equal(by_name.models, by_object.models)
     plain = hf.train(hf.Gossip(lr=0.1, local_steps=2), model=model, data=data, loss=own.THRICE, **options)
     assert not torch.allclose(plain.models, by_object.models)
+
+
+@pytest.mark.parametrize(
+    "loss", ['"own_parts:squared"', '{ name = "own_parts:MeanSquare", reduction = "mean" }']
+)
+def test_a_loss_may_be_a_function_or_a_module(tmp_path, own, loss):
+    text = EXPERIMENT.replace('{ name = "own_parts:Scaled", weight = 3.0 }', loss)
+    plan = make_plan(tmp_path, text=text)
+    x, nodes = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
+    problem, data = plan.setting(plan.jobs[0]).objective, plan.setting(plan.jobs[0]).data
+    expected = data.node(0)[1].double().square().mean() * (1.5 if "squared" in loss else 1.0)
+    assert problem.values(x, nodes).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_data_that_the_users_function_has_divided(tmp_path, own):

@@ -117,7 +117,7 @@ def network(case: Case) -> hf.Network:
 
 @pytest.fixture(scope="module", params=["digits float32", "quadratics float64"])
 def objective(request) -> Problem:
-    """Minibatches of digits on unlike nodes, or exact gradients of unlike quadratics."""
+    """Minibatches of digits on heterogeneous nodes, or exact gradients of heterogeneous quadratics."""
     if request.param.startswith("quadratics"):
         return make_quadratics(NODES, L=2.0)
     dtype = torch.float32 if request.param.endswith("32") else torch.float64

@@ -57,7 +57,7 @@ def build(name: str, **options: Any) -> Method:
 
 
 def other_problems() -> list[Task]:
-    """Networks and ways to run that the conformance battery has not: on seven nodes, unlike degrees."""
+    """Networks and ways to run that the conformance battery has not: on seven nodes, different degrees."""
     graph = Network.of(random_graph())
     varying = Network.varying(lambda epoch: random_graph(seed=epoch), every=2)
     sporadic = graph.sporadic(0.6, 0.5, seed=1)
@@ -88,7 +88,7 @@ def conformance_problems(objective: str) -> list[Task]:
 
 @lru_cache
 def _samples(nodes: int) -> tuple[hf.FederatedData, torch.nn.Module]:
-    """Unlike nodes with unlike numbers of samples, and a small model."""
+    """Heterogeneous nodes with different numbers of samples, and a small model."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((400, 6)), rng.integers(0, 3, 400)
     x += y[:, None]

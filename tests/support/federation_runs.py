@@ -72,7 +72,7 @@ def describe(algorithm: dict[str, Any], nodes: int = 3, rounds: int = 5, **chang
 
 
 def make_data(node: int, shape: tuple[int, ...] = (SHAPE,), samples: int = SAMPLES) -> Dataset:
-    """Unlike data: every node sees other labels more often."""
+    """Heterogeneous data: every node sees other labels more often."""
     rng = np.random.default_rng(100 + node)
     count = samples + node
     x = rng.standard_normal((count + 8, *shape)).astype(np.float32)

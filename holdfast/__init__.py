@@ -31,7 +31,9 @@ _HOMES = {
     "holdfast.data": (
         "partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
     ),
-    "holdfast.optimizers": "LocalOptimizer Momentum PlainSGD",
+    "holdfast.optimizers": (
+        "LocalOptimizer PlainSGD Momentum AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
+    ),
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
     "holdfast.problem.reference.optimum": "reference_optimum",
     "holdfast.problem.reference.curvature": "estimate_curvature",
@@ -79,7 +81,9 @@ if TYPE_CHECKING:
     from holdfast.experiments.callbacks import Callback as Callback, Stop as Stop
     from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
     from holdfast.optimizers import (
+        AdamW as AdamW, Clip as Clip, FedAdagrad as FedAdagrad, FedAdam as FedAdam, FedYogi as FedYogi,
         LocalOptimizer as LocalOptimizer, Momentum as Momentum, PlainSGD as PlainSGD,
+        WarmupCosine as WarmupCosine,
     )
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
     from holdfast.problem.reference.optimum import reference_optimum as reference_optimum

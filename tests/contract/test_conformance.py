@@ -46,6 +46,7 @@ CASES = [
     Case("gossip", {"local_steps": 3}, 1, 3),
     Case("d-scaffold", {"local_steps": 3}, 2, 3),
     Case("d-scaffold", {"local_steps": 3, "naive": True}, 2, 3),
+    Case("gecl", {}, 2, 1),
     Case("gecl", {"alpha": 0.1}, 2, 1),
     Case("local-gecl", {"local_steps": 3}, 2, 3),
     Case("local-gecl", {"local_steps": 3, "alpha": 0.1, "warm_start_rounds": 2}, 2, 3),
@@ -148,9 +149,9 @@ def test_every_registered_algorithm_is_listed():
 def test_momentum_is_tried_with_every_method_that_has_local_steps():
     tried = {case.name for case in CASES if "optimizer" in case.options}
     steps = {case.name for case in CASES if "local_steps" in case.options}
-    # These have local steps of another kind, or an optimiser of their own.
-    others = {"net-fleet", "pd-sgdm", "ecl", "fedpd", "feddyn", "feddualavg"}
-    assert tried == steps - others | {"scaffnew"}
+    others = {"ecl", "feddualavg", "pd-sgdm"}  # proximal steps, steps on the dual, an optimiser of its own
+    one_step = {"dsgd", "gecl", "gt-sgd", "dspodfl", "scaffnew"}
+    assert tried == steps - others | one_step
 
 
 @every_case

@@ -32,6 +32,11 @@ class Method(Hyperparameters):
         """
         raise NotImplementedError(f"{cls.__name__} does not use the curvature")
 
+    @property
+    def least_dim(self) -> int:
+        """The fewest numbers that a model can have; from there, states and messages grow linearly."""
+        return 1
+
     def dual(self, s: State) -> Tensor | None:
         """The nodes' estimates of grad f_i(x*), [..., d], if the method keeps any, for the metric dual_error.
 

@@ -37,7 +37,7 @@ class Case(NamedTuple):
     gradients: int  # per node and round
     server: bool = False
     rate: str | None = "lr"  # the hyperparameter that the battery sets and makes a schedule of
-    scalars: int = 0  # single numbers sent per client and round beside the vectors
+    scalars: int = 0  # single numbers sent per link or client and round beside the vectors
 
 
 CASES = [
@@ -82,6 +82,8 @@ CASES = [
         server=True,
     ),
     Case("5gcs", {"lr": 1.0, "mu": 0.01, "solver": THREE_STEPS}, 2, 4, server=True),
+    Case("ditto", {"local_steps": 2}, 2, 3, server=True),
+    Case("fedrep", {"head": 3, "local_steps": 4}, 1, 5, scalars=-3),
     Case("dualfl", {"nu": 0.02, "alpha": 0.02, "solver": THREE_STEPS}, 2, 3, server=True, rate=None),
 ]
 MOMENTUM = {"name": "momentum", "beta": 0.5, "keep": True}

@@ -27,6 +27,12 @@ from holdfast.experiments.federation import make_federation
 
 SERVER = {"topology": "server"}
 
+ADAMW = {
+    "name": "warmup-cosine",
+    "warmup": 3,
+    "inner": {"name": "clip", "inner": {"name": "adamw", "keep": True}},
+}
+
 CASES = {
     "local-gecl": ({"name": "local-gecl", "lr": 0.1, "local_steps": 3}, {}),
     "warm start, neighbour sums": (
@@ -64,6 +70,22 @@ CASES = {
         {"name": "local-gecl", "lr": 0.1, "alpha": 0.1},
         {"network": SERVER},
     ),
+    "adamw, clipped and warmed up": (
+        {"name": "local-gecl", "lr": 0.01, "local_steps": 3, "optimizer": ADAMW},
+        {},
+    ),
+    "fedopt, ditto and cohorts": (
+        {
+            "name": "ditto",
+            "lr": 0.01,
+            "local_steps": 2,
+            "optimizer": ADAMW,
+            "server_lr": 0.1,
+            "server_optimizer": {"name": "fedyogi"},
+        },
+        {"network": SERVER | {"cohort": 2}, "nodes": 4},
+    ),
+    "fedrep": ({"name": "fedrep", "lr": 0.1, "head": 10, "head_steps": 2}, {}),
     "compressed": ({"name": "local-gecl", "lr": 0.1, "local_steps": 3}, {"compression": "lossless"}),
 }
 

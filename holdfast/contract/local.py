@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -18,11 +18,16 @@ Memory = Any  # an optimiser's state: () or a NamedTuple of tensors [..., d]; a 
 Gradient = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LocalOptimizer(Hyperparameters, ABC):
     """A rule for local steps ``x - lr * direction``, all nodes at once."""
 
     keep: bool = field(default=False, kw_only=True)  # its memory lasts for all rounds, or begins anew in each
+
+    def __repr__(self) -> str:
+        """What differs from the defaults."""
+        given = [f for f in fields(self) if f.init and getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in given)})"
 
     @abstractmethod
     def init(self, x: Tensor) -> Memory:

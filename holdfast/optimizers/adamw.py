@@ -29,7 +29,7 @@ def unbiased(mean: Tensor, beta: float, t: Tensor) -> Tensor:
 
 
 @OPTIMIZERS.register("adamw")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AdamW(LocalOptimizer):
     """Adam with decoupled weight decay, as torch.optim.AdamW; ``weight_decay`` 0 makes it Adam."""
 

@@ -14,7 +14,7 @@ from holdfast.optimizers.sgd import PLAIN
 
 
 @OPTIMIZERS.register("clip")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Clip(LocalOptimizer):
     """Scales a node's gradient down to norm ``max_norm`` if it is longer, then steps as ``inner`` says.
 
@@ -23,7 +23,7 @@ class Clip(LocalOptimizer):
 
     columnwise: ClassVar[bool] = True  # zeros behind a row do not change its norm
 
-    keep: bool = field(default=False, init=False, repr=False)  # as ``inner`` says
+    keep: bool = field(default=False, init=False)  # as ``inner`` says
     max_norm: Rate = 1.0
     inner: Optimizer = PLAIN
 

@@ -18,7 +18,7 @@ class Moments(NamedTuple):
     v: Tensor  # their squares, as the rule gathers them; begins at tau^2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Adaptive(LocalOptimizer):
     """Steps along m / (sqrt(v) + tau), m = beta1 m + (1 - beta1) gradient, without bias correction."""
 
@@ -43,7 +43,7 @@ class Adaptive(LocalOptimizer):
 
 
 @OPTIMIZERS.register("fedadagrad")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedAdagrad(Adaptive):
     """A server's Adagrad: v sums all squares, so steps shrink (Reddi et al. 2021)."""
 
@@ -56,7 +56,7 @@ class FedAdagrad(Adaptive):
 
 
 @OPTIMIZERS.register("fedadam")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedAdam(Adaptive):
     """A server's Adam, without bias correction: v is a decaying mean of squares (Reddi et al. 2021)."""
 
@@ -69,7 +69,7 @@ class FedAdam(Adaptive):
 
 
 @OPTIMIZERS.register("fedyogi")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedYogi(Adaptive):
     """A server's Yogi: v moves by the size of the squares, so it falls slowly (Reddi et al. 2021)."""
 

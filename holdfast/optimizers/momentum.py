@@ -21,7 +21,7 @@ class Velocity(NamedTuple):
 
 
 @OPTIMIZERS.register("momentum")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Momentum(LocalOptimizer):
     """Steps along m = beta m + (1 - beta) gradient, or along the sum m = beta m + gradient.
 

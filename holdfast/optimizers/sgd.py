@@ -22,7 +22,7 @@ def decayed(gradient: Tensor, x: Tensor, weight_decay: float) -> Tensor:
 
 
 @OPTIMIZERS.register("sgd")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlainSGD(LocalOptimizer):
     """Steps along the gradients themselves; remembers nothing."""
 

@@ -21,7 +21,7 @@ class Steps(NamedTuple):
 
 
 @OPTIMIZERS.register("warmup-cosine")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WarmupCosine(LocalOptimizer):
     """Steps of ``inner`` times a factor that rises to 1 in ``warmup`` local steps, then falls along a cosine.
 
@@ -31,7 +31,7 @@ class WarmupCosine(LocalOptimizer):
 
     columnwise: ClassVar[bool] = True
 
-    keep: bool = field(default=True, init=False, repr=False)  # the counter; the rest as ``inner`` says
+    keep: bool = field(default=True, init=False)  # the counter; the rest as ``inner`` says
     warmup: Whole = 100
     steps: Count | None = None
     end: NonNegative = 0.0  # of the cosine: a share of the step size

@@ -248,6 +248,13 @@ def test_wrong_parameters_are_named(make, message):
         make()
 
 
+def test_optimisers_print_as_they_are_written():
+    optimizer = hf.WarmupCosine(warmup=3, inner=hf.Clip(hf.halving(2.0, every=5), hf.AdamW(keep=True)))
+    text = "WarmupCosine(warmup=3, inner=Clip(max_norm=halving(2.0, every=5), inner=AdamW(keep=True)))"
+    assert repr(optimizer) == text
+    assert repr(hf.PlainSGD()) == "PlainSGD()"
+
+
 def test_memories_are_trees_of_rows():
     for name in OPTIMIZERS:
         memory = OPTIMIZERS.build(name, {}).init(START[None])

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, InstanceOf
 from torch import Tensor
 
 from holdfast.contract.hyperparameters import Hyperparameters
+from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
 
 Memory = Any  # an optimiser's state: () or a NamedTuple of tensors [..., d]; a counter is [..., 1]
@@ -102,7 +103,21 @@ class LocalOptimizer(Hyperparameters, ABC):
 
 OPTIMIZERS: Registry[LocalOptimizer] = Registry("optimizer")
 
+
+def _chosen(value: Any) -> Any:
+    """What ``value`` stands for; the two mistakes that users of torch make are named."""
+    kind = value if isinstance(value, type) else type(value)
+    if issubclass(kind, torch.optim.Optimizer):
+        raise HoldfastError(
+            f"torch's {kind.__name__} holds the parameters of one model, and here every node has its own; "
+            "give an optimiser of holdfast, such as hf.AdamW() or hf.Momentum()"
+        )
+    if isinstance(value, type) and issubclass(value, LocalOptimizer):
+        raise HoldfastError(f"expected an optimiser, got its class: write {kind.__name__}()")
+    return OPTIMIZERS.chosen(value)
+
+
 if TYPE_CHECKING:
     Optimizer = LocalOptimizer
 else:
-    Optimizer = Annotated[InstanceOf[LocalOptimizer], BeforeValidator(OPTIMIZERS.chosen)]
+    Optimizer = Annotated[InstanceOf[LocalOptimizer], BeforeValidator(_chosen)]

@@ -228,7 +228,19 @@ def test_a_weight_may_be_zero_and_not_negative():
         (lambda: hf.AdamW(eps=0.0), r"AdamW.eps: should be greater than 0, got 0"),
         (lambda: hf.AdamW(weight_decay=-0.1), r"AdamW.weight_decay: should be greater than or equal to 0"),
         (lambda: hf.Clip(0.0), r"Clip.max_norm: should be greater than 0, got 0"),
-        (lambda: hf.Clip(1.0, torch.optim.AdamW), r"Clip.inner: .*LocalOptimizer"),
+        (lambda: hf.Clip(1.0, 0.1), r"Clip.inner: .*LocalOptimizer, got 0.1"),
+        (
+            lambda: hf.Clip(1.0, torch.optim.AdamW),
+            r"Clip.inner: torch's AdamW holds the parameters of one model, .* such as hf.AdamW\(\)",
+        ),
+        (
+            lambda: hf.Gossip(lr=0.1, optimizer=torch.optim.SGD([torch.zeros(1)])),
+            r"Gossip.optimizer: torch's SGD",
+        ),
+        (
+            lambda: hf.Gossip(lr=0.1, optimizer=hf.AdamW),
+            r"Gossip.optimizer: expected an optimiser, got its class: write AdamW\(\)",
+        ),
         (lambda: hf.Clip(hf.linear(0.0, 5, 1.0)), r"Clip.max_norm: linear\(0.0, .* at round 0: should be gr"),
         (lambda: hf.WarmupCosine(warmup=10, steps=10), r"steps: should be more than warmup = 10, got 10"),
         (lambda: hf.WarmupCosine(warmup=0.5), r"WarmupCosine.warmup: should be a valid integer, got 0.5"),

@@ -210,8 +210,12 @@ class Node(Member):
         record_round(self, min(r, self.federation.rounds), self.work, links)
 
     def _write_results(self, model: Tensor) -> None:
-        """The model, as its module's state, and the report of this node's traffic and waiting."""
+        """The model and the personal one, if any, as their modules' states, and the report of this node."""
         notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
+        personal = self.federation.method.personal(apart(self.state)[0])
+        if personal is not None:
+            own = personal[0]
+            self.insist(lambda: write_model(self.folder, self.site.objective.model, own, notes, "personal"))
         self.insist(lambda: write_model(self.folder, self.site.objective.model, model, notes))
         write_report(self)
 

@@ -32,7 +32,9 @@ _HOMES = {
         "DATASETS partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
     ),
     "holdfast.models": "MODELS",
-    "holdfast.optimizers": "OPTIMIZERS LocalOptimizer Momentum PlainSGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad",
+    "holdfast.optimizers": (
+        "OPTIMIZERS LocalOptimizer Momentum PlainSGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
+    ),
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
     "holdfast.problem.losses": "LOSSES Loss",
     "holdfast.problem.reference.optimum": "reference_optimum",
@@ -85,7 +87,9 @@ if TYPE_CHECKING:
     from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
     from holdfast.models import MODELS as MODELS
     from holdfast.optimizers import (
-        AdamW as AdamW, Clip as Clip, FedAdagrad as FedAdagrad, FedAdam as FedAdam, FedYogi as FedYogi, LocalOptimizer as LocalOptimizer, Momentum as Momentum, OPTIMIZERS as OPTIMIZERS, PlainSGD as PlainSGD, WarmupCosine as WarmupCosine,
+        AdamW as AdamW, Clip as Clip, FedAdagrad as FedAdagrad, FedAdam as FedAdam, FedYogi as FedYogi,
+        LocalOptimizer as LocalOptimizer, Momentum as Momentum, OPTIMIZERS as OPTIMIZERS,
+        PlainSGD as PlainSGD, WarmupCosine as WarmupCosine,
     )
     from holdfast.problem.losses import LOSSES as LOSSES, Loss as Loss
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature

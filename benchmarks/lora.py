@@ -8,20 +8,15 @@ the ``Trainer`` of the transformers library. Needs ``pip install 'holdfast[peft]
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
-from workloads import seconds
 
 LR = 1e-3
 

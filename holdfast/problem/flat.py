@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from copy import deepcopy
+from copy import copy, deepcopy
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +34,7 @@ class FlatModel:
     ) -> None:
         check_supported(module)
         self.template = module
+        self._run: Callable[..., Any] = partial(functional_call, tie_weights=False)
         self.compute = compute or dtype  # what a training step is computed in; the parameters stay in dtype
         try:
             self._training = deepcopy(module).to(device=device, dtype=dtype)
@@ -60,6 +64,11 @@ class FlatModel:
     def recurrent(self) -> bool:
         """Whether the model has a recurrent layer of torch's."""
         return any(isinstance(layer, nn.RNNBase) for layer in self.template.modules())
+
+    @property
+    def trained_share(self) -> float:
+        """Of all parameters, those that are trained."""
+        return self.dim / sum(p.numel() for p in self.template.parameters())
 
     @property
     def draws(self) -> bool:
@@ -100,8 +109,20 @@ class FlatModel:
         given = {place: cast[name] for place, name in self._places} | dict.fromkeys(self._dropout_keys, key)
         if inputs.is_floating_point():
             inputs = inputs.to(self.compute)
-        outputs: Tensor = functional_call(self._training, given, (inputs,), tie_weights=False)
+        outputs: Tensor = self._run(self._training, given, (inputs,), {})
         return outputs.to(self.x0.dtype)
+
+    def through(self, run: Callable[..., Any]) -> FlatModel:
+        """The same model; ``run(given, args, kwargs)`` is called where its modules would be."""
+        changed = copy(self)
+        changed._run = lambda module, given, args, kwargs: run(given, args, kwargs)
+        return changed
+
+    @property
+    def parts(self) -> tuple[tuple[nn.Module, list[str]], tuple[nn.Module, list[str]]]:
+        """The modules for training and for evaluation, with the names of the tensors that calls bring."""
+        places = [place for place, _ in self._places]
+        return (self._training, [*places, *self._dropout_keys]), (self._evaluation, places)
 
     def copy(self) -> FlatModel:
         """The same model with modules of its own, for another thread."""
@@ -111,7 +132,7 @@ class FlatModel:
         """Outputs for a batch in eval mode."""
         parameters = self.parameters(row)
         given = {place: parameters[name] for place, name in self._places}
-        outputs: Tensor = functional_call(self._evaluation, given, (inputs,), tie_weights=False)
+        outputs: Tensor = self._run(self._evaluation, given, (inputs,), {})
         return outputs
 
     def module(self, row: Tensor) -> nn.Module:

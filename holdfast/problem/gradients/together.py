@@ -6,8 +6,8 @@ the model, a frozen backbone, sees one large batch and does not know of nodes.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-Model = Callable[..., Any]
-Task = Callable[..., Tensor]  # (model, what a node has) -> a number
+from holdfast.problem.gradients.layers import NarrowLinear
+
+Task = Callable[..., Tensor]  # (run, what a node has) -> a number
 
 
 class LinearOfNodes(nn.Linear):
@@ -44,13 +45,13 @@ class LinearOfNodes(nn.Linear):
 
 
 class Together:
-    """``module``, which is altered in place, as a function of the parameters of all nodes.
+    """A copy of ``module`` that computes for all nodes at once; its parameters are the same tensors.
 
     ``places``: qualified names of the parameters and buffers of which every node has its own.
     """
 
     def __init__(self, module: nn.Module, places: list[str]) -> None:
-        self.module = module
+        self.module = deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
         self._nodes = 0  # while the module runs
         self._losses: list[Tensor] = []  # the losses that it has computed itself, [n] each
         owned: dict[str, list[str]] = {}
@@ -58,68 +59,64 @@ class Together:
             path, _, name = place.rpartition(".")
             owned.setdefault(path, []).append(name)
         for path, names in owned.items():
-            layer = module.get_submodule(path)
-            if type(layer) is nn.Linear:
+            layer = self.module.get_submodule(path)
+            if type(layer) in (nn.Linear, NarrowLinear):
                 layer.__class__ = LinearOfNodes
             else:
                 _run_by_node(layer, names)
-        for part in module.modules():
+        part: Any
+        for part in self.module.modules():
             # A model of the transformers library computes its loss itself, from labels, by this attribute.
             if isinstance(getattr(type(part), "loss_function", None), property):
                 part.loss_function = self._loss_by_node(part.loss_function)
 
-    def values(self, task: Task, of_nodes: Any, own: dict[str, Tensor]) -> Tensor:
-        """``task(model, *part)`` for the part of every node in the trees ``of_nodes``, [n, ...], as [n].
+    def values(self, task: Task, *of_nodes: Any) -> Tensor:
+        """``task(run, *part)``, a number, for the part of every node in the trees ``of_nodes`` [n, ...]; [n].
 
-        ``own``: what every node has at the places, [n, ...]. A task must call its model once; it is run
-        twice: to see what it calls the model with, and again with what the model gives for the node.
+        A task must call ``run(own, args, kwargs)`` once, which stands for the module with the node's own
+        tensors at the places. Each task is run twice: to see what it calls the module with, and again with
+        what the module gives for its node.
         """
+        own, args, kwargs = self._asked(task, of_nodes)
         self._nodes = len(next(iter(own.values())))
-        args, kwargs = self._asked(task, of_nodes)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda given: given.flatten(0, 1), (args, kwargs))
         try:
             outputs = functional_call(self.module, own, args, kwargs, tie_weights=False)
             split = pytree.tree_map_only(Tensor, self._split, outputs)
         finally:
             self._losses.clear()
-        leaves, form = pytree.tree_flatten(split)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors, others, form = _parted(split)
 
         def go_on(tensors: list[Tensor], *part: Any) -> Tensor:
-            given = iter(tensors)
-            mine = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            return task(lambda *args, **kwargs: pytree.tree_unflatten(mine, form), *part)
+            return task(lambda *_: _joined(tensors, others, form), *part)
 
         values: Tensor = vmap(go_on)(tensors, *of_nodes)
         return values
 
-    def _asked(self, task: Task, of_nodes: Any) -> tuple[Any, Any]:
-        """What the task calls its model with, of all nodes end to end."""
+    def _asked(self, task: Task, of_nodes: tuple[Any, ...]) -> Any:
+        """What the tasks call ``run`` with, tensors as [n, ...]."""
         calls: list[Any] = []
 
-        def model(*args: Any, **kwargs: Any) -> Any:
-            calls.append((args, kwargs))
+        def run(*call: Any) -> Any:
+            calls.append(call)
             raise _AskedError
 
         def ask(*part: Any) -> list[Tensor]:
             try:
-                task(model, *part)
+                task(run, *part)
             except _AskedError:
-                leaves, form = pytree.tree_flatten(calls.pop())
-                calls.append(([None if isinstance(leaf, Tensor) else leaf for leaf in leaves], form))
-                return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+                tensors, *rest = _parted(calls.pop())
+                calls.append(rest)
+                return tensors
             raise RuntimeError("the step does not call the model")
 
-        tensors = iter(vmap(ask)(*of_nodes))
-        others, form = calls.pop()
-        leaves = [next(tensors).flatten(0, 1) if leaf is None else leaf for leaf in others]
-        args, kwargs = pytree.tree_unflatten(leaves, form)
-        return args, kwargs
+        return _joined(vmap(ask)(*of_nodes), *calls.pop())
 
     def _split(self, outputs: Tensor) -> Tensor:
         """[n B, ...] as [n, B, ...]."""
         if any(outputs is losses for losses in self._losses):
             return outputs
-        return outputs.unflatten(0, (self._nodes, -1))
+        return outputs.reshape(self._nodes, -1, *outputs.shape[1:])
 
     def _loss_by_node(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """``loss(logits, labels, ...)`` of every node, [n], where one would be computed for all samples."""
@@ -135,19 +132,32 @@ class Together:
 
 
 class _AskedError(Exception):
-    """Ends a task at the call of its model."""
+    """Ends a task at its call of the module."""
+
+
+def _parted(tree: Any) -> tuple[list[Tensor], list[Any], pytree.TreeSpec]:
+    """The tensors of ``tree``; its other leaves as (leaf,), with None for a tensor; and its form."""
+    leaves, form = pytree.tree_flatten(tree)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tensors, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves], form
+
+
+def _joined(tensors: Sequence[Tensor], others: list[Any], form: pytree.TreeSpec) -> Any:
+    """The tree that ``_parted`` has taken apart, with other tensors."""
+    given = iter(tensors)
+    return pytree.tree_unflatten([next(given) if leaf is None else leaf[0] for leaf in others], form)
 
 
 def _run_by_node(layer: nn.Module, names: list[str]) -> None:
     """Lets ``layer`` compute [n B, ...] with what every node has of its tensors ``names``, [n, ...]."""
-    plain = copy.copy(layer)
+    plain = copy(layer)
 
     def one(own: dict[str, Tensor], x: Tensor) -> Any:
         return functional_call(plain, own, (x,))
 
     def forward(x: Tensor) -> Tensor:
         own = {name: getattr(layer, name) for name in names}
-        outputs: Tensor = vmap(one)(own, x.unflatten(0, (len(own[names[0]]), -1)))
+        outputs: Tensor = vmap(one)(own, x.reshape(len(own[names[0]]), -1, *x.shape[1:]))
         return outputs.flatten(0, 1)
 
     layer.forward = forward

@@ -19,7 +19,7 @@ WHO, WHAT, WHERE, LIKE, DOES = (line.split()[1:] for line in WORDS.strip().split
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ."
 NODES = 8
-CONTEXT = 48  # characters of a sample
+CONTEXT = 32  # characters of a sample
 
 # What makes a dialect: the order of subject, verb and object; letters that swap in pairs; an ending of nouns.
 ORDERS = ("svo", "sov", "vso", "ovs")

@@ -56,8 +56,8 @@ def _adapters(loss: RowLoss, activations: Activations, wanted: BackendName) -> A
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         obstacle = f"the model cannot take the samples of all nodes as one batch ({reason(error)})"
     else:
-        numbers = [p.dtype for p in loss.model.template.parameters() if p.is_floating_point()]
-        if difference <= max(ROUNDING.get(dtype, 0.0) for dtype in numbers):
+        types = {loss.model.compute, *(p.dtype for p in loss.model.template.parameters())}
+        if difference <= max(ROUNDING.get(dtype, 0.0) for dtype in types):
             return backend
         obstacle = "samples of different nodes would affect one another in one batch"
     if wanted == "adapters":

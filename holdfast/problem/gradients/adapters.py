@@ -21,6 +21,9 @@ from holdfast.problem.source import Batch
 
 # Of all parameters, what may be trained for the rest to be called a backbone.
 SMALL_PART = 0.25
+# Rows are small beside the activations, which the backward pass of a frozen layer lets go one by one.
+SHARE_FOR_ACTIVATIONS = 0.5
+BACKWARD_OVER_FORWARD = 1.5
 # How far gradients may be from those of single rows: rounding stays below it, samples that mix do not.
 ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-2, torch.float16: 0.2, torch.bfloat16: 0.2}
 
@@ -32,7 +35,9 @@ class Adapters:
     traceable = False
 
     def __init__(self, loss: RowLoss, activations: Activations, why: str = "") -> None:
-        self.loss, self.activations = loss, activations
+        self.loss = loss
+        self.activations = activations.allowing(SHARE_FOR_ACTIVATIONS, BACKWARD_OVER_FORWARD)
+        _ = self.activations.at_once  # found before anything is compiled
         self.how = "all nodes end to end over one frozen model" + (f", {why}" if why else "")
         self._training, self._evaluation = (Together(*part) for part in loss.model.parts)
         self._second = Stacked(loss, activations)  # for second derivatives, which are seldom asked for

@@ -62,14 +62,27 @@ class Activations:
     anything is compiled or recorded.
     """
 
-    def __init__(self, loss: RowLoss, example: Batch, at_once: int | None = None) -> None:
+    def __init__(
+        self,
+        loss: RowLoss,
+        example: Batch,
+        at_once: int | None = None,
+        *,
+        share: float = SHARE_FOR_ACTIVATIONS,
+        over_forward: float = BACKWARD_OVER_FORWARD,
+    ) -> None:
         self.loss, self.example, self._given = loss, example, at_once
+        self.share, self.over_forward = share, over_forward
+
+    def allowing(self, share: float, over_forward: float) -> Activations:
+        """The same with another share of the memory, and another need over that of the forward pass."""
+        return Activations(self.loss, self.example, self._given, share=share, over_forward=over_forward)
 
     @cached_property
     def at_once(self) -> int:
         """Samples of all rows together."""
-        budget = SHARE_FOR_ACTIVATIONS * total_memory(self.loss.model.x0.device)
-        return self._given or int(budget // (BACKWARD_OVER_FORWARD * self.of_sample))
+        budget = self.share * total_memory(self.loss.model.x0.device)
+        return self._given or int(budget // (self.over_forward * self.of_sample))
 
     @cached_property
     def of_sample(self) -> int:
@@ -92,7 +105,7 @@ class Activations:
 
     def of_step(self, samples: int) -> int:
         """Bytes while a gradient of so many samples is computed."""
-        return BACKWARD_OVER_FORWARD * samples * self.of_sample
+        return int(self.over_forward * samples * self.of_sample)
 
 
 def _memory(tensor: Tensor) -> int:

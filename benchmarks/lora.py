@@ -8,17 +8,30 @@ the ``Trainer`` of the transformers library. Needs ``pip install 'holdfast[peft]
 
 from __future__ import annotations
 
+import argparse
+import gc
+import json
 import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+from workloads import seconds
 
-LR = 1e-3
+import holdfast as hf
+from holdfast.engines.common.simulation import Executor, Simulation
+from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.experiments.assembly import as_network, build_problem
+from holdfast.problem.gradients.backend import no_key
+
+LR = 0.5  # plain SGD; large enough for losses to move within a few steps
+LONG_RUN, SHORT_RUN = 10**4, 10  # rounds to prepare for: compiling pays, or not
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def texts(size: Size) -> list[Tensor]:
     draw = torch.Generator().manual_seed(0)
     shape = (size.samples, size.length)
     return [
-        (torch.rand(shape, generator=draw) ** (1 + node) * size.vocabulary).long()
+        (torch.rand(shape, generator=draw) ** (2 + node) * size.vocabulary).long()
         for node in range(size.nodes)
     ]
 
@@ -129,3 +142,97 @@ class _InOrder(Trainer):
 
     def _get_train_sampler(self, *_: Any) -> torch.utils.data.SequentialSampler:
         return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def simulation(size: Size, device: str, method: hf.Method, executor: Executor | None = None) -> Simulation:
+    """The same model and data as nodes of holdfast."""
+    problem = build_problem(
+        peft_model(size, device),
+        hf.FederatedData.of_nodes([{"input_ids": text, "labels": text} for text in texts(size)]),
+        step=lambda model, batch: model(**batch).loss,
+        batch_size=size.batch,
+        device=device,
+    )
+    return Simulation(method, problem, as_network("server", size.nodes), executor=executor)
+
+
+def compared_with_trainer(size: Size, device: str, steps: int) -> list[tuple[float, float]]:
+    """(our loss, the ``Trainer``'s) of one client alone in every step, on the same batches."""
+    alone = simulation(replace(size, nodes=1), device, hf.FedAvg(lr=LR), executor_for(torch.device(device)))
+    problem, node = alone.problem, torch.zeros(1, dtype=torch.int64, device=device)
+    alone.prepare(steps)
+    batches, losses = [], []
+    for step in range(steps):
+        batch = problem.source.batch(node, step, 0)
+        batches.append(batch.samples["input_ids"][0])
+        with torch.no_grad():
+            losses.append(float(problem.backend.values(alone.models, batch, no_key(alone.models)[None])))
+        alone.step()
+    return list(zip(losses, trainer_losses(size, device, batches), strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true", help="a model of a few thousand parameters")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trainer-steps", type=int, default=20)
+    parser.add_argument("--profile", action="store_true", help="where the time of a compiled round goes")
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    size, device = TINY if given.tiny else Size(), given.device
+    torch.set_float32_matmul_precision("high")  # TF32 for the loop, too
+    rates = {"PEFT loop over clients": size.tokens / seconds(peft_loop(size, device), device, 2)}
+    _say(rates, "plain torch")
+    ways = {
+        "FedAvg, step by step": (hf.FedAvg, None, SHORT_RUN),
+        "FedAvg, short run": (hf.FedAvg, executor_for(torch.device(device)), SHORT_RUN),
+        "FedAvg": (hf.FedAvg, executor_for(torch.device(device)), LONG_RUN),
+        "Local G-ECL": (hf.LocalGECL, executor_for(torch.device(device)), LONG_RUN),
+    }
+    for name, (method, executor, rounds) in ways.items():
+        _empty(device)
+        run = simulation(size, device, method(lr=LR, local_steps=size.steps), executor)
+        start = time.perf_counter()
+        how = run.prepare(rounds)
+        ready = time.perf_counter() - start
+        rates[name] = size.tokens / seconds(run.step, device, given.rounds)
+        _say(rates, f"{how}; ready after {ready:.0f} s{_peak(device)}")
+        if given.profile and name == "FedAvg":
+            _profile(run)
+        del run, executor
+    pairs = compared_with_trainer(size, device, given.trainer_steps)
+    worst = max(abs(ours - theirs) for ours, theirs in pairs)
+    print(f"Trainer: losses from {pairs[0][1]:.4f} to {pairs[-1][1]:.4f}, ours differ by at most {worst:.1e}")
+    if given.output:
+        table = {"tokens_per_second": rates, "largest_difference": worst, "losses": pairs}
+        given.output.write_text(json.dumps(table, indent=1))
+
+
+def _say(rates: dict[str, float], note: str) -> None:
+    name, rate = list(rates.items())[-1]
+    ratio = rate / next(iter(rates.values()))
+    print(f"{name:24s}{rate:12,.0f} tokens/s {ratio:6.2f} times the loop   ({note})", flush=True)
+
+
+def _empty(device: str) -> None:
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak(device: str) -> str:
+    return f", peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if device.startswith("cuda") else ""
+
+
+def _profile(run: Simulation) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        run.step()
+    print(seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=20, max_name_column_width=60))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from holdfast.channels import Channel, ChosenChannel
 from holdfast.contract import Method
@@ -18,7 +17,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Count, Seed, check, quoted
-from holdfast.data.federated import FederatedData, as_pair, warn_if_random
+from holdfast.data.federated import FederatedData, read_test
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.experiments.assembly import (
@@ -35,7 +34,7 @@ from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import LOSSES, Loss
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
 from holdfast.problem.problem import FunctionProblem
 
 if TYPE_CHECKING:
@@ -111,8 +110,9 @@ def train(
     topology: Topology = "server",
     rounds: int,
     batch_size: BatchSize = 32,
-    loss: str | Loss = "cross-entropy",
-    test: tuple[Any, Any] | Dataset[Any] | None = None,
+    loss: str | Loss | LossFunction = "cross-entropy",
+    step: Step | None = None,
+    test: Any = None,
     seed: int = 0,
     l2: float = 0.0,
     l1: float = 0.0,
@@ -132,7 +132,14 @@ def train(
 
     Arguments are called as in an experiment file (docs/experiments.md).
 
-    ``data``: the result of ``holdfast.partition``, or one (x, y) pair or torch Dataset per node.
+    ``data``: the result of ``holdfast.partition``; or, for each node, a pair (x, y), a dictionary of tensors
+    or a torch Dataset. x may be a tensor, a dictionary of the model's keyword arguments or a tuple of its
+    arguments.
+    ``loss``: a name such as "cross-entropy" or "mse", or a function of outputs and targets that gives a mean
+    over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
+    ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
+    ``data``: ``step=lambda model, batch: model(**batch).loss``.
+    ``test``: samples like a node's, on which models are tested.
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``batch_size``: samples per gradient, drawn with replacement; "full" takes all of a node's data.
@@ -150,7 +157,6 @@ def train(
     """
     for name, annotation, value in (
         ("model", nn.Module, model),
-        ("loss", str | Loss, loss),
         ("evaluate_every", Count, evaluate_every),
         ("metrics", Metrics, metrics),
         ("precision", Precision, precision),
@@ -161,10 +167,10 @@ def train(
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
-    chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
+    chosen_loss = as_loss(loss) if step is None else OwnStep(step)
     setting = Setting(
         data=split,
-        test_data=None if test is None else _test_pair(test, split),
+        test_data=None if test is None else read_test("test", test),
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
         metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
@@ -252,17 +258,6 @@ def _execute(run: Run, seed: int, callbacks: Sequence[Callback]) -> JobStatus:
         message = f"{name} diverged (a non-finite figure) by round {reached}: try a smaller lr"
         warnings.warn(message, RuntimeWarning, stacklevel=CALLER + 1)
     return outcome.status
-
-
-def _test_pair(test: tuple[Any, Any] | Dataset[Any], split: FederatedData) -> tuple[Tensor, Tensor]:
-    x, y = as_pair("test", test)
-    warn_if_random("test", test, (x, y))
-    if (x.dtype, y.dtype) != (split.x.dtype, split.y.dtype):
-        raise HoldfastError(
-            f"test: samples and targets are {x.dtype} and {y.dtype}, for training {split.x.dtype} and "
-            f"{split.y.dtype}; convert them"
-        )
-    return x, y
 
 
 def _check_call(

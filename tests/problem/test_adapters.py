@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holdfast.core.errors import HoldfastError
+from holdfast.data.samples import Pair
 from holdfast.models import Dropout
 
 
@@ -69,14 +70,14 @@ def test_it_is_chosen_and_agrees_with_the_loop(model, device) -> None:
     nodes = torch.tensor([2, 0, 1], device=device)
     draw = torch.Generator().manual_seed(1)
     x, v = (torch.randn(3, chosen.dim, dtype=torch.float64, generator=draw).to(device) for _ in range(2))
-    test = chosen.test_set(*images())
+    test = chosen.test_set(Pair(*images()))
     for ask in (
         lambda f: f.minibatch_grads([x, v], nodes, 3, 2)[1],
         lambda f: f.full_grads(x, nodes),
         lambda f: f.values(x, nodes),
         lambda f: f.hessian_products(x, v, nodes),
-        lambda f: f.test(x, *test)[0],
-        lambda f: f.test(x, *test)[1],
+        lambda f: f.test(x, test)[0],
+        lambda f: f.test(x, test)[1],
     ):
         assert close(ask(chosen), ask(loop))
 

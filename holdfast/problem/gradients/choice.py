@@ -53,7 +53,7 @@ def _adapters(loss: RowLoss, activations: Activations, wanted: BackendName) -> A
     backend = Adapters(loss, activations, 'as backend = "adapters" asks for' if wanted == "adapters" else "")
     try:
         difference = backend.difference()
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+    except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
         obstacle = f"the model cannot take the samples of all nodes as one batch ({reason(error)})"
     else:
         types = {loss.model.compute, *(p.dtype for p in loss.model.template.parameters())}

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
+import holdfast as hf
 from holdfast.core.errors import HoldfastError
+from holdfast.experiments.assembly import build_problem
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.together import Together
 
@@ -79,12 +81,29 @@ def test_gradients_are_those_of_a_loop_over_clients(attention) -> None:
             torch.testing.assert_close(found[name][node], expected[name], rtol=1e-10, atol=1e-12)
 
 
-def test_a_trained_model_is_saved_as_an_adapter_that_peft_loads(tmp_path) -> None:
-    flat = FlatModel(with_lora(language_model()), torch.device("cpu"), torch.float64)
-    row = flat.x0 + 0.1 * torch.randn(
-        flat.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+def train(backend: str, rounds: int = 2) -> hf.TrainResult:
+    parts = batch_of_nodes()
+    return hf.train(
+        hf.LocalGECL(lr=0.3, local_steps=3),
+        model=with_lora(language_model()),
+        data=[{name: part[node] for name, part in parts.items()} for node in range(NODES)],
+        step=lambda model, batch: model(**batch).loss,
+        rounds=rounds,
+        batch_size=2,
+        dtype="float64",
+        backend=backend,
     )
-    trained = flat.module(row)
+
+
+def test_backends_train_alike() -> None:
+    start = FlatModel(with_lora(language_model()), torch.device("cpu"), torch.float64).x0
+    adapters, loop = (train(backend) for backend in ("adapters", "loop"))
+    assert not torch.allclose(loop.models[0], start, atol=1e-3)
+    torch.testing.assert_close(adapters.models, loop.models, rtol=1e-10, atol=1e-12)
+
+
+def test_the_result_is_saved_as_an_adapter_that_peft_loads(tmp_path) -> None:
+    trained = train("auto").model
     trained.save_pretrained(tmp_path)
     assert (tmp_path / "adapter_model.safetensors").exists()
     loaded = peft.PeftModel.from_pretrained(language_model(), str(tmp_path), autocast_adapter_dtype=False)
@@ -93,6 +112,26 @@ def test_a_trained_model_is_saved_as_an_adapter_that_peft_loads(tmp_path) -> Non
         outputs = [model.eval()(input_ids=ids).logits for model in (trained, loaded, language_model())]
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-12, atol=1e-12)
     assert not torch.allclose(outputs[0], outputs[2])
+
+
+def test_a_frozen_body_keeps_its_type_and_is_chosen_for() -> None:
+    model = with_lora(language_model())
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(torch.float32 if "lora_" in name else torch.bfloat16)
+    flat = FlatModel(model, torch.device("cpu"), torch.float32)
+    [[training, places], _] = flat.parts
+    types = {p.dtype for name, p in training.named_parameters() if name not in places}
+    assert types == {torch.bfloat16}
+    parts = batch_of_nodes()
+    problem = build_problem(
+        model,
+        hf.FederatedData.of_nodes(
+            [{name: part[node] for name, part in parts.items()} for node in range(NODES)]
+        ),
+        step=lambda model, batch: model(**batch).loss,
+        batch_size=2,
+    )
+    assert problem.how == "all nodes end to end over one frozen model"
 
 
 def test_lora_dropout_is_refused_and_named() -> None:

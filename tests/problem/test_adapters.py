@@ -9,8 +9,11 @@ from test_backends import close, images, objective
 from torch import Tensor, nn
 from torch.nn import functional
 
+import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.data.samples import Pair
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.rules import gpu_ways
 from holdfast.models import Dropout
 
 
@@ -82,6 +85,30 @@ def test_it_is_chosen_and_agrees_with_the_loop(model, device) -> None:
         assert close(ask(chosen), ask(loop))
 
 
+def test_compiled_gradients_are_one_program_with_the_same_result() -> None:
+    problem = objective(low_rank)
+    x = torch.randn(3, problem.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    nodes, words = torch.arange(3), (torch.tensor(2), torch.tensor(1))
+    program = torch.compile(
+        lambda x: problem.minibatch_grads([x], nodes, *words)[0], backend="eager", fullgraph=True
+    )
+    problem.get_ready()
+    assert close(program(x), problem.minibatch_grads([x], nodes, *words)[0])
+
+
+def test_on_a_gpu_gradients_are_compiled_without_the_updates() -> None:
+    """Which are nothing beside the activations, and would need a second program of the whole model."""
+    method, network = hf.FedAvg(lr=0.1, local_steps=10), hf.server(3)
+    words = [
+        [way.words.rpartition(", ")[2] for way in gpu_ways(Simulation(method, problem, network), 1000)]
+        for problem in (objective(low_rank), objective(low_rank, "stacked"))
+    ]
+    assert words == [
+        ["only gradients compiled", "not compiled"],
+        ["compiled", "only gradients compiled", "not compiled"],
+    ]
+
+
 def test_parts_that_fit_the_memory_give_the_same() -> None:
     whole, parts = objective(low_rank), objective(low_rank, samples_at_once=8)
     x = torch.randn(3, whole.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -104,6 +131,28 @@ def test_a_model_it_would_be_wrong_for_is_stacked(model, why) -> None:
     assert close(chosen.minibatch_grads([x], nodes, 0, 0)[0], loop.minibatch_grads([x], nodes, 0, 0)[0])
     with pytest.raises(HoldfastError, match=f'backend = "adapters": {why}.*; use backend = "stacked"'):
         _ = objective(model, "adapters").backend
+
+
+class OverSequences(nn.Module):
+    """A frozen recurrent layer, which torch cannot stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = frozen(nn.LSTM(8, 8, batch_first=True))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.flatten(1, 2))[0][:, -1])
+
+
+def test_a_frozen_layer_that_cannot_be_stacked_is_no_obstacle() -> None:
+    chosen, loop = objective(OverSequences), objective(OverSequences, "loop")
+    assert chosen.how == "all nodes end to end over one frozen model"
+    chosen.check_model(None)
+    x = torch.randn(3, chosen.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    nodes = torch.arange(3)
+    assert close(chosen.minibatch_grads([x], nodes, 0, 0)[0], loop.minibatch_grads([x], nodes, 0, 0)[0])
+    assert close(chosen.full_grads(x, nodes), loop.full_grads(x, nodes))
 
 
 def test_a_model_that_is_trained_as_a_whole_is_stacked_unless_asked() -> None:

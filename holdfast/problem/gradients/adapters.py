@@ -14,7 +14,7 @@ from torch.func import grad
 
 from holdfast.core.tree import tree_map
 from holdfast.problem.gradients.backend import Activations, in_parts, no_key, row_gradient
-from holdfast.problem.gradients.stacked import Stacked
+from holdfast.problem.gradients.loop import Loop
 from holdfast.problem.gradients.together import Together
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
@@ -32,6 +32,8 @@ class Adapters:
     """All rows in one call of the model, in parts where their activations would not fit the memory."""
 
     stacked = True
+    vmapped = False
+    fuses = False
     traceable = False
 
     def __init__(self, loss: RowLoss, activations: Activations, why: str = "") -> None:
@@ -40,7 +42,7 @@ class Adapters:
         _ = self.activations.at_once  # found before anything is compiled
         self.how = "all nodes end to end over one frozen model" + (f", {why}" if why else "")
         self._training, self._evaluation = (Together(*part) for part in loss.model.parts)
-        self._second = Stacked(loss, activations)  # for second derivatives, which are seldom asked for
+        self._second = Loop(loss, activations, "")  # for second derivatives, which are seldom asked for
 
     def gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         return in_parts(self._gradients, self.activations.at_once, x, batch, keys)
@@ -50,8 +52,15 @@ class Adapters:
             loss = self.loss.through(run)
             return loss.differentiable(loss.model.parameters(row), batch, key)
 
-        gradients: Tensor = grad(lambda x: self._training.values(value, x, batch, keys).sum())(x)
-        return gradients
+        def total(x: Tensor) -> Tensor:
+            return self._training.values(value, x, batch, keys).sum()
+
+        if torch.compiler.is_compiling():  # which follows a function transform, but not autograd itself
+            gradients: Tensor = grad(total)(x)
+            return gradients
+        with torch.enable_grad():  # half the memory: autograd lets go of activations while it goes back
+            rows = x.detach().requires_grad_()
+            return torch.autograd.grad(total(rows), rows)[0]
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         def value(run: Any, row: Tensor, batch: Batch, key: Tensor) -> Tensor:

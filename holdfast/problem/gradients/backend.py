@@ -29,6 +29,8 @@ class Backend(Protocol):
     """
 
     stacked: bool  # whether all rows are computed by the same operations, in one call
+    vmapped: bool  # whether torch's function transforms have to batch every layer of the model
+    fuses: bool  # whether updates of rows are worth compiling together with gradients
     traceable: bool  # whether a gradient does the same in every call, as far as its parts declare
 
     @property

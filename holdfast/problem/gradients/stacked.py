@@ -31,6 +31,8 @@ class Stacked:
     """All rows in one call, in parts where their activations would not fit the memory."""
 
     stacked = True
+    vmapped = True
+    fuses = True
 
     def __init__(self, loss: RowLoss, activations: Activations, why: str = "") -> None:
         self.loss, self.activations = loss, activations

@@ -225,6 +225,6 @@ def test_resuming_changes_nothing(softmax, algorithm):
     for _ in range(3):
         resumed.step()
     assert all(torch.equal(a, b) for a, b in zip(leaves(resumed.state), leaves(whole.state), strict=True))
-    assert all(tensor.dtype == softmax.x0.dtype for tensor in whole.state)
+    assert all(tensor.dtype == softmax.x0.dtype for tensor in leaves(whole.state))
     assert (resumed.work, resumed.traffic) == (whole.work, whole.traffic)
     assert whole.models.shape == (5, softmax.dim)

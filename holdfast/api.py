@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from holdfast.channels import Channel, ChosenChannel
+from holdfast.channels import Channel
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
@@ -29,12 +29,13 @@ from holdfast.experiments.assembly import (
     convexity_warning,
 )
 from holdfast.experiments.callbacks import Callback, JobInfo, Row
+from holdfast.experiments.choices import Named, as_channel, as_loss, as_method, as_module
 from holdfast.experiments.config import BatchSize, Cohort, Metrics, Terms, Weighting
 from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 from holdfast.problem.problem import FunctionProblem
 
 if TYPE_CHECKING:
@@ -103,14 +104,14 @@ class MinimizeResult(_Result):
 
 @switches_restored()
 def train(
-    algorithm: Method,
+    algorithm: Method | Named,
     *,
-    model: nn.Module,
+    model: nn.Module | Named,
     data: FederatedData | Sequence[Any],
     topology: Topology = "server",
     rounds: int,
     batch_size: BatchSize = 32,
-    loss: str | Loss | LossFunction = "cross-entropy",
+    loss: Loss | LossFunction | Named = "cross-entropy",
     step: Step | None = None,
     test: Any = None,
     seed: int = 0,
@@ -120,7 +121,7 @@ def train(
     weights: Weighting = "uniform",
     backend: BackendName = "auto",
     cohort: Cohort = "all",
-    channel: Channel | str | dict[str, Any] = "identity",
+    channel: Channel | Named = "identity",
     evaluate_every: int = 1,
     metrics: Metrics = "default",
     callbacks: Sequence[Callback] = (),
@@ -130,7 +131,9 @@ def train(
 ) -> TrainResult:
     """Trains ``model`` with ``algorithm`` on every node's own data, all nodes simulated on one device.
 
-    Arguments are called as in an experiment file (docs/experiments.md).
+    Arguments are called as in an experiment file (docs/experiments.md). As there, ``algorithm``, ``model``,
+    ``loss`` and ``channel`` may be names, registered or your own "module:attribute". Parameters stand beside
+    the name in a dictionary, such as {"name": "mlp", "hidden": [64]}.
 
     ``data``: the result of ``holdfast.partition``; or, for each node, a pair (x, y), a dictionary of tensors
     or a torch Dataset. x may be a tensor, a dictionary of the model's keyword arguments or a tuple of its
@@ -144,8 +147,9 @@ def train(
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``batch_size``: samples per gradient, drawn with replacement; "full" takes all of a node's data.
     ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
-    ``backend``: how gradients are computed, all nodes "stacked" in one call or in a "loop" over the nodes;
-    "auto" stacks unless a layer cannot be stacked or is faster in a loop.
+    ``backend``: how gradients are computed, all nodes "stacked" in one call, in a "loop" over the nodes, or
+    as "adapters" with the frozen part of the model run once over all nodes' batches; "auto" chooses by what
+    is trained and how fast its layers are.
     ``cohort``: clients sampled per round (server methods), or "all".
     ``channel``: how messages travel, such as "half" or ``hf.Half()``.
     ``metrics``: their names; "default" are all that are cheap.
@@ -155,36 +159,36 @@ def train(
     steps in it, here or there, while the models stay in ``dtype``.
     """
     for name, annotation, value in (
-        ("model", nn.Module, model),
         ("evaluate_every", Count, evaluate_every),
         ("metrics", Metrics, metrics),
         ("precision", Precision, precision),
     ):
         check(name, annotation, value)
-    numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
-    carrying: Channel = check("channel", ChosenChannel, channel)
+    numbers = _check_call(rounds, seed, cohort, dtype, callbacks)
+    method, carrying = as_method(algorithm), as_channel(channel)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
+    module = as_module(model, split, chosen_loss, seed)
     setting = Setting(
         data=split,
         test_data=None if test is None else read_test("test", test),
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
         metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
-        make_module=lambda: model,
+        make_module=lambda: module,
         terms=terms,
         seed=seed,
         device=str(device),
         dtype=numbers,
         precision=precision,
     )
-    name = type(algorithm).__name__
-    setting.check(f"{name} on {split.nodes} nodes", algorithm, cohort, carrying)
-    if text := convexity_warning(name, algorithm, setting.objective):
+    name = type(method).__name__
+    setting.check(f"{name} on {split.nodes} nodes", method, cohort, carrying)
+    if text := convexity_warning(name, method, setting.objective):
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
-    run = Run(setting.simulation(algorithm, cohort, carrying), rounds, evaluate_every, setting.measure)
+    run = Run(setting.simulation(method, cohort, carrying), rounds, evaluate_every, setting.measure)
     status = _execute(run, seed, callbacks)
     models = run.simulation.models.detach()
     average = setting.objective.model.module(models.mean(0))
@@ -195,13 +199,13 @@ def train(
 def minimize(
     functions: Sequence[Callable[[Tensor], Tensor]],
     x0: Tensor | Sequence[float],
-    algorithm: Method,
+    algorithm: Method | Named,
     rounds: int,
     *,
     topology: Topology = "server",
     seed: int = 0,
     cohort: Cohort = "all",
-    channel: Channel | str | dict[str, Any] = "identity",
+    channel: Channel | Named = "identity",
     callbacks: Sequence[Callback] = (),
     dtype: torch.dtype | Literal["float32", "float64"] = "float64",
 ) -> MinimizeResult:
@@ -210,8 +214,8 @@ def minimize(
     Each function maps a 1-D tensor to a scalar tensor and is differentiated by torch.
     ``topology``, ``cohort``, ``channel``, ``callbacks``: as for ``train``.
     """
-    numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
-    carrying: Channel = check("channel", ChosenChannel, channel)
+    numbers = _check_call(rounds, seed, cohort, dtype, callbacks)
+    method, carrying = as_method(algorithm), as_channel(channel)
     check("functions", Sequence[Callable[..., Any]], functions)
     start = torch.as_tensor(x0, dtype=numbers).detach().clone()
     if start.dim() != 1 or len(start) == 0:
@@ -219,13 +223,13 @@ def minimize(
     if not start.isfinite().all():
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
     problem = FunctionProblem(functions, start)
-    network, name = as_network(topology, problem.nodes, seed), type(algorithm).__name__
-    check_fit(algorithm, problem.nodes, network, cohort_size(cohort), carrying)
-    rows = dry_run(algorithm, network, cohort_size(cohort), channel=carrying)
+    network, name = as_network(topology, problem.nodes, seed), type(method).__name__
+    check_fit(method, problem.nodes, network, cohort_size(cohort), carrying)
+    rows = dry_run(method, network, cohort_size(cohort), channel=carrying)
     needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)
     needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
     require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
-    simulation = build_simulation(algorithm, problem, network, seed=seed, cohort=cohort, channel=carrying)
+    simulation = build_simulation(method, problem, network, seed=seed, cohort=cohort, channel=carrying)
     names = ["train_loss", "consensus", "grad_norm2"]
     run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
     path = _Path(run)
@@ -260,13 +264,9 @@ def _execute(run: Run, seed: int, callbacks: Sequence[Callback]) -> JobStatus:
 
 
 def _check_call(
-    algorithm: Method, rounds: int, seed: int, cohort: Cohort, dtype: object, callbacks: Sequence[Callback]
+    rounds: int, seed: int, cohort: Cohort, dtype: object, callbacks: Sequence[Callback]
 ) -> torch.dtype:
     """What ``train`` and ``minimize`` are both given; the type of numbers."""
-    if not isinstance(algorithm, Method):
-        raise HoldfastError(
-            f"algorithm: expected one such as holdfast.LocalGECL(lr=0.05), got {quoted(algorithm)}"
-        )
     check("rounds", Count, rounds)
     check("seed", Seed, seed)
     check("cohort", Cohort, cohort)

@@ -87,17 +87,28 @@ class ModelProblem:
 
     # --- a node's own gradients -------------------------------------------------------------------------
 
-    def minibatch_grads(
+    def minibatch_values_and_grads(
         self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
-    ) -> list[Tensor]:
+    ) -> list[tuple[Tensor, Tensor]]:
         if not self.stochastic:
-            return [self.full_grads(x, nodes) for x in points]
+            return [self._full(x, nodes) for x in points]
         batch, keys = self.source.batch(nodes, round, step), self._keys(nodes, round, step)
-        return [self.regulariser.add_grad(self.backend.gradients(x, batch, keys), x) for x in points]
+        computed = [self.backend.values_and_gradients(x, batch, keys) for x in points]
+        return [
+            (value, self.regulariser.add_grad(gradient, x))
+            for x, (value, gradient) in zip(points, computed, strict=True)
+        ]
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
-        total = self._sum(torch.zeros_like(x), nodes, lambda *batch: self.backend.gradients(x, *batch))
-        return self.regulariser.add_grad(total, x)
+        return self._full(x, nodes)[1]
+
+    def _full(self, x: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses, [m], and gradients, [m, d], over all of each node's data."""
+        keys, values, total = self._keys(nodes, 0, 0), x.new_zeros(len(x)), torch.zeros_like(x)
+        for batch in self.source.all_of(nodes, self._at_once):
+            part, gradient = self.backend.values_and_gradients(x, batch, keys)
+            values, total = values + part, total + gradient
+        return values, self.regulariser.add_grad(total, x)
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
         with torch.no_grad():

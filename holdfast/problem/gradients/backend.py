@@ -33,8 +33,8 @@ class Backend(Protocol):
     def how(self) -> str:
         """How rows are computed, and why so, for people."""
 
-    def gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
-        """Gradients [m, d] of the training losses."""
+    def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The training losses, [m], and their gradients, [m, d]."""
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         """The training losses, [m]."""
@@ -91,14 +91,15 @@ class Activations:
         return BACKWARD_OVER_FORWARD * samples * self.of_sample
 
 
-def row_gradient(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-    """The gradient [d] of one row, layer by layer put where it belongs: no second copy of it all."""
+def row_value_and_gradient(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient [d] of one row; layer by layer put where it belongs: no second copy of it all."""
     gradient = torch.zeros_like(row)
     parameters = loss.model.parameters(row.detach())
     for parameter, place in zip(parameters.values(), loss.model.parameters(gradient).values(), strict=True):
         parameter.requires_grad_().grad = place
-    loss.differentiable(parameters, batch, key).backward()  # type: ignore[no-untyped-call]
-    return gradient
+    value = loss.differentiable(parameters, batch, key)
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.detach(), gradient
 
 
 def no_key(row: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.tree import tree_map
-from holdfast.problem.gradients.backend import Activations, no_key, row_gradient
+from holdfast.problem.gradients.backend import Activations, no_key, row_value_and_gradient
 from holdfast.problem.row_loss import RowLoss, without_fused_layers
 from holdfast.problem.source import Batch
 
@@ -42,21 +42,22 @@ class Loop:
         where = f" on {torch.get_num_threads()} cores" if self.on_cpu else ""
         return f"nodes one by one{where}, {self.why}"
 
-    def gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
+    def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         rows = (x, unbound(batch), keys)
-        if not self.on_cpu:
-            return torch.stack([row_gradient(self.loss, *row) for row in zip(*rows, strict=True)])
-        if len(x) == 1:  # a node on its own has all cores
-            return self._gradient(self.loss, x[0], next(unbound(batch)), keys[0])[None]
-        return torch.stack(list(_pool(torch.get_num_threads()).map(self._gradient_in_thread, *rows)))
+        if self.on_cpu and len(x) > 1:
+            computed = list(_pool(torch.get_num_threads()).map(self._in_thread, *rows))
+        else:  # on a CPU, a node on its own has all cores
+            computed = [self._row(self.loss, *row) for row in zip(*rows, strict=True)]
+        values, gradients = zip(*computed, strict=True)
+        return torch.stack(values), torch.stack(gradients)
 
-    def _gradient_in_thread(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
+    def _in_thread(self, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
         if not hasattr(self._own, "loss"):
             self._own.loss = self.loss.copy()
-        return self._gradient(self._own.loss, row, batch, key)
+        return self._row(self._own.loss, row, batch, key)
 
-    def _gradient(self, loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        return row_gradient(loss, row, laid_out_by_pixel(batch) if self.by_pixel else batch, key)
+    def _row(self, loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+        return row_value_and_gradient(loss, row, laid_out_by_pixel(batch) if self.by_pixel else batch, key)
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         return torch.stack([self.loss.value(*row) for row in zip(x, unbound(batch), keys, strict=True)])
@@ -91,7 +92,7 @@ class Loop:
         """Whether the model has a gradient pixel by pixel; one that takes a ``view`` of planes has not."""
         row = self.loss.model.x0
         try:
-            row_gradient(self.loss, row, laid_out_by_pixel(self.activations.example), no_key(row))
+            row_value_and_gradient(self.loss, row, laid_out_by_pixel(self.activations.example), no_key(row))
         except Exception:  # if it fails for another reason, it will fail again where that is told
             return False
         return True

@@ -197,8 +197,9 @@ def _first_that_works(
     return None, "", refusals
 
 
-def _no_gradient(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
-    return x.new_zeros(()).expand_as(x)
+def _no_gradient(x: Tensor, nodes: Tensor, round: Word, step: Word) -> tuple[Tensor, Tensor]:
+    zero = x.new_zeros(())
+    return zero.expand(len(x)), zero.expand_as(x)
 
 
 def _apart(after: Any, before: Any) -> Any:

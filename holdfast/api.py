@@ -30,9 +30,9 @@ from holdfast.experiments.assembly import (
     convexity_warning,
 )
 from holdfast.experiments.callbacks import Callback, JobInfo, Row
-from holdfast.experiments.config import BatchSize, Cohort, Metrics, Terms, Weighting
+from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Terms, Weighting
+from holdfast.experiments.evaluation import Evaluation, choose_metrics
 from holdfast.experiments.execution import Run, stop_signals
-from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import LOSSES, Loss
@@ -121,8 +121,8 @@ def train(
     backend: BackendName = "auto",
     cohort: Cohort = "all",
     channel: Channel | str | dict[str, Any] = "identity",
-    evaluate_every: int = 1,
-    metrics: Metrics = "default",
+    evaluate_every: Cadence = "auto",
+    metrics: Metrics = ("default", "minibatch_loss"),
     callbacks: Sequence[Callback] = (),
     device: str | torch.device = "cpu",
     dtype: torch.dtype | Literal["float32", "float64"] = "float32",
@@ -141,7 +141,9 @@ def train(
     "auto" stacks unless a layer cannot be stacked or is faster in a loop.
     ``cohort``: clients sampled per round (server methods), or "all".
     ``channel``: how messages travel, such as "half" or ``hf.Half()``.
-    ``metrics``: their names; "default" are all that are cheap.
+    ``evaluate_every``: rounds between measurements; "auto" chooses them so that measuring costs at most a
+    fifth of training, counted in samples. The initial and the last models are always measured.
+    ``metrics``: their names; "default" are all that are cheap. "minibatch_loss" is free.
     ``callbacks``: who watches, such as ``hf.Progress()``; see ``hf.Callback``. Ctrl-C ends training, and the
     result so far is returned with the status "interrupted".
     ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
@@ -150,7 +152,7 @@ def train(
     for name, annotation, value in (
         ("model", nn.Module, model),
         ("loss", str | Loss, loss),
-        ("evaluate_every", Count, evaluate_every),
+        ("evaluate_every", Cadence, evaluate_every),
         ("metrics", Metrics, metrics),
         ("precision", Precision, precision),
     ):
@@ -178,7 +180,7 @@ def train(
     setting.check(f"{name} on {split.nodes} nodes", algorithm, cohort, carrying)
     if text := convexity_warning(name, algorithm, setting.objective):
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
-    run = Run(setting.simulation(algorithm, cohort, carrying), rounds, evaluate_every, setting.measure)
+    run = Run(setting.simulation(algorithm, cohort, carrying), rounds, evaluate_every, setting.evaluation)
     status = _execute(run, seed, callbacks)
     models = run.simulation.models.detach()
     average = setting.objective.model.module(models.mean(0))
@@ -220,8 +222,8 @@ def minimize(
     needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
     require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
     simulation = build_simulation(algorithm, problem, network, seed=seed, cohort=cohort, channel=carrying)
-    names = ["train_loss", "consensus", "grad_norm2"]
-    run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
+    figures = choose_metrics(["train_loss", "consensus", "grad_norm2"], has_test=False, has_accuracy=False)
+    run = Run(simulation, rounds, 1, Evaluation(figures))
     path = _Path(run)
     status = _execute(run, seed, [path, *callbacks])
     return MinimizeResult(History(run.rows), status, torch.stack(path.models))

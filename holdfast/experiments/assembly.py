@@ -27,7 +27,8 @@ from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.experiments.config import BatchSize, Choice, Cohort, NetworkConfig, Terms, Weighting
-from holdfast.experiments.metrics import measure
+from holdfast.experiments.evaluation import Evaluation
+from holdfast.experiments.metrics import Metric
 from holdfast.models import load_model
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
@@ -188,7 +189,7 @@ class Setting:
     test_data: tuple[Tensor, Tensor] | None
     network: Network
     loss: Loss
-    metrics: list[str]
+    metrics: dict[str, Metric]
     make_module: Callable[[], nn.Module]
     terms: Terms
     seed: int
@@ -232,9 +233,10 @@ class Setting:
         """The test set, if there is one, where the objective computes."""
         return None if self.test_data is None else self.objective.test_set(*self.test_data)
 
-    def measure(self, simulation: Simulation) -> dict[str, float]:
-        """The setting's metrics of a simulation in it."""
-        return measure(simulation, self.test, self.metrics)
+    @property
+    def evaluation(self) -> Evaluation:
+        """What is measured of a simulation in this setting."""
+        return Evaluation(self.metrics, self.test)
 
     def simulation(self, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> Simulation:
         """The method in this setting, ready to run."""

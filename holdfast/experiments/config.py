@@ -45,7 +45,8 @@ Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
 
 BatchSize = Count | Literal["full"]
 Cohort = Count | Literal["all"]
-Metrics = list[str] | Literal["default"]
+Cadence = Count | Literal["auto"]
+Metrics = list[str] | tuple[str, ...] | Literal["default"]
 Weighting = Literal["uniform", "samples"]
 
 
@@ -110,7 +111,7 @@ class Experiment(Section):
     rounds: Count
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default=[0], min_length=1)
     checkpoint_every: Count = 50
-    evaluate_every: Count = 1
+    evaluate_every: Cadence = 1
     metrics: Metrics = "default"
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "tf32"

@@ -116,7 +116,7 @@ class Runner:
     ) -> None:
         setting, experiment = self.plan.setting(job), job.experiment
         simulation = self.plan.simulation(job)
-        run = Run(simulation, experiment.rounds, experiment.evaluate_every, setting.measure)
+        run = Run(simulation, experiment.rounds, experiment.evaluate_every, setting.evaluation)
         run.seconds = self.checkpoints.restore(job.id, simulation)
         # First of all: what others are told of has been written.
         outcome = run.execute(job.info, [_Recorder(self, job, entry, run), *callbacks], asked)

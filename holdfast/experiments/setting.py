@@ -18,7 +18,7 @@ from holdfast.data import DATASETS, PARTITIONS, Dataset, partition
 from holdfast.engines.cluster.placement import place
 from holdfast.experiments.assembly import Setting, configured_network, initial_module
 from holdfast.experiments.config import Choice, Experiment
-from holdfast.experiments.metrics import choose_metrics
+from holdfast.experiments.evaluation import choose_metrics
 from holdfast.problem.losses import LOSSES
 from holdfast.problem.reference.curvature import estimate_curvature
 

@@ -39,7 +39,7 @@ def test_train_gives_the_numbers_of_an_experiment(overrides: tuple[str, ...], tm
     plan = make_plan(tmp_path, *overrides)
     job = plan.jobs[0]
     setting, experiment = plan.setting(job), job.experiment
-    run = Run(plan.simulation(job), job.rounds, experiment.evaluate_every, setting.measure)
+    run = Run(plan.simulation(job), job.rounds, experiment.evaluate_every, setting.evaluation)
     assert run.execute(job.info).status == "done"
     problem, network = experiment.problem, experiment.network
     result = hf.train(

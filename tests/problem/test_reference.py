@@ -15,7 +15,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data import DATASETS
 from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.metrics import choose_metrics, measure
+from holdfast.experiments.evaluation import choose_metrics, measure
 from holdfast.problem.losses import Hinge
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.problem import FunctionProblem
@@ -192,7 +192,7 @@ def test_metrics_against_the_optimum_vanish_there():
 def test_metrics_against_the_optimum_are_there_for_the_asking():
     for name in OPTIMUM:
         assert name not in choose_metrics("default", has_test=True, has_accuracy=True)
-    assert choose_metrics(OPTIMUM, has_test=False, has_accuracy=False) == OPTIMUM
+    assert list(choose_metrics(OPTIMUM, has_test=False, has_accuracy=False)) == OPTIMUM
 
 
 def test_a_method_without_duals_is_named():

@@ -25,8 +25,9 @@ from holdfast.contract import Method
 from holdfast.experiments.assembly import Setting
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.config import Cadence, Metrics, Terms
-from holdfast.experiments.evaluation import Evaluation, choose_metrics
+from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.execution import Run
+from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.models import MODELS
 from holdfast.problem.losses import CrossEntropy
 
@@ -117,7 +118,7 @@ class Timer(hf.Callback):
 def once(given: Setting, method: Method, case: str, rounds: int, device: str) -> tuple[float, int]:
     """Milliseconds per round, and rounds between measurements."""
     cadence, wanted = CASES[case]
-    metrics = choose_metrics(wanted, has_test=True, has_accuracy=True)
+    metrics = choose_metrics(wanted, has_test=True, classes=3)
     simulation = given.simulation(method, "all")
     run = Run(simulation, LONG_RUN, cadence, Evaluation(metrics, given.test))
     whole = -(-max(rounds, run.every) // run.every) * run.every if case != "bare" else rounds

@@ -17,7 +17,7 @@ from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Count, Seed, check, quoted
+from holdfast.core.validation import Count, Seed, Whole, check, quoted
 from holdfast.data.federated import FederatedData, as_pair, warn_if_random
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
@@ -31,8 +31,9 @@ from holdfast.experiments.assembly import (
 )
 from holdfast.experiments.callbacks import Callback, JobInfo, Row
 from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Terms, Weighting
-from holdfast.experiments.evaluation import Evaluation, choose_metrics
+from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.execution import Run, stop_signals
+from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import LOSSES, Loss
@@ -112,7 +113,7 @@ def train(
     rounds: int,
     batch_size: BatchSize = 32,
     loss: str | Loss = "cross-entropy",
-    test: tuple[Any, Any] | Dataset[Any] | None = None,
+    test: tuple[Any, Any] | Dataset[Any] | Sequence[Any] | None = None,
     seed: int = 0,
     l2: float = 0.0,
     l1: float = 0.0,
@@ -123,6 +124,7 @@ def train(
     channel: Channel | str | dict[str, Any] = "identity",
     evaluate_every: Cadence = "auto",
     metrics: Metrics = ("default", "minibatch_loss"),
+    personalize: int = 0,
     callbacks: Sequence[Callback] = (),
     device: str | torch.device = "cpu",
     dtype: torch.dtype | Literal["float32", "float64"] = "float32",
@@ -144,6 +146,11 @@ def train(
     ``evaluate_every``: rounds between measurements; "auto" chooses them so that measuring costs at most a
     fifth of training, counted in samples. The initial and the last models are always measured.
     ``metrics``: their names; "default" are all that are cheap. "minibatch_loss" is free.
+    A dictionary has your own: functions of (outputs, targets) or objects of torchmetrics; see
+    docs/experiments.md.
+    ``test``: a set that all nodes are tested on, or a list with one for each node.
+    ``personalize``: so many local steps from the common model make a node's personal one, for the metrics
+    "personal_accuracy" and the like.
     ``callbacks``: who watches, such as ``hf.Progress()``; see ``hf.Callback``. Ctrl-C ends training, and the
     result so far is returned with the status "interrupted".
     ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
@@ -154,6 +161,7 @@ def train(
         ("loss", str | Loss, loss),
         ("evaluate_every", Cadence, evaluate_every),
         ("metrics", Metrics, metrics),
+        ("personalize", Whole, personalize),
         ("precision", Precision, precision),
     ):
         check(name, annotation, value)
@@ -163,12 +171,20 @@ def train(
     terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
+    tested = None if test is None else _test_sets(test, split)
     setting = Setting(
         data=split,
-        test_data=None if test is None else _test_pair(test, split),
+        test_data=None if tested is None else (tested.x, tested.y),
+        test_counts=tested.counts.tolist() if tested is not None and isinstance(test, list) else None,
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
-        metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
+        metrics=choose_metrics(
+            metrics,
+            has_test=test is not None,
+            classes=_classes(split) if chosen_loss.has_accuracy else None,
+            nodes=split.nodes,
+        ),
+        personalize=personalize,
         make_module=lambda: model,
         terms=terms,
         seed=seed,
@@ -222,7 +238,7 @@ def minimize(
     needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
     require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
     simulation = build_simulation(algorithm, problem, network, seed=seed, cohort=cohort, channel=carrying)
-    figures = choose_metrics(["train_loss", "consensus", "grad_norm2"], has_test=False, has_accuracy=False)
+    figures = choose_metrics(["train_loss", "consensus", "grad_norm2"], has_test=False, classes=None)
     run = Run(simulation, rounds, 1, Evaluation(figures))
     path = _Path(run)
     status = _execute(run, seed, [path, *callbacks])
@@ -255,15 +271,27 @@ def _execute(run: Run, seed: int, callbacks: Sequence[Callback]) -> JobStatus:
     return outcome.status
 
 
-def _test_pair(test: tuple[Any, Any] | Dataset[Any], split: FederatedData) -> tuple[Tensor, Tensor]:
-    x, y = as_pair("test", test)
-    warn_if_random("test", test, (x, y))
-    if (x.dtype, y.dtype) != (split.x.dtype, split.y.dtype):
+def _test_sets(test: tuple[Any, Any] | Dataset[Any] | Sequence[Any], split: FederatedData) -> FederatedData:
+    """The common test set as one node's, or those of all nodes."""
+    given: list[Any] = test if isinstance(test, list) else [test]
+    if isinstance(test, list) and len(test) != split.nodes:
         raise HoldfastError(
-            f"test: samples and targets are {x.dtype} and {y.dtype}, for training {split.x.dtype} and "
-            f"{split.y.dtype}; convert them"
+            f"test: expected one set, or a list of {split.nodes}, one for each node, got {len(test)}"
         )
-    return x, y
+    for one in given:
+        warn_if_random("test", one, as_pair("test", one))
+    sets = FederatedData.of_nodes(given)
+    if (sets.x.dtype, sets.y.dtype) != (split.x.dtype, split.y.dtype):
+        raise HoldfastError(
+            f"test: samples and targets are {sets.x.dtype} and {sets.y.dtype}, for training {split.x.dtype} "
+            f"and {split.y.dtype}; convert them"
+        )
+    return sets
+
+
+def _classes(split: FederatedData) -> int:
+    """How many there are, counted from the targets; 0 if these are no class numbers."""
+    return 0 if split.y.is_floating_point() else int(split.y.max()) + 1
 
 
 def _check_call(

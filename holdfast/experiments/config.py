@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from holdfast.algorithms import ALGORITHMS
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision
-from holdfast.core.validation import Count, NonNegative, Section, Seed, quoted
+from holdfast.core.validation import Count, NonNegative, Section, Seed, Whole, quoted
 from holdfast.problem.gradients.backend import BackendName
 
 
@@ -46,7 +46,7 @@ Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
 BatchSize = Count | Literal["full"]
 Cohort = Count | Literal["all"]
 Cadence = Count | Literal["auto"]
-Metrics = list[str] | tuple[str, ...] | Literal["default"]
+Metrics = Literal["default"] | dict[str, Any] | Sequence[str | dict[str, Any]]
 Weighting = Literal["uniform", "samples"]
 
 
@@ -113,6 +113,7 @@ class Experiment(Section):
     checkpoint_every: Count = 50
     evaluate_every: Cadence = 1
     metrics: Metrics = "default"
+    personalize: Whole = 0  # local steps that make a node's model its own, for personal metrics
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "tf32"
     channel: Chosen = Choice(name="identity")  # how messages travel; by default as they are

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import ServerAlgorithm
-from holdfast.core.errors import HoldfastError, unknown
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
-from holdfast.experiments.config import Metrics
-from holdfast.experiments.metrics import METRICS, Measured, Metric, Reads, TestSet
+from holdfast.experiments.measured import HeldOut, Measured, Reads
+from holdfast.experiments.metrics import METRICS, Metric
+from holdfast.experiments.scores import Score
 
 # With evaluate_every = "auto": what measuring may cost, of what the rounds in between cost.
 SHARE_OF_TRAINING = 0.2
@@ -27,14 +27,31 @@ class Evaluation:
     """The metrics of a run by name, and the test set, if there is one, where the objective computes."""
 
     metrics: Mapping[str, Metric]
-    test: TestSet | None = None
+    test: HeldOut | None = None
+    personalize: int = 0  # local steps that make a node's model its own
 
     def figures(self, simulation: Simulation) -> Tensor:
         """[k + 1] float64 where the models are: every metric, and whether all models are finite."""
-        measured = Measured(simulation, self.test)
+        measured = Measured(simulation, self.test, self.scores, self.personalize)
         values = [metric.compute(measured) for metric in self.metrics.values()]
         finite = torch.stack([torch.isfinite(measured.models).all()])
         return torch.cat([*(value.detach().double().reshape(1) for value in values), finite.double()])
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether ``figures`` does the same in every call: neither a user's code, nor new minibatches."""
+        personal = any(metric.reads is Reads.PERSONAL_ON_TEST for metric in self.metrics.values())
+        return not (self.scores or personal)
+
+    @property
+    def scores(self) -> dict[Reads, dict[str, Score]]:
+        """The user's own, with what they read."""
+        scores: dict[Reads, dict[str, Score]] = {}
+        for metric in self.metrics.values():
+            if metric.score is not None:
+                name, score = metric.score
+                scores.setdefault(metric.reads, {})[name] = score
+        return scores
 
     def row(self, figures: Sequence[float]) -> dict[str, float]:
         """``figures`` by name."""
@@ -49,19 +66,27 @@ class Evaluation:
 
     def passes(self, simulation: Simulation) -> int:
         """Forward passes of one sample that ``figures`` costs, those of all processes together."""
-        problem, test = simulation.problem, 0 if self.test is None else len(self.test[0])
+        problem, test = simulation.problem, 0 if self.test is None else self.test.samples
+        of_nodes = test if self.test and self.test.own else problem.nodes * test
         everything = problem.samples(torch.arange(problem.nodes, device=simulation.nodes.device))
         cost = {
             Reads.NOTHING: 0,
             Reads.TRAIN: everything,
             Reads.TRAIN_GRADIENT: PASSES_OF_A_GRADIENT * everything,
             Reads.AVERAGE_ON_TEST: test,
-            Reads.NODES_ON_TEST: problem.nodes * test,
+            Reads.NODES_ON_TEST: of_nodes,
+            Reads.PERSONAL_ON_TEST: of_nodes + self._steps(simulation),
         }
         reads = {metric.reads for metric in self.metrics.values()}
-        if isinstance(simulation.method, ServerAlgorithm) and Reads.NODES_ON_TEST in reads:
-            reads = reads - {Reads.NODES_ON_TEST} | {Reads.AVERAGE_ON_TEST}  # all nodes hold one model
+        one_model = isinstance(simulation.method, ServerAlgorithm) and simulation.personal_models is None
+        if one_model and Reads.NODES_ON_TEST in reads and not (self.test and self.test.own):
+            reads = reads - {Reads.NODES_ON_TEST} | {Reads.AVERAGE_ON_TEST}
         return sum(cost[read] for read in reads)
+
+    def _steps(self, simulation: Simulation) -> int:
+        """Forward passes that personalising all nodes takes."""
+        nodes = torch.arange(simulation.problem.nodes, device=simulation.nodes.device)
+        return PASSES_OF_A_GRADIENT * self.personalize * simulation.problem.samples_per_minibatch(nodes)
 
     def auto_every(self, simulation: Simulation) -> int:
         """Rounds between measurements so that these cost at most a fifth of the rounds.
@@ -78,32 +103,7 @@ class Evaluation:
         return max(1, math.ceil(self.passes(simulation) / (SHARE_OF_TRAINING * training)))
 
 
-def choose_metrics(wanted: Metrics, *, has_test: bool, has_accuracy: bool) -> dict[str, Metric]:
-    """``wanted``, checked; "default" stands for every metric that is available and cheap."""
-    chosen: dict[str, Metric] = {}
-    for name in [wanted] if isinstance(wanted, str) else wanted:
-        if name == "default":
-            chosen |= {
-                name: metric
-                for name, metric in METRICS.items()
-                if metric.default and _lacking(metric, has_test, has_accuracy) is None
-            }
-            continue
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
-        if lacking := _lacking(METRICS[name], has_test, has_accuracy):
-            raise HoldfastError(f"metric {name!r} needs {lacking}, and this problem has none")
-        chosen[name] = METRICS[name]
-    return chosen
-
-
-def _lacking(metric: Metric, has_test: bool, has_accuracy: bool) -> str | None:
-    if metric.needs_test and not has_test:
-        return "a test set"
-    return "a loss with classes" if metric.accuracy and not has_accuracy else None
-
-
-def measure(simulation: Simulation, test: TestSet | None, names: Sequence[str]) -> dict[str, float]:
+def measure(simulation: Simulation, test: HeldOut | None, names: Sequence[str]) -> dict[str, float]:
     """The metrics of these names, then what the run has cost so far."""
     evaluation = Evaluation({name: METRICS[name] for name in names}, test)
     return evaluation.row(evaluation.figures(simulation).tolist()) | costs(simulation)

@@ -61,7 +61,9 @@ class Run:
             tell("job_started", self.simulation)
             left = self.rounds - self.simulation.round
             tell("job_prepared", self.simulation.prepare(left))
-            self._look = self.simulation.executor.repeated(self.simulation, self._look, left // self.every)
+            if self.evaluation.repeatable:
+                times = left // self.every
+                self._look = self.simulation.executor.repeated(self.simulation, self._look, times)
             # On a GPU, to read a figure is to wait for it. If nobody minds, it is read a round later.
             on_gpu = self.simulation.nodes.is_cuda and self.simulation.world.size == 1
             late = on_gpu and all(callback.late for callback in callbacks)

@@ -4,94 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
-from functools import cached_property
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import unrounded
-from holdfast.engines.common.simulation import Simulation
+from holdfast.experiments.measured import Measured, Reads
+from holdfast.experiments.scores import Score
 from holdfast.problem.reference.optimum import gradients_at_optimum, known_optimum
-
-TestSet = tuple[Tensor, Tensor]
-
-
-class Measured:
-    """The quantities that metrics are made of, for the models as they are now."""
-
-    def __init__(self, simulation: Simulation, test: TestSet | None) -> None:
-        self.simulation = simulation
-        self.objective = simulation.problem
-        self.test = test
-        self.world = simulation.world
-        self.one_model = isinstance(simulation.method, ServerAlgorithm)
-        # [m, d] of the nodes here; [1, d] where all nodes hold the server's
-        self.models = simulation.models.detach()[: 1 if self.one_model else None]
-        # Around one of them, so that models that are equal have exactly that average.
-        centre = self.world.of_leader(self.models[0])
-        self.average = centre + self.mean(self.models - centre)  # [d]
-
-    def mean(self, of_models: Tensor) -> Tensor:
-        """The mean over all models of what is given for those here, [m, ...]."""
-        if self.one_model:
-            return of_models[0]
-        return self.world.mean(of_models, self.objective.nodes)
-
-    @cached_property
-    def node_accuracies(self) -> Tensor:
-        """Test accuracy of the models of the nodes here, [m]; [1] where all nodes hold the server's."""
-        if self.one_model:
-            return self.average_test[0]
-        assert self.test is not None
-        return self.objective.test(self.models, *self.test)[0]
-
-    @cached_property
-    def average_test(self) -> tuple[Tensor, Tensor]:
-        """Test accuracy and test loss of the average model, each [1]; every process takes some samples."""
-        assert self.test is not None
-        samples = len(self.test[0])
-        here = slice(self.world.rank, None, self.world.size)
-        x, y = (part[here] for part in self.test)
-        figures = torch.zeros(2, 1, dtype=torch.float64, device=self.average.device)
-        if len(x):
-            figures = torch.stack(self.objective.test(self.average.unsqueeze(0), x, y)) * (len(x) / samples)
-        accuracy, loss = self.world.sum(figures)
-        return accuracy, loss
-
-    @cached_property
-    def global_gradient(self) -> Tensor:
-        """Gradient of f at the average model, [d]."""
-        with unrounded():  # in TF32, its norm would never fall below a thousandth of its terms
-            return self.world.sum(self.objective.global_value_and_grad(self.average)[1])
-
-    @cached_property
-    def consensus(self) -> Tensor:
-        """(1/n) sum_i ||x_i - average||^2."""
-        return self.mean((self.models - self.average).square().sum(-1))
-
-    @cached_property
-    def duals(self) -> Tensor:
-        """The estimates that the nodes here have of their own gradients at the optimum, [m, d]."""
-        duals = self.simulation.rounds.duals(self.simulation.state)
-        if duals is None:
-            name = type(self.simulation.method).__name__
-            raise HoldfastError(
-                f"metric 'dual_error': {name} keeps no estimate of the gradients at the optimum"
-            )
-        return duals
-
-
-class Reads(Enum):
-    """The samples that a metric reads; metrics that read the same ones share what is computed of them."""
-
-    NOTHING = auto()
-    TRAIN = auto()  # all training samples at the average model
-    TRAIN_GRADIENT = auto()  # the same with gradients
-    AVERAGE_ON_TEST = auto()  # the test set at the average model
-    NODES_ON_TEST = auto()  # the test set at every node's model
 
 
 @dataclass(frozen=True)
@@ -100,13 +21,14 @@ class Metric:
 
     compute: Callable[[Measured], Tensor]  # a single number
     reads: Reads
+    score: tuple[str, Score] | None = None  # the user's own that it is made of, and its name
     accuracy: bool = False  # whether the loss must have one
     default: bool = True  # whether it is measured if nothing is said
     objective: bool = True  # whether the run has diverged if it is not finite
 
     @property
     def needs_test(self) -> bool:
-        return self.reads in (Reads.AVERAGE_ON_TEST, Reads.NODES_ON_TEST)
+        return self.reads in (Reads.AVERAGE_ON_TEST, Reads.NODES_ON_TEST, Reads.PERSONAL_ON_TEST)
 
     @property
     def summary(self) -> str:
@@ -116,7 +38,7 @@ class Metric:
 METRICS: dict[str, Metric] = {}
 
 
-def metric(reads: Reads, **options: bool) -> Callable[[Callable[[Measured], Tensor]], None]:
+def metric(reads: Reads, **options: Any) -> Callable[[Callable[[Measured], Tensor]], None]:
     """Registers a function under its name."""
 
     def register(compute: Callable[[Measured], Tensor]) -> None:
@@ -128,13 +50,13 @@ def metric(reads: Reads, **options: bool) -> Callable[[Callable[[Measured], Tens
 @metric(Reads.NODES_ON_TEST, accuracy=True)
 def test_accuracy(m: Measured) -> Tensor:
     """Test accuracy, mean over the nodes' own models."""
-    return m.mean(m.node_accuracies)
+    return m.mean(m.node_tests["accuracy"])
 
 
 @metric(Reads.NODES_ON_TEST, accuracy=True)
 def worst_accuracy(m: Measured) -> Tensor:
     """Test accuracy of the worst node."""
-    return m.world.lowest(m.node_accuracies.min())
+    return m.world.lowest(m.node_tests["accuracy"].min())
 
 
 @metric(Reads.AVERAGE_ON_TEST, accuracy=True)

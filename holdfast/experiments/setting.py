@@ -18,7 +18,7 @@ from holdfast.data import DATASETS, PARTITIONS, Dataset, partition
 from holdfast.engines.cluster.placement import place
 from holdfast.experiments.assembly import Setting, configured_network, initial_module
 from holdfast.experiments.config import Choice, Experiment
-from holdfast.experiments.evaluation import choose_metrics
+from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.losses import LOSSES
 from holdfast.problem.reference.curvature import estimate_curvature
 
@@ -68,7 +68,13 @@ def build_setting(
         test_data=(dataset.x_test, dataset.y_test) if has_test else None,
         network=network,
         loss=loss,
-        metrics=choose_metrics(experiment.metrics, has_test=has_test, has_accuracy=loss.has_accuracy),
+        metrics=choose_metrics(
+            experiment.metrics,
+            has_test=has_test,
+            classes=dataset.classes or 0 if loss.has_accuracy else None,
+            nodes=problem.nodes,
+        ),
+        personalize=experiment.personalize,
         make_module=partial(initial_module, *module),
         on_meta=":" not in problem.model.name,
         terms=problem,

@@ -44,7 +44,8 @@ class FlatModel:
         for name, piece in self.parameters(self.x0).items():
             trainable[name].data = piece  # calls bring their own, so the modules need no copies
         self._evaluation = deepcopy(self._training, {id(p): p for p in trainable.values()}).eval()
-        ready_to_stack(self._training, device)
+        for used in (self._training, self._evaluation):
+            ready_to_stack(used, device)
         self._dropout_keys = dropout_keys(self._training)
         # Every place of a parameter once, also of shared ones and in shared layers: torch's own search for
         # them leaves a layer that has two names with the parameters of the last call.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -194,7 +194,7 @@ class ModelProblem:
 
     def global_value(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            parts = [self.row_loss.evaluated(x, batch) for batch in self.source.everything(self._at_once)]
+            parts = [self.backend.evaluated(x, batch) for batch in self.source.everything(self._at_once)]
         return torch.stack(parts).sum() + len(self.here) / self.nodes * self.regulariser.value(x)
 
     # --- the same with something changed ------------------------------------------------------------------
@@ -264,3 +264,12 @@ class ModelProblem:
                 total += self.backend.tested(rows, samples)
         correct, loss = (total / len(x)).unbind(-1)
         return correct, loss
+
+    def outputs(self, rows: Tensor, x: Tensor, y: Tensor) -> Iterator[tuple[Any, Any]]:
+        for samples in self.source.prepared(Pair(x, y), max(1, self._at_once // len(rows))):
+            with torch.no_grad():
+                outputs = self.backend.outputs(rows, samples)
+            yield outputs, samples.y
+
+    def correct(self, outputs: Any, targets: Any) -> Tensor:
+        return self.loss.correct(outputs, targets)

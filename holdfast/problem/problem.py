@@ -105,6 +105,12 @@ class Problem(Protocol):
     def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on the samples (x, y)."""
 
+    def outputs(self, rows: Tensor, x: Tensor, y: Tensor) -> Iterator[tuple[Any, Any]]:
+        """Outputs [m, B, ...] of every model in ``rows`` and the targets [B, ...], some samples at a time."""
+
+    def correct(self, outputs: Any, targets: Any) -> Tensor:
+        """1.0 for each sample that is classified correctly, else 0.0: [B]."""
+
     @property
     def in_float64(self) -> Problem:
         """The same objective in float64, for reference values."""
@@ -167,6 +173,12 @@ class ExactProblem(ABC):
 
     def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raise HoldfastError("functions have no samples, so they cannot be tested on any")
+
+    def outputs(self, rows: Tensor, x: Tensor, y: Tensor) -> Iterator[tuple[Any, Any]]:
+        raise HoldfastError("functions have no samples, so they have no outputs for any")
+
+    def correct(self, outputs: Any, targets: Any) -> Tensor:
+        raise HoldfastError("functions have no samples, so none is classified")
 
     def identity(self) -> None:
         return None

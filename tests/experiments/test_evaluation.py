@@ -17,11 +17,13 @@ from holdfast.experiments.evaluation import (
     PASSES_OF_A_GRADIENT,
     SHARE_OF_TRAINING,
     Evaluation,
-    choose_metrics,
 )
 from holdfast.experiments.execution import Run
+from holdfast.experiments.measured import HeldOut
+from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.metrics import METRICS
 from holdfast.problem.problem import FunctionProblem
+from holdfast.problem.source import Pair
 
 NODES, STEPS, BATCH = 4, 3, 5
 DATA = hf.FederatedData(
@@ -116,8 +118,8 @@ def test_closed_forms_have_the_value_of_the_loss() -> None:
 def cadence(method, network, *, test: int, metrics="default", **options) -> int:
     f = problem(**options)
     x, y = TEST[0][:1].expand(test, -1), TEST[1][:1].expand(test)
-    chosen = choose_metrics(metrics, has_test=True, has_accuracy=True)
-    return Evaluation(chosen, (x, y)).auto_every(Simulation(method, f, network))
+    chosen = choose_metrics(metrics, has_test=True, classes=3)
+    return Evaluation(chosen, HeldOut(Pair(x, y))).auto_every(Simulation(method, f, network))
 
 
 def test_rounds_between_measurements_follow_from_the_samples_read() -> None:
@@ -159,7 +161,7 @@ def test_train_measures_seldom_by_default_and_always_first_and_last() -> None:
         same = every.history.rows[int(row["round"])]
         assert {**row, "seconds": 0} == {**same, "seconds": 0}
     assert torch.equal(seldom.models, every.models)
-    assert list(row)[1:8] == [*choose_metrics("default", has_test=True, has_accuracy=True), "minibatch_loss"]
+    assert list(row)[1:8] == [*choose_metrics("default", has_test=True, classes=3), "minibatch_loss"]
 
 
 def test_a_checkpoint_between_measurements_knows_the_time() -> None:

@@ -48,6 +48,12 @@ class Backend(Protocol):
     def tested(self, x: Tensor, samples: Any) -> Tensor:
         """[m, 2]: correct samples and summed losses of every row in eval mode, on the same ``samples``."""
 
+    def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
+        """The weighted sum of losses [] of one row [d] in eval mode, for a batch [B, ...]."""
+
+    def outputs(self, x: Tensor, samples: Any) -> Any:
+        """The outputs of every row in eval mode, [m, B, ...], on the same ``samples``."""
+
     def step_bytes(self, nodes: int, batch: int) -> int:
         """What the activations take while so many nodes compute a gradient, each of ``batch`` samples."""
 

@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import leaves, tree_map
 from holdfast.problem.gradients.backend import Activations, no_key, row_value_and_gradient
 from holdfast.problem.row_loss import RowLoss, without_fused_layers
 from holdfast.problem.source import Batch
 
+# Without gradients on a CPU: so many samples' planes of a layer stay near the core. With thousands at once, a
+# small CNN takes three times as long.
+SAMPLES_AT_ONCE = 256
 PLANES_AT_ONCE = 8  # numbers in a register of a CPU: with fewer planes, going pixel by pixel takes longer
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -82,8 +85,23 @@ class Loop:
             return torch.stack([product(*row) for row in zip(x, v, unbound(batch), keys, strict=True)])
 
     def tested(self, x: Tensor, samples: Any) -> Tensor:
+        parts = [torch.stack([self.loss.tested(row, some) for row in x]) for some in self._pieces(samples)]
+        return torch.stack(parts).sum(0)
+
+    def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
+        return torch.stack([self.loss.evaluated(row, some) for some in self._pieces(batch)]).sum(0)
+
+    def outputs(self, x: Tensor, samples: Any) -> Any:
         samples = laid_out_by_pixel(samples) if self.by_pixel else samples
-        return torch.stack([self.loss.tested(row, samples) for row in x])
+        return tree_map(lambda *rows: torch.stack(rows), *(self.loss.outputs(row, samples) for row in x))
+
+    def _pieces(self, samples: Any) -> Iterator[Any]:
+        """``samples`` as they are computed best: on a CPU a few at a time, images pixel by pixel."""
+        size = len(next(leaves(samples)))
+        step = SAMPLES_AT_ONCE if self.on_cpu else size
+        for first in range(0, size, step):
+            some = tree_map(lambda part, first=first: part[first : first + step], samples)
+            yield laid_out_by_pixel(some) if self.by_pixel else some
 
     def step_bytes(self, nodes: int, batch: int) -> int:
         return self.activations.of_step(min(nodes, torch.get_num_threads() if self.on_cpu else 1) * batch)

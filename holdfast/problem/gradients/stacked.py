@@ -89,6 +89,12 @@ class Stacked:
         figures: Tensor = vmap(self.loss.tested, in_dims=(0, None))(x, samples)
         return figures
 
+    def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
+        return self.loss.evaluated(row, batch)
+
+    def outputs(self, x: Tensor, samples: Any) -> Any:
+        return vmap(self.loss.outputs, in_dims=(0, None))(x, samples)
+
     def step_bytes(self, nodes: int, batch: int) -> int:
         return self.activations.of_step(min(nodes * batch, max(batch, self.activations.at_once)))
 

@@ -123,7 +123,7 @@ def train(
     cohort: Cohort = "all",
     channel: Channel | str | dict[str, Any] = "identity",
     evaluate_every: Cadence = "auto",
-    metrics: Metrics = ("default", "minibatch_loss"),
+    metrics: Metrics | dict[str, Any] | tuple[str | dict[str, Any], ...] = ("default", "minibatch_loss"),
     personalize: int = 0,
     callbacks: Sequence[Callback] = (),
     device: str | torch.device = "cpu",
@@ -160,11 +160,11 @@ def train(
         ("model", nn.Module, model),
         ("loss", str | Loss, loss),
         ("evaluate_every", Cadence, evaluate_every),
-        ("metrics", Metrics, metrics),
         ("personalize", Whole, personalize),
         ("precision", Precision, precision),
     ):
         check(name, annotation, value)
+    wanted: Metrics = check("metrics", Metrics, metrics)
     numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
     carrying: Channel = check("channel", ChosenChannel, channel)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
@@ -179,7 +179,7 @@ def train(
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
         metrics=choose_metrics(
-            metrics,
+            wanted,
             has_test=test is not None,
             classes=_classes(split) if chosen_loss.has_accuracy else None,
             nodes=split.nodes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -43,10 +43,17 @@ def _as_choice(value: Any) -> Any:
 Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
 
 
+def _as_list(metrics: Any) -> Any:
+    if isinstance(metrics, dict):
+        return ["default", metrics]
+    return list(metrics) if isinstance(metrics, tuple) else metrics
+
+
 BatchSize = Count | Literal["full"]
 Cohort = Count | Literal["all"]
 Cadence = Count | Literal["auto"]
-Metrics = Literal["default"] | dict[str, Any] | Sequence[str | dict[str, Any]]
+Metrics = Annotated[list[str | dict[str, Any]] | Literal["default"], BeforeValidator(_as_list)]
+"""Names, and the user's own by name; a table alone adds them to the default."""
 Weighting = Literal["uniform", "samples"]
 
 

@@ -13,7 +13,7 @@ A figure is "accuracy", "loss", or a score of the user's. Of the figure f there 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,12 +24,12 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.user_code import import_named
 from holdfast.core.validation import quoted
+from holdfast.experiments.config import Metrics
 from holdfast.experiments.measured import Measured, Reads
 from holdfast.experiments.metrics import METRICS, Metric
 from holdfast.experiments.scores import Score
 
-WantedMetrics = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
-"""Names, and dictionaries of the user's scores by name; a score may be named as ``module:attribute``."""
+SAID = r"(average|test|worst|node|p\d+)"
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,7 @@ class Choosing:
             make = partial(Metric, reads=Reads.AVERAGE_ON_TEST, accuracy=True, objective=False)
             return {f"accuracy_class{c}": make(_of_class(c)) for c in range(self.classes or 1)}
         for figure in ("accuracy", "loss", *self.scores):
-            parts = re.fullmatch(
-                rf"(?:(average|test|worst|node|p\d+)_)?(personal_)?{re.escape(figure)}", name
-            )
+            parts = re.fullmatch(rf"(?:{SAID}_)?(personal_)?{re.escape(figure)}", name)
             if parts is None:
                 continue
             said, personal = parts[1], parts[2] is not None
@@ -79,17 +77,19 @@ class Choosing:
                 return {name: Metric(_of_average(figure), Reads.AVERAGE_ON_TEST, **options)}
         prefixes, figures = ("test", "worst", "p10", "node", "personal"), ("accuracy", "loss", *self.scores)
         known = [f"{prefix}_{figure}" for figure in figures for prefix in prefixes]
-        raise unknown("metric", name, [*METRICS, *known, "class_accuracy", *self.scores])
+        raise unknown("metric", name, {*METRICS, *known, "class_accuracy", *self.scores})
 
     def _of_nodes(self, name: str, figure: str, said: str, personal: bool) -> dict[str, Metric]:
         """What is ``said`` of a figure of all nodes: its mean ("test"), the worst, a percentile, or all."""
         figures = _personal_tests if personal else _node_tests
         reads = Reads.PERSONAL_ON_TEST if personal else Reads.NODES_ON_TEST
-        make = partial(Metric, reads=reads, **self._options(figure))
+        options = self._options(figure)
         if said == "node":
             column = name.removeprefix("node_") + "_node"
-            return {f"{column}{i}": make(_picked(figures, figure, i)) for i in range(self.nodes)}
-        return {name: make(_over_nodes(figures, figure, self._reduction(name, figure, said)))}
+            picks = {f"{column}{i}": _picked(figures, figure, i) for i in range(self.nodes)}
+            return {column: Metric(pick, reads, **options) for column, pick in picks.items()}
+        compute = _over_nodes(figures, figure, self._reduction(name, figure, said))
+        return {name: Metric(compute, reads, **options)}
 
     def _options(self, figure: str) -> dict[str, Any]:
         score = (figure, self.scores[figure]) if figure in self.scores else None
@@ -111,18 +111,15 @@ class Choosing:
 
 
 def choose_metrics(
-    wanted: WantedMetrics, *, has_test: bool, classes: int | None, nodes: int = 1
+    wanted: Metrics, *, has_test: bool, classes: int | None, nodes: int = 1
 ) -> dict[str, Metric]:
     """``wanted``, checked, column by column; "default" stands for all that are available and cheap.
 
-    A dictionary alone adds its scores to the default.
+    A score of the user's may be named as ``module:attribute``.
     """
-    given: list[Any] = ["default", wanted] if isinstance(wanted, Mapping) else list(wanted)
-    if isinstance(wanted, str):
-        given = [wanted]
     scores: dict[str, Score] = {}
     names: list[str] = []
-    for item in given:
+    for item in [wanted] if isinstance(wanted, str) else wanted:
         if isinstance(item, str) and ":" not in item:
             names.append(item)
             continue

@@ -7,10 +7,10 @@ spread over the cores, and images may be laid out pixel by pixel.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from holdfast.problem.source import Batch
 # small CNN takes three times as long.
 SAMPLES_AT_ONCE = 256
 PLANES_AT_ONCE = 8  # numbers in a register of a CPU: with fewer planes, going pixel by pixel takes longer
+
+Result = TypeVar("Result")
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -46,21 +48,25 @@ class Loop:
         return f"nodes one by one{where}, {self.why}"
 
     def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
-        rows = (x, unbound(batch), keys)
-        if self.on_cpu and len(x) > 1:
-            computed = list(_pool(torch.get_num_threads()).map(self._in_thread, *rows))
-        else:  # on a CPU, a node on its own has all cores
-            computed = [self._row(self.loss, *row) for row in zip(*rows, strict=True)]
-        values, gradients = zip(*computed, strict=True)
+        def of_row(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+            laid_out = laid_out_by_pixel(batch) if self.by_pixel else batch
+            return row_value_and_gradient(loss, row, laid_out, key)
+
+        values, gradients = zip(*self._spread(of_row, x, unbound(batch), keys), strict=True)
         return torch.stack(values), torch.stack(gradients)
 
-    def _in_thread(self, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+    def _spread(self, work: Callable[..., Result], parts: Sequence[Any] | Tensor, *more: Any) -> list[Result]:
+        """``work(loss, part, ...)`` for all parts: on a CPU on all cores, which a single part has as well."""
+        if not self.on_cpu or len(parts) == 1:
+            return [work(self.loss, *each) for each in zip(parts, *more, strict=True)]
+        pool = _pool(torch.get_num_threads())
+        return list(pool.map(lambda *each: work(self._loss_of_thread(), *each), parts, *more))
+
+    def _loss_of_thread(self) -> RowLoss:
         if not hasattr(self._own, "loss"):
             self._own.loss = self.loss.copy()
-        return self._row(self._own.loss, row, batch, key)
-
-    def _row(self, loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
-        return row_value_and_gradient(loss, row, laid_out_by_pixel(batch) if self.by_pixel else batch, key)
+        loss: RowLoss = self._own.loss
+        return loss
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         return torch.stack([self.loss.value(*row) for row in zip(x, unbound(batch), keys, strict=True)])
@@ -85,11 +91,20 @@ class Loop:
             return torch.stack([product(*row) for row in zip(x, v, unbound(batch), keys, strict=True)])
 
     def tested(self, x: Tensor, samples: Any) -> Tensor:
-        parts = [torch.stack([self.loss.tested(row, some) for row in x]) for some in self._pieces(samples)]
-        return torch.stack(parts).sum(0)
+        pieces = list(self._pieces(samples))
+
+        @torch.no_grad()  # not inherited by threads
+        def of_row(loss: RowLoss, row: Tensor) -> Tensor:
+            return torch.stack([loss.tested(row, some) for some in pieces]).sum(0)
+
+        return torch.stack(self._spread(of_row, x))
 
     def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
-        return torch.stack([self.loss.evaluated(row, some) for some in self._pieces(batch)]).sum(0)
+        @torch.no_grad()
+        def of_piece(loss: RowLoss, some: Batch) -> Tensor:
+            return loss.evaluated(row, some)
+
+        return torch.stack(self._spread(of_piece, list(self._pieces(batch)))).sum(0)
 
     def outputs(self, x: Tensor, samples: Any) -> Any:
         samples = laid_out_by_pixel(samples) if self.by_pixel else samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_recorded_figures_are_those_of_the_cpu(caplog) -> None:
             assert fast.history[name] == pytest.approx(slow.history[name], rel=1e-6, abs=1e-12), name
     seconds = fast.history["seconds"]
     assert seconds[0] == 0
-    assert all(a < b for a, b in zip(seconds, seconds[1:], strict=False))
+    assert all(a < b for a, b in pairwise(seconds))
 
 
 def test_rows_come_a_round_late_only_to_those_who_allow_it() -> None:

@@ -22,6 +22,7 @@ from workloads import METHODS, Workload, cnn, linear, network_of, synchronize
 
 import holdfast as hf
 from holdfast.contract import Method
+from holdfast.data.samples import Pair
 from holdfast.experiments.assembly import Setting
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.config import Cadence, Metrics, Terms
@@ -67,7 +68,7 @@ def setting(load: Workload, device: str, rounds_of: str) -> Setting:
     model = MODELS.build(load.model, load.options, input_shape=load.shape, outputs=10)
     return Setting(
         data=hf.FederatedData(x[TEST_SAMPLES:], y[TEST_SAMPLES:], counts),
-        test_data=(x[:TEST_SAMPLES], y[:TEST_SAMPLES]),
+        test_data=Pair(x[:TEST_SAMPLES], y[:TEST_SAMPLES]),
         network=network_of(rounds_of, load.nodes),
         loss=CrossEntropy(),
         metrics={},

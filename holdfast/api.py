@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from holdfast.channels import Channel, ChosenChannel
 from holdfast.contract import Method
@@ -18,7 +18,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Count, Seed, Whole, check, quoted
-from holdfast.data.federated import FederatedData, as_pair, warn_if_random
+from holdfast.data.federated import FederatedData, read_test
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.experiments.assembly import (
@@ -36,7 +36,7 @@ from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import LOSSES, Loss
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
 from holdfast.problem.problem import FunctionProblem
 
 if TYPE_CHECKING:
@@ -112,8 +112,9 @@ def train(
     topology: Topology = "server",
     rounds: int,
     batch_size: BatchSize = 32,
-    loss: str | Loss = "cross-entropy",
-    test: tuple[Any, Any] | Dataset[Any] | Sequence[Any] | None = None,
+    loss: str | Loss | LossFunction = "cross-entropy",
+    step: Step | None = None,
+    test: Any = None,
     seed: int = 0,
     l2: float = 0.0,
     l1: float = 0.0,
@@ -134,7 +135,14 @@ def train(
 
     Arguments are called as in an experiment file (docs/experiments.md).
 
-    ``data``: the result of ``holdfast.partition``, or one (x, y) pair or torch Dataset per node.
+    ``data``: the result of ``holdfast.partition``; or, for each node, a pair (x, y), a dictionary of tensors
+    or a torch Dataset. x may be a tensor, a dictionary of the model's keyword arguments or a tuple of its
+    arguments.
+    ``loss``: a name such as "cross-entropy" or "mse", or a function of outputs and targets that gives a mean
+    over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
+    ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
+    ``data``: ``step=lambda model, batch: model(**batch).loss``.
+    ``test``: samples like a node's, on which models are tested.
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``batch_size``: samples per gradient, drawn with replacement; "full" takes all of a node's data.
@@ -158,7 +166,6 @@ def train(
     """
     for name, annotation, value in (
         ("model", nn.Module, model),
-        ("loss", str | Loss, loss),
         ("evaluate_every", Cadence, evaluate_every),
         ("personalize", Whole, personalize),
         ("precision", Precision, precision),
@@ -170,12 +177,12 @@ def train(
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
-    chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
-    tested = None if test is None else _test_sets(test, split)
+    chosen_loss = as_loss(loss) if step is None else OwnStep(step)
+    tested, own_tests = _test_sets(test, split.nodes)
     setting = Setting(
         data=split,
-        test_data=None if tested is None else (tested.x, tested.y),
-        test_counts=tested.counts.tolist() if tested is not None and isinstance(test, list) else None,
+        test_data=tested,
+        test_counts=own_tests,
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
         metrics=choose_metrics(
@@ -271,27 +278,26 @@ def _execute(run: Run, seed: int, callbacks: Sequence[Callback]) -> JobStatus:
     return outcome.status
 
 
-def _test_sets(test: tuple[Any, Any] | Dataset[Any] | Sequence[Any], split: FederatedData) -> FederatedData:
-    """The common test set as one node's, or those of all nodes."""
-    given: list[Any] = test if isinstance(test, list) else [test]
-    if isinstance(test, list) and len(test) != split.nodes:
+def _test_sets(test: Any, nodes: int) -> tuple[Any, list[int] | None]:
+    """All test samples, and how many are each node's own if they have their own."""
+    if test is None:
+        return None, None
+    per_node = isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test)
+    if not (per_node or isinstance(test, FederatedData)):
+        return read_test("test", test), None
+    sets = test if isinstance(test, FederatedData) else FederatedData.of_nodes(test)
+    if sets.nodes != nodes:
         raise HoldfastError(
-            f"test: expected one set, or a list of {split.nodes}, one for each node, got {len(test)}"
+            f"test: expected one set, or a list of {nodes}, one for each node, got {sets.nodes}"
         )
-    for one in given:
-        warn_if_random("test", one, as_pair("test", one))
-    sets = FederatedData.of_nodes(given)
-    if (sets.x.dtype, sets.y.dtype) != (split.x.dtype, split.y.dtype):
-        raise HoldfastError(
-            f"test: samples and targets are {sets.x.dtype} and {sets.y.dtype}, for training {split.x.dtype} "
-            f"and {split.y.dtype}; convert them"
-        )
-    return sets
+    return sets.samples, sets.counts.tolist()
 
 
 def _classes(split: FederatedData) -> int:
     """How many there are, counted from the targets; 0 if these are no class numbers."""
-    return 0 if split.y.is_floating_point() else int(split.y.max()) + 1
+    targets = split.targets
+    plain = targets is not None and targets.ndim == 1 and not targets.is_floating_point()
+    return int(targets.max()) + 1 if plain and targets is not None else 0
 
 
 def _check_call(

@@ -14,6 +14,7 @@ from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import unrounded
 from holdfast.core.tree import leaves, tree_map
+from holdfast.data.samples import targets_of
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.scores import Score, scored
 
@@ -126,12 +127,12 @@ class Measured:
         return {name: torch.cat([figures[name] for figures in found]) for name in found[0]}
 
     def _tested(self, models: Tensor, samples: Any, reads: Reads) -> dict[str, Tensor]:
-        accuracy, loss = self.objective.test(models, *samples)
+        accuracy, loss = self.objective.test(models, samples)
         return {"accuracy": accuracy, "loss": loss, **self._scored(models, samples, reads)}
 
     def _scored(self, models: Tensor, samples: Any, reads: Reads) -> dict[str, Tensor]:
         scores = self.scores.get(reads, {})
-        return scored(scores, models, self.objective.outputs(models, *samples)) if scores else {}
+        return scored(scores, models, self.objective.outputs(models, samples)) if scores else {}
 
     @cached_property
     def average_test(self) -> tuple[Tensor, Tensor]:
@@ -142,7 +143,7 @@ class Measured:
         figures = torch.zeros(2, 1, dtype=torch.float64, device=self.average.device)
         if samples:
             share = samples / self.test.samples
-            figures = torch.stack(self.objective.test(self.average.unsqueeze(0), *mine)) * share
+            figures = torch.stack(self.objective.test(self.average.unsqueeze(0), mine)) * share
         accuracy, loss = self.world.sum(figures)
         return accuracy, loss
 
@@ -159,10 +160,11 @@ class Measured:
         C is the greatest class number that occurs there, plus one.
         """
         assert self.test is not None
-        targets = self.test.common.y
+        targets = targets_of(self.test.common)
+        assert targets is not None
         classes = int(targets.max()) + 1
         correct = targets.new_zeros(classes, dtype=torch.float64)
-        for outputs, labels in self.objective.outputs(self.average.unsqueeze(0), *self.test.common):
+        for outputs, labels in self.objective.outputs(self.average.unsqueeze(0), self.test.common):
             hits = self.objective.correct(tree_map(lambda part: part[0], outputs), labels)
             correct.index_add_(0, labels, hits.double())
         return torch.div(correct, torch.bincount(targets, minlength=classes))

@@ -111,7 +111,7 @@ class Plan:
         if key not in kept:
             kept[key] = build_setting(job.experiment, job.seed, self.data_dir, self.device, self.world)
         kept[key] = kept.pop(key)
-        while len(kept) > 1 and sum(setting.data.x.numel() for setting in kept.values()) > MOST_KEPT:
+        while len(kept) > 1 and sum(setting.data.numbers for setting in kept.values()) > MOST_KEPT:
             del kept[next(iter(kept))]
         return kept[key]
 

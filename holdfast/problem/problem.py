@@ -102,10 +102,10 @@ class Problem(Protocol):
     def global_value(self, x: Tensor) -> Tensor:
         """f(x) at one common point ``x`` [d]."""
 
-    def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on the samples (x, y)."""
+    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+        """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on a tree of ``samples``."""
 
-    def outputs(self, rows: Tensor, x: Tensor, y: Tensor) -> Iterator[tuple[Any, Any]]:
+    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
         """Outputs [m, B, ...] of every model in ``rows`` and the targets [B, ...], some samples at a time."""
 
     def correct(self, outputs: Any, targets: Any) -> Tensor:
@@ -171,10 +171,10 @@ class ExactProblem(ABC):
     def samples(self, nodes: Tensor) -> int:
         return len(nodes)
 
-    def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
         raise HoldfastError("functions have no samples, so they cannot be tested on any")
 
-    def outputs(self, rows: Tensor, x: Tensor, y: Tensor) -> Iterator[tuple[Any, Any]]:
+    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
         raise HoldfastError("functions have no samples, so they have no outputs for any")
 
     def correct(self, outputs: Any, targets: Any) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.data.samples import Pair
 from holdfast.engines.common.simulation import Simulation, Stepwise
 from holdfast.engines.simulate.executors.compiled import compiled
 from holdfast.engines.simulate.executors.replay import Replaying, Way
@@ -23,7 +24,6 @@ from holdfast.experiments.measured import HeldOut
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.metrics import METRICS
 from holdfast.problem.problem import FunctionProblem
-from holdfast.problem.source import Pair
 
 NODES, STEPS, BATCH = 4, 3, 5
 DATA = hf.FederatedData(

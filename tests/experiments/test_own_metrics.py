@@ -207,3 +207,65 @@ def test_mistakes_are_told(metrics, message) -> None:
 def test_as_many_test_sets_as_nodes() -> None:
     with pytest.raises(HoldfastError, match="one set, or a list of 4, one for each node, got 2"):
         train("default", test=OWN[:2])
+
+
+class Words(nn.Module):
+    """Reads two named inputs and answers with a dictionary, as a Hugging Face model does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, values, mask):
+        return {"logits": self.linear(values * mask)}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [None, lambda m, b: nn.functional.cross_entropy(m(b["values"], b["mask"])["logits"], b["labels"])],
+    ids=["loss", "step"],
+)
+def test_columns_by_name_and_a_step_of_ones_own(step) -> None:
+    mask = (torch.arange(400).view(80, 5) % 3 > 0).double()
+    columns = {"values": X, "mask": mask, "labels": Y}
+    data = [{name: column[i : i + 15] for name, column in columns.items()} for i in (0, 15, 30, 45)]
+    test = [{name: column[i : i + 5] for name, column in columns.items()} for i in (60, 65, 70, 75)]
+    torch.manual_seed(0)
+    result = hf.train(
+        hf.FedAvg(lr=0.5, local_steps=2),
+        model=Words(),
+        data=data,
+        rounds=2,
+        step=step,
+        test=test,
+        dtype="float64",
+        metrics=[{"margin": margin}, "node_margin", "average_loss", "minibatch_loss"],
+    )
+    last = result.history.rows[-1]
+    scores = outputs(result.models[0], X * mask)
+    assert last["margin"] == pytest.approx(margin(scores[60:], Y[60:]).mean().item(), rel=1e-9)
+    assert last["margin_node2"] == pytest.approx(margin(scores[70:75], Y[70:75]).mean().item(), rel=1e-9)
+    assert last["average_loss"] == pytest.approx(nn.functional.cross_entropy(scores[60:], Y[60:]).item())
+    assert 0 < last["minibatch_loss"] < result.history["minibatch_loss"][0]
+
+
+def test_scores_need_targets() -> None:
+    data = [{"values": X[:30]}, {"values": X[30:60]}]
+    with pytest.raises(HoldfastError, match="metrics of outputs need targets: call a column"):
+        hf.train(
+            hf.FedAvg(lr=0.1),
+            model=nn.Linear(5, 1, dtype=torch.float64),
+            data=data,
+            rounds=1,
+            step=lambda m, b: m(b["values"]).square().mean(),
+            test={"values": X[60:]},
+            dtype="float64",
+            metrics={"margin": margin},
+        )
+
+
+def test_partitioned_test_data_are_the_nodes_own() -> None:
+    split = hf.FederatedData(*TEST, np.array([4, 6, 1, 9]))
+    names = ["node_accuracy", "average_accuracy"]
+    apart, listed = train(names, test=split), train(names, test=OWN)
+    assert {**apart.history.rows[-1], "seconds": 0} == {**listed.history.rows[-1], "seconds": 0}

@@ -49,7 +49,7 @@ def _obstacle(loss: RowLoss, example: Batch) -> str | None:
         warnings.simplefilter("ignore")  # that an operation is slow if it is stacked
         try:
             with torch.no_grad():
-                vmap(loss.outputs)(rows, batch.samples)
+                vmap(loss.tested)(rows, batch.samples)
             stacked_value_and_gradient(loss)(rows, batch, keys)
         except RuntimeError as error:  # what torch's function transforms raise for what they cannot batch
             return f"{running[-1] if running else 'the loss'} cannot be stacked: {reason(error)}"

@@ -111,9 +111,12 @@ class Loop:
         return tree_map(lambda *rows: torch.stack(rows), *(self.loss.outputs(row, samples) for row in x))
 
     def _pieces(self, samples: Any) -> Iterator[Any]:
-        """``samples`` as they are computed best: on a CPU a few at a time, images pixel by pixel."""
+        """``samples`` as they are computed best: on a CPU a few at a time, images pixel by pixel.
+
+        A loss that gives one number for a batch sees all at once.
+        """
         size = len(next(leaves(samples)))
-        step = SAMPLES_AT_ONCE if self.on_cpu else size
+        step = SAMPLES_AT_ONCE if self.on_cpu and self.loss.loss.per_sample else size
         for first in range(0, size, step):
             some = tree_map(lambda part, first=first: part[first : first + step], samples)
             yield laid_out_by_pixel(some) if self.by_pixel else some

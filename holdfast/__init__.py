@@ -16,9 +16,9 @@ _HOMES = {
     "holdfast.algorithms": (
         "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
         "KGT PDSGDM VRLSGD FedLin PDMM ECL FedPD FedDyn FedDR FedSplit FedDualAvg Scaffnew APDAInexact "
-        "FiveGCS DualFL DSpodFL"
+        "FiveGCS DualFL DSpodFL Ditto FedRep"
     ),
-    "holdfast.channels": "Channel Half Identity",
+    "holdfast.channels": "CHANNELS Channel Half Identity",
     "holdfast.contract": (
         "ALGORITHMS Algorithm ServerAlgorithm Oracle Peers Rate Count Whole Positive NonNegative constant "
         "halving cosine linear"
@@ -29,10 +29,14 @@ _HOMES = {
     "holdfast.experiments.tensorboard": "TensorBoard",
     "holdfast.report.progress": "Progress",
     "holdfast.data": (
-        "partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
+        "DATASETS partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
     ),
-    "holdfast.optimizers": "LocalOptimizer Momentum PlainSGD",
+    "holdfast.models": "MODELS",
+    "holdfast.optimizers": (
+        "OPTIMIZERS LocalOptimizer Momentum PlainSGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
+    ),
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
+    "holdfast.problem.losses": "LOSSES Loss",
     "holdfast.problem.reference.optimum": "reference_optimum",
     "holdfast.problem.reference.curvature": "estimate_curvature",
     "holdfast.topology": (
@@ -51,17 +55,20 @@ if TYPE_CHECKING:
     # isort: off
     from holdfast.algorithms import (
         APDAInexact as APDAInexact, DSCAFFOLD as DSCAFFOLD, DSGD as DSGD, DSGT as DSGT, DSpodFL as DSpodFL,
-        DualFL as DualFL, ECL as ECL, FedAvg as FedAvg, FedDR as FedDR, FedDualAvg as FedDualAvg,
-        FedDyn as FedDyn, FedLin as FedLin, FedPD as FedPD, FedProx as FedProx, FedSplit as FedSplit,
-        FiveGCS as FiveGCS, GECL as GECL, GTSGD as GTSGD, Gossip as Gossip, KGT as KGT,
-        LocalGECL as LocalGECL, LocalGECLServer as LocalGECLServer, NETFLEET as NETFLEET, PDMM as PDMM,
-        PDSGDM as PDSGDM, SCAFFOLD as SCAFFOLD, Scaffnew as Scaffnew, VRLSGD as VRLSGD,
+        Ditto as Ditto, DualFL as DualFL, ECL as ECL, FedAvg as FedAvg, FedDR as FedDR,
+        FedDualAvg as FedDualAvg, FedDyn as FedDyn, FedLin as FedLin, FedPD as FedPD, FedProx as FedProx,
+        FedRep as FedRep, FedSplit as FedSplit, FiveGCS as FiveGCS, GECL as GECL, GTSGD as GTSGD,
+        Gossip as Gossip, KGT as KGT, LocalGECL as LocalGECL, LocalGECLServer as LocalGECLServer,
+        NETFLEET as NETFLEET, PDMM as PDMM, PDSGDM as PDSGDM, SCAFFOLD as SCAFFOLD, Scaffnew as Scaffnew,
+        VRLSGD as VRLSGD,
     )
     from holdfast.api import (
         History as History, MinimizeResult as MinimizeResult, TrainResult as TrainResult,
         minimize as minimize, train as train,
     )
-    from holdfast.channels import Channel as Channel, Half as Half, Identity as Identity
+    from holdfast.channels import (
+        CHANNELS as CHANNELS, Channel as Channel, Half as Half, Identity as Identity,
+    )
     from holdfast.contract import (
         ALGORITHMS as ALGORITHMS, Algorithm as Algorithm, Count as Count, NonNegative as NonNegative,
         Oracle as Oracle, Peers as Peers, Positive as Positive, Rate as Rate,
@@ -70,7 +77,7 @@ if TYPE_CHECKING:
     )
     from holdfast.core.errors import HoldfastError as HoldfastError
     from holdfast.data import (
-        ClassesPerNode as ClassesPerNode, Dataset as Dataset, Dirichlet as Dirichlet,
+        ClassesPerNode as ClassesPerNode, DATASETS as DATASETS, Dataset as Dataset, Dirichlet as Dirichlet,
         FederatedData as FederatedData, IID as IID, NaturalGroups as NaturalGroups, Shards as Shards,
         Unequal as Unequal, partition as partition,
     )
@@ -78,9 +85,13 @@ if TYPE_CHECKING:
     from holdfast.experiments.assembly import build_problem as build_problem
     from holdfast.experiments.callbacks import Callback as Callback, Stop as Stop
     from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
+    from holdfast.models import MODELS as MODELS
     from holdfast.optimizers import (
-        LocalOptimizer as LocalOptimizer, Momentum as Momentum, PlainSGD as PlainSGD,
+        AdamW as AdamW, Clip as Clip, FedAdagrad as FedAdagrad, FedAdam as FedAdam, FedYogi as FedYogi,
+        LocalOptimizer as LocalOptimizer, Momentum as Momentum, OPTIMIZERS as OPTIMIZERS,
+        PlainSGD as PlainSGD, WarmupCosine as WarmupCosine,
     )
+    from holdfast.problem.losses import LOSSES as LOSSES, Loss as Loss
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
     from holdfast.problem.reference.optimum import reference_optimum as reference_optimum
     from holdfast.report.progress import Progress as Progress

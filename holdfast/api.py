@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast.channels import Channel, ChosenChannel
+from holdfast.channels import Channel
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
@@ -30,13 +30,14 @@ from holdfast.experiments.assembly import (
     convexity_warning,
 )
 from holdfast.experiments.callbacks import Callback, JobInfo, Row
+from holdfast.experiments.choices import Named, as_channel, as_loss, as_method, as_module
 from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Terms, Weighting
 from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 from holdfast.problem.problem import FunctionProblem
 
 if TYPE_CHECKING:
@@ -105,14 +106,14 @@ class MinimizeResult(_Result):
 
 @switches_restored()
 def train(
-    algorithm: Method,
+    algorithm: Method | Named,
     *,
-    model: nn.Module,
+    model: nn.Module | Named,
     data: FederatedData | Sequence[Any],
     topology: Topology = "server",
     rounds: int,
     batch_size: BatchSize = 32,
-    loss: str | Loss | LossFunction = "cross-entropy",
+    loss: Loss | LossFunction | Named = "cross-entropy",
     step: Step | None = None,
     test: Any = None,
     seed: int = 0,
@@ -122,7 +123,7 @@ def train(
     weights: Weighting = "uniform",
     backend: BackendName = "auto",
     cohort: Cohort = "all",
-    channel: Channel | str | dict[str, Any] = "identity",
+    channel: Channel | Named = "identity",
     evaluate_every: Cadence = "auto",
     metrics: Metrics | dict[str, Any] | tuple[str | dict[str, Any], ...] = ("default", "minibatch_loss"),
     personalize: int = 0,
@@ -133,7 +134,9 @@ def train(
 ) -> TrainResult:
     """Trains ``model`` with ``algorithm`` on every node's own data, all nodes simulated on one device.
 
-    Arguments are called as in an experiment file (docs/experiments.md).
+    Arguments are called as in an experiment file (docs/experiments.md). As there, ``algorithm``, ``model``,
+    ``loss`` and ``channel`` may be names, registered or your own "module:attribute". Parameters stand beside
+    the name in a dictionary, such as {"name": "mlp", "hidden": [64]}.
 
     ``data``: the result of ``holdfast.partition``; or, for each node, a pair (x, y), a dictionary of tensors
     or a torch Dataset. x may be a tensor, a dictionary of the model's keyword arguments or a tuple of its
@@ -165,19 +168,19 @@ def train(
     steps in it, here or there, while the models stay in ``dtype``.
     """
     for name, annotation, value in (
-        ("model", nn.Module, model),
         ("evaluate_every", Cadence, evaluate_every),
         ("personalize", Whole, personalize),
         ("precision", Precision, precision),
     ):
         check(name, annotation, value)
     wanted: Metrics = check("metrics", Metrics, metrics)
-    numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
-    carrying: Channel = check("channel", ChosenChannel, channel)
+    numbers = _check_call(rounds, seed, cohort, dtype, callbacks)
+    method, carrying = as_method(algorithm), as_channel(channel)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
+    module = as_module(model, split, chosen_loss, seed)
     tested, own_tests = _test_sets(test, split.nodes)
     setting = Setting(
         data=split,
@@ -188,22 +191,22 @@ def train(
         metrics=choose_metrics(
             wanted,
             has_test=test is not None,
-            classes=_classes(split) if chosen_loss.has_accuracy else None,
+            classes=split.classes or 0 if chosen_loss.has_accuracy else None,
             nodes=split.nodes,
         ),
         personalize=personalize,
-        make_module=lambda: model,
+        make_module=lambda: module,
         terms=terms,
         seed=seed,
         device=str(device),
         dtype=numbers,
         precision=precision,
     )
-    name = type(algorithm).__name__
-    setting.check(f"{name} on {split.nodes} nodes", algorithm, cohort, carrying)
-    if text := convexity_warning(name, algorithm, setting.objective):
+    name = type(method).__name__
+    setting.check(f"{name} on {split.nodes} nodes", method, cohort, carrying)
+    if text := convexity_warning(name, method, setting.objective):
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
-    run = Run(setting.simulation(algorithm, cohort, carrying), rounds, evaluate_every, setting.evaluation)
+    run = Run(setting.simulation(method, cohort, carrying), rounds, evaluate_every, setting.evaluation)
     status = _execute(run, seed, callbacks)
     models = run.simulation.models.detach()
     average = setting.objective.model.module(models.mean(0))
@@ -214,13 +217,13 @@ def train(
 def minimize(
     functions: Sequence[Callable[[Tensor], Tensor]],
     x0: Tensor | Sequence[float],
-    algorithm: Method,
+    algorithm: Method | Named,
     rounds: int,
     *,
     topology: Topology = "server",
     seed: int = 0,
     cohort: Cohort = "all",
-    channel: Channel | str | dict[str, Any] = "identity",
+    channel: Channel | Named = "identity",
     callbacks: Sequence[Callback] = (),
     dtype: torch.dtype | Literal["float32", "float64"] = "float64",
 ) -> MinimizeResult:
@@ -229,8 +232,8 @@ def minimize(
     Each function maps a 1-D tensor to a scalar tensor and is differentiated by torch.
     ``topology``, ``cohort``, ``channel``, ``callbacks``: as for ``train``.
     """
-    numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
-    carrying: Channel = check("channel", ChosenChannel, channel)
+    numbers = _check_call(rounds, seed, cohort, dtype, callbacks)
+    method, carrying = as_method(algorithm), as_channel(channel)
     check("functions", Sequence[Callable[..., Any]], functions)
     start = torch.as_tensor(x0, dtype=numbers).detach().clone()
     if start.dim() != 1 or len(start) == 0:
@@ -238,13 +241,13 @@ def minimize(
     if not start.isfinite().all():
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
     problem = FunctionProblem(functions, start)
-    network, name = as_network(topology, problem.nodes, seed), type(algorithm).__name__
-    check_fit(algorithm, problem.nodes, network, cohort_size(cohort), carrying)
-    rows = dry_run(algorithm, network, cohort_size(cohort), channel=carrying)
+    network, name = as_network(topology, problem.nodes, seed), type(method).__name__
+    check_fit(method, problem.nodes, network, cohort_size(cohort), carrying)
+    rows = dry_run(method, network, cohort_size(cohort), channel=carrying)
     needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)
     needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
     require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
-    simulation = build_simulation(algorithm, problem, network, seed=seed, cohort=cohort, channel=carrying)
+    simulation = build_simulation(method, problem, network, seed=seed, cohort=cohort, channel=carrying)
     figures = choose_metrics(["train_loss", "consensus", "grad_norm2"], has_test=False, classes=None)
     run = Run(simulation, rounds, 1, Evaluation(figures))
     path = _Path(run)
@@ -293,21 +296,10 @@ def _test_sets(test: Any, nodes: int) -> tuple[Any, list[int] | None]:
     return sets.samples, sets.counts.tolist()
 
 
-def _classes(split: FederatedData) -> int:
-    """How many there are, counted from the targets; 0 if these are no class numbers."""
-    targets = split.targets
-    plain = targets is not None and targets.ndim == 1 and not targets.is_floating_point()
-    return int(targets.max()) + 1 if plain and targets is not None else 0
-
-
 def _check_call(
-    algorithm: Method, rounds: int, seed: int, cohort: Cohort, dtype: object, callbacks: Sequence[Callback]
+    rounds: int, seed: int, cohort: Cohort, dtype: object, callbacks: Sequence[Callback]
 ) -> torch.dtype:
     """What ``train`` and ``minimize`` are both given; the type of numbers."""
-    if not isinstance(algorithm, Method):
-        raise HoldfastError(
-            f"algorithm: expected one such as holdfast.LocalGECL(lr=0.05), got {quoted(algorithm)}"
-        )
     check("rounds", Count, rounds)
     check("seed", Seed, seed)
     check("cohort", Cohort, cohort)

@@ -161,7 +161,8 @@ class Measured:
         """
         assert self.test is not None
         targets = targets_of(self.test.common)
-        assert targets is not None
+        if targets is None or targets.ndim != 1:
+            raise HoldfastError("metric 'class_accuracy' needs one class number per test sample as target")
         classes = int(targets.max()) + 1
         correct = targets.new_zeros(classes, dtype=torch.float64)
         for outputs, labels in self.objective.outputs(self.average.unsqueeze(0), self.test.common):

@@ -132,6 +132,11 @@ class Rounds:
         own = apart(state)[0]
         return self.method.dual(own.clients if isinstance(own, ServerState) else own)
 
+    def personal(self, state: Any) -> Tensor | None:
+        """What the method says of ``personal``, for the nodes here."""
+        own = apart(state)[0]
+        return self.method.personal(own.clients if isinstance(own, ServerState) else own)
+
     def check_channel(self) -> None:
         """Raises, on all ranks alike, if a finite number did not arrive as one."""
 
@@ -194,7 +199,8 @@ class Rounds:
         chances = None
         if self.network.activity is not None:
             chances = torch.as_tensor(self.network.probabilities(round).compute, device=nodes.device)
-        return self.place.oracle(self.problem, nodes, self.seed, round, counters, chances, gradient, counts)
+        guard, work = self.place.guard(counts), counters.work
+        return BatchOracle(self.problem, nodes, self.seed, round, work, chances, gradient, guard)
 
     def _carrier(
         self, round: int, slots: tuple[Slot, ...], nodes: Tensor | None = None, counts: bool = True

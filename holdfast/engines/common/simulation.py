@@ -144,7 +144,7 @@ class Simulation:
     @property
     def personal_models(self) -> Tensor | None:
         """The personal model of each node here, [m, d], if the method trains any."""
-        return None
+        return self.rounds.personal(self.state)
 
     @property
     def payload_bytes(self) -> int:

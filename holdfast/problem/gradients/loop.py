@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -40,7 +40,11 @@ class Loop:
         self.loss, self.activations, self.why = loss, activations, why
         self.on_cpu = loss.model.x0.device.type == "cpu"
         self._own = threading.local()
-        self.by_pixel = self.on_cpu and _planes_fill_registers(loss.model.template) and self._runs_by_pixel()
+
+    @cached_property
+    def by_pixel(self) -> bool:
+        """Whether images are laid out pixel by pixel; found when first asked, after the model was checked."""
+        return self.on_cpu and _planes_fill_registers(self.loss.model.template) and self._runs_by_pixel()
 
     @property
     def how(self) -> str:
@@ -48,9 +52,10 @@ class Loop:
         return f"nodes one by one{where}, {self.why}"
 
     def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
+        lay_out = laid_out_by_pixel if self.by_pixel else _as_it_is  # asked here, not by several threads
+
         def of_row(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
-            laid_out = laid_out_by_pixel(batch) if self.by_pixel else batch
-            return row_value_and_gradient(loss, row, laid_out, key)
+            return row_value_and_gradient(loss, row, lay_out(batch), key)
 
         values, gradients = zip(*self._spread(of_row, x, unbound(batch), keys), strict=True)
         return torch.stack(values), torch.stack(gradients)
@@ -128,8 +133,10 @@ class Loop:
         """Whether the model has a gradient pixel by pixel; one that takes a ``view`` of planes has not."""
         row = self.loss.model.x0
         try:
-            row_value_and_gradient(self.loss, row, laid_out_by_pixel(self.activations.example), no_key(row))
-        except Exception:  # if it fails for another reason, it will fail again where that is told
+            with torch.enable_grad():
+                example = laid_out_by_pixel(self.activations.example)
+                row_value_and_gradient(self.loss, row, example, no_key(row))
+        except RuntimeError:  # torch's word for a layout that an operation cannot take
             return False
         return True
 
@@ -149,6 +156,10 @@ def laid_out_by_pixel(tree: Any) -> Any:
         return torch.empty_like(part, memory_format=torch.channels_last).copy_(part)
 
     return tree_map(by_pixel, tree)
+
+
+def _as_it_is(tree: Any) -> Any:
+    return tree
 
 
 def _planes_fill_registers(model: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import grad, grad_and_value, hessian, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -23,6 +23,9 @@ from holdfast.problem.source import Batch
 # On a CPU, working out a gradient anew takes a millisecond or more; tracing it, a tenth of a second. Without
 # tracing, a stacked step takes about a third longer there.
 TRACE_FROM_CALLS = 20
+
+# What torch's tracer raises for what it cannot follow, such as a branch that depends on numbers.
+UNTRACEABLE = (RuntimeError, fx.proxy.TraceError)
 
 ValueAndGradient = Callable[[Tensor, Batch, Tensor], tuple[Tensor, Tensor]]
 
@@ -65,7 +68,7 @@ class Stacked:
         shapes = (x.shape, *(part.shape for part in leaves(batch)))
         self._calls[shapes] += 1
         if self._calls[shapes] == TRACE_FROM_CALLS:
-            with suppress(Exception):  # tracing is optional; fall back to the untraced gradient
+            with suppress(*UNTRACEABLE):  # tracing is optional; fall back to the untraced gradient
                 self._traced[shapes] = make_fx(self._together)(x, batch, keys)
         return self._traced.get(shapes, self._together)(x, batch, keys)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "holdfast.api": "train minimize TrainResult MinimizeResult History",
+    "holdfast.api": "train minimize load_result TrainResult MinimizeResult History",
     "holdfast.core.errors": "HoldfastError",
     "holdfast.algorithms": (
         "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
@@ -25,7 +25,7 @@ _HOMES = {
     ),
     "holdfast.engines.common.simulation": "Simulation",
     "holdfast.experiments.assembly": "build_problem",
-    "holdfast.experiments.callbacks": "Callback Stop",
+    "holdfast.experiments.callbacks": "Callback EarlyStopping Stop",
     "holdfast.experiments.tensorboard": "TensorBoard",
     "holdfast.report.progress": "Progress",
     "holdfast.data": (
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     )
     from holdfast.api import (
         History as History, MinimizeResult as MinimizeResult, TrainResult as TrainResult,
-        minimize as minimize, train as train,
+        load_result as load_result, minimize as minimize, train as train,
     )
     from holdfast.channels import Channel as Channel, Half as Half, Identity as Identity
     from holdfast.contract import (
@@ -76,7 +76,9 @@ if TYPE_CHECKING:
     )
     from holdfast.engines.common.simulation import Simulation as Simulation
     from holdfast.experiments.assembly import build_problem as build_problem
-    from holdfast.experiments.callbacks import Callback as Callback, Stop as Stop
+    from holdfast.experiments.callbacks import (
+        Callback as Callback, EarlyStopping as EarlyStopping, Stop as Stop,
+    )
     from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
     from holdfast.optimizers import (
         LocalOptimizer as LocalOptimizer, Momentum as Momentum, PlainSGD as PlainSGD,

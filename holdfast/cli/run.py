@@ -94,7 +94,7 @@ def _execute(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
     if tensorboard and leads:
         callbacks.append(TensorBoard(runner.folder / "tensorboard"))
     if not quiet and leads:
-        callbacks.append(Progress([job.info for job in runner.plan.jobs], console))
+        callbacks.append(Progress([job.info for job in runner.plan.jobs], console, leave=False))
     try:
         runner.execute(callbacks)
     except Interrupted:

@@ -30,7 +30,7 @@ class Run:
     evaluate_every: int  # rounds; also measured are the initial models, and those of the last round
     measure: Callable[[Simulation], Row]
     seconds: float = 0.0  # spent in rounds, without measuring
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)  # of a resumed job, those recorded before too
     diverged: bool = False
 
     def execute(
@@ -54,16 +54,18 @@ class Run:
                     stops.append(stop)
 
         try:
-            tell("job_started", self.simulation)
-            tell("job_prepared", self.simulation.prepare(self.rounds - self.simulation.round))
+            tell("on_train_begin", self.simulation)
+            if self.rows:
+                tell("on_resume", list(self.rows))
+            tell("on_prepared", self.simulation.prepare(self.rounds - self.simulation.round))
             outcome = self._rounds_left(tell, stops, asked_to_stop)
         except KeyboardInterrupt:
-            tell("job_ended", Outcome("interrupted"))
+            tell("on_train_end", Outcome("interrupted"))
             raise
         except Exception as error:  # of a user's code, or a mistake of ours
-            tell("job_ended", Outcome("failed", " ".join(f"{type(error).__name__}: {error}".split())))
+            tell("on_train_end", Outcome("failed", " ".join(f"{type(error).__name__}: {error}".split())))
             raise
-        tell("job_ended", outcome)
+        tell("on_train_end", outcome)
         return outcome
 
     def _rounds_left(
@@ -78,8 +80,8 @@ class Run:
                 return Outcome("failed", str(error), error)
             begins = False
             if row is not None:
-                tell("row_recorded", row)
-            tell("round_done", simulation.round)
+                tell("on_evaluate", row)
+            tell("on_round", simulation.round)
             if self.diverged:
                 why = f"a figure became infinite or NaN by round {simulation.round}: try a smaller lr"
                 return Outcome("diverged", why)

@@ -36,20 +36,20 @@ class Notes(hf.Callback):
         self.seen: list[tuple[Any, ...]] = []
         self.rows: list[dict[str, float]] = []
 
-    def job_started(self, job, simulation) -> None:
+    def on_train_begin(self, job, simulation) -> None:
         self.seen.append(("started", job.rounds, simulation.round))
 
-    def job_prepared(self, job, how) -> None:
+    def on_prepared(self, job, how) -> None:
         self.seen.append(("prepared", bool(how)))
 
-    def row_recorded(self, job, row) -> None:
+    def on_evaluate(self, job, row) -> None:
         self.seen.append(("row", row["round"]))
         self.rows.append(row)
 
-    def round_done(self, job, round) -> None:
+    def on_round(self, job, round) -> None:
         self.seen.append(("round", round))
 
-    def job_ended(self, job, outcome) -> None:
+    def on_train_end(self, job, outcome) -> None:
         self.seen.append(("ended", outcome.status))
 
 
@@ -57,7 +57,7 @@ class StopAt(hf.Callback):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def round_done(self, job, round) -> None:
+    def on_round(self, job, round) -> None:
         if round == self.round:
             raise hf.Stop(f"round {round} is enough")
 
@@ -66,7 +66,7 @@ class InterruptAt(hf.Callback):
     def __init__(self, round: int, times: int = 1) -> None:
         self.round, self.times = round, times
 
-    def round_done(self, job, round) -> None:
+    def on_round(self, job, round) -> None:
         if round == self.round:
             for _ in range(self.times):
                 signal.raise_signal(signal.SIGINT)
@@ -140,7 +140,7 @@ class Patience(hf.Callback):
     def __init__(self, patience: int) -> None:
         self.patience, self.best, self.since = patience, float("inf"), 0
 
-    def row_recorded(self, job, row) -> None:
+    def on_evaluate(self, job, row) -> None:
         self.since = 0 if row["train_loss"] < self.best else self.since + 1
         self.best = min(self.best, row["train_loss"])
         if self.since == self.patience:
@@ -165,7 +165,7 @@ class Broken(hf.Callback):
         raise hf.HoldfastError("no more disk space")
 
 
-EACH = ["job_started", "job_prepared", "row_recorded", "round_done", "job_ended"]
+EACH = ["on_train_begin", "on_prepared", "on_evaluate", "on_round", "on_train_end"]
 
 
 @pytest.mark.parametrize("event", EACH)
@@ -179,7 +179,7 @@ def test_an_error_of_a_callback_reaches_the_caller(event: str, tmp_path: Path) -
 def test_all_are_told_of_a_failure() -> None:
     notes = Notes()
     with pytest.raises(hf.HoldfastError):
-        train(notes, Broken("row_recorded"))
+        train(notes, Broken("on_evaluate"))
     assert notes.seen[-1] == ("ended", "failed")
 
 
@@ -235,7 +235,7 @@ def test_progress_ends_with_an_error() -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     progress = hf.Progress(console=console)
     with pytest.raises(hf.HoldfastError):
-        train(progress, Broken("round_done"))
+        train(progress, Broken("on_round"))
     assert not progress.live.is_started
     train(progress)  # and can be used again
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from holdfast.api.results import History, MinimizeResult, TrainResult
 from holdfast.channels import Channel, ChosenChannel
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
@@ -29,7 +29,7 @@ from holdfast.experiments.assembly import (
     cohort_size,
     convexity_warning,
 )
-from holdfast.experiments.callbacks import Callback, JobInfo, Row
+from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.config import BatchSize, Cohort, Metrics, Terms, Weighting
 from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.metrics import choose_metrics, measure
@@ -38,68 +38,7 @@ from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.problem.problem import FunctionProblem
 
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-
 CALLER = 3  # stacklevel of the user's line, from inside ``train`` or ``minimize``: their decorator is between
-
-
-@dataclass(frozen=True)
-class History:
-    """What was recorded: one row of metrics per evaluated round."""
-
-    rows: list[Row]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, metric: str) -> list[float]:
-        """All recorded values of one metric, such as ``history["test_accuracy"]``."""
-        if metric not in self.rows[0]:
-            raise HoldfastError(f"no metric {metric!r} was recorded; there are {', '.join(self.rows[0])}")
-        return [row[metric] for row in self.rows]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a data frame (needs ``pip install 'holdfast[pandas]'``)."""
-        try:
-            import pandas
-        except ImportError:
-            raise HoldfastError("pandas is not installed: pip install 'holdfast[pandas]'") from None
-        return pandas.DataFrame(self.rows)
-
-    def plot(self, metric: str | None = None) -> Figure:
-        """One metric against the rounds; by default the first that was recorded."""
-        from holdfast.report.figures import history_figure
-
-        name = metric or next(key for key in self.rows[0] if key != "round")
-        return history_figure(self["round"], self[name], name)
-
-
-@dataclass(frozen=True)
-class _Result:
-    history: History
-    status: JobStatus  # "done"; or what ended it early: "diverged", "interrupted" or "stopped"
-
-    @property
-    def diverged(self) -> bool:
-        """Whether a figure became infinite or NaN."""
-        return self.status == "diverged"
-
-
-@dataclass(frozen=True)
-class TrainResult(_Result):
-    """A trained federation."""
-
-    model: nn.Module  # the average of all nodes' models
-    models: Tensor  # [n, d]: every node's parameters, flat
-
-
-@dataclass(frozen=True)
-class MinimizeResult(_Result):
-    """The path of every node."""
-
-    x: Tensor  # [rounds + 1, n, d]: each node's model after each round's exchange; fewer if it ended early
 
 
 @switches_restored()
@@ -182,7 +121,7 @@ def train(
     status = _execute(run, seed, callbacks)
     models = run.simulation.models.detach()
     average = setting.objective.model.module(models.mean(0))
-    return TrainResult(History(run.rows), status, average, models.clone())
+    return TrainResult(History(run.rows), status, average, models.clone(), setting.objective.model.module)
 
 
 @switches_restored()
@@ -234,7 +173,7 @@ class _Path(Callback):
         self.run = run
         self.models: list[Tensor] = []
 
-    def round_done(self, job: JobInfo, round: int) -> None:
+    def on_round(self, job: JobInfo, round: int) -> None:
         self.models.append(self.run.simulation.models.detach().clone())
 
 

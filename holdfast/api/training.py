@@ -1,44 +1,42 @@
-"""The Python interface: ``train`` a module on split data, or ``minimize`` given functions."""
+"""``hf.train``: a module on split data."""
 
 from __future__ import annotations
 
+import inspect
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from holdfast.api.results import History, MinimizeResult, TrainResult
+from holdfast.api.calls import CALLER, check_call, execute, number_type, settled, watchers
+from holdfast.api.options import TrainOptions
+from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel, ChosenChannel
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
-from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Count, Seed, check, quoted
+from holdfast.core.validation import Count, Seed, check
 from holdfast.data.federated import FederatedData, as_pair, warn_if_random
-from holdfast.engines.common.dry_run import dry_run
-from holdfast.engines.common.fit import check_fit
 from holdfast.experiments.assembly import (
     Setting,
     Topology,
     as_network,
-    build_simulation,
-    cohort_size,
-    convexity_warning,
 )
-from holdfast.experiments.callbacks import Callback, JobInfo
+from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.config import BatchSize, Cohort, Metrics, Terms, Weighting
 from holdfast.experiments.execution import Run, stop_signals
-from holdfast.experiments.metrics import choose_metrics, measure
-from holdfast.experiments.statuses import JobStatus
+from holdfast.experiments.given import GivenPlan, open_run
+from holdfast.experiments.metrics import choose_metrics
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import LOSSES, Loss
-from holdfast.problem.problem import FunctionProblem
 
-CALLER = 3  # stacklevel of the user's line, from inside ``train`` or ``minimize``: their decorator is between
+MOST_CLASSES = 1000  # that a report shows
 
 
 @switches_restored()
@@ -63,6 +61,10 @@ def train(
     evaluate_every: int = 1,
     metrics: Metrics = "default",
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_every: int = 50,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | Literal["float32", "float64"] = "float32",
     precision: Precision = "tf32",
@@ -71,21 +73,151 @@ def train(
 
     Arguments are called as in an experiment file (docs/experiments.md).
 
+    ``algorithm``: the method with its hyperparameters, such as ``hf.LocalGECL(lr=0.05, local_steps=8)``.
+    ``model``: the module that every node starts from; it is copied, not changed.
     ``data``: the result of ``holdfast.partition``, or one (x, y) pair or torch Dataset per node.
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
+    ``rounds``: communication rounds.
     ``batch_size``: samples per gradient, drawn with replacement; "full" takes all of a node's data.
+    ``loss``: its name, or a ``Loss``. ``test``: a common test set, (x, y) or a torch Dataset.
+    ``seed``: of the minibatches, cohorts and random topologies; the initial weights are the model's own.
     ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
+    ``weights``: whether nodes count alike ("uniform") or samples do ("samples").
     ``backend``: how gradients are computed, all nodes "stacked" in one call or in a "loop" over the nodes;
     "auto" stacks unless a layer cannot be stacked or is faster in a loop.
     ``cohort``: clients sampled per round (server methods), or "all".
     ``channel``: how messages travel, such as "half" or ``hf.Half()``.
+    ``evaluate_every``: rounds from one measurement to the next; the last round is always measured.
     ``metrics``: their names; "default" are all that are cheap.
-    ``callbacks``: who watches, such as ``hf.Progress()``; see ``hf.Callback``. Ctrl-C ends training, and the
-    result so far is returned with the status "interrupted".
+    ``callbacks``: who watches, such as ``hf.EarlyStopping("train_loss")``; see ``hf.Callback``.
+    ``progress``: whether to show a progress bar; by default in a terminal and in a notebook.
+    ``run_dir``: a new folder for metrics, checkpoints and models, which ``holdfast report`` understands.
+    ``resume``: go on with the run in ``run_dir``, if there is one, as if it had never stopped; all other
+    arguments must be the same. ``checkpoint_every``: rounds from one checkpoint in ``run_dir`` to the next.
+    ``device``: "cpu", "cuda" or "cuda:N". ``dtype``: of the models, float32 or float64.
     ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
     steps in it, here or there, while the models stay in ``dtype``.
+
+    Returns a ``TrainResult``: ``history`` (metrics by round), ``status``, ``model`` (the average of all
+    nodes' models), ``models`` [n, d], ``node_model(i)``, ``plot()``, ``save(path)``. Ctrl-C ends training
+    after the round, and the result so far is returned with the status "interrupted".
     """
+    options: TrainOptions = {
+        "topology": topology,
+        "batch_size": batch_size,
+        "loss": loss,
+        "test": test,
+        "l2": l2,
+        "l1": l1,
+        "nonconvex": nonconvex,
+        "weights": weights,
+        "backend": backend,
+        "cohort": cohort,
+        "channel": channel,
+        "evaluate_every": evaluate_every,
+        "metrics": metrics,
+        "device": device,
+        "dtype": dtype,
+        "precision": precision,
+    }
+    plan = given_plan(
+        "hf.train",
+        {type(algorithm).__name__: algorithm},
+        lambda seed: model,
+        lambda seed: data,
+        seeds=[seed],
+        rounds=rounds,
+        checkpoint_every=checkpoint_every,
+        options=options,
+    )
+    for text in plan.warnings():
+        warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
+    [job] = plan.jobs
+    watching = watchers(callbacks, progress, [job.info])
+    if run_dir is None:
+        run = Run(plan.simulation(job), rounds, evaluate_every, plan.setting(job).measure)
+        status = execute(run, job.info, watching)
+    else:
+        runner = open_run(plan, Path(run_dir), resume=resume)
+        with stop_signals(signal.SIGINT) as asked_to_stop:
+            run, outcome = runner.run(job, watching, asked_to_stop)
+        status = settled(run, job.info, outcome)
+        if status != "interrupted":
+            runner.close()
+    models, module = run.simulation.models.detach(), plan.setting(job).objective.model.module
+    return TrainResult(History(run.rows), status, module(models.mean(0)), models.clone(), module)
+
+
+def given_plan(
+    origin: str,
+    methods: Mapping[str, Method],
+    make_model: Callable[[int], nn.Module],
+    make_data: Callable[[int], FederatedData | Sequence[Any]],
+    *,
+    seeds: Sequence[int],
+    rounds: int,
+    checkpoint_every: int,
+    options: TrainOptions,
+    swept: Mapping[str, Mapping[str, Any]] | None = None,
+) -> GivenPlan:
+    """Every method with every seed, checked; ``make_model`` and ``make_data`` are called with a seed."""
+    full: dict[str, Any] = {**TRAIN_DEFAULTS, **options}
+    for method in methods.values():
+        check_call(method, rounds, full["cohort"])
+    for seed in seeds:
+        check("seed", Seed, seed)
+    check("checkpoint_every", Count, checkpoint_every)
+
+    def make_setting(seed: int) -> Setting:
+        return _setting(make_model(seed), make_data(seed), seed, **full)
+
+    plan = GivenPlan(
+        origin=origin,
+        name=origin.removeprefix("hf."),
+        methods=methods,
+        seeds=list(seeds),
+        rounds=rounds,
+        evaluate_every=check("evaluate_every", Count, full["evaluate_every"]),
+        checkpoint_every=checkpoint_every,
+        make_setting=make_setting,
+        arguments=lambda: {
+            "algorithm": dict(methods),
+            "model": make_model(seeds[0]),
+            "data": make_data(seeds[0]),
+            **{name: value for name, value in full.items() if name not in ("device", "evaluate_every")},
+        },
+        device=str(full["device"]),
+        cohort=full["cohort"],
+        channel=check("channel", ChosenChannel, full["channel"]),
+        swept=swept or {},
+    )
+    plan.check()
+    return plan
+
+
+def _setting(
+    model: nn.Module,
+    data: FederatedData | Sequence[Any],
+    seed: int,
+    *,
+    topology: Topology,
+    batch_size: BatchSize,
+    loss: str | Loss,
+    test: tuple[Any, Any] | Dataset[Any] | None,
+    l2: float,
+    l1: float,
+    nonconvex: float,
+    weights: Weighting,
+    backend: BackendName,
+    evaluate_every: int,
+    metrics: Metrics,
+    device: str | torch.device,
+    dtype: torch.dtype | Literal["float32", "float64"],
+    precision: Precision,
+    **of_methods: Any,
+) -> Setting:
+    """What all methods meet alike; the arguments are those of ``train``."""
     for name, annotation, value in (
         ("model", nn.Module, model),
         ("loss", str | Loss, loss),
@@ -94,13 +226,12 @@ def train(
         ("precision", Precision, precision),
     ):
         check(name, annotation, value)
-    numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
-    carrying: Channel = check("channel", ChosenChannel, channel)
+    numbers = number_type(dtype)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
-    setting = Setting(
+    return Setting(
         data=split,
         test_data=None if test is None else _test_pair(test, split),
         network=as_network(topology, split.nodes, seed),
@@ -112,84 +243,21 @@ def train(
         device=str(device),
         dtype=numbers,
         precision=precision,
+        labels=_label_table(split),
     )
-    name = type(algorithm).__name__
-    setting.check(f"{name} on {split.nodes} nodes", algorithm, cohort, carrying)
-    if text := convexity_warning(name, algorithm, setting.objective):
-        warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
-    run = Run(setting.simulation(algorithm, cohort, carrying), rounds, evaluate_every, setting.measure)
-    status = _execute(run, seed, callbacks)
-    models = run.simulation.models.detach()
-    average = setting.objective.model.module(models.mean(0))
-    return TrainResult(History(run.rows), status, average, models.clone(), setting.objective.model.module)
 
 
-@switches_restored()
-def minimize(
-    functions: Sequence[Callable[[Tensor], Tensor]],
-    x0: Tensor | Sequence[float],
-    algorithm: Method,
-    rounds: int,
-    *,
-    topology: Topology = "server",
-    seed: int = 0,
-    cohort: Cohort = "all",
-    channel: Channel | str | dict[str, Any] = "identity",
-    callbacks: Sequence[Callback] = (),
-    dtype: torch.dtype | Literal["float32", "float64"] = "float64",
-) -> MinimizeResult:
-    """Minimises the mean of ``functions``, one per node, from ``x0`` [d] with exact gradients.
-
-    Each function maps a 1-D tensor to a scalar tensor and is differentiated by torch.
-    ``topology``, ``cohort``, ``channel``, ``callbacks``: as for ``train``.
-    """
-    numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
-    carrying: Channel = check("channel", ChosenChannel, channel)
-    check("functions", Sequence[Callable[..., Any]], functions)
-    start = torch.as_tensor(x0, dtype=numbers).detach().clone()
-    if start.dim() != 1 or len(start) == 0:
-        raise HoldfastError(f"x0: expected a 1-D tensor, got shape {list(start.shape)}")
-    if not start.isfinite().all():
-        raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
-    problem = FunctionProblem(functions, start)
-    network, name = as_network(topology, problem.nodes, seed), type(algorithm).__name__
-    check_fit(algorithm, problem.nodes, network, cohort_size(cohort), carrying)
-    rows = dry_run(algorithm, network, cohort_size(cohort), channel=carrying)
-    needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)
-    needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
-    require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
-    simulation = build_simulation(algorithm, problem, network, seed=seed, cohort=cohort, channel=carrying)
-    names = ["train_loss", "consensus", "grad_norm2"]
-    run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
-    path = _Path(run)
-    status = _execute(run, seed, [path, *callbacks])
-    return MinimizeResult(History(run.rows), status, torch.stack(path.models))
-
-
-class _Path(Callback):
-    """Keeps the models after every round."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.models: list[Tensor] = []
-
-    def on_round(self, job: JobInfo, round: int) -> None:
-        self.models.append(self.run.simulation.models.detach().clone())
-
-
-def _execute(run: Run, seed: int, callbacks: Sequence[Callback]) -> JobStatus:
-    """Runs all rounds; how it ended."""
-    name = type(run.simulation.method).__name__
-    job = JobInfo(f"{name}-seed{seed}", name, run.rounds)
-    with stop_signals(signal.SIGINT) as asked_to_stop:
-        outcome = run.execute(job, callbacks, asked_to_stop)
-    if outcome.error is not None:
-        raise outcome.error
-    if outcome.status == "diverged":
-        reached = run.simulation.round
-        message = f"{name} diverged (a non-finite figure) by round {reached}: try a smaller lr"
-        warnings.warn(message, RuntimeWarning, stacklevel=CALLER + 1)
-    return outcome.status
+def _label_table(split: FederatedData) -> np.ndarray:
+    """[n, classes]: samples of each class at each node; no column where targets are not labels."""
+    labels = split.y
+    if (
+        labels.is_floating_point()
+        or labels.dim() != 1
+        or int(labels.min()) < 0
+        or labels.max() >= MOST_CLASSES
+    ):
+        return np.empty((split.nodes, 0), np.int64)
+    return split.label_table(int(labels.max()) + 1)
 
 
 def _test_pair(test: tuple[Any, Any] | Dataset[Any], split: FederatedData) -> tuple[Tensor, Tensor]:
@@ -203,23 +271,8 @@ def _test_pair(test: tuple[Any, Any] | Dataset[Any], split: FederatedData) -> tu
     return x, y
 
 
-def _check_call(
-    algorithm: Method, rounds: int, seed: int, cohort: Cohort, dtype: object, callbacks: Sequence[Callback]
-) -> torch.dtype:
-    """What ``train`` and ``minimize`` are both given; the type of numbers."""
-    if not isinstance(algorithm, Method):
-        raise HoldfastError(
-            f"algorithm: expected one such as holdfast.LocalGECL(lr=0.05), got {quoted(algorithm)}"
-        )
-    check("rounds", Count, rounds)
-    check("seed", Seed, seed)
-    check("cohort", Cohort, cohort)
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise HoldfastError(f"callbacks: expected instances of hf.Callback, got {quoted(callback)}")
-    known = {"float32": torch.float32, "float64": torch.float64}
-    found = known.get(dtype, dtype) if isinstance(dtype, str) else dtype
-    if found not in known.values():
-        raise HoldfastError(f"dtype: should be torch.float32 or torch.float64, got {dtype!r}")
-    assert isinstance(found, torch.dtype)
-    return found
+TRAIN_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(train).parameters.items()
+    if name in TrainOptions.__annotations__
+}

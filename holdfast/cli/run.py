@@ -61,6 +61,11 @@ def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bo
     """``holdfast resume``"""
     with joined() as world:
         summary = world.together(lambda: load_record(folder)).summary
+        if "origin" in summary:
+            raise HoldfastError(
+                f"{folder} is a run from Python: go on by calling {summary['origin']} with "
+                f"run_dir={str(folder)!r} and resume=True"
+            )
         kept = summary.get("data_dir")
         data_dir = Path(str(kept)) if kept else None
         own_device = world.own_device(device or str(summary.get("device", "cpu")))

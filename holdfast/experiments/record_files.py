@@ -44,6 +44,7 @@ class Summary(TypedDict):
     jobs: list[Job]
     facts: dict[str, Any]
     member: NotRequired[str]  # of a deployed federation: it knows its own share of the run only
+    origin: NotRequired[str]  # of a run from Python, such as "hf.train"; nothing can be run from its files
     digest: NotRequired[str]
     device: NotRequired[str]
     data_dir: NotRequired[str | None]

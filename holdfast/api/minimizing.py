@@ -1,0 +1,91 @@
+"""``hf.minimize``: given functions instead of data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from holdfast.api.calls import check_call, execute, number_type, watchers
+from holdfast.api.results import History, MinimizeResult
+from holdfast.channels import Channel, ChosenChannel
+from holdfast.contract import Method
+from holdfast.core.errors import HoldfastError
+from holdfast.core.memory import require_memory
+from holdfast.core.precision import switches_restored
+from holdfast.core.validation import Seed, check, quoted
+from holdfast.engines.common.dry_run import dry_run
+from holdfast.engines.common.fit import check_fit
+from holdfast.experiments.assembly import (
+    Topology,
+    as_network,
+    build_simulation,
+    cohort_size,
+)
+from holdfast.experiments.callbacks import Callback, JobInfo
+from holdfast.experiments.config import Cohort
+from holdfast.experiments.execution import Run
+from holdfast.experiments.metrics import measure
+from holdfast.problem.problem import FunctionProblem
+
+
+@switches_restored()
+def minimize(
+    functions: Sequence[Callable[[Tensor], Tensor]],
+    x0: Tensor | Sequence[float],
+    algorithm: Method,
+    rounds: int,
+    *,
+    topology: Topology = "server",
+    seed: int = 0,
+    cohort: Cohort = "all",
+    channel: Channel | str | dict[str, Any] = "identity",
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    dtype: torch.dtype | Literal["float32", "float64"] = "float64",
+) -> MinimizeResult:
+    """Minimises the mean of ``functions``, one per node, from ``x0`` [d] with exact gradients.
+
+    ``functions``: each maps a 1-D tensor to a scalar tensor and is differentiated by torch.
+    ``x0``: where all nodes start, [d]. ``algorithm``: the method. ``rounds``: for how many rounds it runs.
+    ``topology``, ``seed``, ``cohort``, ``channel``, ``callbacks``, ``progress``: as for ``train``.
+    ``dtype``: of all numbers, float64 or float32.
+
+    Returns a ``MinimizeResult``: ``history``, ``status`` and the path ``x`` [rounds + 1, n, d] of every node.
+    """
+    numbers = number_type(dtype)
+    check_call(algorithm, rounds, cohort)
+    check("seed", Seed, seed)
+    carrying: Channel = check("channel", ChosenChannel, channel)
+    check("functions", Sequence[Callable[..., Any]], functions)
+    start = torch.as_tensor(x0, dtype=numbers).detach().clone()
+    if start.dim() != 1 or len(start) == 0:
+        raise HoldfastError(f"x0: expected a 1-D tensor, got shape {list(start.shape)}")
+    if not start.isfinite().all():
+        raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
+    problem = FunctionProblem(functions, start)
+    network, name = as_network(topology, problem.nodes, seed), type(algorithm).__name__
+    check_fit(algorithm, problem.nodes, network, cohort_size(cohort), carrying)
+    rows = dry_run(algorithm, network, cohort_size(cohort), channel=carrying)
+    needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)
+    needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
+    require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
+    simulation = build_simulation(algorithm, problem, network, seed=seed, cohort=cohort, channel=carrying)
+    names = ["train_loss", "consensus", "grad_norm2"]
+    run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
+    path, job = _Path(run), JobInfo(f"{name}-seed{seed}", name, rounds)
+    status = execute(run, job, [path, *watchers(callbacks, progress, [job])])
+    return MinimizeResult(History(run.rows), status, torch.stack(path.models))
+
+
+class _Path(Callback):
+    """Keeps the models after every round."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.models: list[Tensor] = []
+
+    def on_round(self, job: JobInfo, round: int) -> None:
+        self.models.append(self.run.simulation.models.detach().clone())

@@ -1,0 +1,36 @@
+"""The arguments of ``hf.train`` that ``hf.compare`` and ``hf.tune`` pass on, as editors see them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch.utils.data import Dataset
+
+from holdfast.channels import Channel
+from holdfast.core.precision import Precision
+from holdfast.experiments.assembly import Topology
+from holdfast.experiments.config import BatchSize, Cohort, Metrics, Weighting
+from holdfast.problem.gradients.backend import BackendName
+from holdfast.problem.losses import Loss
+
+
+class TrainOptions(TypedDict, total=False):
+    """As in ``hf.train``, with its defaults."""
+
+    topology: Topology
+    batch_size: BatchSize
+    loss: str | Loss
+    test: tuple[Any, Any] | Dataset[Any] | None
+    l2: float
+    l1: float
+    nonconvex: float
+    weights: Weighting
+    backend: BackendName
+    cohort: Cohort
+    channel: Channel | str | dict[str, Any]
+    evaluate_every: int
+    metrics: Metrics
+    device: str | torch.device
+    dtype: torch.dtype | Literal["float32", "float64"]
+    precision: Precision

@@ -1,0 +1,180 @@
+"""Jobs described by Python objects: what ``hf.train``, ``hf.compare`` and ``hf.tune`` run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from holdfast.contract import IDENTITY, Channel, Method
+from holdfast.core.errors import HoldfastError
+from holdfast.core.fingerprint import fingerprint
+from holdfast.core.world import ALONE, World
+from holdfast.engines.common.simulation import Simulation
+from holdfast.experiments.assembly import Setting, convexity_warning
+from holdfast.experiments.callbacks import JobInfo
+from holdfast.experiments.config import Cohort
+from holdfast.experiments.planned import KeptSettings
+from holdfast.experiments.runner import Runner
+
+
+@dataclass(frozen=True)
+class GivenJob:
+    """One algorithm with one seed."""
+
+    id: str
+    label: str
+    seed: int
+    method: Method
+    rounds: int
+    evaluate_every: int
+    checkpoint_every: int
+    title: str
+    axes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def info(self) -> JobInfo:
+        """As callbacks know it."""
+        return JobInfo(self.id, self.title, self.rounds)
+
+
+@dataclass(frozen=True)
+class GivenPlan:
+    """The jobs of a call from Python."""
+
+    origin: str  # such as "hf.train"
+    name: str
+    methods: Mapping[str, Method]  # by the label of tables and plots
+    seeds: list[int]
+    rounds: int
+    evaluate_every: int
+    checkpoint_every: int
+    make_setting: Callable[[int], Setting]  # from a seed
+    arguments: Callable[[], Mapping[str, Any]]  # what the result depends on, by name
+    device: str
+    cohort: Cohort = "all"
+    channel: Channel = IDENTITY
+    swept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the axes of each label
+    data_dir: Path | None = None
+    world: World = ALONE
+    _settings: KeptSettings = field(default_factory=KeptSettings)
+
+    @cached_property
+    def jobs(self) -> list[GivenJob]:
+        """Every method with every seed."""
+        return [
+            self._job(index, key, method, seed)
+            for index, (key, method) in enumerate(self.methods.items())
+            for seed in self.seeds
+        ]
+
+    def _job(self, index: int, key: str, method: Method, seed: int) -> GivenJob:
+        axes = dict(self.swept.get(key, {}))
+        label = key.partition(" ")[0] if axes else key
+        return GivenJob(
+            id=(f"{index:03d}-" if len(self.methods) > 1 else "") + f"{file_name(key)}-seed{seed}",
+            label=label,
+            seed=seed,
+            method=method,
+            rounds=self.rounds,
+            evaluate_every=self.evaluate_every,
+            checkpoint_every=self.checkpoint_every,
+            title=f"{key} seed {seed}" if len(self.seeds) > 1 else key,
+            axes=axes,
+        )
+
+    @property
+    def axes(self) -> list[str]:
+        return list(dict.fromkeys(axis for axes in self.swept.values() for axis in axes))
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """A digest of every argument."""
+        described = {**self.arguments(), "seeds": self.seeds, "rounds": self.rounds}
+        described["evaluate_every"] = self.evaluate_every
+        return {name: fingerprint(value) for name, value in described.items()}
+
+    @property
+    def digest(self) -> str:
+        return fingerprint(self.fingerprints)
+
+    @property
+    def document(self) -> tuple[str, str]:
+        """What was run, in words; nothing can be run from it, as the objects themselves are not there."""
+        setting = self.setting(self.jobs[0])
+        words: dict[str, Any] = {
+            "origin": self.origin,
+            "rounds": self.rounds,
+            "seeds": self.seeds,
+            "evaluate_every": self.evaluate_every,
+            "problem": {
+                "dataset": f"own data {self.fingerprints['data'][:8]}",
+                "model": type(setting.objective.model.template).__name__,
+                "nodes": setting.data.nodes,
+                "loss": type(setting.loss).__name__,
+                **setting.terms.options,
+            },
+            "network": {"topology": "server" if setting.network.graph is None else "graph"},
+            "algorithm": [{"label": key, "method": repr(method)} for key, method in self.methods.items()],
+        }
+        return "setting.toml", tomli_w.dumps(words)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        return {"origin": self.origin, "arguments": self.fingerprints}
+
+    def changes(self, summary: Mapping[str, Any]) -> str:
+        """The arguments that are not those of the run that ``summary`` is of."""
+        if summary.get("origin") != self.origin:
+            return f"it is not a run of {self.origin}, but of {summary.get('origin', 'holdfast run')}"
+        before, now = summary["arguments"], self.fingerprints
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        if not changed:
+            return ""
+        return f"the run began with another {', '.join(changed)}; give the same, or choose another run_dir"
+
+    def warnings(self) -> list[str]:
+        found = (convexity_warning(job.label, job.method, self.setting(job).objective) for job in self.jobs)
+        return list(dict.fromkeys(filter(None, found)))
+
+    def setting(self, job: GivenJob) -> Setting:
+        return self._settings.get(str(job.seed), lambda: self.make_setting(job.seed))
+
+    def method(self, job: GivenJob) -> Method:
+        return job.method
+
+    def simulation(self, job: GivenJob) -> Simulation:
+        return self.setting(job).simulation(job.method, self.cohort, self.channel)
+
+    def check(self) -> None:
+        """Refuses what does not fit together, before anything is written."""
+        for job in self.jobs:
+            setting = self.setting(job)
+            setting.check(f"{job.label} on {setting.data.nodes} nodes", job.method, self.cohort, self.channel)
+
+
+def file_name(text: str) -> str:
+    """``text`` as part of the name of a file."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+
+
+def open_run(plan: GivenPlan, run_dir: Path, *, resume: bool) -> Runner:
+    """The runner of ``plan`` in ``run_dir``: a new one, or the one that is there if it may be resumed."""
+    if (run_dir / "summary.json").is_file():
+        if not resume:
+            raise HoldfastError(
+                f"run_dir: {run_dir} holds a run; go on with it by resume=True, or choose another folder"
+            )
+        return Runner.reopen(plan, run_dir)
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise HoldfastError(f"run_dir: {run_dir} exists and is no run of holdfast; choose another folder")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HoldfastError(f"cannot make the run directory {run_dir}: {error.strerror}") from None
+    return Runner.begin(plan, run_dir)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "holdfast.api": "train minimize load_result TrainResult MinimizeResult History",
+    "holdfast.api": "train compare minimize load_result TrainResult Comparison MinimizeResult History",
     "holdfast.core.errors": "HoldfastError",
     "holdfast.algorithms": (
         "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
@@ -58,8 +58,9 @@ if TYPE_CHECKING:
         PDSGDM as PDSGDM, SCAFFOLD as SCAFFOLD, Scaffnew as Scaffnew, VRLSGD as VRLSGD,
     )
     from holdfast.api import (
-        History as History, MinimizeResult as MinimizeResult, TrainResult as TrainResult,
-        load_result as load_result, minimize as minimize, train as train,
+        Comparison as Comparison, History as History, MinimizeResult as MinimizeResult,
+        TrainResult as TrainResult, compare as compare, load_result as load_result, minimize as minimize,
+        train as train,
     )
     from holdfast.channels import Channel as Channel, Half as Half, Identity as Identity
     from holdfast.contract import (

@@ -1,5 +1,7 @@
 """The Python interface: what ``import holdfast as hf`` offers for running methods and looking at results."""
 
+from holdfast.api.comparing import Comparison as Comparison
+from holdfast.api.comparing import compare as compare
 from holdfast.api.minimizing import minimize as minimize
 from holdfast.api.results import History as History
 from holdfast.api.results import MinimizeResult as MinimizeResult

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,13 +57,13 @@ class History:
         return history_figure(self["round"], self[name], name)
 
 
-def data_frame(rows: list[Row]) -> pandas.DataFrame:
+def data_frame(rows: Sequence[Mapping[str, object]]) -> pandas.DataFrame:
     """Rows as a data frame, if pandas is installed."""
     try:
         import pandas
     except ImportError:
         raise HoldfastError("pandas is not installed: pip install 'holdfast[pandas]'") from None
-    return pandas.DataFrame(rows)
+    return pandas.DataFrame(list(rows))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import signal
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from holdfast.experiments.assembly import (
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.config import BatchSize, Cohort, Metrics, Terms, Weighting
 from holdfast.experiments.execution import Run, stop_signals
-from holdfast.experiments.given import GivenPlan, open_run
+from holdfast.experiments.given import Contender, GivenPlan, open_run
 from holdfast.experiments.metrics import choose_metrics
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import LOSSES, Loss
@@ -123,7 +123,7 @@ def train(
     }
     plan = given_plan(
         "hf.train",
-        {type(algorithm).__name__: algorithm},
+        [Contender(type(algorithm).__name__, algorithm)],
         lambda seed: model,
         lambda seed: data,
         seeds=[seed],
@@ -151,7 +151,7 @@ def train(
 
 def given_plan(
     origin: str,
-    methods: Mapping[str, Method],
+    contenders: Sequence[Contender],
     make_model: Callable[[int], nn.Module],
     make_data: Callable[[int], FederatedData | Sequence[Any]],
     *,
@@ -159,12 +159,11 @@ def given_plan(
     rounds: int,
     checkpoint_every: int,
     options: TrainOptions,
-    swept: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> GivenPlan:
     """Every method with every seed, checked; ``make_model`` and ``make_data`` are called with a seed."""
     full: dict[str, Any] = {**TRAIN_DEFAULTS, **options}
-    for method in methods.values():
-        check_call(method, rounds, full["cohort"])
+    for contender in contenders:
+        check_call(contender.method, rounds, full["cohort"])
     for seed in seeds:
         check("seed", Seed, seed)
     check("checkpoint_every", Count, checkpoint_every)
@@ -175,14 +174,14 @@ def given_plan(
     plan = GivenPlan(
         origin=origin,
         name=origin.removeprefix("hf."),
-        methods=methods,
+        contenders=contenders,
         seeds=list(seeds),
         rounds=rounds,
         evaluate_every=check("evaluate_every", Count, full["evaluate_every"]),
         checkpoint_every=checkpoint_every,
         make_setting=make_setting,
         arguments=lambda: {
-            "algorithm": dict(methods),
+            "algorithm": contenders,
             "model": make_model(seeds[0]),
             "data": make_data(seeds[0]),
             **{name: value for name, value in full.items() if name not in ("device", "evaluate_every")},
@@ -190,7 +189,6 @@ def given_plan(
         device=str(full["device"]),
         cohort=full["cohort"],
         channel=check("channel", ChosenChannel, full["channel"]),
-        swept=swept or {},
     )
     plan.check()
     return plan

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -20,7 +20,22 @@ from holdfast.experiments.assembly import Setting, convexity_warning
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.config import Cohort
 from holdfast.experiments.planned import KeptSettings
+from holdfast.experiments.record_files import short
 from holdfast.experiments.runner import Runner
+
+
+class Contender(NamedTuple):
+    """A method under the name that tables and plots give it."""
+
+    label: str
+    method: Method
+    axes: Mapping[str, Any] = {}  # what is swept: dotted key -> value
+
+    @property
+    def title(self) -> str:
+        """For people, such as ``LocalGECL lr=0.1``."""
+        swept = [f"{key.rsplit('.', 1)[-1]}={short(value)}" for key, value in self.axes.items()]
+        return " ".join([self.label, *swept])
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,7 @@ class GivenJob:
     evaluate_every: int
     checkpoint_every: int
     title: str
-    axes: dict[str, Any] = field(default_factory=dict)
+    axes: Mapping[str, Any]
 
     @property
     def info(self) -> JobInfo:
@@ -49,7 +64,7 @@ class GivenPlan:
 
     origin: str  # such as "hf.train"
     name: str
-    methods: Mapping[str, Method]  # by the label of tables and plots
+    contenders: Sequence[Contender]
     seeds: list[int]
     rounds: int
     evaluate_every: int
@@ -59,7 +74,6 @@ class GivenPlan:
     device: str
     cohort: Cohort = "all"
     channel: Channel = IDENTITY
-    swept: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the axes of each label
     data_dir: Path | None = None
     world: World = ALONE
     _settings: KeptSettings = field(default_factory=KeptSettings)
@@ -68,29 +82,28 @@ class GivenPlan:
     def jobs(self) -> list[GivenJob]:
         """Every method with every seed."""
         return [
-            self._job(index, key, method, seed)
-            for index, (key, method) in enumerate(self.methods.items())
+            self._job(index, contender, seed)
+            for index, contender in enumerate(self.contenders)
             for seed in self.seeds
         ]
 
-    def _job(self, index: int, key: str, method: Method, seed: int) -> GivenJob:
-        axes = dict(self.swept.get(key, {}))
-        label = key.partition(" ")[0] if axes else key
+    def _job(self, index: int, contender: Contender, seed: int) -> GivenJob:
+        number = f"{index:03d}-" if len(self.contenders) > 1 else ""
         return GivenJob(
-            id=(f"{index:03d}-" if len(self.methods) > 1 else "") + f"{file_name(key)}-seed{seed}",
-            label=label,
+            id=f"{number}{file_name(contender.title)}-seed{seed}",
+            label=contender.label,
             seed=seed,
-            method=method,
+            method=contender.method,
             rounds=self.rounds,
             evaluate_every=self.evaluate_every,
             checkpoint_every=self.checkpoint_every,
-            title=f"{key} seed {seed}" if len(self.seeds) > 1 else key,
-            axes=axes,
+            title=f"{contender.title} seed {seed}" if len(self.seeds) > 1 else contender.title,
+            axes=contender.axes,
         )
 
     @property
     def axes(self) -> list[str]:
-        return list(dict.fromkeys(axis for axes in self.swept.values() for axis in axes))
+        return list(dict.fromkeys(axis for contender in self.contenders for axis in contender.axes))
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -120,7 +133,7 @@ class GivenPlan:
                 **setting.terms.options,
             },
             "network": {"topology": "server" if setting.network.graph is None else "graph"},
-            "algorithm": [{"label": key, "method": repr(method)} for key, method in self.methods.items()],
+            "algorithm": [{"label": each.title, "method": repr(each.method)} for each in self.contenders],
         }
         return "setting.toml", tomli_w.dumps(words)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -206,7 +206,8 @@ def load_record(path: Path) -> RunRecord:
     """Reads a run directory, or a deployed member's; the error names whatever is missing or damaged."""
     if not path.is_dir():
         raise HoldfastError(f"{path} is not a run directory: expected a folder that 'holdfast run' made")
-    told = read_summary(path / "summary.json") if (path / "summary.json").is_file() else {}
+    noted = path / "summary.json"
+    told: Mapping[str, Any] = read_summary(noted) if noted.is_file() else {}
     deployed, document = "member" in told, "setting.toml" if "origin" in told else "experiment.toml"
     files = {name: path / name for name in (document, *SETTING_FILES, *RECORD_FILES)}
     for name in RECORD_FILES if deployed else files:

@@ -26,6 +26,7 @@ Link = tuple[int, int, float]  # i, j, weight, with i < j
 class Job(TypedDict):
     """One algorithm at one point of the sweep with one seed."""
 
+    id: NotRequired[str]  # the name of its files; a deployed member has none
     algorithm: str
     seed: int
     axes: dict[str, Any]

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "holdfast.api": "train compare minimize load_result TrainResult Comparison MinimizeResult History",
+    "holdfast.api": (
+        "train compare tune minimize load_result TrainResult Comparison Tuning MinimizeResult History"
+    ),
     "holdfast.core.errors": "HoldfastError",
     "holdfast.algorithms": (
         "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
@@ -59,8 +61,8 @@ if TYPE_CHECKING:
     )
     from holdfast.api import (
         Comparison as Comparison, History as History, MinimizeResult as MinimizeResult,
-        TrainResult as TrainResult, compare as compare, load_result as load_result, minimize as minimize,
-        train as train,
+        TrainResult as TrainResult, Tuning as Tuning, compare as compare, load_result as load_result,
+        minimize as minimize, train as train, tune as tune,
     )
     from holdfast.channels import Channel as Channel, Half as Half, Identity as Identity
     from holdfast.contract import (

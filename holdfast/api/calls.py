@@ -38,7 +38,9 @@ def settled(run: Run, job: JobInfo, outcome: Outcome, depth: int = 1) -> JobStat
     return outcome.status
 
 
-def watchers(callbacks: Sequence[Callback], progress: bool | None, jobs: Sequence[JobInfo]) -> list[Callback]:
+def watchers(
+    callbacks: Sequence[Callback], progress: bool | None, jobs: Sequence[JobInfo], *, leave: bool = True
+) -> list[Callback]:
     """The callbacks, checked, with a progress bar over ``jobs`` if it is wanted."""
     check("progress", bool | None, progress)
     for callback in callbacks:
@@ -47,7 +49,7 @@ def watchers(callbacks: Sequence[Callback], progress: bool | None, jobs: Sequenc
     shown = any(isinstance(callback, Progress) for callback in callbacks)
     if shown or not (somebody_watches() if progress is None else progress):
         return list(callbacks)
-    return [*callbacks, Progress(jobs)]
+    return [*callbacks, Progress(jobs, leave=leave)]
 
 
 def check_call(algorithm: Method, rounds: int, cohort: Cohort) -> None:

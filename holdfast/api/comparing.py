@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import shutil
 import signal
 import tempfile
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from holdfast.api.calls import CALLER, watchers
@@ -32,8 +30,7 @@ from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.given import Contender, open_run
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.runner import Interrupted
-from holdfast.report.terminal import summary_table
-from holdfast.report.verdict import job_troubles
+from holdfast.report.terminal import plain_text, summary_table
 
 if TYPE_CHECKING:
     import pandas
@@ -65,10 +62,7 @@ class Comparison:
 
     def table(self, width: int = 100) -> str:
         """One line per method at its last round, means over the seeds, in at most ``width`` characters."""
-        console = Console(file=io.StringIO(), width=width)
-        with console.capture() as text:
-            console.print(summary_table([self.record], width))
-        return "\n".join(line.rstrip() for line in text.get().splitlines())
+        return plain_text(summary_table([self.record], width), width)
 
     def plot(self, metric: str | None = None, axis: str = "round") -> Figure:
         """One metric of all methods, the mean over the seeds with a band from the lowest to the highest.
@@ -166,8 +160,9 @@ def compare(
     with contextlib.suppress(Interrupted):  # what there is is returned
         runner.execute(watchers(callbacks, progress, [job.info for job in runner.left]), [signal.SIGINT])
     record = load_record(runner.folder)
-    for trouble in job_troubles(record):
-        warnings.warn(trouble, RuntimeWarning, stacklevel=CALLER)
+    for row in record.final_table():
+        if row.status in ("diverged", "failed"):
+            warnings.warn(f"{row.label}: {row.note}", RuntimeWarning, stacklevel=CALLER)
     result = Comparison(record, make_model)
     if run_dir is None:
         weakref.finalize(result, shutil.rmtree, runner.folder, ignore_errors=True)

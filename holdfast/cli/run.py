@@ -24,6 +24,7 @@ from holdfast.experiments.record import load_record, overlaid
 from holdfast.experiments.runner import Interrupted, Runner
 from holdfast.experiments.statuses import status_counts
 from holdfast.experiments.tensorboard import TensorBoard, summary_writer
+from holdfast.experiments.tuning import FILE as TUNING
 from holdfast.report.html import write_plots, write_report
 from holdfast.report.progress import Progress
 from holdfast.report.terminal import summary_table
@@ -137,10 +138,12 @@ def print_path(console: Console, what: str, path: Path) -> None:
 
 def report_runs(folders: list[Path], output: Path | None) -> None:
     """``holdfast report``"""
-    records = [load_record(folder) for folder in folders]
+    tuned = [folder for folder in folders if (folder / TUNING).is_file()]
+    grids = {folder: sorted(folder.glob("grid-*")) for folder in tuned}  # a tuning is several runs
+    records = [load_record(run) for folder in folders for run in grids.get(folder, [folder])]
     for record in records:
         write_plots(record, record.path / "plots")
-    target = output or records[0].path / ("report.html" if len(records) == 1 else "comparison.html")
+    target = output or folders[0] / ("report.html" if len(folders) == 1 else "comparison.html")
     write_report(records, target)
     for warning in differences(records):
         print(f"warning: {warning}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 from holdfast.core.errors import HoldfastError
 
@@ -28,12 +28,17 @@ FALLING = (
 
 def better(metric: str, mode: Mode | None) -> Mode:
     """``mode``, or what is known of the metric."""
-    if mode not in (None, "max", "min"):
-        raise HoldfastError(f"mode: should be 'max' or 'min', got {mode!r}")
-    if mode is not None:
-        return mode
+    if (chosen := checked_mode(mode)) is not None:
+        return chosen
     if metric.endswith("accuracy"):
         return "max"
     if metric in FALLING:
         return "min"
     raise HoldfastError(f"metric {metric!r}: say mode='max' if it should rise, or mode='min'")
+
+
+def checked_mode(mode: str | None) -> Mode | None:
+    """``mode``, if it is one."""
+    if mode in (None, "max", "min"):
+        return cast("Mode | None", mode)
+    raise HoldfastError(f"mode: should be 'max' or 'min', got {mode!r}")

@@ -119,7 +119,7 @@ class GivenPlan:
     @property
     def document(self) -> tuple[str, str]:
         """What was run, in words; nothing can be run from it, as the objects themselves are not there."""
-        setting = self.setting(self.jobs[0])
+        setting, topology = self.setting(self.jobs[0]), self.arguments().get("topology")
         words: dict[str, Any] = {
             "origin": self.origin,
             "rounds": self.rounds,
@@ -132,7 +132,7 @@ class GivenPlan:
                 "loss": type(setting.loss).__name__,
                 **setting.terms.options,
             },
-            "network": {"topology": "server" if setting.network.graph is None else "graph"},
+            "network": {"topology": topology if isinstance(topology, str | dict) else "own graph"},
             "algorithm": [{"label": each.title, "method": repr(each.method)} for each in self.contenders],
         }
         return "setting.toml", tomli_w.dumps(words)

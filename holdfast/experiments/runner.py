@@ -47,7 +47,7 @@ class Runner:
     @classmethod
     def start(cls, plan: Planned, root: Path, launch: str | None = None) -> Runner:
         """Makes a new run directory under ``root``; ``launch`` is what a cluster knows the job by."""
-        folder = plan.world.text_of_leader(lambda: str(_new_folder(root, plan.name)))
+        folder = plan.world.text_of_leader(lambda: str(new_folder(root, plan.name)))
         return cls.begin(plan, Path(folder), launch)
 
     @classmethod
@@ -247,7 +247,8 @@ class _Recorder(Callback):
         self.runner.write_summary()
 
 
-def _new_folder(root: Path, name: str) -> Path:
+def new_folder(root: Path, name: str) -> Path:
+    """A new, empty folder under ``root``, called by ``name`` and the time."""
     stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     for attempt in range(1000):
         folder = root / (stem if attempt == 0 else f"{stem}-{attempt + 1}")

@@ -45,8 +45,8 @@ class Progress(Callback):
     def __init__(
         self, jobs: Sequence[JobInfo] = (), console: Console | None = None, *, leave: bool = True
     ) -> None:
-        self.latest: dict[str, Row] = {}
-        self.status: dict[str, JobStatus] = {}
+        self.latest: dict[JobInfo, Row] = {}
+        self.status: dict[JobInfo, JobStatus] = {}
         self.how = Text()  # the job under way is run
         self.jobs = list(jobs)
         self.leave = leave
@@ -67,9 +67,12 @@ class Progress(Callback):
             else Live(self.bar, console=self.console, refresh_per_second=REFRESHES, transient=True)
         )
 
+    def expect(self, jobs: Sequence[JobInfo]) -> None:
+        """More jobs will be run."""
+        self.jobs += [job for job in jobs if job not in self.jobs]
+
     def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
-        if job not in self.jobs:
-            self.jobs.append(job)
+        self.expect([job])
         self.bar.update(self.task, description=f"preparing {job.title}", total=self._rounds_of(self.jobs))
         self.on_round(job, simulation.round)
         self.live.start()
@@ -86,14 +89,14 @@ class Progress(Callback):
             self._show()  # a terminal refreshes itself
 
     def on_evaluate(self, job: JobInfo, row: Row) -> None:
-        self.latest[job.id] = row
+        self.latest[job] = row
         self._show()
 
     def on_train_end(self, job: JobInfo, outcome: Outcome) -> None:
-        self.status[job.id] = outcome.status
+        self.status[job] = outcome.status
         self._show()
         self.live.stop()
-        if self.leave and all(job.id in self.status for job in self.jobs):
+        if self.leave and all(job in self.status for job in self.jobs):
             if isinstance(self.live, _NotebookLive):
                 self.live.put(self._figures())
             else:
@@ -107,16 +110,16 @@ class Progress(Callback):
 
     def _figures(self) -> Table:
         """The latest figures, at most of the last dozen jobs."""
-        shown = [job for job in self.jobs if job.id in self.latest][-12:]
-        metrics = [name for name in LIVE_METRICS if any(name in self.latest[job.id] for job in shown)]
+        shown = [job for job in self.jobs if job in self.latest][-12:]
+        metrics = [name for name in LIVE_METRICS if any(name in self.latest[job] for job in shown)]
         table = Table(box=None, pad_edge=False, collapse_padding=True)
         for head in ("algorithm", "round", *(HEADS.get(name, metric_title(name)) for name in metrics)):
             table.add_column(head, justify="left" if head == "algorithm" else "right", vertical="bottom")
         for job in shown:
-            row = self.latest[job.id]
+            row = self.latest[job]
             figures = [format_value(name, row[name], DIGITS) if name in row else "" for name in metrics]
             title = Text(job.title)
-            if (status := self.status.get(job.id, "running")) not in ("done", "running"):
+            if (status := self.status.get(job, "running")) not in ("done", "running"):
                 title.append(f" {status}", style="red" if status in ("diverged", "failed") else "yellow")
             table.add_row(title, f"{row['round']:.0f}/{job.rounds}", *figures)
         return table

@@ -29,6 +29,7 @@ _HOMES = {
     "holdfast.experiments.assembly": "build_problem",
     "holdfast.experiments.callbacks": "Callback EarlyStopping Stop",
     "holdfast.experiments.tensorboard": "TensorBoard",
+    "holdfast.experiments.trackers": "MLflow WandB",
     "holdfast.report.progress": "Progress",
     "holdfast.data": (
         "partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         Callback as Callback, EarlyStopping as EarlyStopping, Stop as Stop,
     )
     from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
+    from holdfast.experiments.trackers import MLflow as MLflow, WandB as WandB
     from holdfast.optimizers import (
         LocalOptimizer as LocalOptimizer, Momentum as Momentum, PlainSGD as PlainSGD,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,10 +141,10 @@ def load_result(path: str | Path, model: nn.Module) -> TrainResult:
     shapes = {name: tuple(value.shape) for name, value in given.items()}
     if shapes != {name: tuple(value.shape) for name, value in state.items()}:
         raise HoldfastError(f"model: its parameters are not called or shaped like those in {file}")
-    flat = FlatModel(model, torch.device("cpu"), tensors["models"].dtype)
-    average = flat.module(flat.x0)
-    average.load_state_dict(state)
-    return TrainResult(History(notes["history"]), notes["status"], average, tensors["models"], flat.module)
+    template = deepcopy(model).cpu()
+    template.load_state_dict(state)  # frozen parts and buffers too: nodes share them
+    module = FlatModel(template, torch.device("cpu"), tensors["models"].dtype).module
+    return TrainResult(History(notes["history"]), notes["status"], template, tensors["models"], module)
 
 
 @dataclass(frozen=True, repr=False)

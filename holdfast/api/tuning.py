@@ -25,8 +25,9 @@ from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.columns import Mode
+from holdfast.experiments.execution import stop_signals
 from holdfast.experiments.given import Contender, GivenPlan
-from holdfast.experiments.runner import Interrupted, Runner
+from holdfast.experiments.runner import Interrupted
 from holdfast.experiments.tuning import (
     Grids,
     Trial,
@@ -38,7 +39,7 @@ from holdfast.experiments.tuning import (
     takes_whole_numbers,
 )
 from holdfast.experiments.tuning import tune as tune_grids
-from holdfast.report.progress import Progress
+from holdfast.report.progress import run_watched
 from holdfast.report.terminal import plain_text
 
 if TYPE_CHECKING:
@@ -175,15 +176,11 @@ def tune(
     watching = watchers(callbacks, progress, [], leave=False)
     found = [Tuned(goal, [], {name: 0})]
 
-    def execute(runner: Runner) -> None:
-        for callback in watching:
-            if isinstance(callback, Progress):
-                callback.expect([job.info for job in runner.left])
-        runner.execute(watching, [signal.SIGINT])
-
     interrupted = True
-    with contextlib.suppress(Interrupted):  # what there is is returned
-        found.append(tune_grids(goal, {name: grid}, make_plan, folder, execute, found.append))
+    with contextlib.suppress(Interrupted), stop_signals(signal.SIGINT) as asked:  # what there is is returned
+        found.append(
+            tune_grids(goal, {name: grid}, make_plan, folder, run_watched(watching, asked), found.append)
+        )
         interrupted = False
     result = Tuning(found[-1], folder, interrupted, make)
     for caveat in [] if interrupted else result.tuned.caveats:

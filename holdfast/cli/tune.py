@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +22,9 @@ from holdfast.engines.cluster.launch import INTERRUPTED
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.columns import Mode
 from holdfast.experiments.config import read_experiment
+from holdfast.experiments.execution import stop_signals
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.runner import Interrupted, Runner, new_folder
+from holdfast.experiments.runner import Interrupted, new_folder
 from holdfast.experiments.tuning import (
     Goal,
     Grids,
@@ -36,7 +38,7 @@ from holdfast.experiments.tuning import (
     tune,
 )
 from holdfast.report.figures import save_figure
-from holdfast.report.progress import Progress
+from holdfast.report.progress import Progress, run_watched
 from holdfast.report.tuning import tuning_figure, tuning_table
 
 
@@ -95,18 +97,14 @@ def _run(
 ) -> None:
     console = Console(quiet=quiet)
     print_path(console, "tuning", folder)
-    progress = Progress(console=console, leave=False)
-    watching: list[Callback] = [] if quiet else [progress]
-
-    def execute(runner: Runner) -> None:
-        progress.expect([job.info for job in runner.left])
-        runner.execute(watching)
+    watching: list[Callback] = [] if quiet else [Progress(console=console, leave=False)]
 
     def make_plan(wanted: Grids) -> Plan:
         return _plan(raw, wanted, goal.parameter, data_dir, device)
 
     try:
-        tuned = tune(goal, grids, make_plan, folder, execute)
+        with stop_signals(signal.SIGINT, signal.SIGTERM) as asked:
+            tuned = tune(goal, grids, make_plan, folder, run_watched(watching, asked))
     except Interrupted:
         command = f"holdfast resume {shlex.quote(str(folder))}"
         print(f"stopped, all is saved; continue with: {command}", file=sys.stderr, flush=True)

@@ -114,9 +114,13 @@ class Runner:
     ) -> None:
         """Runs every job that is not settled; raises ``Interrupted`` after saving when asked to stop."""
         with stop_signals(*signals, hurry=self.world.size == 1) as asked_to_stop:
-            for job in self.left:
-                if self.run(job, callbacks, asked_to_stop)[1].status == "interrupted":
-                    raise Interrupted
+            self.run_left(callbacks, asked_to_stop)
+
+    def run_left(self, callbacks: Sequence[Callback], asked: Callable[[], bool]) -> None:
+        """As ``execute``, where somebody else watches for signals."""
+        for job in self.left:
+            if self.run(job, callbacks, asked)[1].status == "interrupted":
+                raise Interrupted
         self.close()
 
     @property

@@ -23,6 +23,7 @@ from holdfast.experiments.runner import Runner
 
 FILE = "tuning.json"
 AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)  # the first grid, as multiples of the value that is there
+FARTHEST = 10.0  # times the edge, for the next value beyond it
 
 Grids = Mapping[str, Sequence[float]]
 """The values to try, by the label of the algorithm."""
@@ -74,10 +75,10 @@ class Goal:
 
 def _beyond(inner: float, edge: float) -> float | None:
     """As far beyond ``edge`` as that is from ``inner``, by ratio; whole numbers stay whole."""
+    found = edge * min(max(edge / inner, 1 / FARTHEST), FARTHEST)
     if isinstance(edge, int) and isinstance(inner, int):
-        found = round(edge * edge / inner)
-        return found if found >= 1 and found != edge else None
-    return float(f"{edge * edge / inner:.6g}")
+        return round(found) if round(found) >= 1 and round(found) != edge else None
+    return float(f"{found:.6g}")
 
 
 @dataclass(frozen=True)

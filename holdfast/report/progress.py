@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.callbacks import Callback, JobInfo, Row
+from holdfast.experiments.runner import Interrupted, Runner
 from holdfast.experiments.statuses import JobStatus, Outcome
 from holdfast.report.format import format_value, metric_title
 from holdfast.report.terminal import DIGITS, HEADS
@@ -123,6 +124,20 @@ class Progress(Callback):
                 title.append(f" {status}", style="red" if status in ("diverged", "failed") else "yellow")
             table.add_row(title, f"{row['round']:.0f}/{job.rounds}", *figures)
         return table
+
+
+def run_watched(callbacks: Sequence[Callback], asked: Callable[[], bool]) -> Callable[[Runner], None]:
+    """Runs what is left of one run directory after the other; progress bars learn of the jobs first."""
+
+    def run(runner: Runner) -> None:
+        if asked():
+            raise Interrupted
+        for callback in callbacks:
+            if isinstance(callback, Progress):
+                callback.expect([job.info for job in runner.left])
+        runner.run_left(callbacks, asked)
+
+    return run
 
 
 class _NotebookLive:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.experiments.tuning import Trial, Tuned
-from holdfast.report.figures import GRID, add_legend, curve_style, legend_columns, quiet
+from holdfast.report.figures import FAINT, GRID, add_legend, curve_style, legend_columns, quiet
 from holdfast.report.format import metric_title, quantity, spread_text
+
+LOST = "diverged or failed"
 
 
 def tuning_figure(tuned: Tuned) -> Figure:
@@ -23,9 +25,9 @@ def tuning_figure(tuned: Tuned) -> Figure:
     A star marks the best value of each algorithm; crosses at the foot are values that diverged or failed.
     """
     goal = tuned.goal
-    columns = legend_columns([_label(tuned, name) for name in tuned.algorithms])
+    columns = legend_columns([*(_label(tuned, name) for name in tuned.algorithms), LOST])
     figure = Figure(
-        figsize=(6.4, 3.6 + 0.2 * math.ceil(len(tuned.algorithms) / columns)), layout="constrained"
+        figsize=(6.4, 3.6 + 0.2 * math.ceil((len(tuned.algorithms) + 1) / columns)), layout="constrained"
     )
     axes = figure.add_subplot()
     percent = 100.0 if quantity(goal.metric).kind == "accuracy" else 1.0
@@ -38,6 +40,8 @@ def tuning_figure(tuned: Tuned) -> Figure:
     axes.set_xlabel(goal.parameter)
     axes.set_ylabel(quantity(goal.metric).title + (" (%)" if percent == 100 else ""))
     _mark_values(axes, tuned.trials)
+    if any(trial.score is None for trial in tuned.trials):
+        axes.plot([], [], "x", color=FAINT, markersize=8, markeredgewidth=2, label=LOST)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -50,10 +54,10 @@ def _draw(axes: Axes, tuned: Tuned, name: str, order: int, percent: float) -> No
     style = curve_style(order, order, order)
     scored = [trial for trial in tuned.of(name) if trial.score is not None]
     lost = [trial.value for trial in tuned.of(name) if trial.score is None]
-    axes.errorbar(
-        [trial.value for trial in scored],
-        [percent * _score(trial) for trial in scored],
-        yerr=[percent * (trial.score.std or 0.0) for trial in scored if trial.score is not None],
+    x, y = [trial.value for trial in scored], [percent * _score(trial) for trial in scored]
+    axes.plot(
+        x,
+        y,
         label=_label(tuned, name),
         color=style.colour,
         linestyle=style.dash,
@@ -61,9 +65,9 @@ def _draw(axes: Axes, tuned: Tuned, name: str, order: int, percent: float) -> No
         marker=style.marker,
         markersize=6,
         markeredgecolor="white",
-        capsize=3,
-        elinewidth=1.2,
     )
+    spread = [percent * (trial.score.std or 0.0) for trial in scored if trial.score is not None]
+    axes.errorbar(x, y, yerr=spread, fmt="none", ecolor=style.colour, capsize=3, elinewidth=1.2)
     if lost:
         axes.plot(
             lost,
@@ -88,14 +92,15 @@ def _draw(axes: Axes, tuned: Tuned, name: str, order: int, percent: float) -> No
 
 
 def _mark_values(axes: Axes, trials: Sequence[Trial]) -> None:
-    """The values that were tried as ticks, as many as can be read."""
+    """The values that were tried as ticks, where they are far enough apart to be read."""
     values = sorted({trial.value for trial in trials})
-    axes.set_xlim(values[0] / 1.4, values[-1] * 1.4)
-    if len(values) <= 9:
+    span = math.log(values[-1] / values[0])
+    margin = math.exp(0.06 * span)
+    axes.set_xlim(values[0] / margin, values[-1] * margin)
+    steps = [math.log(right / left) / span for left, right in pairwise(values)]
+    if min(steps) > 0.09:
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
-    else:
-        axes.xaxis.set_major_locator(LogLocator())
 
 
 def _score(trial: Trial) -> float:
@@ -105,9 +110,7 @@ def _score(trial: Trial) -> float:
 
 def _label(tuned: Tuned, name: str) -> str:
     best = tuned.best(name)
-    crosses = ", × diverged or failed" if any(trial.score is None for trial in tuned.of(name)) else ""
-    found = f"best {tuned.goal.parameter} {best.value:g}" if best else "nothing converged"
-    return f"{name}: {found}{crosses}"
+    return f"{name}: " + (f"best {tuned.goal.parameter} {best.value:g}" if best else "nothing converged")
 
 
 def tuning_table(tuned: Tuned) -> Table:

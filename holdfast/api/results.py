@@ -129,6 +129,8 @@ def load_result(path: str | Path, model: nn.Module) -> TrainResult:
     """What ``result.save(path)`` wrote.
 
     ``path``: the file. ``model``: a module built like the one that was trained; its values do not matter.
+
+    Returns a ``TrainResult`` equal to the one that was saved.
     """
     file = Path(path)
     if not file.is_file():

@@ -74,9 +74,9 @@ class Progress(Callback):
 
     def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         self.expect([job])
+        self.live.start()
         self.bar.update(self.task, description=f"preparing {job.title}", total=self._rounds_of(self.jobs))
         self.on_round(job, simulation.round)
-        self.live.start()
 
     def on_prepared(self, job: JobInfo, how: str) -> None:
         self.bar.update(self.task, description=job.title)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from copy import deepcopy
 
@@ -220,3 +223,29 @@ def test_what_may_not_be_in_a_model_is_refused_here_too(model, message, device) 
     data = hf.partition(x, y, hf.IID(), nodes=NODES, seed=0)
     with pytest.raises(hf.HoldfastError, match=message):
         hf.train(hf.FedAvg(lr=0.1), model=seeded(model), data=data, rounds=1, device=device)
+
+
+COUNT_THREADS = """
+import os
+import holdfast as hf
+import torch
+from holdfast.models import netfleet_cnn
+
+torch.set_num_threads(2)
+x, y = torch.randint(0, 256, (4, 64, 1, 28, 28), dtype=torch.uint8), torch.randint(0, 10, (4, 64))
+data = hf.FederatedData.of_nodes(list(zip(x, y)))
+problem = hf.build_problem(netfleet_cnn((1, 28, 28), 10), data)
+problem.get_ready()
+before = len(os.listdir("/proc/self/task"))
+problem.minibatch_grads([problem.x0.expand(4, -1)], torch.arange(4), 0, 1)
+print(problem.backend.how, len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted where Linux lists them")
+def test_each_thread_of_the_loop_keeps_to_one_core() -> None:
+    """Two threads are started for two cores; kernels with teams of their own would wait for one another."""
+    done = subprocess.run([sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, check=True)
+    how, started = done.stdout.strip().rsplit(" ", 1)
+    assert "one by one on 2 cores" in how
+    assert int(started) == 2

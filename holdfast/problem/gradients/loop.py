@@ -122,10 +122,20 @@ def _planes_fill_registers(model: nn.Module) -> bool:
 @cache
 def _pool(cores: int) -> ThreadPoolExecutor:
     """Threads whose kernels use one core each."""
-    pool = ThreadPoolExecutor(cores, initializer=lambda: torch.set_num_threads(1))
+    pool = ThreadPoolExecutor(cores, initializer=_settle_on_one_core)
     all_started = threading.Barrier(cores + 1)
     for _ in range(cores):
         pool.submit(all_started.wait)
     all_started.wait()
     torch.set_num_threads(cores)  # what was set last, anywhere, is what other threads of the user start with
     return pool
+
+
+def _settle_on_one_core() -> None:
+    """Has this thread's kernels use one core, whatever is set later.
+
+    A thread's first convolution fixes the number of cores of all its convolutions. With two for each of two
+    threads, they wait for one another most of the time: a round took five times as long.
+    """
+    torch.set_num_threads(1)
+    nn.functional.conv2d(torch.ones(1, 8, 8, 8), torch.ones(8, 8, 3, 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -69,3 +70,10 @@ def number_type(dtype: object) -> torch.dtype:
         raise HoldfastError(f"dtype: should be torch.float32 or torch.float64, got {dtype!r}")
     assert isinstance(found, torch.dtype)
     return found
+
+
+def needs_folder(run_dir: str | Path | None, *, resume: bool) -> None:
+    """Complains if there is nothing to resume from."""
+    check("resume", bool, resume)
+    if resume and run_dir is None:
+        raise HoldfastError("resume: give the run_dir of the run to go on with")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import shutil
 import signal
 import tempfile
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import nn
 
-from holdfast.api.calls import CALLER, watchers
+from holdfast.api.calls import CALLER, needs_folder, watchers
 from holdfast.api.options import TrainOptions
 from holdfast.api.results import data_frame
 from holdfast.api.training import given_plan
@@ -156,7 +157,7 @@ def compare(
     )
     for text in plan.warnings():
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
-    runner = open_run(plan, folder_for(run_dir), resume=resume)
+    runner = open_run(plan, folder_for(run_dir, resume=resume), resume=resume)
     with contextlib.suppress(Interrupted):  # what there is is returned
         runner.execute(watchers(callbacks, progress, [job.info for job in runner.left]), [signal.SIGINT])
     record = load_record(runner.folder)
@@ -169,8 +170,9 @@ def compare(
     return result
 
 
-def folder_for(run_dir: str | Path | None) -> Path:
+def folder_for(run_dir: str | Path | None, *, resume: bool) -> Path:
     """``run_dir``, or a new temporary folder."""
+    needs_folder(run_dir, resume=resume)
     return Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="holdfast-"))
 
 
@@ -190,5 +192,7 @@ def model_maker(model: nn.Module | Callable[[], nn.Module]) -> Callable[[int], n
 
 
 def data_maker(data: NodeData | Callable[[int], NodeData]) -> Callable[[int], NodeData]:
-    """The data of each seed."""
-    return data if callable(data) else lambda seed: data
+    """The data of each seed: a function of one argument makes them."""
+    if callable(data) and len(inspect.signature(data).parameters) == 1:
+        return data
+    return lambda seed: data  # type: ignore[return-value]

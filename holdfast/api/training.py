@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from holdfast.api.calls import CALLER, check_call, execute, number_type, settled, watchers
+from holdfast.api.calls import CALLER, check_call, execute, needs_folder, number_type, settled, watchers
 from holdfast.api.options import TrainOptions
 from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel, ChosenChannel
@@ -103,6 +103,7 @@ def train(
     nodes' models), ``models`` [n, d], ``node_model(i)``, ``plot()``, ``save(path)``. Ctrl-C ends training
     after the round, and the result so far is returned with the status "interrupted".
     """
+    needs_folder(run_dir, resume=resume)
     options: TrainOptions = {
         "topology": topology,
         "batch_size": batch_size,

@@ -170,7 +170,7 @@ def tune(
     goal = chosen_goal(parameter, metric, mode, widen, first)
     for text in first.warnings():
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
-    folder = folder_for(run_dir)
+    folder = folder_for(run_dir, resume=resume)
     notes = {"parameter": parameter, "metric": goal.metric, "mode": goal.mode, "values": grid}
     open_folder(folder, {**notes, "widen": widen, "origin": "hf.tune"}, resume=resume)
     watching = watchers(callbacks, progress, [], leave=False)

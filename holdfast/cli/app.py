@@ -62,7 +62,10 @@ def resume(
     """Continue a run or a tuning that was interrupted, as if nothing had happened."""
     if (folder / "tuning.json").is_file():
         from holdfast.cli.tune import resume_tuning
+        from holdfast.core.errors import HoldfastError
 
+        if processes is not None or tensorboard:
+            raise HoldfastError(f"{folder} is a tuning: --processes and --tensorboard are for runs")
         return resume_tuning(folder, device, quiet=quiet)
     if processes is not None:
         _start_processes(processes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import CodeType, FunctionType
@@ -22,22 +22,33 @@ PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device)
 
 def fingerprint(value: Any) -> str:
     """A digest of ``value``; of a module, the values of parameters that are trained do not count."""
-    return hashlib.sha256(json.dumps(_described(value, ()), sort_keys=True).encode()).hexdigest()
+    return _digest(_described(value, {}))
 
 
-def _described(value: Any, within: tuple[int, ...]) -> Any:
+def _digest(description: Any) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def _described(value: Any, seen: dict[int, tuple[Any, str]]) -> Any:
+    """What ``value`` is, as JSON; ``seen`` keeps objects, so that each is looked at once and cycles end."""
     if isinstance(value, PLAIN):
         return repr(value)
-    if id(value) in within:
-        return "itself"
-    inner = partial(_described, within=(*within, id(value)))
+    if id(value) not in seen:
+        seen[id(value)] = (value, "itself")
+        seen[id(value)] = (value, _digest(_parts(value, partial(_described, seen=seen))))
+    return seen[id(value)][1]
+
+
+def _parts(value: Any, inner: Callable[[Any], Any]) -> Any:
     if isinstance(value, Tensor | np.ndarray):
         return _array(value)
     if isinstance(value, nn.Module):
         return _module(value)
     if isinstance(value, Mapping):
         return ["mapping", sorted([str(key), inner(each)] for key, each in value.items())]
-    if isinstance(value, list | tuple | set | frozenset | range):
+    if isinstance(value, set | frozenset):
+        return ["set", sorted(map(inner, value))]
+    if isinstance(value, list | tuple | range):
         return [type(value).__name__, [inner(each) for each in value]]
     if isinstance(value, nx.Graph):
         return ["graph", sorted(map(str, value.nodes)), sorted(map(str, value.edges(data=True)))]
@@ -45,14 +56,14 @@ def _described(value: Any, within: tuple[int, ...]) -> Any:
         rows = value.tocsr()
         return ["sparse", list(rows.shape), *map(_array, (rows.data, rows.indices, rows.indptr))]
     if isinstance(value, FunctionType):
-        closed = [cell.cell_contents for cell in value.__closure__ or ()]
-        return [value.__qualname__, _code(value.__code__), inner([closed, value.__defaults__])]
+        closed = [inner(cell.cell_contents) for cell in value.__closure__ or ()]
+        return [value.__qualname__, _code(value.__code__), closed, inner(value.__defaults__)]
     if isinstance(value, partial):
-        return ["partial", inner([value.func, value.args, value.keywords])]
+        return ["partial", inner(value.func), inner(value.args), inner(value.keywords)]
     if isinstance(value, type) or not hasattr(value, "__dict__"):
         return _name(value)
-    own = {field.name for field in fields(value)} if is_dataclass(value) else vars(value).keys()
-    return [_name(type(value)), inner({name: getattr(value, name) for name in own})]
+    own = sorted(field.name for field in fields(value)) if is_dataclass(value) else sorted(vars(value))
+    return [_name(type(value)), [[name, inner(getattr(value, name))] for name in own]]
 
 
 def _array(value: Tensor | np.ndarray) -> Any:
@@ -60,7 +71,7 @@ def _array(value: Tensor | np.ndarray) -> Any:
     if isinstance(array, Tensor):
         array = array.flatten().view(torch.uint8).numpy()  # bfloat16 too, which numpy does not know
     elif array.dtype == object:
-        return [_described(each, ()) for each in array.flatten().tolist()]
+        return [_described(each, {}) for each in array.flatten().tolist()]
     return [str(value.dtype), list(value.shape), hashlib.sha256(array.tobytes()).hexdigest()]
 
 

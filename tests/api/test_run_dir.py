@@ -78,17 +78,18 @@ def test_a_run_directory_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("stop", "options"),
     [
-        {},
-        {"channel": Grid()},
-        {"algorithm": hf.SCAFFOLD(lr=0.1, local_steps=2), "topology": "server", "cohort": 2},
-        {"algorithm": hf.Gossip(lr=hf.cosine(0.2, 10))},
+        (1, {}),
+        (5, {}),
+        (8, {}),
+        (5, {"channel": Grid()}),
+        (5, {"algorithm": hf.SCAFFOLD(lr=0.1, local_steps=2), "topology": "server", "cohort": 2}),
+        (5, {"algorithm": hf.Gossip(lr=hf.cosine(0.2, 10))}),
     ],
-    ids=["momentum and duals", "a channel with memory", "a cohort", "a schedule"],
+    ids=["before", "between", "on a checkpoint", "a channel with memory", "a cohort", "a schedule"],
 )
-@pytest.mark.parametrize("stop", [1, 5, 8])
-def test_resumed_is_the_same_to_the_last_bit(options: dict[str, Any], stop: int, tmp_path: Path) -> None:
+def test_resumed_is_the_same_to_the_last_bit(stop: int, options: dict[str, Any], tmp_path: Path) -> None:
     """By Ctrl-C, which saves, and by an error between two checkpoints, which does not."""
     whole = train(**options)
     half = train(tmp_path / "a", callbacks=[At(stop, interrupt)], **options)
@@ -172,6 +173,14 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine/thesis.tex").write_text("")
     with pytest.raises(hf.HoldfastError, match=r"run_dir: .*mine exists and is no run of holdfast"):
         train(tmp_path / "mine", resume=True)
+
+
+def test_nothing_to_resume_from(tmp_path: Path) -> None:
+    with pytest.raises(hf.HoldfastError, match="resume: give the run_dir of the run to go on with"):
+        train(resume=True)
+    with pytest.raises(hf.HoldfastError, match="resume: give the run_dir"):
+        hf.compare({"a": hf.FedAvg(lr=0.1)}, model=network, data=[(X, Y)], rounds=1, resume=True)
+    train(tmp_path / "new", resume=True, rounds=1)  # a script may say so from the start
 
 
 FROZEN = network()

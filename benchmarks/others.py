@@ -151,8 +151,8 @@ def main() -> None:
     print(f"{'workload':24} {'simulator':10} {'ms a round':>11} {'over ours':>10}")
     for load in [WORKLOADS[name] for name in given.models]:
         objective = make_objective(load, given.device)
-        x = objective.source.x.view(load.nodes, load.samples_per_node, *load.shape)
-        y = objective.source.y.view(load.nodes, load.samples_per_node)
+        x = objective.source.stored.x.view(load.nodes, load.samples_per_node, *load.shape)
+        y = objective.source.stored.y.view(load.nodes, load.samples_per_node)
         executor = executor_for(objective.x0.device)
         simulation = make_simulation(load, "fedavg", given.device, executor=executor)
         simulation.prepare(10**6)

@@ -109,8 +109,8 @@ def plain_loop(load: Workload, objective: ModelProblem, clients: int) -> Callabl
     device = objective.x0.device
     server = deepcopy(objective.model.template).to(device)
     client = deepcopy(server)
-    x = objective.source.x.view(load.nodes, load.samples_per_node, *load.shape)
-    y = objective.source.y.view(load.nodes, load.samples_per_node)
+    x = objective.source.stored.x.view(load.nodes, load.samples_per_node, *load.shape)
+    y = objective.source.stored.y.view(load.nodes, load.samples_per_node)
 
     def round() -> None:
         total = [torch.zeros_like(p) for p in server.parameters()]

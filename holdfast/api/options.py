@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 import torch
-from torch.utils.data import Dataset
 
 from holdfast.channels import Channel
 from holdfast.core.precision import Precision
 from holdfast.experiments.assembly import Topology
 from holdfast.experiments.config import BatchSize, Cohort, Metrics, Weighting
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import Loss
+from holdfast.problem.losses import Loss, LossFunction, Step
 
 
 class TrainOptions(TypedDict, total=False):
@@ -20,8 +19,9 @@ class TrainOptions(TypedDict, total=False):
 
     topology: Topology
     batch_size: BatchSize
-    loss: str | Loss
-    test: tuple[Any, Any] | Dataset[Any] | None
+    loss: str | Loss | LossFunction
+    step: Step | None
+    test: Any
     l2: float
     l1: float
     nonconvex: float

@@ -11,18 +11,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import nn
 
 from holdfast.api.calls import CALLER, check_call, execute, needs_folder, number_type, settled, watchers
 from holdfast.api.options import TrainOptions
 from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel, ChosenChannel
 from holdfast.contract import Method
-from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Count, Seed, check
-from holdfast.data.federated import FederatedData, as_pair, warn_if_random
+from holdfast.data.federated import FederatedData, read_test
 from holdfast.experiments.assembly import (
     Setting,
     Topology,
@@ -34,7 +32,7 @@ from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.given import Contender, GivenPlan, open_run
 from holdfast.experiments.metrics import choose_metrics
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import LOSSES, Loss
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
 
 MOST_CLASSES = 1000  # that a report shows
 
@@ -48,8 +46,9 @@ def train(
     topology: Topology = "server",
     rounds: int,
     batch_size: BatchSize = 32,
-    loss: str | Loss = "cross-entropy",
-    test: tuple[Any, Any] | Dataset[Any] | None = None,
+    loss: str | Loss | LossFunction = "cross-entropy",
+    step: Step | None = None,
+    test: Any = None,
     seed: int = 0,
     l2: float = 0.0,
     l1: float = 0.0,
@@ -75,12 +74,18 @@ def train(
 
     ``algorithm``: the method with its hyperparameters, such as ``hf.LocalGECL(lr=0.05, local_steps=8)``.
     ``model``: the module that every node starts from; it is copied, not changed.
-    ``data``: the result of ``holdfast.partition``, or one (x, y) pair or torch Dataset per node.
+    ``data``: the result of ``holdfast.partition``; or, for each node, a pair (x, y), a dictionary of tensors
+    or a torch Dataset. x may be a tensor, a dictionary of the model's keyword arguments or a tuple of its
+    arguments.
+    ``loss``: a name such as "cross-entropy" or "mse", or a function of outputs and targets that gives a mean
+    over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
+    ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
+    ``data``: ``step=lambda model, batch: model(**batch).loss``.
+    ``test``: samples like a node's, on which models are tested.
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``rounds``: communication rounds.
     ``batch_size``: samples per gradient, drawn with replacement; "full" takes all of a node's data.
-    ``loss``: its name, or a ``Loss``. ``test``: a common test set, (x, y) or a torch Dataset.
     ``seed``: of the minibatches, cohorts and random topologies; the initial weights are the model's own.
     ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
     ``weights``: whether nodes count alike ("uniform") or samples do ("samples").
@@ -108,6 +113,7 @@ def train(
         "topology": topology,
         "batch_size": batch_size,
         "loss": loss,
+        "step": step,
         "test": test,
         "l2": l2,
         "l1": l1,
@@ -202,8 +208,9 @@ def _setting(
     *,
     topology: Topology,
     batch_size: BatchSize,
-    loss: str | Loss,
-    test: tuple[Any, Any] | Dataset[Any] | None,
+    loss: str | Loss | LossFunction,
+    step: Step | None,
+    test: Any,
     l2: float,
     l1: float,
     nonconvex: float,
@@ -219,7 +226,6 @@ def _setting(
     """What all methods meet alike; the arguments are those of ``train``."""
     for name, annotation, value in (
         ("model", nn.Module, model),
-        ("loss", str | Loss, loss),
         ("evaluate_every", Count, evaluate_every),
         ("metrics", Metrics, metrics),
         ("precision", Precision, precision),
@@ -229,10 +235,10 @@ def _setting(
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
-    chosen_loss = LOSSES.build(loss, {}) if isinstance(loss, str) else loss
+    chosen_loss = as_loss(loss) if step is None else OwnStep(step)
     return Setting(
         data=split,
-        test_data=None if test is None else _test_pair(test, split),
+        test_data=None if test is None else read_test("test", test),
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
         metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
@@ -248,26 +254,11 @@ def _setting(
 
 def _label_table(split: FederatedData) -> np.ndarray:
     """[n, classes]: samples of each class at each node; no column where targets are not labels."""
-    labels = split.y
-    if (
-        labels.is_floating_point()
-        or labels.dim() != 1
-        or int(labels.min()) < 0
-        or labels.max() >= MOST_CLASSES
-    ):
+    labels = split.targets
+    if labels is None or labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
         return np.empty((split.nodes, 0), np.int64)
-    return split.label_table(int(labels.max()) + 1)
-
-
-def _test_pair(test: tuple[Any, Any] | Dataset[Any], split: FederatedData) -> tuple[Tensor, Tensor]:
-    x, y = as_pair("test", test)
-    warn_if_random("test", test, (x, y))
-    if (x.dtype, y.dtype) != (split.x.dtype, split.y.dtype):
-        raise HoldfastError(
-            f"test: samples and targets are {x.dtype} and {y.dtype}, for training {split.x.dtype} and "
-            f"{split.y.dtype}; convert them"
-        )
-    return x, y
+    classes = int(labels.max()) + 1
+    return split.label_table(classes) if classes <= MOST_CLASSES else np.empty((split.nodes, 0), np.int64)
 
 
 TRAIN_DEFAULTS = {

@@ -34,7 +34,7 @@ def inspect_experiment(
     if len(shared) < len(plan.jobs):
         console.print(f"{len(plan.jobs)} jobs in all; shown: the setting of the first, {first.title}\n")
     data = setting.data
-    console.print(f"partition: {len(data.x):,} samples on {data.nodes} nodes, {data.unused:,} unused")
+    console.print(f"partition: {len(data):,} samples on {data.nodes} nodes, {data.unused:,} unused")
     console.print(partition_table(setting, console.width))
     console.print(_network_lines(setting))
     objective = setting.objective

@@ -21,6 +21,13 @@ def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree
     return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)  # type: ignore[return-value]
 
 
+def is_tree(value: Any) -> bool:
+    """Whether ``value`` is made of tensors, tuples and dicts alone."""
+    if isinstance(value, tuple | dict):
+        return all(map(is_tree, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor)
+
+
 def leaves(tree: Any) -> Iterator[Tensor]:
     """Every tensor of ``tree``, in order."""
     if isinstance(tree, Tensor):

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 
-SAMPLE_DTYPES = (torch.uint8, torch.int64, torch.float32, torch.float64)
+SAMPLE_DTYPES = (torch.uint8, torch.bool, torch.int64, torch.float32, torch.float64)
+IGNORED = -100  # a target that does not count, as in torch's cross entropy
 
 
 def as_samples(where: str, values: Any) -> Tensor:
-    """``values`` as a tensor [N, ...] of uint8 pixels, int64 tokens or finite floats."""
+    """``values`` as a tensor [N, ...] of uint8 pixels, int64 tokens, finite floats or a bool mask."""
     samples = _tensor(where, values)
     if samples.dtype not in SAMPLE_DTYPES:
         raise HoldfastError(
@@ -26,7 +27,10 @@ def as_samples(where: str, values: Any) -> Tensor:
 
 
 def as_targets(where: str, values: Any) -> Tensor:
-    """``values`` as class labels [N] int64, none negative, or as finite float targets [N, ...]."""
+    """``values`` as class labels [N, ...] int64 or finite float targets [N, ...].
+
+    Labels are not negative; where a sample has several, ``IGNORED`` marks those that do not count.
+    """
     targets = _tensor(where, values)
     if targets.dtype in (torch.float32, torch.float64):
         _all_finite(where, targets)
@@ -35,14 +39,11 @@ def as_targets(where: str, values: Any) -> Tensor:
         raise HoldfastError(
             f"{where}: targets are {_name(targets.dtype)}; convert them to float32 or float64"
         )
-    if targets.ndim != 1:
-        raise HoldfastError(
-            f"{where}: class labels have shape {list(targets.shape)}; expected one per sample"
-        )
     labels = targets.to(torch.int64)
-    if len(labels) and labels.min() < 0:
+    negative = labels[(labels < 0) & (labels != IGNORED)] if labels.ndim > 1 else labels[labels < 0]
+    if negative.numel():
         raise HoldfastError(
-            f"{where}: class label {int(labels.min())} is negative; count from 0, or store -1/+1 as floats"
+            f"{where}: class label {int(negative.min())} is negative; count from 0, or store -1/+1 as floats"
         )
     return labels
 

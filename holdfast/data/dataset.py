@@ -71,7 +71,7 @@ class Dataset:
 
 def prepare(x: Tensor, mean: float, std: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """Stored samples as a model sees them: (x/255 - mean)/std for uint8, (x - mean)/std for floats."""
-    if x.dtype == torch.int64:  # tokens: an embedding looks them up
+    if x.dtype in (torch.int64, torch.bool):  # tokens, which an embedding looks up, and masks
         return x
     # This runs in every training step: nothing that changes nothing, and in place, which on a CPU is many
     # times faster than into fresh memory.

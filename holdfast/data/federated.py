@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,9 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
 from holdfast.core.errors import HoldfastError
-from holdfast.data.arrays import as_samples, as_targets, labels_below, same_length
+from holdfast.core.tree import leaves, tree_map
+from holdfast.data.arrays import labels_below
+from holdfast.data.samples import Pair, as_tree, described, targets_of
 
 ITEMS_READ_AGAIN = 8  # of a Dataset: a transform that changes every second item is noticed too
 
@@ -26,10 +28,11 @@ class FederatedData:
     Where the nodes are spread over processes, each holds the samples of its own nodes only.
     """
 
-    x: Tensor
-    """[N, ...] uint8, float32 or float64."""
-    y: Tensor
-    """[N] int64 class labels, or float targets."""
+    x: Any
+    """Inputs: a tensor [N, ...], or several in a dictionary or tuple; with ``y = None`` a dictionary of all
+    columns, targets included if one is called as in ``TARGET_NAMES``."""
+    y: Tensor | None
+    """[N, ...] int64 class labels, or float targets."""
     counts: np.ndarray
     """[n] int64: samples of each node, at least one; of a node held elsewhere 0 if that is not known."""
     unused: int = 0
@@ -38,18 +41,40 @@ class FederatedData:
     """[m] int64, ascending: the nodes whose samples are here; None: all."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "x", as_samples("x", self.x))
-        object.__setattr__(self, "y", as_targets("y", self.y))
+        samples = as_tree("data", self.x if self.y is None else (self.x, self.y))
+        if isinstance(samples, Pair):
+            object.__setattr__(self, "x", samples.x)
+            object.__setattr__(self, "y", samples.y)
+        else:
+            object.__setattr__(self, "x", samples)
         object.__setattr__(self, "counts", np.asarray(self.counts, dtype=np.int64))
-        same_length(x=self.x, y=self.y)
         if self.counts.ndim != 1 or len(self.counts) == 0:
             raise HoldfastError(f"counts: expected one number per node, got shape {list(self.counts.shape)}")
         if self.held is not None:
             object.__setattr__(self, "held", np.asarray(self.held, dtype=np.int64))
         here = self.counts[self.here]
         no_empty_node(here)
-        if here.sum() != len(self.x):
-            raise HoldfastError(f"counts: they sum to {here.sum()}, but there are {len(self.x)} samples")
+        if here.sum() != len(self):
+            raise HoldfastError(f"counts: they sum to {here.sum()}, but there are {len(self)} samples")
+
+    def __len__(self) -> int:
+        """Samples here."""
+        return len(next(leaves(self.x)))
+
+    @property
+    def samples(self) -> Any:
+        """All samples here: a ``Pair``, or a dictionary of columns."""
+        return self.x if self.y is None else Pair(self.x, self.y)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers all inputs here have."""
+        return sum(part.numel() for part in leaves(self.x))
+
+    @property
+    def targets(self) -> Tensor | None:
+        """[N, ...]: what a loss compares outputs with, if the columns name it."""
+        return targets_of(self.samples)
 
     @property
     def nodes(self) -> int:
@@ -72,57 +97,61 @@ class FederatedData:
         """The same federation with only the samples of ``nodes`` here (a copy)."""
         held = np.unique(np.asarray(nodes, dtype=np.int64))
         rows = torch.as_tensor(np.flatnonzero(np.isin(self.owners, held)))
-        return replace(self, x=self.x[rows], y=self.y[rows], held=held)
+        x = tree_map(lambda part: part[rows], self.x)
+        return replace(self, x=x, y=None if self.y is None else self.y[rows], held=held)
 
     @property
     def owners(self) -> np.ndarray:
         """[N] int64: the node of each sample."""
         return np.repeat(self.here, self.counts[self.here])
 
-    def node(self, i: int) -> tuple[Tensor, Tensor]:
-        """Samples and targets of node ``i``, which must be here (views, not copies)."""
+    def node(self, i: int) -> Any:
+        """The samples of node ``i``, which must be here: a pair (x, y) or a dictionary (views, no copies)."""
         if not 0 <= i < self.nodes:
             raise HoldfastError(f"node {i} does not exist: expected 0..{self.nodes - 1}")
         if i not in self.here:
             raise HoldfastError(f"node {i} is held elsewhere; here are {self.here.tolist()}")
         rows = slice(int(self.starts[i]), int(self.starts[i] + self.counts[i]))
-        return self.x[rows], self.y[rows]
+        return tree_map(lambda part: part[rows], self.samples)
 
     def label_table(self, classes: int) -> np.ndarray:
         """[n, classes] int64: how many samples of each class each node owns."""
-        if self.y.is_floating_point():
+        labels = self.targets
+        if labels is None or labels.is_floating_point() or labels.ndim != 1:
             raise HoldfastError("the targets are real numbers: a table of labels needs integer class labels")
-        labels_below("y", self.y, classes)
-        cells = np.bincount(self.owners * classes + self.y.cpu().numpy(), minlength=self.nodes * classes)
+        labels_below("y", labels, classes)
+        cells = np.bincount(self.owners * classes + labels.cpu().numpy(), minlength=self.nodes * classes)
         return cells.reshape(self.nodes, classes)
 
     @classmethod
-    def of_nodes(cls, parts: Sequence[tuple[Any, Any] | TorchDataset[Any]]) -> FederatedData:
-        """From what each node owns: a pair (x, y) of arrays or tensors, or a map-style torch Dataset.
+    def of_nodes(cls, parts: Sequence[Any]) -> FederatedData:
+        """From what each node owns: a pair (x, y), a dictionary of columns, or a map-style torch Dataset.
 
         A torch Dataset is read once, so random transforms in it are drawn once; then there is a warning.
         """
-        expected = "expected a list with one (x, y) pair or torch Dataset per node"
+        expected = "expected a list with one (x, y) pair, dictionary or torch Dataset per node"
         if not isinstance(parts, Sequence):
             raise HoldfastError(f"data: {expected}, got {type(parts).__name__}")
         if len(parts) == 0:
             raise HoldfastError(f"data: there is no node; {expected}")
-        pairs = [as_pair(f"node {i}", part) for i, part in enumerate(parts)]
-        for i, (part, pair) in enumerate(zip(parts, pairs, strict=True)):
-            if warn_if_random(f"node {i}", part, pair):
+        trees = [read_samples(f"node {i}", part) for i, part in enumerate(parts)]
+        for i, (part, tree) in enumerate(zip(parts, trees, strict=True)):
+            if warn_if_random(f"node {i}", part, tree):
                 break  # the other nodes' transforms are most likely the same
-        no_empty_node(np.array([len(x) for x, _ in pairs]))
-        for which, name in enumerate(("x", "y")):
-            first = pairs[0][which]
-            for i, pair in enumerate(pairs):
-                if pair[which].shape[1:] != first.shape[1:] or pair[which].dtype != first.dtype:
+        counts = np.array([len(next(leaves(tree))) for tree in trees])
+        no_empty_node(counts)
+        first = described(trees[0])
+        for i, tree in enumerate(trees):
+            if list(own := described(tree)) != list(first):
+                raise HoldfastError(f"node {i}: columns are {list(own)}, those of node 0 {list(first)}")
+            for name in own:
+                if own[name] != first[name]:
                     raise HoldfastError(
-                        f"node {i}: {name} is {pair[which].dtype} {list(pair[which].shape[1:])} per sample, "
-                        f"that of node 0 is {first.dtype} {list(first.shape[1:])}"
+                        f"node {i}: {name} is {own[name]} per sample, that of node 0 is {first[name]}"
                     )
-        x = torch.cat([x for x, _ in pairs])
-        y = torch.cat([y for _, y in pairs])
-        return cls(x, y, np.array([len(part) for part, _ in pairs]))
+        samples = tree_map(lambda *columns: torch.cat(columns), *trees)
+        x, y = samples if isinstance(samples, Pair) else (samples, None)
+        return cls(x, y, counts)
 
 
 def no_empty_node(counts: np.ndarray) -> None:
@@ -135,26 +164,31 @@ def no_empty_node(counts: np.ndarray) -> None:
         )
 
 
-def as_pair(where: str, part: Any) -> tuple[Tensor, Tensor]:
-    """Samples and targets of a pair (x, y) or a map-style torch Dataset, checked."""
+def read_samples(where: str, part: Any) -> Any:
+    """The samples of a pair (x, y), a dictionary or a map-style torch Dataset, checked."""
     if isinstance(part, TorchDataset):
         if isinstance(part, IterableDataset) or not hasattr(part, "__len__"):
             raise HoldfastError(f"{where}: an iterable torch Dataset has no length; expected a map-style one")
         part = _stack(where, part)
-    if not (isinstance(part, (tuple, list)) and len(part) == 2):
-        raise HoldfastError(f"{where}: expected a pair (x, y) or a torch Dataset, got {type(part).__name__}")
-    x, y = as_samples(f"{where}, x", part[0]), as_targets(f"{where}, y", part[1])
-    same_length(**{f"{where}, x": x, f"{where}, y": y})
-    return x, y
+    return as_tree(where, part)
 
 
-def warn_if_random(where: str, part: Any, pair: tuple[Tensor, Tensor]) -> bool:
-    """Warns if ``part`` is a torch Dataset whose items are not what they were when ``pair`` was read."""
+def read_test(where: str, part: Any) -> Any:
+    """``read_samples``, with a warning if ``part`` is a Dataset with random transforms."""
+    samples = read_samples(where, part)
+    warn_if_random(where, part, samples)
+    return samples
+
+
+def warn_if_random(where: str, part: Any, samples: Any) -> bool:
+    """Warns if ``part`` is a torch Dataset whose items are not what they were when ``samples`` were read."""
     if not isinstance(part, TorchDataset):
         return False
-    for i, (x, y) in enumerate(zip(pair[0][:ITEMS_READ_AGAIN], pair[1], strict=False)):
-        item = part[i]
-        if not (_alike(item[0], x) and _alike(item[1], y)):
+    items: Any = part
+    columns = list(samples.values() if isinstance(samples, dict) else samples)
+    for i in range(min(ITEMS_READ_AGAIN, len(items))):
+        again = items[i].values() if isinstance(items[i], Mapping) else items[i]
+        if not all(_alike(now, kept[i]) for now, kept in zip(again, columns, strict=True)):
             warnings.warn(
                 f"{where}: item {i} of the Dataset differs on a second read. Items are read once, before "
                 "training, so random transforms are drawn once and frozen. Leave them out, or give several "
@@ -171,26 +205,27 @@ def _alike(again: Any, kept: Tensor) -> bool:
     return value.shape == kept.shape and torch.equal(value.to(kept), kept)
 
 
-def _stack(where: str, dataset: Any) -> tuple[Any, Any]:
-    """All items (x, y) of a map-style torch Dataset as two arrays or tensors."""
-    columns: tuple[list[Any], list[Any]] = ([], [])
-    for i in range(len(dataset)):
-        item = dataset[i]
-        if not (isinstance(item, (tuple, list)) and len(item) == 2):
-            raise HoldfastError(f"{where}: item {i} is {type(item).__name__}; expected a pair (x, y)")
-        columns[0].append(item[0])
-        columns[1].append(item[1])
-    if not columns[0]:
+def _stack(where: str, dataset: Any) -> Any:
+    """All items (x, y), or dictionaries, of a map-style torch Dataset as columns."""
+    items = [dataset[i] for i in range(len(dataset))]
+    if not items:
         return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
+    if isinstance(items[0], Mapping):
+        return {name: _column(where, [item[name] for item in items]) for name in items[0]}
+    for i, item in enumerate(items):
+        if not (isinstance(item, (tuple, list)) and len(item) == 2):
+            raise HoldfastError(
+                f"{where}: item {i} is {type(item).__name__}; expected a pair (x, y) or a dictionary"
+            )
+    return tuple(_column(where, [item[part] for item in items]) for part in (0, 1))
+
+
+def _column(where: str, values: list[Any]) -> Any:
     try:
-        x, y = (
-            torch.stack(column)
-            if isinstance(column[0], Tensor)
-            else np.stack([np.asarray(v) for v in column])
-            for column in columns
-        )
+        if isinstance(values[0], Tensor):
+            return torch.stack(values)
+        return np.stack([np.asarray(value) for value in values])
     except (TypeError, ValueError, RuntimeError):
         raise HoldfastError(
             f"{where}: the items are not tensors or arrays of one shape; convert them"
         ) from None
-    return x, y

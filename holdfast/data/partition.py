@@ -46,6 +46,8 @@ def partition(
         raise HoldfastError(f"partition: how should be a Partition such as Dirichlet(0.1), got {how!r}")
     samples, targets = as_samples("x", x), as_targets("y", y)
     same_length(x=samples, y=targets)
+    if targets.ndim != 1 and not targets.is_floating_point():
+        raise HoldfastError(f"y: class labels have shape {list(targets.shape)}; expected one per sample")
     owners = None
     if groups is not None:
         same_length(x=samples, groups=as_owners("groups", groups))

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, compute_in
+from holdfast.core.tree import leaves
 from holdfast.core.validation import quoted
 from holdfast.core.world import ALONE, World
 from holdfast.data import FederatedData
@@ -31,7 +32,7 @@ from holdfast.experiments.metrics import measure
 from holdfast.models import load_model
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import LOSSES, Loss
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.problem import Problem
 from holdfast.problem.reference.curvature import why_not_convex
@@ -68,7 +69,8 @@ def build_problem(
     model: nn.Module,
     data: FederatedData,
     *,
-    loss: str | Loss = "cross-entropy",
+    loss: str | Loss | LossFunction = "cross-entropy",
+    step: Step | None = None,
     batch_size: BatchSize = 32,
     l2: float = 0.0,
     l1: float = 0.0,
@@ -90,7 +92,7 @@ def build_problem(
     compute_dtype = None if precision is None else compute_in(precision)
     return ModelProblem(
         FlatModel(model, torch_device(device), dtype, compute_dtype),
-        LOSSES.build(loss, {}) if isinstance(loss, str) else loss,
+        as_loss(loss) if step is None else OwnStep(step),
         data,
         batch_size=None if batch_size == "full" else batch_size,
         seed=seed,
@@ -185,7 +187,7 @@ class Setting:
     """What all methods meet alike for one seed: data, network, problem. The model is made when needed."""
 
     data: FederatedData
-    test_data: tuple[Tensor, Tensor] | None
+    test_data: Any  # a tree of samples, such as a pair (x, y); None: no test set
     network: Network
     loss: Loss
     metrics: list[str]
@@ -228,9 +230,9 @@ class Setting:
         )
 
     @cached_property
-    def test(self) -> tuple[Tensor, Tensor] | None:
+    def test(self) -> Any:
         """The test set, if there is one, where the objective computes."""
-        return None if self.test_data is None else self.objective.test_set(*self.test_data)
+        return None if self.test_data is None else self.objective.test_set(self.test_data)
 
     def measure(self, simulation: Simulation) -> dict[str, float]:
         """The setting's metrics of a simulation in it."""
@@ -265,8 +267,9 @@ class Setting:
     @property
     def _numbers(self) -> int:
         """In all samples of all nodes."""
-        return int(self.data.counts.sum()) * self.data.x[0].numel()
+        return int(self.data.counts.sum()) * sum(part[0].numel() for part in leaves(self.data.x))
 
     @property
     def _data_bytes(self) -> int:
-        return self._numbers * self.data.x.element_size()
+        sizes = sum(part[0].numel() * part.element_size() for part in leaves(self.data.x))
+        return int(self.data.counts.sum()) * sizes

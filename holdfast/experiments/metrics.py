@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +12,13 @@ from torch import Tensor
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import unrounded
+from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.experiments.config import Metrics
 from holdfast.problem.reference.optimum import gradients_at_optimum, known_optimum
 
-TestSet = tuple[Tensor, Tensor]
+TestSet = Any  # a tree of samples, such as a pair (x, y)
 
 
 class Measured:
@@ -46,18 +48,17 @@ class Measured:
         if self.one_model:
             return self.average_test[0]
         assert self.test is not None
-        return self.objective.test(self.models, *self.test)[0]
+        return self.objective.test(self.models, self.test)[0]
 
     @cached_property
     def average_test(self) -> tuple[Tensor, Tensor]:
         """Test accuracy and test loss of the average model, each [1]; every process takes some samples."""
         assert self.test is not None
-        samples = len(self.test[0])
-        here = slice(self.world.rank, None, self.world.size)
-        x, y = (part[here] for part in self.test)
+        samples = len(next(leaves(self.test)))
+        here = tree_map(lambda part: part[self.world.rank :: self.world.size], self.test)
         figures = torch.zeros(2, 1, dtype=torch.float64, device=self.average.device)
-        if len(x):
-            figures = torch.stack(self.objective.test(self.average.unsqueeze(0), x, y)) * (len(x) / samples)
+        if count := len(next(leaves(here))):
+            figures = torch.stack(self.objective.test(self.average.unsqueeze(0), here)) * (count / samples)
         accuracy, loss = self.world.sum(figures)
         return accuracy, loss
 

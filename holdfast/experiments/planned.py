@@ -114,6 +114,6 @@ class KeptSettings:
         if key not in kept:
             kept[key] = build()
         kept[key] = kept.pop(key)
-        while len(kept) > 1 and sum(setting.data.x.numel() for setting in kept.values()) > MOST_KEPT:
+        while len(kept) > 1 and sum(setting.data.numbers for setting in kept.values()) > MOST_KEPT:
             del kept[next(iter(kept))]
         return kept[key]

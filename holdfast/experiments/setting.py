@@ -12,9 +12,11 @@ import torch
 from holdfast.algorithms import Method
 from holdfast.algorithms.load import algorithm_class, build_algorithm
 from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.tree import leaves
 from holdfast.core.validation import parameters as accepted_parameters
 from holdfast.core.world import ALONE, World
 from holdfast.data import DATASETS, PARTITIONS, Dataset, partition
+from holdfast.data.samples import Pair
 from holdfast.engines.cluster.placement import place
 from holdfast.experiments.assembly import Setting, configured_network, initial_module
 from holdfast.experiments.config import Choice, Experiment
@@ -65,7 +67,7 @@ def build_setting(
     module = (problem.model, dataset.input_shape, loss.outputs(dataset.classes), seed)
     return Setting(
         data=data,
-        test_data=(dataset.x_test, dataset.y_test) if has_test else None,
+        test_data=Pair(dataset.x_test, dataset.y_test) if has_test else None,
         network=network,
         loss=loss,
         metrics=choose_metrics(experiment.metrics, has_test=has_test, has_accuracy=loss.has_accuracy),
@@ -106,5 +108,5 @@ def facts(setting: Setting) -> dict[str, float]:
         "unused_samples": data.unused,
         "min_samples_per_node": int(np.min(data.counts)),
         "max_samples_per_node": int(np.max(data.counts)),
-        "test_samples": 0 if setting.test_data is None else len(setting.test_data[0]),
+        "test_samples": 0 if setting.test_data is None else len(next(leaves(setting.test_data))),
     }

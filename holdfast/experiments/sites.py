@@ -12,6 +12,7 @@ from holdfast.data.arrays import labels_below
 from holdfast.data.dataset import Dataset
 from holdfast.data.federated import FederatedData
 from holdfast.data.files import npz
+from holdfast.data.samples import Pair
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.digests import data_digest
 from holdfast.experiments.assembly import build_problem, convexity_warning, initial_module, torch_device
@@ -62,7 +63,7 @@ def open_site(federation: FederationFile, name: str, dataset: Dataset, device: s
         precision=None,
     )
     _share_memory(module, objective.model)
-    test = objective.test_set(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
+    test = objective.test_set(Pair(dataset.x_test, dataset.y_test)) if len(dataset.x_test) else None
     objective.check_model(test)
     parts = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
     warning = convexity_warning(federation.algorithm.name, federation.method, objective)

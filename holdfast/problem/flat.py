@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast.core.errors import HoldfastError
+from holdfast.data.samples import map_inputs
 from holdfast.models import dropout_keys
 from holdfast.problem.gradients.layers import ready_to_stack
-from holdfast.problem.gradients.support import check_supported, probe, watched
+from holdfast.problem.gradients.support import Called, check_supported, probe, watched
 from holdfast.problem.problem import PADDED_TO
+
+Call = Callable[[nn.Module, Any], Any]
+"""What is done with a model and a batch of samples, such as the forward pass, or that and the loss."""
 
 
 class FlatModel:
     """The trainable parameters of ``module`` laid end to end; frozen ones and buffers stay inside.
 
-    Modules are run as they are handed over: a part that the user has put into eval mode stays there.
+    Modules are run as they are handed over: a part that the user has put into eval mode stays there. Frozen
+    parameters and buffers of another type than the trainable ones keep it, such as a bfloat16 backbone.
     """
 
     def __init__(
@@ -33,7 +40,7 @@ class FlatModel:
         self.template = module
         self.compute = compute or dtype  # what a training step is computed in; the parameters stay in dtype
         try:
-            self._training = deepcopy(module).to(device=device, dtype=dtype)
+            self._training = _placed(deepcopy(module), device, dtype)
         except RuntimeError as error:  # such as torch.nn.utils.weight_norm's
             raise HoldfastError(f"the model cannot be copied for every node: {error}") from None
         trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
@@ -45,12 +52,13 @@ class FlatModel:
             trainable[name].data = piece  # calls bring their own, so the modules need no copies
         self._evaluation = deepcopy(self._training, {id(p): p for p in trainable.values()}).eval()
         ready_to_stack(self._training, device)
-        self._dropout_keys = dropout_keys(self._training)
+        self._dropout_keys = [f"model.{name}" for name in dropout_keys(self._training)]
+        self._called = {True: Called(self._training), False: Called(self._evaluation)}
         # Every place of a parameter once, also of shared ones and in shared layers: torch's own search for
         # them leaves a layer that has two names with the parameters of the last call.
         names = {id(p): name for name, p in trainable.items()}
         self._places = [
-            (f"{path}.{part}".lstrip("."), names[id(p)])
+            (".".join(filter(None, ("model", path, part))), names[id(p)])
             for path, layer in self._training.named_modules()
             for part, p in layer.named_parameters(recurse=False, remove_duplicate=False)
             if id(p) in names
@@ -74,12 +82,12 @@ class FlatModel:
                 parameter = module.get_parameter(name)
                 parameter.data = parameter.data.new_zeros(()).expand(shape)
 
-    def probe(self, inputs: Tensor, stacked: bool = True) -> tuple[int, ...]:
-        """The shape of the outputs for a batch; raises, naming the layer, if copies cannot be trained.
+    def probe(self, call: Call, samples: Any, stacked: bool = True) -> Any:
+        """What ``call`` gives for a batch; raises, naming the layer, if copies cannot be trained.
 
         ``stacked``: side by side in one call; or one after the other.
         """
-        return probe(self._training, inputs, stacked)
+        return probe(self._training, call, samples, stacked)
 
     def watched(self) -> AbstractContextManager[list[str]]:
         """The layers whose forward is under way, innermost last; those of a call that failed stay."""
@@ -94,25 +102,28 @@ class FlatModel:
             name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=False)
         }
 
-    def train(self, parameters: dict[str, Tensor], inputs: Tensor, key: Tensor) -> Tensor:
-        """Outputs for a batch while training; ``key`` [4] = (seed, node, round, step) feeds dropout."""
+    def train(self, parameters: dict[str, Tensor], call: Call, samples: Any, key: Tensor) -> Tensor:
+        """``call`` of the model while training; ``key`` [4] = (seed, node, round, step) feeds dropout."""
         cast = {name: value.to(self.compute) for name, value in parameters.items()}
         given = {place: cast[name] for place, name in self._places} | dict.fromkeys(self._dropout_keys, key)
-        if inputs.is_floating_point():
-            inputs = inputs.to(self.compute)
-        outputs: Tensor = functional_call(self._training, given, (inputs,), tie_weights=False)
-        return outputs.to(self.x0.dtype)
+        if self.compute != self.x0.dtype:
+            samples = map_inputs(
+                lambda part: part.to(self.compute) if part.is_floating_point() else part, samples
+            )
+        return self._run(True, given, call, samples)
 
     def copy(self) -> FlatModel:
         """The same model with modules of its own, for another thread."""
         return FlatModel(self.template, self.x0.device, self.x0.dtype, self.compute)
 
-    def evaluate(self, row: Tensor, inputs: Tensor) -> Tensor:
-        """Outputs for a batch in eval mode."""
+    def evaluate(self, row: Tensor, call: Call, samples: Any) -> Tensor:
+        """``call`` of the model in eval mode."""
         parameters = self.parameters(row)
-        given = {place: parameters[name] for place, name in self._places}
-        outputs: Tensor = functional_call(self._evaluation, given, (inputs,), tie_weights=False)
-        return outputs
+        return self._run(False, {place: parameters[name] for place, name in self._places}, call, samples)
+
+    def _run(self, training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
+        result: Tensor = functional_call(self._called[training], given, (call, samples), tie_weights=False)
+        return result
 
     def module(self, row: Tensor) -> nn.Module:
         """A copy of the user's module, in its own dtype and on the CPU, that holds the parameters ``row``."""
@@ -123,3 +134,14 @@ class FlatModel:
                 if name in values:
                     parameter.copy_(values[name])
         return module
+
+
+def _placed(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """``module`` on ``device``, in ``dtype`` where it has the type of its trainable parameters."""
+    own = next(p.dtype for p in module.parameters() if p.requires_grad)
+
+    module.to(device)
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dtype == own:
+            tensor.data = tensor.data.to(dtype)
+    return module

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
+from holdfast.core.tree import leaves, tree_map
 from holdfast.data.federated import FederatedData
+from holdfast.data.samples import targets_of
 from holdfast.problem.convexity import SquaredOutputs, convexity_of
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName
@@ -21,7 +23,7 @@ from holdfast.problem.losses import Loss
 from holdfast.problem.problem import Convexity
 from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.row_loss import RowLoss
-from holdfast.problem.source import ArraySource, Batch, Pair, Source, Weighting
+from holdfast.problem.source import ArraySource, Batch, Source, Weighting
 
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
 CHUNK_SAMPLES = 8192
@@ -60,7 +62,7 @@ class ModelProblem:
         samples_at_once: int | None = None,
         **options: Unpack[ArrayOptions],
     ) -> None:
-        self.model, self.loss, self.seed = model, loss, seed
+        self.model, self.loss, self.seed = model, loss.to(model.x0), seed
         # On a GPU as a tensor, so that programs compiled for one seed serve for all.
         self._seed: Word = torch.tensor(seed, device=model.x0.device) if model.x0.is_cuda else seed
         self.regulariser = regulariser or Regulariser()
@@ -71,7 +73,7 @@ class ModelProblem:
             raise HoldfastError(f"{', '.join(options)}: only for samples in memory; a source has its own")
         self.source: Source = data
         self.x0, self.dim, self.nodes, self.here = model.x0, model.dim, data.nodes, data.here
-        self.row_loss = RowLoss(model, loss)
+        self.row_loss = RowLoss(model, self.loss)
         self.activations = Activations(self.row_loss, data.some(1), samples_at_once)
         self._wanted = (backend, samples_at_once)
 
@@ -96,28 +98,46 @@ class ModelProblem:
         return [self.regulariser.add_grad(self.backend.gradients(x, batch, keys), x) for x in points]
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
-        total = self._sum(torch.zeros_like(x), nodes, lambda *batch: self.backend.gradients(x, *batch))
+        total = self._sum(torch.zeros_like(x), nodes, self.backend.gradients, x)
         return self.regulariser.add_grad(total, x)
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
         with torch.no_grad():
-            start = self.regulariser.value(x)
-            return self._sum(start, nodes, lambda *batch: self.backend.values(x, *batch))
+            return self._sum(self.regulariser.value(x), nodes, self.backend.values, x)
 
     def hessians(self, x: Tensor, nodes: Tensor) -> Tensor:
         start = torch.diag_embed(self.regulariser.curvature(x))
-        return self._sum(start, nodes, lambda *batch: self.backend.hessians(x, *batch))
+        return self._sum(start, nodes, self.backend.hessians, x)
 
     def hessian_products(self, x: Tensor, v: Tensor, nodes: Tensor) -> Tensor:
         start = self.regulariser.curvature(x) * v
-        return self._sum(start, nodes, lambda *batch: self.backend.hessian_products(x, v, *batch))
+        return self._sum(start, nodes, self.backend.hessian_products, x, v)
 
-    def _sum(self, start: Tensor, nodes: Tensor, part: Callable[[Batch, Tensor], Tensor]) -> Tensor:
-        """``start`` plus what ``part`` gives for all samples of ``nodes``, some of every node at a time."""
+    def _sum(self, start: Tensor, nodes: Tensor, part: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        """``start`` plus what ``part`` gives for ``rows`` on all samples of ``nodes``, some at a time.
+
+        Shorter nodes are padded. A loss that gives one number for a batch would count the padding, so then
+        nodes are asked one by one.
+        """
+        if not self.loss.per_sample and len(nodes) > 1:
+            alone = [
+                self._sum(start[i : i + 1], nodes[i : i + 1], part, *(row[i : i + 1] for row in rows))
+                for i in range(len(nodes))
+            ]
+            return torch.cat(alone)
         keys = self._keys(nodes, 0, 0)
         for batch in self.source.all_of(nodes, self._at_once):
-            start = start + part(batch, keys)
+            start = start + part(*rows, batch, keys)
         return start
+
+    def _every_batch(self) -> Iterator[Batch]:
+        """All samples here, [B, ...], weighted by their share in f."""
+        if self.loss.per_sample:
+            yield from self.source.everything(self._at_once)
+            return
+        for node in self.here:  # one number for a batch: nodes, which may weigh differently, are kept apart
+            for batch in self.source.all_of(node[None], self._at_once):
+                yield tree_map(lambda part: part[0], batch._replace(weight=batch.weight / self.nodes))
 
     def _keys(self, nodes: Tensor, round: Word, step: Word) -> Tensor:
         """(seed, node, round, step) of every node, [m, 4]: what dropout, if any, draws its masks from."""
@@ -174,7 +194,7 @@ class ModelProblem:
 
     def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
         value, total = torch.zeros((), dtype=x.dtype, device=x.device), torch.zeros_like(x)
-        for batch in self.source.everything(self._at_once):
+        for batch in self._every_batch():
             part, gradient = self.row_loss.evaluated_gradient(x, batch)
             value, total = value + part, total + gradient
         share = len(self.here) / self.nodes
@@ -183,7 +203,7 @@ class ModelProblem:
 
     def global_value(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            parts = [self.row_loss.evaluated(x, batch) for batch in self.source.everything(self._at_once)]
+            parts = [self.row_loss.evaluated(x, batch) for batch in self._every_batch()]
         return torch.stack(parts).sum() + len(self.here) / self.nodes * self.regulariser.value(x)
 
     # --- the same with something changed ------------------------------------------------------------------
@@ -231,25 +251,25 @@ class ModelProblem:
 
     # --- before training -----------------------------------------------------------------------------------
 
-    def check_model(self, test: tuple[Tensor, Tensor] | None) -> None:
-        """Refuses a model that does not suit the data, and labels that do not suit the loss."""
-        shape = self.row_loss.probe(self.source.some(2).samples, stacked=self.stacked)
-        targets = self.source.targets
-        self.loss.values(torch.zeros(shape), torch.zeros_like(targets[:2], device="cpu"))
-        classes = max(shape[-1] if len(shape) > 1 else 1, 2)
-        for y in [targets] if test is None else [targets, test[1]]:
-            self.loss.check_targets(y, None if y.is_floating_point() else classes)
+    def check_model(self, test: Any = None) -> None:
+        """Refuses a model that does not suit the data, and targets that do not suit the loss."""
+        some = self.source.some(2).samples
+        outputs = self.row_loss.probe(some, stacked=False)
+        for targets in [self.source.targets] if test is None else [self.source.targets, targets_of(test)]:
+            self.loss.check(outputs, targets)
+        if self.stacked:
+            self.row_loss.probe(some, stacked=True)
 
     # --- a test set ---------------------------------------------------------------------------------------
 
-    def test_set(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(x, y) where the objective computes."""
-        return self.source.test_set(x, y)
+    def test_set(self, samples: Any) -> Any:
+        """``samples``, a pair (x, y) or a dictionary, where the objective computes."""
+        return self.source.test_set(samples)
 
-    def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
         total = torch.zeros(len(rows), 2, dtype=torch.float64, device=rows.device)
         with torch.no_grad():
-            for samples in self.source.prepared(Pair(x, y), max(1, self._at_once // len(rows))):
-                total += self.backend.tested(rows, samples)
-        correct, loss = (total / len(x)).unbind(-1)
+            for some in self.source.prepared(samples, max(1, self._at_once // len(rows))):
+                total += self.backend.tested(rows, some)
+        correct, loss = (total / len(next(leaves(samples)))).unbind(-1)
         return correct, loss

@@ -99,8 +99,8 @@ class Problem(Protocol):
     def global_value(self, x: Tensor) -> Tensor:
         """f(x) at one common point ``x`` [d]."""
 
-    def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on the samples (x, y)."""
+    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+        """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on a tree of ``samples``."""
 
     @property
     def in_float64(self) -> Problem:
@@ -158,7 +158,7 @@ class ExactProblem(ABC):
     def samples(self, nodes: Tensor) -> int:
         return len(nodes)
 
-    def test(self, rows: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
         raise HoldfastError("functions have no samples, so they cannot be tested on any")
 
     def identity(self) -> None:

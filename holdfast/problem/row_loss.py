@@ -10,12 +10,17 @@ import torch
 from torch import Tensor
 
 from holdfast.problem.flat import FlatModel
+from holdfast.problem.forward import forward
 from holdfast.problem.losses import Loss
 from holdfast.problem.source import Batch
 
 
 class RowLoss:
-    """The only place that looks into a batch: its samples are inputs for the model, targets for the loss."""
+    """A loss of a model: weighted sums over the samples of a batch.
+
+    A loss gives a number for each sample, [B], which are weighted one by one; or, where it is not
+    ``per_sample``, one number [] for the batch, which counts with the sum of all weights.
+    """
 
     def __init__(self, model: FlatModel, loss: Loss) -> None:
         self.model, self.loss = model, loss
@@ -26,17 +31,17 @@ class RowLoss:
 
     def differentiable(self, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> Tensor:
         """A number whose gradient is that of ``value``; of the model's parameters by name."""
-        outputs = self.model.train(parameters, batch.samples.x, key)
-        return (self.loss.differentiable(outputs, batch.samples.y) * batch.weight).sum()
+        losses = self.model.train(parameters, self.loss.slopes, batch.samples, key)
+        return (losses * batch.weight).sum()
 
     def value(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """The weighted sum of losses in training."""
-        outputs = self.model.train(self.model.parameters(row), batch.samples.x, key)
-        return (self.loss.values(outputs, batch.samples.y) * batch.weight).sum()
+        losses = self.model.train(self.model.parameters(row), self.loss.costs, batch.samples, key)
+        return (losses * batch.weight).sum()
 
     def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
         """The weighted sum of losses in eval mode."""
-        return (self.loss.values(self.outputs(row, batch.samples), batch.samples.y) * batch.weight).sum()
+        return (self.model.evaluate(row, self.loss.costs, batch.samples) * batch.weight).sum()
 
     def evaluated_gradient(self, row: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """``evaluated`` and its gradient [d]."""
@@ -49,19 +54,15 @@ class RowLoss:
 
     def tested(self, row: Tensor, samples: Any) -> Tensor:
         """[2]: the number of samples that are classified correctly, and the sum of losses, in eval mode."""
-        outputs = self.outputs(row, samples)
-        loss = self.loss.values(outputs, samples.y).sum()
-        if not self.loss.has_accuracy:
-            return torch.stack([torch.zeros_like(loss), loss])
-        return torch.stack([self.loss.correct(outputs, samples.y).sum(), loss])
+        return self.model.evaluate(row, self.loss.tested, samples)
 
-    def outputs(self, row: Tensor, samples: Any) -> Tensor:
+    def outputs(self, row: Tensor, samples: Any) -> Any:
         """The model's outputs in eval mode."""
-        return self.model.evaluate(row, samples.x)
+        return self.model.evaluate(row, forward, samples)
 
-    def probe(self, samples: Any, stacked: bool) -> tuple[int, ...]:
-        """The shape of the outputs; raises, naming the layer, if copies of the model cannot be trained."""
-        return self.model.probe(samples.x, stacked)
+    def probe(self, samples: Any, stacked: bool) -> Any:
+        """The outputs in training; raises, naming the layer, if copies of the model cannot be trained."""
+        return self.model.probe(self.loss.first_part, samples, stacked)
 
 
 @contextmanager

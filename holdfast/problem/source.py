@@ -11,8 +11,10 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word, batch_indices
+from holdfast.core.tree import leaves, tree_map
 from holdfast.data.dataset import prepare
 from holdfast.data.federated import FederatedData
+from holdfast.data.samples import Pair, described, map_inputs, targets_of
 
 MOST_READY = 2**30  # bytes of samples that are prepared once, beside those that are stored
 # On a CPU, drawing the minibatches of several steps takes hardly longer than those of one, if they are few.
@@ -32,13 +34,6 @@ class Batch(NamedTuple):
     weight: Tensor
 
 
-class Pair(NamedTuple):
-    """Samples as inputs and targets."""
-
-    x: Tensor
-    y: Tensor
-
-
 class Source(Protocol):
     """The samples of the nodes. Weights are such that the sum over a node's samples is its share of f_i."""
 
@@ -47,8 +42,8 @@ class Source(Protocol):
     batch_size: int | None  # samples of a node in a step; None: all
 
     @property
-    def targets(self) -> Tensor:
-        """All targets here, which the loss checks before training."""
+    def targets(self) -> Tensor | None:
+        """All targets here, if samples name them, which the loss checks before training."""
 
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
         """What each of ``nodes`` [m] sees in a step: a function of (node, round, step) alone."""
@@ -68,10 +63,10 @@ class Source(Protocol):
     def samples(self, nodes: Tensor) -> int:
         """How many samples ``nodes`` hold together."""
 
-    def test_set(self, x: Tensor, y: Tensor) -> Pair:
-        """(x, y) as stored samples, where the source has its own."""
+    def test_set(self, samples: Any) -> Any:
+        """``samples`` as stored ones, where the source has its own."""
 
-    def prepared(self, stored: Pair, at_once: int) -> Iterator[Any]:
+    def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
         """Samples of a test set as in ``Batch.samples``, [B, ...]."""
 
     def in_dtype(self, dtype: torch.dtype) -> Source:
@@ -82,7 +77,7 @@ class Source(Protocol):
 
 
 class ArraySource:
-    """Samples of all nodes in two tensors, gathered where the model is; drawn with replacement.
+    """Samples of all nodes in one tree of tensors, gathered where the model is; drawn with replacement.
 
     ``weights = "uniform"`` counts every node alike (scale 1); ``"samples"`` counts every sample alike: then
     scale_i = n N_i / N, so that (1/n) sum_i f_i is the mean over all samples, whatever the method.
@@ -103,9 +98,8 @@ class ArraySource:
         self.batch_size, self.seed, self.weights, self.mean, self.std = batch_size, seed, weights, mean, std
         self.nodes = data.nodes
         device, self.dtype = like.device, like.dtype
-        self.x, self.y = data.x.to(device), data.y.to(device)
-        if self.y.is_floating_point():
-            self.y = self.y.to(self.dtype)
+        self.stored = self._placed(data.samples, device)
+        self.size = len(data)
         self.counts = torch.as_tensor(data.counts, device=device)
         self.starts = torch.as_tensor(data.starts, device=device)
         self.here = torch.as_tensor(data.here, device=device)
@@ -117,8 +111,8 @@ class ArraySource:
         self._drawn: tuple[int, int, Tensor, Tensor] | None = None  # round, first step, nodes, their picks
 
     @property
-    def targets(self) -> Tensor:
-        return self.y
+    def targets(self) -> Tensor | None:
+        return targets_of(self.stored)
 
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
         assert self.batch_size is not None
@@ -142,50 +136,55 @@ class ArraySource:
     def everything(self, at_once: int) -> Iterator[Batch]:
         counts, scale = self.counts[self.here], self.scale[self.here]
         per_sample = torch.repeat_interleave(scale / (self.nodes * counts), counts)
-        everything = torch.arange(len(self.x), device=self.x.device)
+        everything = torch.arange(self.size, device=counts.device)
         for rows in torch.split(everything, at_once):
             yield Batch(self.gather(rows), per_sample[rows].to(self.dtype))
 
     def some(self, count: int) -> Batch:
-        rows = torch.arange(min(count, len(self.x)), device=self.x.device)
+        rows = torch.arange(min(count, self.size), device=self.counts.device)
         return Batch(self.gather(rows), self.scale.new_ones(len(rows)))
 
     def samples(self, nodes: Tensor) -> int:
-        return len(self.x) if len(nodes) == self.nodes else int(self.counts[nodes].sum())
+        return self.size if len(nodes) == self.nodes else int(self.counts[nodes].sum())
 
-    def test_set(self, x: Tensor, y: Tensor) -> Pair:
-        if x.shape[1:] != self.x.shape[1:]:
-            raise HoldfastError(
-                f"test x: samples are {list(x.shape[1:])}, for training {list(self.x.shape[1:])}"
-            )
-        return Pair(x.to(self.x.device), y.to(self.y.device, self.y.dtype))
+    def test_set(self, samples: Any) -> Any:
+        given, own = described(samples), described(self.stored)
+        if list(given) != list(own):
+            raise HoldfastError(f"test: columns are {list(given)}, for training {list(own)}")
+        for name in own:
+            if given[name] != own[name]:
+                raise HoldfastError(f"test {name}: samples are {given[name]}, for training {own[name]}")
+        return self._placed(samples, self.counts.device)
 
-    def prepared(self, stored: Pair, at_once: int) -> Iterator[Pair]:
-        for x, y in zip(*(torch.split(part, at_once) for part in stored), strict=True):
-            yield Pair(self.prepare(x), y)
+    def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
+        for first in range(0, len(next(leaves(stored))), at_once):
+            some = slice(first, first + at_once)
+            yield map_inputs(self.prepare, tree_map(lambda part, some=some: part[some], stored))
 
     def in_dtype(self, dtype: torch.dtype) -> ArraySource:
-        data = FederatedData(self.x, self.y, self.counts.cpu().numpy(), held=self.here.cpu().numpy())
+        x, y = self.stored if isinstance(self.stored, Pair) else (self.stored, None)
+        data = FederatedData(x, y, self.counts.cpu().numpy(), held=self.here.cpu().numpy())
         names = ("batch_size", "seed", "weights", "mean", "std")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return ArraySource(data, self.scale.to(dtype), **options)
 
     def identity(self) -> tuple[list[object], list[Tensor]]:
-        return [self.mean, self.std], [self.x, self.y, self.counts, self.scale]
+        columns = [] if isinstance(self.stored, Pair) else list(self.stored)
+        return [self.mean, self.std, *columns], [*leaves(self.stored), self.counts, self.scale]
 
-    def gather(self, rows: Tensor) -> Pair:
+    def gather(self, rows: Tensor) -> Any:
         """The samples at ``rows``, of any shape."""
         # On a CPU, index_select is ten times as fast as indexing by a tensor.
         flat, ready = rows.flatten(), self._ready
-        x = self.prepare(self.x.index_select(0, flat)) if ready is None else ready.index_select(0, flat)
-        y = self.y.index_select(0, flat)
-        return Pair(*(part.view(*rows.shape, *part.shape[1:]) for part in (x, y)))
+        picked = tree_map(lambda part: part.index_select(0, flat), self.stored if ready is None else ready)
+        samples = map_inputs(self.prepare, picked) if ready is None else picked
+        return tree_map(lambda part: part.view(*rows.shape, *part.shape[1:]), samples)
 
-    def stretch(self, nodes: Tensor, first: int, last: int) -> Pair | None:
-        """Samples ``first`` to ``last`` of each of ``nodes`` without copying any, where that is possible."""
+    def stretch(self, nodes: Tensor, first: int, last: int) -> Any:
+        """Samples ``first`` to ``last`` of each of ``nodes`` without copying any; None if not possible."""
         if self._by_node is None or not torch.equal(nodes, torch.arange(self.nodes)):
             return None
-        return Pair(*(part[:, first:last] for part in self._by_node))
+        return tree_map(lambda part: part[:, first:last], self._by_node)
 
     def picks(self, nodes: Tensor, round: Word, step: Word) -> Tensor:
         """Which of its samples each of ``nodes`` [m] takes in a step, [m, B]."""
@@ -202,20 +201,29 @@ class ArraySource:
         return self._drawn[3][step - first]
 
     @cached_property
-    def _ready(self) -> Tensor | None:
+    def _ready(self) -> Any:
         """All samples as the model sees them, made once where every gradient reads them all on a CPU.
 
         Minibatches are better gathered as stored: there are fewer bytes to fetch.
         """
-        if self.batch_size is not None or self.x.is_cuda:
+        if self.batch_size is not None or self.counts.is_cuda:
             return None
-        number = self.prepare(self.x[:1]).element_size()
-        return self.prepare(self.x) if self.x.numel() * number <= MOST_READY else None
+        numbers = sum(part.numel() for part in leaves(self.stored))
+        return map_inputs(self.prepare, self.stored) if numbers * self.dtype.itemsize <= MOST_READY else None
 
     @cached_property
-    def _by_node(self) -> Pair | None:
-        """What is ready and its targets, [n, N/n, ...], if all nodes are here and have as many samples."""
+    def _by_node(self) -> Any:
+        """What is ready, [n, N/n, ...], if all nodes are here and have as many samples."""
         equal = len(self.here) == self.nodes and bool((self.counts == self.counts[0]).all())
         if self._ready is None or not equal:
             return None
-        return Pair(*(part.view(self.nodes, -1, *part.shape[1:]) for part in (self._ready, self.y)))
+        return tree_map(lambda part: part.view(self.nodes, -1, *part.shape[1:]), self._ready)
+
+    def _placed(self, samples: Any, device: torch.device) -> Any:
+        """``samples`` where the model is; real targets in its type of numbers."""
+        there = tree_map(lambda part: part.to(device), samples)
+        target = targets_of(there)
+        if target is None or not target.is_floating_point() or target.dtype == self.dtype:
+            return there
+        cast = target.to(self.dtype)
+        return tree_map(lambda part: cast if part is target else part, there)

@@ -164,7 +164,7 @@ class _JobView(Callback):
 def cost_of_round(job: Job, example: Setting) -> float:
     """Multiply-adds of a round, roughly, by the data and model of ``example``: for sharing out the time."""
     problem, steps = job.experiment.problem, job.experiment.algorithm.parameters.get("local_steps", 1)
-    samples = len(example.data.x) if problem.batch_size == "full" else problem.batch_size * problem.nodes
+    samples = len(example.data) if problem.batch_size == "full" else problem.batch_size * problem.nodes
     return (steps if isinstance(steps, int) else 1) * (CALL + samples * example.dim)
 
 

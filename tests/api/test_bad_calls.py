@@ -36,7 +36,7 @@ CALLS = {
     ),
     "device": ({"device": "tpu"}, r"device: should be 'cpu', 'cuda' or 'cuda:N', got 'tpu'"),
     "no node": ({"data": []}, r"data: there is no node"),
-    "no list": ({"data": 3}, r"data: expected a list with one \(x, y\) pair .* per node, got int"),
+    "no list": ({"data": 3}, r"data: expected a list with one \(x, y\) pair.* per node, got int"),
     "empty node": ({"data": [(X, Y), (X[:0], Y[:0])]}, r"node 1 has no samples"),
     "NaN": ({"data": [(X * torch.nan, Y)]}, r"node 0, x: sample 0 has a value that is not finite"),
     "labels": ({"data": [(X, Y + 1)]}, r"labels should be class numbers from 0 to 2, got \[3\]"),
@@ -48,8 +48,14 @@ CALLS = {
     "graph size": ({"topology": hf.ring(3)}, r"network: it has 3 nodes, but the data are split over 2"),
     "server": ({"topology": hf.ring(2)}, r"FedAvg needs a server"),
     "test lengths": ({"test": (X, Y[:5])}, r"lengths differ: test, x has 12, test, y has 5"),
-    "test type": ({"test": (X, Y.float())}, r"test: samples and targets are .* for training"),
-    "test shape": ({"test": (X[:, :1], Y)}, r"test x: samples are \[1\], for training \[2\]"),
+    "test type": (
+        {"test": (X, Y.float())},
+        r"test y: samples are torch.float32 .* training torch.int64",
+    ),
+    "test shape": (
+        {"test": (X[:, :1], Y)},
+        r"test x: samples are .* \[1\], for training .* \[2\]",
+    ),
     "test labels": ({"test": (X, Y + 1)}, r"labels should be class numbers from 0 to 2, got \[3\]"),
     "BatchNorm": (
         {"model": nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))},

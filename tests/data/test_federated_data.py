@@ -74,7 +74,10 @@ class Stream(IterableDataset[Any]):
             "node 1, x: sample 0 has a value that is not finite",
         ),
         ((torch.zeros(3, 2), torch.tensor([0, -2, 0])), "node 1, y: class label -2 is negative"),
-        (torch.zeros(3, 2), r"node 1: expected a pair \(x, y\) or a torch Dataset, got Tensor"),
+        (
+            torch.zeros(3, 2),
+            r"node 1: expected a pair \(x, y\), a dictionary .* or a torch Dataset, got Tensor",
+        ),
         (TensorDataset(torch.zeros(3, 2)), r"node 1: item 0 .* expected a pair \(x, y\)"),
         (Stream(), "node 1: an iterable torch Dataset has no length"),
     ],

@@ -14,16 +14,18 @@ from torch import Tensor, nn
 
 import holdfast as hf
 from holdfast.core.tree import tree_map
+from holdfast.data.samples import Pair
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.models import Dropout
 from holdfast.problem.flat import FlatModel
+from holdfast.problem.forward import forward
 from holdfast.problem.gradients.backend import Activations
 from holdfast.problem.gradients.choice import choose_backend
 from holdfast.problem.losses import CrossEntropy, SquaredError
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.row_loss import RowLoss
-from holdfast.problem.source import ArraySource, Batch, Pair
+from holdfast.problem.source import ArraySource, Batch
 
 BACKENDS = ["stacked", "loop"]
 COUNTS = np.array([9, 6, 5])
@@ -72,13 +74,13 @@ def test_backends_agree(model, device) -> None:
     nodes = torch.tensor([2, 0, 1], device=device)
     draw = torch.Generator().manual_seed(1)
     x, v = (torch.randn(3, stacked.dim, dtype=torch.float64, generator=draw).to(device) for _ in range(2))
-    test = stacked.test_set(*images())
+    test = stacked.test_set(Pair(*images()))
     for ask in (
         lambda f: f.minibatch_grads([x, v], nodes, 3, 2)[1],
         lambda f: f.full_grads(x, nodes),
         lambda f: f.values(x, nodes),
         lambda f: f.hessian_products(x, v, nodes),
-        lambda f: torch.stack(f.test(x, *test)),
+        lambda f: torch.stack(f.test(x, test)),
         lambda f: f.global_value_and_grad(x[0])[1],
     ):
         assert close(ask(stacked), ask(loop))
@@ -100,8 +102,8 @@ def test_a_loss_without_accuracy_is_tested(backend) -> None:
     data = hf.FederatedData(x, y[:, 0], COUNTS)
     problem = ModelProblem(flat, SquaredError(), data, seed=0, batch_size=4, backend=backend)
     rows = problem.x0.expand(2, -1)
-    accuracy, loss = problem.test(rows, x, y[:, 0])
-    expected = (flat.evaluate(problem.x0, x)[:, 0] - y[:, 0]).square().mean() / 2
+    accuracy, loss = problem.test(rows, Pair(x, y[:, 0]))
+    expected = (flat.evaluate(problem.x0, forward, Pair(x, y))[:, 0] - y[:, 0]).square().mean() / 2
     assert close(loss, expected.expand(2))
     assert accuracy.tolist() == [0, 0]
 

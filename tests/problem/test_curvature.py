@@ -28,7 +28,9 @@ def test_curvature_of_quadratics_is_that_of_their_matrices(quadratics):
 def gram_eigenvalues(objective: ModelProblem) -> np.ndarray:
     """[n]: the largest of X_i^T X_i / N_i, the bias being one more column of ones."""
     source = objective.source
-    x = (source.x.numpy() / (255 if source.x.dtype == torch.uint8 else 1) - source.mean) / source.std
+    x = (
+        source.stored.x.numpy() / (255 if source.stored.x.dtype == torch.uint8 else 1) - source.mean
+    ) / source.std
     parts = np.split(np.hstack([x, np.ones((len(x), 1))]), np.cumsum(source.counts.numpy())[:-1])
     return np.array([np.linalg.eigvalsh(part.T @ part / len(part))[-1] for part in parts])
 

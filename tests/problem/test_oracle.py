@@ -171,7 +171,7 @@ def test_processes_that_hold_some_nodes_add_up_to_the_whole(weights) -> None:
             weights=weights,
             regulariser=REGULARISERS["both"],
         )
-        assert len(part.source.x) == sum(COUNTS[node] for node in held)
+        assert len(part.source.stored.x) == sum(COUNTS[node] for node in held)
         assert close(oracle(part, held).grad(x[held]), oracle(whole, held).grad(x[held]))
         assert close(oracle(part, held).full_grad(x[held]), oracle(whole, held).full_grad(x[held]))
         parts.append((part.global_value(at), *part.global_value_and_grad(at)))

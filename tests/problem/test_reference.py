@@ -48,7 +48,7 @@ def test_the_gradient_vanishes_at_the_optimum_of_digits():
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_the_optimum_of_least_squares_solves_the_normal_equations(weights):
     objective = replace_weights(regression(l2=0.1), weights)
-    x, y, counts = (getattr(objective.source, part).numpy() for part in ("x", "y", "counts"))
+    x, y, counts = (part.numpy() for part in (*objective.source.stored, objective.source.counts))
     weight = np.repeat(1 / (4 * counts), counts) if weights == "uniform" else np.full(40, 1 / 40)
     expected = np.linalg.solve(x.T @ (weight[:, None] * x) + 0.1 * np.eye(3), x.T @ (weight * y))
     assert np.abs(reference_optimum(objective).x.numpy() - expected).max() < 1e-9
@@ -58,7 +58,7 @@ def replace_weights(objective: ModelProblem, weights) -> ModelProblem:
     return ModelProblem(
         objective.model,
         objective.loss,
-        FederatedData(objective.source.x, objective.source.y, objective.source.counts.numpy()),
+        FederatedData(objective.source.stored.x, objective.source.stored.y, objective.source.counts.numpy()),
         batch_size=None,
         seed=0,
         regulariser=objective.regulariser,

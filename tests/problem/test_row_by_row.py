@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import holdfast as hf
+from holdfast.data.samples import Pair
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.problem.flat import FlatModel
@@ -95,9 +96,9 @@ def loss_of(problem: ModelProblem, row: Tensor, node: int) -> Tensor:
     outputs = torch.func.functional_call(
         deepcopy(problem.model.template).to(row),
         problem.model.parameters(row),
-        problem.source.x[start : start + count],
+        problem.source.stored.x[start : start + count],
     )
-    return functional.cross_entropy(outputs, problem.source.y[start : start + count])
+    return functional.cross_entropy(outputs, problem.source.stored.y[start : start + count])
 
 
 @every_device
@@ -166,7 +167,7 @@ def test_every_node_is_tested_with_its_own_model(device) -> None:
     problem = objective(seeded(lambda: Recurrent(nn.LSTM).double()), device)
     x, y = sequences(12)
     rows = points(problem)
-    accuracy, loss = problem.test(rows, x.double().to(device), y.to(device))
+    accuracy, loss = problem.test(rows, Pair(x.double().to(device), y.to(device)))
     for node, row in enumerate(rows):
         with torch.no_grad():
             outputs = problem.model.module(row)(x.double())

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from holdfast.core.errors import HoldfastError
+from holdfast.data.samples import Pair
 from holdfast.models import Dropout
+from holdfast.problem.forward import forward
 from holdfast.problem.gradients.support import check_supported, probe
 
 
@@ -61,7 +63,7 @@ X = torch.ones(4, 3)
 )
 def test_fine(module):
     check_supported(module)
-    assert probe(module, X) == (4, 4)
+    assert probe(module, forward, Pair(X, X)).shape == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,6 @@ def test_nothing_to_train():
         (Stateful("rebind"), "replaces its buffer '1.seen' in forward"),
         (Stateful("item"), r"layer '1' \(Stateful\) fails.*reads the value of a tensor"),
         (Stateful("random"), r"layer '1' \(Stateful\) fails.*draws random numbers"),
-        (Stateful("tuple"), r"the model \(Sequential\) fails.*one tensor, got tuple"),
         (
             nn.Sequential(nn.Linear(5, 3)),
             r"layer '1.0' \(Linear\) fails on a batch of shape \(4, 3\): mat1",
@@ -109,7 +110,7 @@ def test_probe_names_the_layer(layer, message):
     check_supported(module)
     before = {key: value.clone() for key, value in module.state_dict().items()}
     with pytest.raises(HoldfastError, match=message) as error:
-        probe(module, X)
+        probe(module, forward, Pair(X, X))
     assert "\n" not in str(error.value)
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
     assert not layer._forward_hooks

@@ -19,11 +19,11 @@ class PlaneConv2d(nn.Conv2d):
     def _get_name(self) -> str:
         return "Conv2d"  # what the user calls it, for messages
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         assert not isinstance(self.padding, str)  # see _is_plane
         down, across = self.padding
         height, width = self.kernel_size
-        padded = functional.pad(x[:, 0], (across, across, down, down))  # [B, H, W]
+        padded = functional.pad(input[:, 0], (across, across, down, down))  # [B, H, W]
         rows, columns = padded.shape[1] - height + 1, padded.shape[2] - width + 1
         patches = torch.stack(
             [padded[:, i : i + rows, j : j + columns] for i in range(height) for j in range(width)]
@@ -31,7 +31,7 @@ class PlaneConv2d(nn.Conv2d):
         planes = self.weight.flatten(1) @ patches.flatten(1)  # [out, k] @ [k, B rows columns]
         if self.bias is not None:
             planes = planes + self.bias[:, None]
-        return planes.view(self.out_channels, len(x), rows, columns).transpose(0, 1)
+        return planes.view(self.out_channels, len(input), rows, columns).transpose(0, 1)
 
 
 class NarrowLinear(nn.Linear):
@@ -46,8 +46,8 @@ class NarrowLinear(nn.Linear):
     def _get_name(self) -> str:
         return "Linear"
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs = (self.weight @ x.mT).mT
+    def forward(self, input: Tensor) -> Tensor:
+        outputs = (self.weight @ input.mT).mT
         return outputs if self.bias is None else outputs + self.bias
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import is_tree, leaves, tree_map
+from holdfast.data.samples import Pair, describe
 from holdfast.models import Dropout, dropout_keys
 
 _RUNNING_STATISTICS = (
@@ -26,6 +29,17 @@ _REASONS = (
     (".item()", "it reads the value of a tensor (.item(), or 'if' on a tensor); use torch.where"),
 )
 _RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
+
+
+class Called(nn.Module):
+    """A module that does with ``model`` what it is told, so that it can be run with other parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, call: Callable[[nn.Module, Any], Any], samples: Any) -> Any:
+        return call(self.model, samples)
 
 
 def check_supported(module: nn.Module) -> None:
@@ -45,65 +59,79 @@ def check_supported(module: nn.Module) -> None:
     _check_parameters({name: p for name, p in module.named_parameters() if p.requires_grad})
 
 
-def probe(module: nn.Module, x: Tensor, stacked: bool = True) -> tuple[int, ...]:
-    """Tries the gradients of two copies on a batch ``x`` [B, ...]; errors name the layer that failed.
+def probe(
+    module: nn.Module, call: Callable[[nn.Module, Any], Any], samples: Any, stacked: bool = True
+) -> Any:
+    """Tries ``call`` and its gradients with two copies on a batch; errors name the layer that failed.
 
     ``stacked``: both in one call, which finds out whether the model draws random numbers or keeps a state; or
-    one after the other. Returns the shape of the outputs for this batch. The module itself stays untouched.
+    one after the other. Returns what ``call`` gives, a tree of tensors. The module itself stays untouched.
     """
     trial = deepcopy(module, {id(p): p for p in module.parameters()})  # parameters are only read
-    buffers = dict(trial.named_buffers())
+    buffers, device = dict(trial.named_buffers()), next(leaves(samples)).device
     trainable = {name: p.detach() for name, p in trial.named_parameters() if p.requires_grad}
     weights = {name: p.expand(2, *p.shape) for name, p in trainable.items()}
-    keys = {name: torch.zeros(2, 4, dtype=torch.int64, device=x.device) for name in dropout_keys(trial)}
+    keys = {name: torch.zeros(2, 4, dtype=torch.int64, device=device) for name in dropout_keys(trial)}
+    called = Called(trial)
 
-    def total(weights: dict[str, Tensor], keys: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = functional_call(trial, {**weights, **keys}, (x,))
-        if not isinstance(outputs, Tensor):
-            raise TypeError(f"it must give one tensor, got {type(outputs).__name__}")
-        return outputs.sum(), outputs
+    def total(weights: dict[str, Tensor], keys: dict[str, Tensor], samples: Any) -> tuple[Tensor, Any]:
+        given = {f"model.{name}": value for name, value in (weights | keys).items()}
+        outputs = functional_call(called, given, (call, samples))
+        if not is_tree(outputs):
+            raise TypeError(f"it must give tensors, got {type(outputs).__name__}")
+        return torch.stack(
+            [part.sum() for part in leaves(outputs) if part.is_floating_point()]
+        ).sum(), outputs
 
     with watched(trial) as running:
         try:
-            trial(x)  # first by itself: a plain mistake, such as a wrong shape, is then told in plain words
+            call(
+                trial, samples
+            )  # first by itself: a plain mistake, such as a wrong shape, is then told plainly
             if stacked:
-                outputs = vmap(grad(total, has_aux=True))(weights, keys, torch.stack([x] * 2))[1][0]
+                twice = tree_map(lambda part: torch.stack([part] * 2), samples)
+                outputs = vmap(grad(total, has_aux=True))(weights, keys, twice)[1]
+                outputs = tree_map(lambda part: part[0], outputs)
             else:
                 row = {name: p.clone().requires_grad_() for name, p in trainable.items()}
                 one_key = {name: key[0] for name, key in keys.items()}
-                with _without_trace(trial, x):
-                    value, outputs = total(row, one_key, x)
+                with _without_trace(trial, device):
+                    value, outputs = total(row, one_key, samples)
                     torch.autograd.grad(value, list(row.values()), allow_unused=True)
         except Exception as error:
             layer = running[-1] if running else _describe("", module)
-            raise HoldfastError(
-                f"{layer} fails on a batch of shape {tuple(x.shape)}: {reason(error)}"
-            ) from error
+            raise HoldfastError(f"{layer} fails on a batch of {_shapes(samples)}: {reason(error)}") from error
     for name, buffer in trial.named_buffers():
         if buffer is not buffers.get(name):
             raise HoldfastError(
                 f"the model replaces its buffer {name!r} in forward: keep no running state in it"
             )
-    return tuple(outputs.shape)
+    return outputs
+
+
+def _shapes(samples: Any) -> str:
+    if isinstance(samples, Pair) and isinstance(samples.x, Tensor):
+        return f"shape {tuple(samples.x.shape)}"
+    return describe(samples)
 
 
 @contextmanager
-def _without_trace(module: nn.Module, x: Tensor) -> Iterator[None]:
+def _without_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Refuses what draws torch's random numbers or changes a buffer of ``module``.
 
     In stacked calls, torch itself refuses that.
     """
-    buffers, random = [buffer.clone() for buffer in module.buffers()], _random_state(x)
+    buffers, random = [buffer.clone() for buffer in module.buffers()], _random_state(device)
     yield
-    if not all(map(torch.equal, _random_state(x), random)):
+    if not all(map(torch.equal, _random_state(device), random)):
         raise RuntimeError(_RANDOM)
     if not all(map(torch.equal, module.buffers(), buffers)):
         raise RuntimeError(_IN_PLACE)
 
 
-def _random_state(x: Tensor) -> list[Tensor]:
-    """Of the generators that a model may draw from where ``x`` is."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])]
+def _random_state(device: torch.device) -> list[Tensor]:
+    """Of the generators that a model on ``device`` may draw from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 @contextmanager

@@ -1,0 +1,128 @@
+"""What a loss is: its value per sample or batch, the targets it takes and the accuracy it implies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import Registry
+from holdfast.data.samples import TARGET_NAMES, targets_of
+from holdfast.problem.forward import forward
+
+
+class Loss(ABC):
+    """The cost of a model's outputs for a batch, given targets ``[B, ...]``."""
+
+    has_accuracy: ClassVar[bool] = True
+    per_sample: bool = True  # whether ``values`` are [B]; or [], one number for the batch, mostly a mean
+    traceable: ClassVar[bool] = False  # True: ``values`` does the same in every call, so it may be traced
+    quadratic: ClassVar[bool] = False  # True: its Hessian in the outputs is ``curvature`` everywhere
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Not inherited: a subclass that overrides ``values`` has to declare these anew.
+        cls.traceable = vars(cls).get("traceable", False)
+        cls.quadratic = vars(cls).get("quadratic", False)
+        if "values" in vars(cls) and "differentiable" not in vars(cls):
+            cls.differentiable = Loss.differentiable  # type: ignore[method-assign]
+
+    @abstractmethod
+    def outputs(self, classes: int | None) -> int:
+        """How many numbers the model has to give for each sample; ``classes`` is None for regression."""
+
+    @abstractmethod
+    def check_targets(self, targets: Tensor, classes: int | None) -> None:
+        """Raises unless the targets ``[N, ...]`` suit this loss; called once for a data set."""
+
+    @abstractmethod
+    def values(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The loss of each sample, ``[B]``; or of the batch, ``[]``, if not ``per_sample``."""
+
+    def differentiable(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Numbers like ``values`` with the same gradients, which may be faster to differentiate."""
+        return self.values(outputs, targets)
+
+    @property
+    def curvature(self) -> float | None:
+        """Of a convex loss: a bound on the eigenvalues of its Hessian in the outputs; infinite for kinks.
+
+        None where no bound is known.
+        """
+        return None
+
+    def correct(self, outputs: Any, targets: Tensor) -> Tensor:
+        """1.0 for each sample that is classified correctly, else 0.0: ``[B]``."""
+        raise HoldfastError(f"the loss {type(self).__name__} has no accuracy: it is for regression")
+
+    def to(self, like: Tensor) -> Loss:
+        """The same where ``like`` is and in its type, for losses that hold tensors."""
+        return self
+
+    # --- of a model and a batch of samples, as a row's loss calls them --------------------------------------
+
+    def costs(self, model: nn.Module, samples: Any) -> Tensor:
+        """``values`` of the model's outputs."""
+        return self.values(forward(model, samples), self._targets(samples))
+
+    def slopes(self, model: nn.Module, samples: Any) -> Tensor:
+        """``differentiable`` of the model's outputs."""
+        return self.differentiable(forward(model, samples), self._targets(samples))
+
+    def tested(self, model: nn.Module, samples: Any) -> Tensor:
+        """[2]: the number of samples that are classified correctly, and the sum of their losses."""
+        outputs, targets = forward(model, samples), self._targets(samples)
+        values = self.values(outputs, targets)
+        loss = values.sum() if self.per_sample else values * len(targets)
+        correct = self.correct(outputs, targets).sum() if self.has_accuracy else torch.zeros_like(loss)
+        return torch.stack([correct, loss])
+
+    def first_part(self, model: nn.Module, samples: Any) -> Any:
+        """What is tried before targets are looked at: the outputs."""
+        return forward(model, samples)
+
+    def check(self, outputs: Any, targets: Tensor | None) -> None:
+        """Raises unless ``targets`` [N, ...], all of a data set, suit the ``outputs`` [2, ...] of a batch."""
+        if targets is None:
+            raise HoldfastError(
+                f"the loss {type(self).__name__} needs targets: call a column one of "
+                f"{', '.join(TARGET_NAMES)}, or give step=, a function of the model and a batch"
+            )
+        if not isinstance(outputs, Tensor):
+            raise HoldfastError(
+                f"the loss {type(self).__name__} needs a model that gives one tensor, or has logits; it "
+                f"gives {type(outputs).__name__}. Give a loss of your own, a function of outputs and targets"
+            )
+        some = targets[: len(outputs)]
+        self.values(torch.zeros(outputs.shape), torch.zeros_like(some, device="cpu"))
+        classes = outputs.shape[class_dimension(outputs, some)] if outputs.ndim > 1 else 1
+        self.check_targets(targets, None if targets.is_floating_point() else max(classes, 2))
+
+    def _targets(self, samples: Any) -> Tensor:
+        targets = targets_of(samples)
+        assert targets is not None  # see ``check``
+        return targets
+
+
+LOSSES: Registry[Loss] = Registry("loss")
+
+
+def expect(met: bool, expected: str, got: object) -> None:
+    """Complains about labels unless ``met``."""
+    if not met:
+        raise HoldfastError(f"labels should be {expected}, got {got}")
+
+
+def class_dimension(outputs: Tensor, targets: Tensor) -> int:
+    """Which dimension of ``outputs`` counts classes: the last, or the second, as torch has it."""
+    last = outputs.shape[:-1] == targets.shape
+    second = outputs.ndim > 1 and (outputs.shape[0], *outputs.shape[2:]) == tuple(targets.shape)
+    if last and second and outputs.ndim > 2:
+        raise HoldfastError(
+            f"outputs {tuple(outputs.shape)} for targets {tuple(targets.shape)}: classes may be the second "
+            "or the last dimension; give loss=, a function of outputs and targets, that says which"
+        )
+    return 1 if second else -1

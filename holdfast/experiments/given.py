@@ -20,6 +20,7 @@ from holdfast.experiments.assembly import Setting, convexity_warning
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.config import Cohort
 from holdfast.experiments.planned import KeptSettings
+from holdfast.experiments.record import SETTING_FILES
 from holdfast.experiments.record_files import short
 from holdfast.experiments.runner import Runner
 
@@ -176,6 +177,11 @@ def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
 
 
+def _of_beginning(path: Path) -> bool:
+    """Whether a run that was killed before its first round may have left this."""
+    return path.name in (*SETTING_FILES, "setting.toml", "metrics.csv") or path.name.endswith(".partial")
+
+
 def open_run(plan: GivenPlan, run_dir: Path, *, resume: bool) -> Runner:
     """The runner of ``plan`` in ``run_dir``: a new one, or the one that is there if it may be resumed."""
     if (run_dir / "summary.json").is_file():
@@ -184,7 +190,7 @@ def open_run(plan: GivenPlan, run_dir: Path, *, resume: bool) -> Runner:
                 f"run_dir: {run_dir} holds a run; go on with it by resume=True, or choose another folder"
             )
         return Runner.reopen(plan, run_dir)
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+    if run_dir.exists() and not (run_dir.is_dir() and all(map(_of_beginning, run_dir.iterdir()))):
         raise HoldfastError(f"run_dir: {run_dir} exists and is no run of holdfast; choose another folder")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

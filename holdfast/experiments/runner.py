@@ -137,9 +137,10 @@ class Runner:
         simulation = self.plan.simulation(job)
         run = Run(simulation, job.rounds, job.evaluate_every, self.plan.setting(job).measure)
         run.seconds = self.checkpoints.restore(job.id, simulation)
-        if simulation.round > 0:
+        settled = entry["status"] in SETTLED
+        if settled or simulation.round > 0:
             run.rows = [self._figures(row) for row in self.rows if _belongs(row, job)]
-        if entry["status"] in SETTLED:
+        if settled:
             return run, Outcome(entry["status"], entry.get("message", ""))
         # First of all: what others are told of has been written.
         outcome = run.execute(job.info, [_Recorder(self, job, entry, run), *callbacks], asked)

@@ -123,6 +123,15 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     assert same(train(tmp_path / "run", resume=True), train())
 
 
+def test_killed_before_the_first_round(tmp_path: Path) -> None:
+    """summary.json is written last: without it there is no run yet, and what lies there is written anew."""
+    whole = train(tmp_path / "run")
+    for name in ("summary.json", "checkpoints", "models"):
+        (tmp_path / "run" / name).rename(tmp_path / name)
+    (tmp_path / "run/.summary.json.partial").write_bytes(b"{")
+    assert same(train(tmp_path / "run", resume=True), whole)
+
+
 def test_a_finished_run_is_given_back_as_it_ended(tmp_path: Path) -> None:
     once = train(tmp_path / "run")
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "run/checkpoints").iterdir()}
@@ -143,6 +152,7 @@ def test_so_is_one_that_diverged_or_was_stopped(tmp_path: Path) -> None:
     huge = {"algorithm": hf.FedAvg(lr=1e38, local_steps=2), "topology": "server"}
     with pytest.warns(RuntimeWarning, match="FedAvg diverged"):
         diverged = train(tmp_path / "diverged", **huge)
+    assert diverged.history["round"][0] == 0
     with pytest.warns(RuntimeWarning, match="FedAvg diverged"):
         again = train(tmp_path / "diverged", resume=True, **huge)
     assert again.status == "diverged"

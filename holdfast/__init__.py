@@ -20,7 +20,7 @@ _HOMES = {
         "KGT PDSGDM VRLSGD FedLin PDMM ECL FedPD FedDyn FedDR FedSplit FedDualAvg Scaffnew APDAInexact "
         "FiveGCS DualFL DSpodFL"
     ),
-    "holdfast.channels": "Channel Half Identity",
+    "holdfast.channels": "CHANNELS Channel Half Identity",
     "holdfast.contract": (
         "ALGORITHMS Algorithm ServerAlgorithm Oracle Peers Rate Count Whole Positive NonNegative constant "
         "halving cosine linear"
@@ -32,10 +32,12 @@ _HOMES = {
     "holdfast.experiments.trackers": "MLflow WandB",
     "holdfast.report.progress": "Progress",
     "holdfast.data": (
-        "partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
+        "DATASETS partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
     ),
-    "holdfast.optimizers": "LocalOptimizer Momentum PlainSGD",
+    "holdfast.models": "MODELS",
+    "holdfast.optimizers": "OPTIMIZERS LocalOptimizer Momentum PlainSGD",
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
+    "holdfast.problem.losses": "LOSSES Loss",
     "holdfast.problem.reference.optimum": "reference_optimum",
     "holdfast.problem.reference.curvature": "estimate_curvature",
     "holdfast.topology": (
@@ -65,7 +67,9 @@ if TYPE_CHECKING:
         TrainResult as TrainResult, Tuning as Tuning, compare as compare, load_result as load_result,
         minimize as minimize, train as train, tune as tune,
     )
-    from holdfast.channels import Channel as Channel, Half as Half, Identity as Identity
+    from holdfast.channels import (
+        CHANNELS as CHANNELS, Channel as Channel, Half as Half, Identity as Identity,
+    )
     from holdfast.contract import (
         ALGORITHMS as ALGORITHMS, Algorithm as Algorithm, Count as Count, NonNegative as NonNegative,
         Oracle as Oracle, Peers as Peers, Positive as Positive, Rate as Rate,
@@ -74,7 +78,7 @@ if TYPE_CHECKING:
     )
     from holdfast.core.errors import HoldfastError as HoldfastError
     from holdfast.data import (
-        ClassesPerNode as ClassesPerNode, Dataset as Dataset, Dirichlet as Dirichlet,
+        ClassesPerNode as ClassesPerNode, DATASETS as DATASETS, Dataset as Dataset, Dirichlet as Dirichlet,
         FederatedData as FederatedData, IID as IID, NaturalGroups as NaturalGroups, Shards as Shards,
         Unequal as Unequal, partition as partition,
     )
@@ -85,9 +89,12 @@ if TYPE_CHECKING:
     )
     from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
     from holdfast.experiments.trackers import MLflow as MLflow, WandB as WandB
+    from holdfast.models import MODELS as MODELS
     from holdfast.optimizers import (
-        LocalOptimizer as LocalOptimizer, Momentum as Momentum, PlainSGD as PlainSGD,
+        LocalOptimizer as LocalOptimizer, Momentum as Momentum, OPTIMIZERS as OPTIMIZERS,
+        PlainSGD as PlainSGD,
     )
+    from holdfast.problem.losses import LOSSES as LOSSES, Loss as Loss
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
     from holdfast.problem.reference.optimum import reference_optimum as reference_optimum
     from holdfast.report.progress import Progress as Progress

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, check, quoted
 from holdfast.experiments.callbacks import Callback, JobInfo
@@ -53,12 +52,8 @@ def watchers(
     return [*callbacks, Progress(jobs, leave=leave)]
 
 
-def check_call(algorithm: Method, rounds: int, cohort: Cohort) -> None:
+def check_call(rounds: int, cohort: Cohort) -> None:
     """What ``train`` and ``minimize`` are both given."""
-    if not isinstance(algorithm, Method):
-        raise HoldfastError(
-            f"algorithm: expected one such as holdfast.LocalGECL(lr=0.05), got {quoted(algorithm)}"
-        )
     check("rounds", Count, rounds)
     check("cohort", Cohort, cohort)
 

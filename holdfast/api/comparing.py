@@ -10,6 +10,7 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -28,6 +29,7 @@ from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.data.federated import FederatedData
 from holdfast.experiments.callbacks import Callback
+from holdfast.experiments.choices import Named, as_method
 from holdfast.experiments.given import Contender, open_run
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.runner import Interrupted
@@ -105,9 +107,9 @@ class Comparison:
 
 @switches_restored()
 def compare(
-    algorithms: Mapping[str, Method],
+    algorithms: Mapping[str, Method | Named],
     *,
-    model: nn.Module | Callable[[], nn.Module],
+    model: nn.Module | Named | Callable[[], nn.Module],
     data: NodeData | Callable[[int], NodeData],
     rounds: int,
     seeds: Sequence[int] = (0,),
@@ -124,7 +126,7 @@ def compare(
 
     ``algorithms``: the methods, by the names that tables and plots give them.
     ``model``: a function without arguments that makes the initial model, called after
-    ``torch.manual_seed(seed)``; or a module, from which every seed starts.
+    ``torch.manual_seed(seed)``; a name, as for ``hf.train``; or a module, from which every seed starts.
     ``data``: as for ``hf.train``; or a function from the seed to that, so that each seed draws its own split.
     ``rounds``: communication rounds. ``seeds``: one job of each method for each.
     ``callbacks``, ``progress``: as for ``hf.train``, over all jobs.
@@ -147,7 +149,7 @@ def compare(
     make_model, make_data = model_maker(model), data_maker(data)
     plan = given_plan(
         "hf.compare",
-        [Contender(name, method) for name, method in algorithms.items()],
+        [Contender(name, as_method(method)) for name, method in algorithms.items()],
         make_model,
         make_data,
         seeds=seeds,
@@ -164,7 +166,7 @@ def compare(
     for row in record.final_table():
         if row.status in ("diverged", "failed"):
             warnings.warn(f"{row.label}: {row.note}", RuntimeWarning, stacklevel=CALLER)
-    result = Comparison(record, make_model)
+    result = Comparison(record, lambda seed: deepcopy(plan.make_setting(seed).make_module()))
     if run_dir is None:
         weakref.finalize(result, shutil.rmtree, runner.folder, ignore_errors=True)
     return result
@@ -176,17 +178,19 @@ def folder_for(run_dir: str | Path | None, *, resume: bool) -> Path:
     return Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="holdfast-"))
 
 
-def model_maker(model: nn.Module | Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
-    """The initial model of each seed."""
+def model_maker(
+    model: nn.Module | Named | Callable[[], nn.Module],
+) -> Callable[[int], nn.Module | Named]:
+    """The initial model of each seed, or its name."""
 
-    def make(seed: int) -> nn.Module:
-        if isinstance(model, nn.Module):
+    def make(seed: int) -> nn.Module | Named:
+        if isinstance(model, nn.Module | str | Mapping):
             return model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return model()
 
-    if not callable(model):
+    if not callable(model) and not isinstance(model, str | Mapping):
         raise HoldfastError(f"model: expected a function that makes one, or a module, got {quoted(model)}")
     return make
 

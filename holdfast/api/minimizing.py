@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.api.calls import check_call, execute, number_type, watchers
 from holdfast.api.results import History, MinimizeResult
-from holdfast.channels import Channel, ChosenChannel
+from holdfast.channels import Channel
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
@@ -25,6 +25,7 @@ from holdfast.experiments.assembly import (
     cohort_size,
 )
 from holdfast.experiments.callbacks import Callback, JobInfo
+from holdfast.experiments.choices import Named, as_channel, as_method
 from holdfast.experiments.config import Cohort
 from holdfast.experiments.execution import Run
 from holdfast.experiments.metrics import measure
@@ -35,13 +36,13 @@ from holdfast.problem.problem import FunctionProblem
 def minimize(
     functions: Sequence[Callable[[Tensor], Tensor]],
     x0: Tensor | Sequence[float],
-    algorithm: Method,
+    algorithm: Method | Named,
     rounds: int,
     *,
     topology: Topology = "server",
     seed: int = 0,
     cohort: Cohort = "all",
-    channel: Channel | str | dict[str, Any] = "identity",
+    channel: Channel | Named = "identity",
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     dtype: torch.dtype | Literal["float32", "float64"] = "float64",
@@ -56,9 +57,9 @@ def minimize(
     Returns a ``MinimizeResult``: ``history``, ``status`` and the path ``x`` [rounds + 1, n, d] of every node.
     """
     numbers = number_type(dtype)
-    check_call(algorithm, rounds, cohort)
+    check_call(rounds, cohort)
     check("seed", Seed, seed)
-    carrying: Channel = check("channel", ChosenChannel, channel)
+    method, carrying = as_method(algorithm), as_channel(channel)
     check("functions", Sequence[Callable[..., Any]], functions)
     start = torch.as_tensor(x0, dtype=numbers).detach().clone()
     if start.dim() != 1 or len(start) == 0:
@@ -66,13 +67,13 @@ def minimize(
     if not start.isfinite().all():
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
     problem = FunctionProblem(functions, start)
-    network, name = as_network(topology, problem.nodes, seed), type(algorithm).__name__
-    check_fit(algorithm, problem.nodes, network, cohort_size(cohort), carrying)
-    rows = dry_run(algorithm, network, cohort_size(cohort), channel=carrying)
+    network, name = as_network(topology, problem.nodes, seed), type(method).__name__
+    check_fit(method, problem.nodes, network, cohort_size(cohort), carrying)
+    rows = dry_run(method, network, cohort_size(cohort), channel=carrying)
     needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)
     needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
     require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
-    simulation = build_simulation(algorithm, problem, network, seed=seed, cohort=cohort, channel=carrying)
+    simulation = build_simulation(method, problem, network, seed=seed, cohort=cohort, channel=carrying)
     names = ["train_loss", "consensus", "grad_norm2"]
     run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
     path, job = _Path(run), JobInfo(f"{name}-seed{seed}", name, rounds)

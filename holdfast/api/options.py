@@ -9,6 +9,7 @@ import torch
 from holdfast.channels import Channel
 from holdfast.core.precision import Precision
 from holdfast.experiments.assembly import Topology
+from holdfast.experiments.choices import Named
 from holdfast.experiments.config import BatchSize, Cohort, Metrics, Weighting
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, Step
@@ -19,7 +20,7 @@ class TrainOptions(TypedDict, total=False):
 
     topology: Topology
     batch_size: BatchSize
-    loss: str | Loss | LossFunction
+    loss: Loss | LossFunction | Named
     step: Step | None
     test: Any
     l2: float
@@ -28,7 +29,7 @@ class TrainOptions(TypedDict, total=False):
     weights: Weighting
     backend: BackendName
     cohort: Cohort
-    channel: Channel | str | dict[str, Any]
+    channel: Channel | Named
     evaluate_every: int
     metrics: Metrics
     device: str | torch.device

@@ -16,7 +16,7 @@ from torch import nn
 from holdfast.api.calls import CALLER, check_call, execute, needs_folder, number_type, settled, watchers
 from holdfast.api.options import TrainOptions
 from holdfast.api.results import History, TrainResult
-from holdfast.channels import Channel, ChosenChannel
+from holdfast.channels import Channel
 from holdfast.contract import Method
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Count, Seed, check
@@ -27,26 +27,27 @@ from holdfast.experiments.assembly import (
     as_network,
 )
 from holdfast.experiments.callbacks import Callback
+from holdfast.experiments.choices import Named, as_channel, as_loss, as_method, as_module
 from holdfast.experiments.config import BatchSize, Cohort, Metrics, Terms, Weighting
 from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.given import Contender, GivenPlan, open_run
 from holdfast.experiments.metrics import choose_metrics
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 
 MOST_CLASSES = 1000  # that a report shows
 
 
 @switches_restored()
 def train(
-    algorithm: Method,
+    algorithm: Method | Named,
     *,
-    model: nn.Module,
+    model: nn.Module | Named,
     data: FederatedData | Sequence[Any],
     topology: Topology = "server",
     rounds: int,
     batch_size: BatchSize = 32,
-    loss: str | Loss | LossFunction = "cross-entropy",
+    loss: Loss | LossFunction | Named = "cross-entropy",
     step: Step | None = None,
     test: Any = None,
     seed: int = 0,
@@ -56,7 +57,7 @@ def train(
     weights: Weighting = "uniform",
     backend: BackendName = "auto",
     cohort: Cohort = "all",
-    channel: Channel | str | dict[str, Any] = "identity",
+    channel: Channel | Named = "identity",
     evaluate_every: int = 1,
     metrics: Metrics = "default",
     callbacks: Sequence[Callback] = (),
@@ -70,7 +71,9 @@ def train(
 ) -> TrainResult:
     """Trains ``model`` with ``algorithm`` on every node's own data, all nodes simulated on one device.
 
-    Arguments are called as in an experiment file (docs/experiments.md).
+    Arguments are called as in an experiment file (docs/experiments.md). As there, ``algorithm``, ``model``,
+    ``loss`` and ``channel`` may be names, registered or your own "module:attribute". Parameters stand beside
+    the name in a dictionary, such as {"name": "mlp", "hidden": [64]}.
 
     ``algorithm``: the method with its hyperparameters, such as ``hf.LocalGECL(lr=0.05, local_steps=8)``.
     ``model``: the module that every node starts from; it is copied, not changed.
@@ -128,9 +131,10 @@ def train(
         "dtype": dtype,
         "precision": precision,
     }
+    method = as_method(algorithm)
     plan = given_plan(
         "hf.train",
-        [Contender(type(algorithm).__name__, algorithm)],
+        [Contender(type(method).__name__, method)],
         lambda seed: model,
         lambda seed: data,
         seeds=[seed],
@@ -159,7 +163,7 @@ def train(
 def given_plan(
     origin: str,
     contenders: Sequence[Contender],
-    make_model: Callable[[int], nn.Module],
+    make_model: Callable[[int], nn.Module | Named],
     make_data: Callable[[int], FederatedData | Sequence[Any]],
     *,
     seeds: Sequence[int],
@@ -169,8 +173,7 @@ def given_plan(
 ) -> GivenPlan:
     """Every method with every seed, checked; ``make_model`` and ``make_data`` are called with a seed."""
     full: dict[str, Any] = {**TRAIN_DEFAULTS, **options}
-    for contender in contenders:
-        check_call(contender.method, rounds, full["cohort"])
+    check_call(rounds, full["cohort"])
     for seed in seeds:
         check("seed", Seed, seed)
     check("checkpoint_every", Count, checkpoint_every)
@@ -195,20 +198,20 @@ def given_plan(
         },
         device=str(full["device"]),
         cohort=full["cohort"],
-        channel=check("channel", ChosenChannel, full["channel"]),
+        channel=as_channel(full["channel"]),
     )
     plan.check()
     return plan
 
 
 def _setting(
-    model: nn.Module,
+    model: nn.Module | Named,
     data: FederatedData | Sequence[Any],
     seed: int,
     *,
     topology: Topology,
     batch_size: BatchSize,
-    loss: str | Loss | LossFunction,
+    loss: Loss | LossFunction | Named,
     step: Step | None,
     test: Any,
     l2: float,
@@ -225,7 +228,6 @@ def _setting(
 ) -> Setting:
     """What all methods meet alike; the arguments are those of ``train``."""
     for name, annotation, value in (
-        ("model", nn.Module, model),
         ("evaluate_every", Count, evaluate_every),
         ("metrics", Metrics, metrics),
         ("precision", Precision, precision),
@@ -236,13 +238,14 @@ def _setting(
     terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
+    module = as_module(model, split, chosen_loss, seed)
     return Setting(
         data=split,
         test_data=None if test is None else read_test("test", test),
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
         metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
-        make_module=lambda: model,
+        make_module=lambda: module,
         terms=terms,
         seed=seed,
         device=str(device),

@@ -7,7 +7,7 @@ import shutil
 import signal
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -24,6 +24,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
+from holdfast.experiments.choices import Named, as_method
 from holdfast.experiments.columns import Mode
 from holdfast.experiments.execution import stop_signals
 from holdfast.experiments.given import Contender, GivenPlan
@@ -112,9 +113,9 @@ class Tuning:
 
 @switches_restored()
 def tune(
-    algorithm: Method | Callable[[float], Method],
+    algorithm: Method | Named | Callable[[float], Method],
     *,
-    model: nn.Module | Callable[[], nn.Module],
+    model: nn.Module | Named | Callable[[], nn.Module],
     data: NodeData | Callable[[int], NodeData],
     rounds: int,
     parameter: str = "lr",
@@ -150,7 +151,8 @@ def tune(
     Returns a ``Tuning``: ``best`` (a method), ``best_value``, ``trials``, ``plot()``, ``to_pandas()``; print
     it for a table. Ctrl-C ends it after the round, and what there is is returned.
     """
-    make, name, grid = _grid(algorithm, parameter, values)
+    given = as_method(algorithm) if isinstance(algorithm, str | Mapping) else algorithm
+    make, name, grid = _grid(given, parameter, values)
     make_model, make_data = model_maker(model), data_maker(data)
 
     def make_plan(grids: Grids) -> GivenPlan:

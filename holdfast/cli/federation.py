@@ -24,7 +24,7 @@ from holdfast.engines.deploy.wire.credentials import (
     sign_request,
 )
 from holdfast.engines.deploy.wire.links import Link
-from holdfast.engines.deploy.wire.loopback import require_loopback
+from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.experiments.config import apply_override
 from holdfast.experiments.federation import FederationFile, make_federation, read_federation
 from holdfast.experiments.sites import read_data
@@ -227,7 +227,7 @@ def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -
             name,
             f"{answer['round']}/{federation.rounds}" if known else "-",
             str(furthest - answer["round"]) if known else "-",
-            answer["phase"] + _metrics_text(answer.get("metrics", {})),
+            ", ".join(filter(None, (answer["phase"], figures_text(answer.get("metrics", {}))))),
             bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
             f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
             answer.get("last_error", ""),
@@ -235,5 +235,6 @@ def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -
     return table
 
 
-def _metrics_text(metrics: dict[str, float]) -> str:
-    return "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())
+def figures_text(metrics: dict[str, float]) -> str:
+    """The figures of a node, for a cell of a table."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from holdfast.cli.federation import figures_text
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data import DATASETS, IID, Dataset, partition
@@ -69,16 +70,10 @@ def _write_data(federation: FederationFile, data: str | None, folder: Path) -> N
     """One npz file for each node, as the sites would have it."""
     for i, (name, part) in enumerate(zip(federation.names, _split(federation, data), strict=True)):
         count = federation.node[i].samples
-        x_train, y_train, x_test, y_test = part
-        if count is not None and len(x_train) < count:
-            raise HoldfastError(f"{name}: the file says {count} samples, the rehearsal has {len(x_train)}")
-        np.savez(
-            folder / f"{name}.npz",
-            x_train=np.asarray(x_train[:count]),
-            y_train=np.asarray(y_train[:count]),
-            x_test=np.asarray(x_test),
-            y_test=np.asarray(y_test),
-        )
+        x, y, x_test, y_test = map(np.asarray, part)
+        if count is not None and len(x) < count:
+            raise HoldfastError(f"{name}: the file says {count} samples, the rehearsal has {len(x)}")
+        np.savez(folder / f"{name}.npz", x_train=x[:count], y_train=y[:count], x_test=x_test, y_test=y_test)
 
 
 def _split(federation: FederationFile, data: str | None) -> list[tuple[Any, Any, Any, Any]]:
@@ -192,9 +187,7 @@ class Rehearsal:
             path = self.folder / f"{role}-{member.name}" / "report.json"
             if path.exists():
                 report = json.loads(path.read_text())
-                figures = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in report["metrics"].items())
-                waited = f"{report['waiting_seconds']:.1f} s"
-                table.add_row(
-                    member.name, str(report["round"]), bytes_text(report["payload_bytes"]), waited, figures
-                )
+                sent, waited = bytes_text(report["payload_bytes"]), f"{report['waiting_seconds']:.1f} s"
+                figures = figures_text(report["metrics"])
+                table.add_row(member.name, str(report["round"]), sent, waited, figures)
         return table

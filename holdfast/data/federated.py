@@ -82,6 +82,17 @@ class FederatedData:
         return len(self.counts)
 
     @property
+    def classes(self) -> int | None:
+        """One more than the largest label of the samples here; None if there are no class labels."""
+        labels = self.targets
+        return None if labels is None or labels.is_floating_point() else int(labels.max()) + 1
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample; () if samples have several inputs."""
+        return tuple(self.x.shape[1:]) if isinstance(self.x, Tensor) else ()
+
+    @property
     def here(self) -> np.ndarray:
         """[m] int64: the nodes whose samples are here."""
         return np.arange(self.nodes) if self.held is None else self.held

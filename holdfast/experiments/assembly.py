@@ -17,7 +17,6 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, compute_in
 from holdfast.core.tree import leaves
-from holdfast.core.validation import quoted
 from holdfast.core.world import ALONE, World
 from holdfast.data import FederatedData
 from holdfast.engines.cluster.place import RankPlace
@@ -27,12 +26,12 @@ from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.config import BatchSize, Choice, Cohort, NetworkConfig, Terms, Weighting
+from holdfast.experiments.choices import Named, as_choice, as_loss
+from holdfast.experiments.config import BatchSize, Cohort, NetworkConfig, Terms, Weighting
 from holdfast.experiments.metrics import measure
-from holdfast.models import load_model
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.problem import Problem
 from holdfast.problem.reference.curvature import why_not_convex
@@ -41,7 +40,7 @@ from holdfast.problem.source import MOST_READY
 from holdfast.topology import Network, build_network, read_chance
 from holdfast.topology.graphs import Graph
 
-Topology = Network | Graph | str | Mapping[str, Any] | None
+Topology = Network | Graph | Named | None
 """Who talks to whom, as ``hf.train`` and ``hf.minimize`` take it."""
 
 # --- builders ----------------------------------------------------------------------------------------------
@@ -58,18 +57,11 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
-def initial_module(choice: Choice, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-    """The chosen model as everybody starts from it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return load_model(choice.name, choice.parameters, input_shape, outputs)
-
-
 def build_problem(
     model: nn.Module,
     data: FederatedData,
     *,
-    loss: str | Loss | LossFunction = "cross-entropy",
+    loss: Loss | LossFunction | Named = "cross-entropy",
     step: Step | None = None,
     batch_size: BatchSize = 32,
     l2: float = 0.0,
@@ -112,13 +104,7 @@ def as_network(topology: Topology, nodes: int, seed: int = 0) -> Network:
         topology = "server"
     if not isinstance(topology, str | Mapping):
         return Network.of(topology)
-    choice = {"name": topology} if isinstance(topology, str) else dict(topology)
-    if not isinstance(choice.get("name"), str):
-        raise HoldfastError(
-            f"topology: expected a name among the keys, such as {{'name': 'torus', 'rows': 2}}, got "
-            f"{quoted(topology)}"
-        )
-    return configured_network(NetworkConfig(topology=Choice(**choice)), nodes, seed)
+    return configured_network(NetworkConfig(topology=as_choice("topology", topology)), nodes, seed)
 
 
 def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:

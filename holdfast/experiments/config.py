@@ -6,8 +6,9 @@ import copy
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
+from inspect import isclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -127,18 +128,20 @@ def default_experiment() -> str:
 
 def read_experiment(path: Path | None, overrides: list[str]) -> dict[str, Any]:
     """The experiment in ``path`` (None: the default) with ``key.path=value`` overrides applied."""
-    if path is None:
-        raw = tomllib.loads(default_experiment())
-    else:
-        try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise HoldfastError(f"cannot read the experiment {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise HoldfastError(f"{path} is not valid TOML: {error}") from None
+    raw = tomllib.loads(default_experiment()) if path is None else read_toml(path, "the experiment")
     for override in overrides:
         apply_override(raw, override)
     return with_defaults(raw)
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The tables in ``path``, which is to be ``what``."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HoldfastError(f"cannot read {what} {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise HoldfastError(f"{path} is not valid TOML: {error}") from None
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:
@@ -193,7 +196,9 @@ def _algorithms(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     """``raw`` with every omitted value written out, sweeps kept: what is stored with a run."""
-    _check_sections(raw)
+    if "evaluation" in raw:
+        raise HoldfastError("[evaluation]: write evaluate_every and metrics at the top, beside rounds")
+    check_keys(raw, Experiment, "the experiment")
     resolved: dict[str, Any] = {}
     for name, field in Experiment.model_fields.items():
         if name == "algorithm":
@@ -214,17 +219,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _check_sections(raw: Mapping[str, Any]) -> None:
-    """Unknown keys at the top and in the sections, with the nearest valid name."""
+def check_keys(raw: Mapping[str, Any], section: type[Section], where: str) -> None:
+    """Complains about keys that ``section`` and its sections do not know, with the nearest valid name."""
     for key, value in raw.items():
-        if key == "evaluation":
-            raise HoldfastError("[evaluation]: write evaluate_every and metrics at the top, beside rounds")
-        if key not in Experiment.model_fields:
-            raise unknown("key in the experiment", key, Experiment.model_fields)
-        section = Experiment.model_fields[key].annotation
-        if isinstance(section, type) and issubclass(section, Section):
-            if not isinstance(value, dict):
-                raise HoldfastError(f"{key}: expected a table, got {quoted(value)}")
-            for inner in value:
-                if inner not in section.model_fields:
-                    raise unknown(f"key in [{key}]", inner, section.model_fields)
+        if key not in section.model_fields:
+            raise unknown(f"key in {where}", key, section.model_fields)
+        kind = section.model_fields[key].annotation
+        inner = next((k for k in (kind, *get_args(kind)) if isclass(k) and issubclass(k, Section)), None)
+        for table in value if get_origin(kind) is list and isinstance(value, list) else [value]:
+            if inner is None or table is None:
+                continue
+            if not isinstance(table, dict):
+                raise HoldfastError(f"{key}: expected a table, got {quoted(table)}")
+            check_keys(table, inner, f"[{key}]")

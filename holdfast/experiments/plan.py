@@ -14,12 +14,13 @@ from typing import Any
 import tomli_w
 
 from holdfast.algorithms import Method
-from holdfast.channels import CHANNELS, Channel
+from holdfast.channels import Channel
 from holdfast.core.world import ALONE, World
 from holdfast.engines.common.dry_run import Footprint, dry_run
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting, cohort_size, convexity_warning, torch_device
 from holdfast.experiments.callbacks import JobInfo
+from holdfast.experiments.choices import as_channel
 from holdfast.experiments.config import Cohort, Experiment
 from holdfast.experiments.planned import KeptSettings
 from holdfast.experiments.record_files import short
@@ -64,8 +65,7 @@ class Job:
     @property
     def channel(self) -> Channel:
         """What messages travel through, its parameters checked."""
-        chosen = self.experiment.channel
-        return CHANNELS.build(chosen.name, chosen.parameters)
+        return as_channel(self.experiment.channel)
 
     @property
     def title(self) -> str:

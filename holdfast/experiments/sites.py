@@ -14,8 +14,9 @@ from holdfast.data.federated import FederatedData
 from holdfast.data.files import npz
 from holdfast.data.samples import Pair
 from holdfast.engines.deploy.site import Site
-from holdfast.engines.deploy.storage.digests import data_digest
-from holdfast.experiments.assembly import build_problem, convexity_warning, initial_module, torch_device
+from holdfast.engines.deploy.storage.store import data_digest
+from holdfast.experiments.assembly import build_problem, convexity_warning, torch_device
+from holdfast.experiments.choices import initial_module
 from holdfast.experiments.federation import FederationFile
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import LOSSES, Loss

@@ -98,6 +98,7 @@ class ArraySource:
         self.batch_size, self.seed, self.weights, self.mean, self.std = batch_size, seed, weights, mean, std
         self.nodes = data.nodes
         device, self.dtype = like.device, like.dtype
+        self.given = described(data.samples)  # before targets take the model's number type
         self.stored = self._placed(data.samples, device)
         self.size = len(data)
         self.counts = torch.as_tensor(data.counts, device=device)
@@ -148,7 +149,7 @@ class ArraySource:
         return self.size if len(nodes) == self.nodes else int(self.counts[nodes].sum())
 
     def test_set(self, samples: Any) -> Any:
-        given, own = described(samples), described(self.stored)
+        given, own = described(samples), self.given
         if list(given) != list(own):
             raise HoldfastError(f"test: columns are {list(given)}, for training {list(own)}")
         for name in own:

@@ -27,7 +27,7 @@ UNEQUAL = np.linspace(0.1, 1.0, 10)
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.float64], ids=str)
 def digits(request) -> ModelProblem:
-    """Minibatches of digits on ten unlike nodes."""
+    """Minibatches of digits on ten heterogeneous nodes."""
     data = DATASETS.build("digits", {})
     split = hf.partition(data.x_train, data.y_train, hf.Dirichlet(0.5), nodes=10, seed=0)
     with torch.random.fork_rng():

@@ -183,7 +183,7 @@ def test_bad_parameters():
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.float64], ids=str)
 def softmax(request) -> ModelProblem:
-    """Three classes of points in the plane on five unlike nodes; exact gradients."""
+    """Three classes of points in the plane on five heterogeneous nodes; exact gradients."""
     rng = np.random.default_rng(0)
     y = np.repeat(np.arange(3), 40)
     x = rng.standard_normal((120, 2)) + 2 * np.array([[0, 1], [1, 0], [-1, -1]])[y]

@@ -114,6 +114,17 @@ def test_the_report_is_that_of_the_command_line(comparison: hf.Comparison, tmp_p
     assert "Made in Python by <code>hf.compare</code>" in written.read_text()
 
 
+def test_by_name_and_from_one_module() -> None:
+    """Names as in an experiment file; and a module of the user's own, which is left alone."""
+    module = nn.Linear(4, 2)
+    before = module.weight.detach().clone()
+    named = {"ours": {"name": "local-gecl", "lr": 0.2, "local_steps": 2}}
+    found = compare(named, model=module, rounds=2)
+    assert not torch.equal(found.model("ours").weight, before)
+    assert torch.equal(module.weight, before)
+    assert compare(named, model="linear", rounds=1, seeds=[0]).statuses == {("ours", 0): "done"}
+
+
 def test_models_that_are_not_there(comparison: hf.Comparison) -> None:
     with pytest.raises(hf.HoldfastError, match="unknown algorithm 'our': did you mean 'ours'"):
         comparison.model("our")
@@ -175,7 +186,7 @@ def test_interrupted_and_resumed(comparison: hf.Comparison, tmp_path: Path) -> N
     [
         ({"methods": [hf.FedAvg(lr=0.1)]}, r"algorithms: expected names and methods, such as"),
         ({"methods": {}}, r"algorithms: expected names and methods"),
-        ({"methods": {"a": "fedavg"}}, r"algorithm: expected one such as"),
+        ({"methods": {"a": 3}}, r"algorithm: expected one such as"),
         ({"model": 3}, r"model: expected a function that makes one, or a module, got 3"),
         ({"seeds": [-1]}, r"seed: should be greater than or equal to 0"),
         ({"batch_size": 0}, r"batch_size: should be"),

@@ -107,6 +107,8 @@ def test_other_parameters_and_functions() -> None:
     found = tune(hf.FedAvg(lr=0.01, local_steps=2), parameter="local_steps", widen=0, rounds=1)
     assert values(found) == [1, 2, 4, 8]
     assert found.best == hf.FedAvg(lr=0.01, local_steps=8)
+    named = tune({"name": "fedavg", "lr": 0.01}, values=[0.01, 0.02], widen=0, rounds=1)
+    assert named.best == hf.FedAvg(lr=0.02)
     made = tune(lambda lr: hf.FedAvg(lr=lr, local_steps=3), values=[0.01, 0.05], widen=0, rounds=1)
     assert made.best == hf.FedAvg(lr=0.05, local_steps=3)
 
@@ -149,7 +151,7 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"algorithm": "fedavg"}, "algorithm: expected a method such as"),
+        ({"algorithm": 3}, "algorithm: expected a method such as"),
         ({"parameter": "rl"}, "unknown parameter of FedAvg 'rl'"),
         ({"values": [0.1]}, "values: expected two or more different positive numbers"),
         ({"algorithm": hf.FedAvg(lr=hf.cosine(0.1, 6))}, "values: give the values to try"),

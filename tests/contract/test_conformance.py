@@ -115,9 +115,9 @@ def network(case: Case) -> hf.Network:
     return as_network(None if case.server else hf.ring(NODES), NODES)
 
 
-@pytest.fixture(scope="module", params=["digits float32", "digits float64", "quadratics float64"])
+@pytest.fixture(scope="module", params=["digits float32", "quadratics float64"])
 def objective(request) -> Problem:
-    """Minibatches of digits on unlike nodes, or exact gradients of unlike quadratics."""
+    """Minibatches of digits on heterogeneous nodes, or exact gradients of heterogeneous quadratics."""
     if request.param.startswith("quadratics"):
         return make_quadratics(NODES, L=2.0)
     dtype = torch.float32 if request.param.endswith("32") else torch.float64
@@ -154,6 +154,7 @@ def test_momentum_is_tried_with_every_method_that_has_local_steps():
 
 
 @every_case
+@pytest.mark.parametrize("objective", ["digits float32", "digits float64"], indirect=True)
 def test_shapes_and_dtypes_stay(case, objective):
     simulation = simulate(case, objective, 0)
     before = [(tensor.shape, tensor.dtype) for tensor in leaves(simulation.state)]
@@ -228,8 +229,11 @@ def test_the_dry_run_predicts_the_traffic(case, objective):
 
 
 scheduled_cases = pytest.mark.parametrize("case", [case for case in CASES if case.rate], ids=case_id)
+# The engine evaluates schedules before a round: the objective never sees them.
+exactly = pytest.mark.parametrize("objective", ["quadratics float64"], indirect=True)
 
 
+@exactly
 @scheduled_cases
 def test_step_sizes_may_be_schedules(case, objective):
     start = case.options.get(case.rate, 0.05)
@@ -239,6 +243,7 @@ def test_step_sizes_may_be_schedules(case, objective):
     assert not same_state(simulate(case, objective, 4), halved)
 
 
+@exactly
 @scheduled_cases
 def test_a_schedule_that_returns_nonsense_is_named_with_its_round(case, objective):
     def bad(round: int) -> float:

@@ -128,7 +128,8 @@ def stop_after_rows(folder: Path, number: signal.Signals, wanted: int) -> tuple[
     return running.returncode, err, run
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# The runs in pieces above get both signals.
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_stops(number: signal.Signals, tmp_path: Path, uninterrupted) -> None:
     code, err, folder = stop_after_rows(tmp_path, number, wanted=1)
     assert code == 130

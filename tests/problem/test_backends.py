@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ from command_line import experiment_file
 from devices import every_device
 from test_row_by_row import MODELS, Recurrent, sequences
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.proxy import TraceError
 
 import holdfast as hf
 from holdfast.core.tree import tree_map
@@ -22,6 +25,7 @@ from holdfast.problem.flat import FlatModel
 from holdfast.problem.forward import forward
 from holdfast.problem.gradients.backend import Activations
 from holdfast.problem.gradients.choice import choose_backend
+from holdfast.problem.gradients.stacked import TRACE_FROM_CALLS
 from holdfast.problem.losses import CrossEntropy, SquaredError
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.row_loss import RowLoss
@@ -265,3 +269,55 @@ def test_a_layer_under_two_names(backend) -> None:
     value = 3 * count / 20 * nn.functional.cross_entropy(outputs[part], targets[part])
     [expected] = torch.autograd.grad(value, row)
     assert close(problem.full_grads(x, nodes)[1], expected)
+
+
+class Untraced(CrossEntropy):
+    """Fails while torch traces it, and only then."""
+
+    traceable = True
+    error: type[Exception]
+
+    def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if get_proxy_mode() is not None:
+            raise self.error("while traced")
+        return super().values(outputs, targets)
+
+
+def test_only_what_the_tracer_raises_leads_to_the_untraced_gradient(monkeypatch):
+    data = hf.FederatedData(*images(), COUNTS)
+    x, nodes = torch.zeros(2, 195, dtype=torch.float64), torch.tensor([0, 1])
+
+    def gradients(error: type[Exception]) -> Tensor:
+        monkeypatch.setattr(Untraced, "error", error, raising=False)
+        problem = hf.build_problem(softmax(), data, loss=Untraced(), dtype=torch.float64)
+        for step in range(TRACE_FROM_CALLS):
+            [last] = problem.minibatch_grads([x], nodes, 0, step)
+        return last
+
+    assert gradients(RuntimeError).equal(gradients(TraceError))
+    with pytest.raises(KeyError, match="while traced"):
+        gradients(KeyError)
+
+
+class Contiguous(nn.Module):
+    """Takes images in torch's usual layout only."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.layers, self.error = cnn(), error
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_contiguous() or x.stride(1) == 1:
+            raise self.error("planes apart")
+        return self.layers(x)
+
+
+def test_only_torchs_refusal_of_a_layout_leads_to_the_usual_one() -> None:
+    x, nodes = torch.zeros(3, 179, dtype=torch.float64), torch.arange(3)
+    refused = objective(partial(Contiguous, RuntimeError))
+    expected = objective(partial(Contiguous, RuntimeError), "stacked").full_grads(x, nodes)
+    assert close(refused.full_grads(x, nodes), expected)
+    broken = objective(partial(Contiguous, KeyError))
+    broken.check_model(None)  # in the usual layout nothing is wrong with it
+    with pytest.raises(KeyError, match="planes apart"):
+        broken.full_grads(x, nodes)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import make_quadratics
+from forks import FORKS
 from test_conformance import CASES, NODES, Case, case_id, method
 
 import holdfast as hf
@@ -56,7 +57,7 @@ def build(name: str, **options: Any) -> Method:
 
 
 def other_problems() -> list[Task]:
-    """Networks and ways to run that the conformance battery has not: on seven nodes, unlike degrees."""
+    """Networks and ways to run that the conformance battery has not: on seven nodes, different degrees."""
     graph = Network.of(random_graph())
     varying = Network.varying(lambda epoch: random_graph(seed=epoch), every=2)
     sporadic = graph.sporadic(0.6, 0.5, seed=1)
@@ -87,7 +88,7 @@ def conformance_problems(objective: str) -> list[Task]:
 
 @lru_cache
 def _samples(nodes: int) -> tuple[hf.FederatedData, torch.nn.Module]:
-    """Unlike nodes with unlike numbers of samples, and a small model."""
+    """Heterogeneous nodes with different numbers of samples, and a small model."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((400, 6)), rng.integers(0, 3, 400)
     x += y[:, None]
@@ -162,7 +163,8 @@ def run_worlds(*worlds: tuple[int, Work, tuple[Any, ...]]) -> None:
     Errors in them are raised here.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_as_rank, (folder, worlds), nprocs=max(size for size, *_ in worlds))
+        ranks = max(size for size, *_ in worlds)
+        mp.start_processes(_as_rank, (folder, worlds), ranks, start_method=FORKS.get_start_method())
 
 
 def _as_rank(rank: int, folder: str, worlds: tuple[tuple[int, Work, tuple[Any, ...]], ...]) -> None:

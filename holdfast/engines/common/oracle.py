@@ -22,6 +22,14 @@ INITIAL_STEP = 2**31
 MinibatchGradient = Callable[[Tensor, Tensor, Word, Word], Tensor]
 """(x [m, d], nodes [m], round, step) -> gradients [m, d]."""
 
+Guard = Callable[[Callable[[], Tensor], Tensor], Tensor]
+"""(a local solve, its start [m, d]) -> the solution [m, d], or what stands for it where the solve fails."""
+
+
+def unguarded(solve: Callable[[], Tensor], start: Tensor) -> Tensor:
+    """A solve that fails ends the round."""
+    return solve()
+
 
 @dataclass
 class BatchOracle:
@@ -34,6 +42,7 @@ class BatchOracle:
     work: Work
     chances: Tensor | None = None  # [n] float64: every node's probability of being able to compute; None: 1
     gradient: MinibatchGradient | None = None  # instead of the problem's own
+    guard: Guard = unguarded
     step: int = 0
 
     def grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
@@ -58,8 +67,8 @@ class BatchOracle:
         solver: Solver = EXACT,
         gradient_norm: float | None = None,
     ) -> Tensor:
-        problem = OracleProblem(self, linear, centre, weight, gradient_norm)
-        return solver.solve(problem, self._rows(start))
+        problem, rows = OracleProblem(self, linear, centre, weight, gradient_norm), self._rows(start)
+        return self.guard(lambda: solver.solve(problem, rows), rows)
 
     def full_value(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         return self._compute(x, where, self._values, 1)

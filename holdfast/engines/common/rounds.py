@@ -180,7 +180,8 @@ class Rounds:
         chances = None
         if self.network.activity is not None:
             chances = torch.as_tensor(self.network.probabilities(round).compute, device=nodes.device)
-        return self.place.oracle(self.problem, nodes, self.seed, round, counters, chances, gradient, counts)
+        guard, work = self.place.guard(counts), counters.work
+        return BatchOracle(self.problem, nodes, self.seed, round, work, chances, gradient, guard)
 
     def _carrier(
         self, round: int, slots: tuple[Slot, ...], nodes: Tensor | None = None, counts: bool = True

@@ -27,12 +27,16 @@ TRIALS = 16  # rounds in which shared coins fall this way and that
 
 @dataclass
 class EchoPeers:
-    """The links of one node, over which its own messages come back. Keeps what was sent and asked for."""
+    """The links of one node, over which its own messages come back. Keeps what was sent and asked for.
+
+    Messages have so many ``rows``, as if there were several nodes like it.
+    """
 
     network: Network
     node: int
     like: Tensor
     flip: Flip
+    rows: int = 1
     sent: list[Any] = field(default_factory=list)
     uses: set[Use] = field(default_factory=set)
 
@@ -42,12 +46,12 @@ class EchoPeers:
 
     @property
     def degree(self) -> Tensor:
-        return torch.full((1, 1), self.links).to(self.like)
+        return torch.full((self.rows, 1), self.links).to(self.like)
 
     @property
     def edges(self) -> EchoEdges:
         self.uses.add("links")
-        return EchoEdges(self.links, self.like)
+        return EchoEdges(self.rows, self.links, self.like)
 
     def exchange(self, message: M, sporadic: bool = False) -> EchoInbox[M]:
         self.sent.append(message)
@@ -72,22 +76,23 @@ class EchoInbox(Generic[M]):
 
 @dataclass(frozen=True)
 class EchoEdges:
-    """The links of a node one by one."""
+    """The links of a node one by one; where there are several ``rows``, those of one after the other."""
 
+    rows: int
     links: int
     like: Tensor
 
     @property
     def sign(self) -> Tensor:
-        return torch.ones(self.links, 1).to(self.like)
+        return torch.ones(self.rows * self.links, 1).to(self.like)
 
     degree = sign
 
     def spread(self, x: Tensor) -> Tensor:
-        return x.expand(self.links, -1)
+        return x.repeat_interleave(self.links, 0)
 
     def total(self, z: Tensor) -> Tensor:
-        return z.sum(0, keepdim=True)
+        return z.view(self.rows, self.links, -1).sum(1)
 
     def swap(self, z: Tensor) -> Tensor:
         return z

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -35,7 +35,11 @@ class Loop:
         self.loss, self.activations, self.why = loss, activations, why
         self.on_cpu = loss.model.x0.device.type == "cpu"
         self._own = threading.local()
-        self.by_pixel = self.on_cpu and _planes_fill_registers(loss.model.template) and self._runs_by_pixel()
+
+    @cached_property
+    def by_pixel(self) -> bool:
+        """Whether images are laid out pixel by pixel; found when first asked, after the model was checked."""
+        return self.on_cpu and _planes_fill_registers(self.loss.model.template) and self._runs_by_pixel()
 
     @property
     def how(self) -> str:
@@ -46,17 +50,16 @@ class Loop:
         rows = (x, unbound(batch), keys)
         if not self.on_cpu:
             return torch.stack([row_gradient(self.loss, *row) for row in zip(*rows, strict=True)])
+        lay_out = laid_out_by_pixel if self.by_pixel else _as_it_is  # asked here, not by several threads
         if len(x) == 1:  # a node on its own has all cores
-            return self._gradient(self.loss, x[0], next(unbound(batch)), keys[0])[None]
-        return torch.stack(list(_pool(torch.get_num_threads()).map(self._gradient_in_thread, *rows)))
+            return row_gradient(self.loss, x[0], lay_out(next(unbound(batch))), keys[0])[None]
 
-    def _gradient_in_thread(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        if not hasattr(self._own, "loss"):
-            self._own.loss = self.loss.copy()
-        return self._gradient(self._own.loss, row, batch, key)
+        def in_thread(row: Tensor, batch: Batch, key: Tensor) -> Tensor:
+            if not hasattr(self._own, "loss"):
+                self._own.loss = self.loss.copy()
+            return row_gradient(self._own.loss, row, lay_out(batch), key)
 
-    def _gradient(self, loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        return row_gradient(loss, row, laid_out_by_pixel(batch) if self.by_pixel else batch, key)
+        return torch.stack(list(_pool(torch.get_num_threads()).map(in_thread, *rows)))
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         return torch.stack([self.loss.value(*row) for row in zip(x, unbound(batch), keys, strict=True)])
@@ -91,8 +94,9 @@ class Loop:
         """Whether the model has a gradient pixel by pixel; one that takes a ``view`` of planes has not."""
         row = self.loss.model.x0
         try:
-            row_gradient(self.loss, row, laid_out_by_pixel(self.activations.example), no_key(row))
-        except Exception:  # if it fails for another reason, it will fail again where that is told
+            with torch.enable_grad():
+                row_gradient(self.loss, row, laid_out_by_pixel(self.activations.example), no_key(row))
+        except RuntimeError:  # torch's word for a layout that an operation cannot take
             return False
         return True
 
@@ -112,6 +116,10 @@ def laid_out_by_pixel(tree: Any) -> Any:
         return torch.empty_like(part, memory_format=torch.channels_last).copy_(part)
 
     return tree_map(by_pixel, tree)
+
+
+def _as_it_is(tree: Any) -> Any:
+    return tree
 
 
 def _planes_fill_registers(model: nn.Module) -> bool:

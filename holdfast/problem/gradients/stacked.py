@@ -24,6 +24,9 @@ from holdfast.problem.source import Batch
 # tracing, a stacked step takes about a third longer there.
 TRACE_FROM_CALLS = 20
 
+# What torch's tracer raises for what it cannot follow, such as a branch that depends on numbers.
+UNTRACEABLE = (RuntimeError, fx.proxy.TraceError)
+
 StackedGradient = Callable[[Tensor, Batch, Tensor], Tensor]
 
 
@@ -63,7 +66,7 @@ class Stacked:
         shapes = (x.shape, *(part.shape for part in leaves(batch)))
         self._calls[shapes] += 1
         if self._calls[shapes] == TRACE_FROM_CALLS:
-            with suppress(Exception):  # tracing is optional; fall back to the untraced gradient
+            with suppress(*UNTRACEABLE):  # tracing is optional; fall back to the untraced gradient
                 self._traced[shapes] = _without_value(make_fx(self._together)(x, batch, keys))
         return self._traced.get(shapes, self._together)(x, batch, keys)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federation_runs import Run, deploy, describe, make_data, simulate
+from federation_runs import Run, calm_run, deploy, describe, make_data, simulate
 from test_conformance import CASES as ALL_METHODS
 from test_conformance import Case
 
@@ -152,7 +152,7 @@ def test_an_interrupted_member_comes_back_as_if_nothing_had_happened(
     algorithm: dict, network: dict, victim: str, tmp_path: Path
 ) -> None:
     raw = describe(algorithm, network=network, rounds=16)
-    calm = deploy(raw, tmp_path / "calm")
+    calm = calm_run(raw)
     disturbed = Run(make_federation(raw, "test"), tmp_path / "disturbed")
     run_with_interruptions(disturbed, victim, at_rounds=[0, 4, 9, 10])
     assert disturbed.models.keys() == calm.models.keys()
@@ -252,7 +252,7 @@ def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
             sender="a",
             round=1,
             exchange=0,
-            tensors=hub.wire_specs(hub.x0[None]),
+            tensors=specs(hub.x0[None]),
         )
         assert hub.admit(ahead)
         hub.arrived(ahead)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from test_conformance import CASES, NODES, Case, case_id, every_case, method, network
+from test_conformance import CASES, NODES, Case, case_id, method, network
 from torch import nn
 
 import holdfast as hf
@@ -27,7 +29,7 @@ from holdfast.problem.gradients.layers import NarrowLinear, PlaneConv2d, ready_t
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
 
-ROUNDS = 20
+ROUNDS = 10
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -54,6 +56,12 @@ def row_by_row() -> ModelProblem:
     return dense(backend="loop")
 
 
+@cache
+def shared(make: Callable[[], ModelProblem]) -> ModelProblem:
+    """One problem for all cases, which trace its gradient only once."""
+    return make()
+
+
 def models(case: Case, objective: ModelProblem) -> torch.Tensor:
     simulation = Simulation(method(case), objective, network(case), seed=7)
     for _ in range(ROUNDS):
@@ -69,15 +77,20 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
 QUICK = {"local-gecl", "net-fleet", "scaffold", "fedavg", "fedpd", "dualfl", "dspodfl", "ecl"}
 
 
+def is_quick(case: Case) -> bool:
+    """Momentum is the same few lines in every method: one method of each kind tries it."""
+    return case.name in (QUICK if "optimizer" not in case.options else {"local-gecl", "scaffold", "fedavg"})
+
+
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if case.name in QUICK else pytest.mark.slow) for case in CASES],
+    [pytest.param(case, marks=() if is_quick(case) else pytest.mark.slow) for case in CASES],
     ids=case_id,
 )
 def test_executors_agree(case: Case) -> None:
-    stacked = models(case, dense())
+    stacked = models(case, shared(dense))
     for other in (in_chunks, row_by_row):
-        assert_close(models(case, other()), stacked)
+        assert_close(models(case, shared(other)), stacked)
 
 
 def replay_of(simulation: Simulation, rounds: int = ROUNDS) -> Replay:
@@ -90,7 +103,7 @@ def replay_of(simulation: Simulation, rounds: int = ROUNDS) -> Replay:
 
 
 def fused_models(case: Case, compiler) -> tuple[torch.Tensor, FusedRound]:
-    simulation = Simulation(method(case), dense(), network(case), seed=7)
+    simulation = Simulation(method(case), shared(dense), network(case), seed=7)
     replay = replay_of(simulation)
     wide = _padded(replay)
     assert simulation.problem.dim % 4 != 0  # otherwise no row is padded
@@ -126,14 +139,23 @@ def test_a_round_on_a_sparse_network_is_cut_into_pieces_too(monkeypatch) -> None
     assert any("sparse_product" in piece.program.code for piece in fused.pieces)
 
 
-@every_case
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, marks=() if "optimizer" not in case.options or is_quick(case) else pytest.mark.slow
+        )
+        for case in CASES
+    ],
+    ids=case_id,
+)
 def test_a_round_cut_into_pieces_is_the_same_round(case: Case) -> None:
     if reads_values(case):
         with pytest.raises(RuntimeError, match="data-dependent"):
             fused_models(case, compiler=lambda program: program)
         return
     got, fused = fused_models(case, compiler=lambda program: program)
-    assert_close(got, models(case, dense()))
+    assert_close(got, models(case, shared(dense)))
     assert len({id(piece.program) for piece in fused.pieces}) <= 4
 
 

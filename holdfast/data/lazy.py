@@ -56,6 +56,7 @@ class LazyData:
     why: str = "as asked for"
     unused: int = 0
     bytes_everywhere = numbers_everywhere = numbers = 0  # in memory
+    classes = None  # not known without reading everything
     finite = True
     counts: np.ndarray = field(init=False)
 
@@ -108,6 +109,13 @@ class LazyData:
                 ) from error
         return with_rows(samples, len(part.items), part.rows, where)
 
+    def known_by(self) -> dict[str, Any]:
+        """What tells these data from others without reading them all: sizes and every node's first item."""
+        parts = [Part(node, 0, 0, (0,), ((0, 0, 0, 0),), 1) for node in self.here.tolist()]
+        kinds = [type(dataset).__qualname__ for dataset in self.datasets]
+        first = [tuple(leaves(self.read(part))) for part in parts]
+        return {"counts": self.counts, "kinds": kinds, "first": first, "collate_fn": self.collate_fn}
+
     def _collated(self, where: str, items: list[Any]) -> Any:
         return as_tree(
             where, stack_items(where, items) if self.collate_fn is None else self.collate_fn(items)
@@ -129,6 +137,7 @@ class Stream:
     names: tuple[str, ...] | None = None
     unused: int = 0
     bytes_everywhere = numbers_everywhere = numbers = 0  # in memory
+    classes = None  # not known without reading everything
     finite = False
     how = "batches made by a function of (node, round, step)"
 
@@ -145,6 +154,10 @@ class Stream:
     def counts(self) -> np.ndarray:
         """[n] int64: the same of each node."""
         return np.zeros(self.nodes, dtype=np.int64)
+
+    def known_by(self) -> dict[str, Any]:
+        """What tells this stream from others."""
+        return {"nodes": self.nodes, "batch": self.batch}
 
     def read(self, part: Part) -> Any:
         """The batch of (node, round, step)."""
@@ -228,6 +241,11 @@ def from_datasets(
             why = "as they are drawn at random"
     _warn_if_own_generator(lazy)
     return LazyData(parts, collate_fn, workers, called, why=why)
+
+
+def as_data(data: AnyData | Sequence[Any]) -> AnyData:
+    """``data`` themselves, or what is made of one part per node."""
+    return data if isinstance(data, AnyData) else from_datasets(data)
 
 
 def _named(data: FederatedData, names: Sequence[str]) -> FederatedData:

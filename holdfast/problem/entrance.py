@@ -53,9 +53,9 @@ class Entrance:
             yield map_inputs(self.prepare, tree_map(lambda part, some=some: part[some], stored))
 
     @staticmethod
-    def check_alike(samples: Any, own: Any) -> None:
-        """Refuses a test set whose samples are not of the form of ``own``, those for training."""
-        given, expected = described(samples), described(own)
+    def check_alike(samples: Any, expected: dict[str, str]) -> None:
+        """Refuses a test set whose samples are not as those for training, which are ``described`` so."""
+        given = described(samples)
         if list(given) != list(expected):
             raise HoldfastError(f"test: columns are {list(given)}, for training {list(expected)}")
         for name in expected:

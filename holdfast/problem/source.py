@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves, tree_map
 from holdfast.data.federated import FederatedData
-from holdfast.data.samples import Pair, map_inputs, targets_of
+from holdfast.data.samples import Pair, described, map_inputs, targets_of
 from holdfast.problem.entrance import Entrance
 from holdfast.problem.sampling import SamplingName, build_sampling, weights_of
 
@@ -116,6 +116,7 @@ class ArraySource:
         self.nodes = data.nodes
         device, self.dtype = like.device, like.dtype
         self.entrance = Entrance(like, mean, std)
+        self.given = described(data.samples)  # before targets take the model's number type
         self.stored = self.entrance.place(data.samples)
         self.size = len(data)
         self.counts = torch.as_tensor(data.counts, device=device)
@@ -159,10 +160,13 @@ class ArraySource:
 
     def everything(self, at_once: int) -> Iterator[Batch]:
         counts, scale = self.counts[self.here], self.scale[self.here]
-        per_sample = torch.repeat_interleave(scale / (self.nodes * counts), counts)
-        everything = torch.arange(self.size, device=counts.device)
-        for rows in torch.split(everything, at_once):
-            yield Batch(self.gather(rows), per_sample[rows].to(self.dtype))
+        # With the size given, a GPU is not asked for it.
+        weight = torch.repeat_interleave(scale / (self.nodes * counts), counts, output_size=self.size)
+        stored = self.stored if self._ready is None else self._ready
+        for first in range(0, self.size, at_once):
+            samples, own = tree_map(lambda part, a=first: part[a : a + at_once], (stored, weight))
+            ready = map_inputs(self.entrance.prepare, samples) if self._ready is None else samples
+            yield Batch(ready, own.to(self.dtype))
 
     def some(self, count: int) -> Batch:
         rows = torch.arange(min(count, self.size), device=self.counts.device)
@@ -172,7 +176,7 @@ class ArraySource:
         return self.size if len(nodes) == self.nodes else int(self.counts[nodes].sum())
 
     def test_set(self, samples: Any) -> Any:
-        self.entrance.check_alike(samples, self.stored)
+        self.entrance.check_alike(samples, self.given)
         return self.entrance.place(samples)
 
     def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:

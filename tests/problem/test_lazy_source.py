@@ -205,6 +205,17 @@ def test_resume_sees_the_same_transforms() -> None:
     assert torch.equal(whole.models, resumed.models)
 
 
+def test_a_run_in_a_folder_is_resumed_with_other_workers_but_not_with_other_data(tmp_path) -> None:
+    data = [hf.from_datasets([Noisy(5), Noisy(9, scale)], workers=workers) for scale, workers in DATA]
+    first, again = (train(data[i], run_dir=tmp_path / "run", resume=i > 0) for i in range(2))
+    assert torch.equal(first.models, again.models)
+    with pytest.raises(hf.HoldfastError, match="data"):
+        train(data[2], run_dir=tmp_path / "run", resume=True)
+
+
+DATA = ((1.0, 0), (1.0, 1), (2.0, 0))  # scale of the noise, workers
+
+
 class Mapped(Dataset):
     """Rows of a file on disk, of which only those that are asked for are read."""
 
@@ -228,7 +239,7 @@ def test_what_is_larger_than_memory_is_not_read_whole(tmp_path, monkeypatch) -> 
     train(data, metrics=["consensus"])
     assert len(part.asked) < 400
     streamed = Mapped(tmp_path / "rows.npy")
-    train(hf.from_datasets([streamed], streaming=True), metrics=["consensus"])
+    train(hf.from_datasets([streamed], streaming=True), metrics=["consensus"], run_dir=tmp_path / "run")
     assert len(streamed.asked) < 200
 
 
@@ -306,7 +317,7 @@ def test_a_function_of_node_round_and_step_trains(workers) -> None:
 
 def test_what_a_stream_cannot_do() -> None:
     stream = hf.Stream(nodes=2, batch=endless)
-    with pytest.raises(hf.HoldfastError, match="metric 'train_loss' reads all training data, and a Stream"):
+    with pytest.raises(hf.HoldfastError, match="'train_loss' needs training samples that come to an end"):
         train(stream, metrics=["train_loss"])
     with pytest.raises(hf.HoldfastError, match="a Stream has no end"):
         train(stream, batch_size="full")

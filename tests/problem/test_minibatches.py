@@ -30,6 +30,11 @@ def problem_of(nodes: list[Any], **options: Any) -> Any:
     return hf.build_problem(nn.Linear(4, 3), data, **{"dtype": torch.float64, "batch_size": 4, **options})
 
 
+def gradients_of(problem: Any, x: Tensor, round: int, step: int) -> Tensor:
+    [(_, gradients)] = problem.minibatch_values_and_grads([x], torch.arange(len(x)), round, step)
+    return gradients
+
+
 # --- epochs --------------------------------------------------------------------------------------------
 
 
@@ -68,9 +73,7 @@ def test_the_gradients_of_an_epoch_average_to_the_full_one() -> None:
     problem = problem_of(nodes_of([6, 10]), sampling="epochs", weights="samples")
     x, nodes = torch.randn(2, problem.dim, dtype=torch.float64, generator=DRAW), torch.arange(2)
     for node, sizes in ((0, [4, 2]), (1, [4, 4, 2])):
-        total = sum(
-            size * problem.minibatch_grads([x], nodes, 3, step)[0][node] for step, size in enumerate(sizes)
-        )
+        total = sum(size * gradients_of(problem, x, 3, step)[node] for step, size in enumerate(sizes))
         expected = problem.full_grads(x, nodes)[node]
         assert torch.allclose(total / sum(sizes), expected, rtol=1e-12)
 
@@ -136,7 +139,7 @@ def test_gradients_of_poisson_batches_add_up() -> None:
     problem = problem_of(nodes, sampling="poisson")
     x = torch.randn(2, problem.dim, dtype=torch.float64, generator=DRAW)
     drawn = problem.source.draws.draw(torch.arange(2), 2, 1)
-    [gradients] = problem.minibatch_grads([x], torch.arange(2), 2, 1)
+    gradients = gradients_of(problem, x, 2, 1)
     for node, (inputs, labels) in enumerate(nodes):
         own = drawn.places[node][drawn.inside[node]]
         weights = x[node].clone().requires_grad_()
@@ -192,7 +195,7 @@ def test_minibatches_are_augmented_and_full_data_are_not(backend) -> None:
     x, both = torch.randn(2, plain.dim, dtype=torch.float64, generator=DRAW), torch.arange(2)
     assert torch.equal(plain.full_grads(x, both), augmented.full_grads(x, both))
     assert torch.equal(plain.global_value(x[0]), augmented.global_value(x[0]))
-    [gradients] = augmented.minibatch_grads([x], both, 5, 2)
+    gradients = gradients_of(augmented, x, 5, 2)
     for node in range(2):
         samples = plain.source.batch(torch.tensor([node]), 5, 2).samples
         own = type(samples)(samples.x[0], samples.y[0])

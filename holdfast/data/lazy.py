@@ -83,7 +83,7 @@ class LazyData:
     @property
     def how(self) -> str:
         """Where samples come from, for people."""
-        by = f" by {self.workers} processes" if self.workers else ""
+        by = {0: "", 1: " by a process"}.get(self.workers, f" by {self.workers} processes")
         return f"items read{by} when they are drawn, {self.why}"
 
     def read(self, part: Part) -> Any:

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 import holdfast as hf
 from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.experiments.config import Experiment, read_experiment
+from holdfast.experiments.setting import build_setting
 from holdfast.problem.sampling import OVERFLOW, Epochs, Poisson, build_sampling, rows_for, weights_of
 
 DRAW = torch.Generator().manual_seed(0)
@@ -161,6 +163,15 @@ def test_sampling_that_cannot_be() -> None:
     with pytest.raises(hf.HoldfastError, match="sampling: should be 'replacement', 'epochs' or 'poisson'"):
         hf.train(hf.FedAvg(lr=0.1), model=nn.Linear(4, 3), data=data, rounds=1, sampling="epoch")
     assert build_sampling("replacement", 0, COUNTS, None) is None
+
+
+def test_an_experiment_file_says_how_samples_are_drawn() -> None:
+    raw = read_experiment(None, ["problem.sampling=epochs", "problem.batch_size=10"])
+    raw["algorithm"] = raw["algorithm"][0]
+    setting = build_setting(Experiment(**raw), 0, None, "cpu")
+    assert isinstance(setting.objective.source.draws, Epochs)
+    with pytest.raises(ValueError, match="sampling"):
+        Experiment(**{**raw, "problem": {**raw["problem"], "sampling": "epoch"}})
 
 
 # --- augmentation --------------------------------------------------------------------------------------

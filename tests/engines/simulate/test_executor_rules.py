@@ -145,8 +145,9 @@ def test_evaluation_keeps_to_the_memory_for_activations() -> None:
     whole = dense().global_value_and_grad(dense().x0)[1]
     objective = dense(samples_at_once=30)
     seen = []
-    prepare = objective.source.prepare
-    objective.source.prepare = lambda x: seen.append(len(x)) or prepare(x)
+    entrance = objective.source.entrance
+    prepare = entrance.prepare
+    entrance.prepare = lambda x: seen.append(len(x)) or prepare(x)
     assert_close(objective.global_value_and_grad(objective.x0)[1], whole)
     assert max(seen) == 30
 

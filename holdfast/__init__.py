@@ -18,7 +18,7 @@ _HOMES = {
     "holdfast.algorithms": (
         "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
         "KGT PDSGDM VRLSGD FedLin PDMM ECL FedPD FedDyn FedDR FedSplit FedDualAvg Scaffnew APDAInexact "
-        "FiveGCS DualFL DSpodFL"
+        "FiveGCS DualFL DSpodFL Ditto FedRep"
     ),
     "holdfast.channels": "CHANNELS Channel Half Identity",
     "holdfast.contract": (
@@ -35,7 +35,9 @@ _HOMES = {
         "DATASETS partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
     ),
     "holdfast.models": "MODELS",
-    "holdfast.optimizers": "OPTIMIZERS LocalOptimizer Momentum PlainSGD",
+    "holdfast.optimizers": (
+        "OPTIMIZERS LocalOptimizer Momentum PlainSGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
+    ),
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
     "holdfast.problem.losses": "LOSSES Loss",
     "holdfast.problem.reference.optimum": "reference_optimum",
@@ -56,11 +58,12 @@ if TYPE_CHECKING:
     # isort: off
     from holdfast.algorithms import (
         APDAInexact as APDAInexact, DSCAFFOLD as DSCAFFOLD, DSGD as DSGD, DSGT as DSGT, DSpodFL as DSpodFL,
-        DualFL as DualFL, ECL as ECL, FedAvg as FedAvg, FedDR as FedDR, FedDualAvg as FedDualAvg,
-        FedDyn as FedDyn, FedLin as FedLin, FedPD as FedPD, FedProx as FedProx, FedSplit as FedSplit,
-        FiveGCS as FiveGCS, GECL as GECL, GTSGD as GTSGD, Gossip as Gossip, KGT as KGT,
-        LocalGECL as LocalGECL, LocalGECLServer as LocalGECLServer, NETFLEET as NETFLEET, PDMM as PDMM,
-        PDSGDM as PDSGDM, SCAFFOLD as SCAFFOLD, Scaffnew as Scaffnew, VRLSGD as VRLSGD,
+        Ditto as Ditto, DualFL as DualFL, ECL as ECL, FedAvg as FedAvg, FedDR as FedDR,
+        FedDualAvg as FedDualAvg, FedDyn as FedDyn, FedLin as FedLin, FedPD as FedPD, FedProx as FedProx,
+        FedRep as FedRep, FedSplit as FedSplit, FiveGCS as FiveGCS, GECL as GECL, GTSGD as GTSGD,
+        Gossip as Gossip, KGT as KGT, LocalGECL as LocalGECL, LocalGECLServer as LocalGECLServer,
+        NETFLEET as NETFLEET, PDMM as PDMM, PDSGDM as PDSGDM, SCAFFOLD as SCAFFOLD, Scaffnew as Scaffnew,
+        VRLSGD as VRLSGD,
     )
     from holdfast.api import (
         Comparison as Comparison, History as History, MinimizeResult as MinimizeResult,
@@ -91,8 +94,9 @@ if TYPE_CHECKING:
     from holdfast.experiments.trackers import MLflow as MLflow, WandB as WandB
     from holdfast.models import MODELS as MODELS
     from holdfast.optimizers import (
+        AdamW as AdamW, Clip as Clip, FedAdagrad as FedAdagrad, FedAdam as FedAdam, FedYogi as FedYogi,
         LocalOptimizer as LocalOptimizer, Momentum as Momentum, OPTIMIZERS as OPTIMIZERS,
-        PlainSGD as PlainSGD,
+        PlainSGD as PlainSGD, WarmupCosine as WarmupCosine,
     )
     from holdfast.problem.losses import LOSSES as LOSSES, Loss as Loss
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature

@@ -92,8 +92,9 @@ def train(
     ``seed``: of the minibatches, cohorts and random topologies; the initial weights are the model's own.
     ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
     ``weights``: whether nodes count alike ("uniform") or samples do ("samples").
-    ``backend``: how gradients are computed, all nodes "stacked" in one call or in a "loop" over the nodes;
-    "auto" stacks unless a layer cannot be stacked or is faster in a loop.
+    ``backend``: how gradients are computed, all nodes "stacked" in one call, in a "loop" over the nodes, or
+    as "adapters" with the frozen part of the model run once over all nodes' batches; "auto" chooses by what
+    is trained and how fast its layers are.
     ``cohort``: clients sampled per round (server methods), or "all".
     ``channel``: how messages travel, such as "half" or ``hf.Half()``.
     ``evaluate_every``: rounds from one measurement to the next; the last round is always measured.

@@ -48,6 +48,7 @@ FAMILIES = [
     "a dual on every link",
     "primal-dual, with a server",
     "sporadic",
+    "personalised",
 ]
 OWN = "your own"  # registered without a family
 

@@ -59,7 +59,8 @@ EXPERIMENTS = (Path(__file__).parents[2] / "docs/experiments.md").read_text(enco
     ("word", "printed"),
     [
         ("hf.Callback", "stopped True"),
-        ("hf.Simulation", "5 torch.Size([6, 8]) ('x', 'mixed', 'dual', 'memory')"),
+        ("hf.Ditto", "[0.5, 0.5] [0.17, 0.75]"),
+        ("hf.Simulation(hf.LocalGECL", "5 torch.Size([6, 8]) ('x', 'mixed', 'dual', 'memory')"),
     ],
 )
 def test_the_page_on_experiments(word: str, printed: str, tmp_path: Path) -> None:

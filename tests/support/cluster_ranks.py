@@ -56,6 +56,13 @@ def build(name: str, **options: Any) -> Method:
     return ALGORITHMS.build(name, options)
 
 
+ADAMW = {
+    "name": "warmup-cosine",
+    "warmup": 3,
+    "inner": {"name": "clip", "inner": {"name": "adamw", "keep": True}},
+}
+
+
 def other_problems() -> list[Task]:
     """Networks and ways to run that the conformance battery has not: on seven nodes, different degrees."""
     graph = Network.of(random_graph())
@@ -74,10 +81,17 @@ def other_problems() -> list[Task]:
         ("dspodfl, sporadic and varying", build("dspodfl", lr=0.05), both),
         ("fedpd that skips", build("fedpd", eta=0.5, lr=0.05, local_steps=2, skip=0.5), server(7)),
         ("scaffnew that skips", build("scaffnew", lr=0.05, p=0.3), server(7)),
+        ("local-gecl with adamw", build("local-gecl", lr=0.01, local_steps=2, optimizer=ADAMW), graph),
+        ("dspodfl with adamw", build("dspodfl", lr=0.01, optimizer=ADAMW), sporadic),
+        ("fedrep", build("fedrep", lr=0.05, head=18, head_steps=2), server(7)),
     ]
     problems = [Task(name, how, network, "samples") for name, how, network in cases]
     problems += [Task("pdmm, exact", build("pdmm", **exact), graph, "quadratics")]
-    cohorts = [build("scaffold", lr=0.05, local_steps=2), build("fedavg", lr=0.05, local_steps=2)]
+    cohorts = [
+        build("scaffold", lr=0.05, local_steps=2),
+        build("fedavg", lr=0.05, local_steps=2),
+        build("ditto", lr=0.01, optimizer=ADAMW, server_lr=0.1, server_optimizer={"name": "fedyogi"}),
+    ]
     problems += [Task(f"cohort of 2 {m}", m, server(7), "samples", cohort=2) for m in cohorts]
     return problems
 

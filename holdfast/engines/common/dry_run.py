@@ -21,7 +21,7 @@ class Footprint:
     vectors_at_start: int  # sent over the whole network before the first round
     vectors_per_round: float  # sent over the whole network in a round
     vectors_per_link: float  # the same, per directed link
-    scalars_per_round: float  # single numbers sent beside them
+    scalars_per_round: float  # single numbers sent beside them; negative where a part of a vector is not sent
     state_vectors: int  # kept by all nodes together between rounds
     gradients_per_round: float  # per node
 
@@ -39,16 +39,18 @@ def dry_run(
     rounds: int = 1,
     channel: Channel = IDENTITY,
 ) -> Footprint:
-    """``method`` over ``network``, counted in one dimension and in two, to tell d from 1.
+    """``method`` over ``network``, counted in two dimensions, to tell d from 1.
 
     Figures per round are means over ``rounds``: some methods skip communication now and then.
     """
-    one, two = (_count(method, network, cohort_size, dim, rounds, channel) for dim in (1, 2))
+    dim = method.least_dim
+    one, two = (_count(method, network, cohort_size, d, rounds, channel) for d in (dim, dim + 1))
+    vectors = two.per_round - one.per_round
     return Footprint(
         vectors_at_start=two.at_start - one.at_start,
-        vectors_per_round=two.per_round - one.per_round,
-        scalars_per_round=2 * one.per_round - two.per_round,
-        vectors_per_link=(two.per_round - one.per_round) / network.directed_links,
+        vectors_per_round=vectors,
+        scalars_per_round=one.per_round - dim * vectors,
+        vectors_per_link=vectors / network.directed_links,
         state_vectors=two.state - one.state,
         gradients_per_round=one.gradients / network.nodes,
     )

@@ -128,6 +128,11 @@ class Rounds:
         own = apart(state)[0]
         return self.method.dual(own.clients if isinstance(own, ServerState) else own)
 
+    def personal(self, state: Any) -> Tensor | None:
+        """What the method says of ``personal``, for the nodes here."""
+        own = apart(state)[0]
+        return self.method.personal(own.clients if isinstance(own, ServerState) else own)
+
     def check_channel(self) -> None:
         """Raises, on all ranks alike, if a finite number did not arrive as one."""
 

@@ -132,6 +132,11 @@ class Simulation:
         return self.rounds.models(self.state)
 
     @property
+    def personal_models(self) -> Tensor | None:
+        """The personal model of each node here, [m, d], if the method trains any."""
+        return self.rounds.personal(self.state)
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes of all messages so far, each counted once."""
         return self.traffic.bits // 8

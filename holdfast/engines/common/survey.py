@@ -123,7 +123,7 @@ def method_uses(method: Method, network: Network) -> set[Use]:
     """What ``method`` asks for beyond ``exchange`` and ``mixed``."""
     if isinstance(method, ServerAlgorithm):
         return set()
-    return {use for peers in _trials(method, network, 1) for use in peers.uses}
+    return {use for peers in _trials(method, network, method.least_dim) for use in peers.uses}
 
 
 def sent_in_round(method: Method, network: Network, like: Tensor) -> list[Any]:
@@ -137,7 +137,7 @@ def sent_in_round(method: Method, network: Network, like: Tensor) -> list[Any]:
             return [client_message(method, network.nodes, size)]
         return max((peers.sent for peers in _trials(method, network, size)[1:]), key=len)
 
-    return [grown(one, two, like) for one, two in zip(sent(1), sent(2), strict=True)]
+    return list(grown(method, sent, like))
 
 
 def _trials(method: Method, network: Network, size: int) -> list[EchoPeers]:
@@ -158,14 +158,16 @@ def client_message(method: ServerAlgorithm[Any], nodes: int, size: int) -> Any:
     return now.client(now.init(x0[None].clone()), received, zero_oracle(nodes, 0, size))[1]
 
 
-def grown(one: Any, two: Any, like: Tensor) -> Any:
-    """A tree of zeros for a model ``like`` [d], given such trees for models of one and of two numbers.
+def grown(method: Method, tree_of: Callable[[int], Any], like: Tensor) -> Any:
+    """A tree of zeros for a model ``like`` [d], given what ``tree_of`` gives for the two smallest models.
 
     The size of every tensor is a number, or grows with the dimension.
     """
+    least = method.least_dim
 
     def grow(a: Tensor, b: Tensor) -> Tensor:
-        sizes = [m + (n - m) * (like.numel() - 1) for m, n in zip(a.shape, b.shape, strict=True)]
+        sizes = [m + (n - m) * (like.numel() - least) for m, n in zip(a.shape, b.shape, strict=True)]
         return torch.zeros(sizes, dtype=like.dtype, device=like.device)
 
+    one, two = tree_of(least), tree_of(least + 1)
     return tree_map(grow, one, two)

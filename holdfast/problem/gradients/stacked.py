@@ -16,7 +16,7 @@ from torch.func import grad, hessian, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from holdfast.core.tree import leaves, tree_map
-from holdfast.problem.gradients.backend import Activations, row_gradient
+from holdfast.problem.gradients.backend import Activations, in_parts, row_gradient
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
 
@@ -34,6 +34,8 @@ class Stacked:
     """All rows in one call, in parts where their activations would not fit the memory."""
 
     stacked = True
+    vmapped = True
+    fuses = True
 
     def __init__(self, loss: RowLoss, activations: Activations, why: str = "") -> None:
         self.loss, self.activations = loss, activations
@@ -49,15 +51,7 @@ class Stacked:
         if self.on_cpu and len(x) == 1:  # a node on its own, whose model may be large
             alone = tree_map(lambda part: part[0], batch)
             return row_gradient(self.loss, x[0], alone, keys[0])[None]
-        size = max(1, self.activations.at_once // batch.weight.shape[1])
-        if len(x) <= size:
-            return self._gradients(x, batch, keys)
-        parts = []
-        for first in range(0, len(x), size):
-            some = slice(first, first + size)
-            own = tree_map(lambda part, some=some: part[some], batch)
-            parts.append(self._gradients(x[some], own, keys[some]))
-        return torch.cat(parts)
+        return in_parts(self._gradients, self.activations.at_once, x, batch, keys)
 
     def _gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         """``_together``; on a CPU, shapes that come often are traced into the operations it comes down to."""

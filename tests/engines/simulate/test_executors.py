@@ -105,7 +105,7 @@ def replay_of(simulation: Simulation, rounds: int = ROUNDS) -> Replay:
 def fused_models(case: Case, compiler) -> tuple[torch.Tensor, FusedRound]:
     simulation = Simulation(method(case), shared(dense), network(case), seed=7)
     replay = replay_of(simulation)
-    wide = _padded(replay)
+    wide = _padded(replay) if simulation.method.may_be_padded else replay.state
     assert simulation.problem.dim % 4 != 0  # otherwise no row is padded
     fused = FusedRound(replay.advance, tree_map(torch.clone, wide), simulation.problem, compiler)
     for round in range(ROUNDS):

@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import cohort
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.carrier import Carrier, Slot, apart, carried, wire_like
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
@@ -37,7 +37,7 @@ class Node(Member):
     def __init__(
         self, federation: Federation, name: str, folder: Path, site: Site, **hosting: Unpack[Hosting]
     ) -> None:
-        facts = {} if site.test is None else {"test_samples": len(site.test[0])}
+        facts = {} if site.test is None else {"test_samples": len(next(leaves(site.test)))}
         super().__init__(
             federation, name, folder, site.objective.x0, data=site.digest, facts=facts, **hosting
         )
@@ -210,8 +210,12 @@ class Node(Member):
         record_round(self, min(r, self.federation.rounds), self.work, links)
 
     def _write_results(self, model: Tensor) -> None:
-        """The model, as its module's state, and the report of this node's traffic and waiting."""
+        """The model and the personal one, if any, as their modules' states, and the report of this node."""
         notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
+        personal = self.federation.method.personal(apart(self.state)[0])
+        if personal is not None:
+            own = personal[0]
+            self.insist(lambda: write_model(self.folder, self.site.objective.model, own, notes, "personal"))
         self.insist(lambda: write_model(self.folder, self.site.objective.model, model, notes))
         write_report(self)
 

@@ -25,14 +25,16 @@ COSTS = ("payload_bytes", "payload_bytes_per_link", "gradient_evaluations", "sam
 OVERALL = {"running": "running", "done": "complete", "interrupted": "interrupted", "failed": "interrupted"}
 
 
-def write_model(folder: Path, model: FlatModel, row: Tensor, notes: dict[str, Any]) -> None:
-    """The module with parameters ``row`` [d] as ``model.safetensors``."""
+def write_model(
+    folder: Path, model: FlatModel, row: Tensor, notes: dict[str, Any], name: str = "model"
+) -> None:
+    """The module with parameters ``row`` [d] as ``model.safetensors``, or under another ``name``."""
     tensors, memory = {}, set()
-    for name, tensor in model.module(row).state_dict().items():
+    for key, tensor in model.module(row).state_dict().items():
         shared = tensor.data_ptr() in memory  # tied weights, which safetensors would refuse
         memory.add(tensor.data_ptr())
-        tensors[name] = tensor.clone() if shared else tensor.contiguous()
-    temporary = folder / ".model.safetensors.partial"
+        tensors[key] = tensor.clone() if shared else tensor.contiguous()
+    temporary = folder / f".{name}.safetensors.partial"
     try:
         safetensors.torch.save_file(tensors, temporary, {"holdfast": json.dumps(notes)})
     except safetensors.SafetensorError as error:  # it hides a full disk in its text
@@ -43,7 +45,7 @@ def write_model(folder: Path, model: FlatModel, row: Tensor, notes: dict[str, An
         raise OSError(code, os.strerror(code), str(temporary)) from None
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
-    settle(temporary, folder / "model.safetensors")
+    settle(temporary, folder / f"{name}.safetensors")
 
 
 def read_model(folder: Path, model: FlatModel) -> Tensor:

@@ -27,8 +27,9 @@ from holdfast.experiments.assembly import (
 from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.choices import Named, as_channel, as_method
 from holdfast.experiments.config import Cohort
+from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.execution import Run
-from holdfast.experiments.metrics import measure
+from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.problem import FunctionProblem
 
 
@@ -74,8 +75,8 @@ def minimize(
     needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
     require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
     simulation = build_simulation(method, problem, network, seed=seed, cohort=cohort, channel=carrying)
-    names = ["train_loss", "consensus", "grad_norm2"]
-    run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
+    figures = choose_metrics(["train_loss", "consensus", "grad_norm2"], has_test=False, classes=None)
+    run = Run(simulation, rounds, 1, Evaluation(figures))
     path, job = _Path(run), JobInfo(f"{name}-seed{seed}", name, rounds)
     status = execute(run, job, [path, *watchers(callbacks, progress, [job])])
     return MinimizeResult(History(run.rows), status, torch.stack(path.models))

@@ -10,7 +10,7 @@ from holdfast.channels import Channel
 from holdfast.core.precision import Precision
 from holdfast.experiments.assembly import Topology
 from holdfast.experiments.choices import Named
-from holdfast.experiments.config import BatchSize, Cohort, Metrics, Weighting
+from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Weighting
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, Step
 
@@ -30,8 +30,9 @@ class TrainOptions(TypedDict, total=False):
     backend: BackendName
     cohort: Cohort
     channel: Channel | Named
-    evaluate_every: int
-    metrics: Metrics
+    evaluate_every: Cadence
+    metrics: Metrics | dict[str, Any] | tuple[str | dict[str, Any], ...]
+    personalize: int
     device: str | torch.device
     dtype: torch.dtype | Literal["float32", "float64"]
     precision: Precision

@@ -19,8 +19,8 @@ from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel
 from holdfast.contract import Method
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Count, Seed, check
-from holdfast.data.federated import FederatedData, read_test
+from holdfast.core.validation import Count, Seed, Whole, check
+from holdfast.data.federated import FederatedData, read_tests
 from holdfast.experiments.assembly import (
     Setting,
     Topology,
@@ -28,10 +28,10 @@ from holdfast.experiments.assembly import (
 )
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import Named, as_channel, as_loss, as_method, as_module
-from holdfast.experiments.config import BatchSize, Cohort, Metrics, Terms, Weighting
+from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Terms, Weighting
 from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.given import Contender, GivenPlan, open_run
-from holdfast.experiments.metrics import choose_metrics
+from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 
@@ -58,8 +58,9 @@ def train(
     backend: BackendName = "auto",
     cohort: Cohort = "all",
     channel: Channel | Named = "identity",
-    evaluate_every: int = 1,
-    metrics: Metrics = "default",
+    evaluate_every: Cadence = "auto",
+    metrics: Metrics | dict[str, Any] | tuple[str | dict[str, Any], ...] = ("default", "minibatch_loss"),
+    personalize: int = 0,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     run_dir: str | Path | None = None,
@@ -84,7 +85,7 @@ def train(
     over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
     ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
     ``data``: ``step=lambda model, batch: model(**batch).loss``.
-    ``test``: samples like a node's, on which models are tested.
+    ``test``: samples like a node's that all models are tested on, or a list with a set for each node.
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``rounds``: communication rounds.
@@ -97,8 +98,12 @@ def train(
     is trained and how fast its layers are.
     ``cohort``: clients sampled per round (server methods), or "all".
     ``channel``: how messages travel, such as "half" or ``hf.Half()``.
-    ``evaluate_every``: rounds from one measurement to the next; the last round is always measured.
-    ``metrics``: their names; "default" are all that are cheap.
+    ``evaluate_every``: rounds between measurements; "auto" chooses them so that measuring costs at most a
+    fifth of training, counted in samples. The initial and the last models are always measured.
+    ``metrics``: their names; "default" are all that are cheap. "minibatch_loss" is free. A dictionary has
+    your own: functions of (outputs, targets) or objects of torchmetrics; see docs/experiments.md.
+    ``personalize``: so many local steps from the common model make a node's personal one, for the metrics
+    "personal_accuracy" and the like.
     ``callbacks``: who watches, such as ``hf.EarlyStopping("train_loss")``; see ``hf.Callback``.
     ``progress``: whether to show a progress bar; by default in a terminal and in a notebook.
     ``run_dir``: a new folder for metrics, checkpoints and models, which ``holdfast report`` understands.
@@ -128,6 +133,7 @@ def train(
         "channel": channel,
         "evaluate_every": evaluate_every,
         "metrics": metrics,
+        "personalize": personalize,
         "device": device,
         "dtype": dtype,
         "precision": precision,
@@ -148,7 +154,7 @@ def train(
     [job] = plan.jobs
     watching = watchers(callbacks, progress, [job.info])
     if run_dir is None:
-        run = Run(plan.simulation(job), rounds, evaluate_every, plan.setting(job).measure)
+        run = Run(plan.simulation(job), rounds, evaluate_every, plan.setting(job).evaluation)
         status = execute(run, job.info, watching)
     else:
         runner = open_run(plan, Path(run_dir), resume=resume)
@@ -188,7 +194,7 @@ def given_plan(
         contenders=contenders,
         seeds=list(seeds),
         rounds=rounds,
-        evaluate_every=check("evaluate_every", Count, full["evaluate_every"]),
+        evaluate_every=check("evaluate_every", Cadence, full["evaluate_every"]),
         checkpoint_every=checkpoint_every,
         make_setting=make_setting,
         arguments=lambda: {
@@ -220,8 +226,9 @@ def _setting(
     nonconvex: float,
     weights: Weighting,
     backend: BackendName,
-    evaluate_every: int,
-    metrics: Metrics,
+    evaluate_every: Cadence,
+    metrics: Any,
+    personalize: int,
     device: str | torch.device,
     dtype: torch.dtype | Literal["float32", "float64"],
     precision: Precision,
@@ -229,23 +236,32 @@ def _setting(
 ) -> Setting:
     """What all methods meet alike; the arguments are those of ``train``."""
     for name, annotation, value in (
-        ("evaluate_every", Count, evaluate_every),
-        ("metrics", Metrics, metrics),
+        ("evaluate_every", Cadence, evaluate_every),
+        ("personalize", Whole, personalize),
         ("precision", Precision, precision),
     ):
         check(name, annotation, value)
+    wanted: Metrics = check("metrics", Metrics, metrics)
     numbers = number_type(dtype)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
     module = as_module(model, split, chosen_loss, seed)
+    tested, own_tests = read_tests(test, split.nodes)
     return Setting(
         data=split,
-        test_data=None if test is None else read_test("test", test),
+        test_data=tested,
+        test_counts=own_tests,
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
-        metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
+        metrics=choose_metrics(
+            wanted,
+            has_test=test is not None,
+            classes=split.classes or 0 if chosen_loss.has_accuracy else None,
+            nodes=split.nodes,
+        ),
+        personalize=personalize,
         make_module=lambda: module,
         terms=terms,
         seed=seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative, check
@@ -35,6 +36,9 @@ class Callback:
     A callback may raise ``hf.Stop`` to end the job. Any other exception ends training and reaches the caller.
     ``on_train_end`` is called however a job ends, so that files and displays can be closed there.
     """
+
+    late: ClassVar[bool] = False
+    """Whether rows may be told a round late. On a GPU, where all callbacks allow it, rounds do not wait."""
 
     def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         """Before the first round, which is ``simulation.round``, unless a job is resumed 0."""

@@ -18,7 +18,7 @@ from holdfast.core.world import ALONE, World
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting, convexity_warning
 from holdfast.experiments.callbacks import JobInfo
-from holdfast.experiments.config import Cohort
+from holdfast.experiments.config import Cadence, Cohort
 from holdfast.experiments.planned import KeptSettings
 from holdfast.experiments.record import SETTING_FILES
 from holdfast.experiments.record_files import short
@@ -48,7 +48,7 @@ class GivenJob:
     seed: int
     method: Method
     rounds: int
-    evaluate_every: int
+    evaluate_every: Cadence
     checkpoint_every: int
     title: str
     axes: Mapping[str, Any]
@@ -68,7 +68,7 @@ class GivenPlan:
     contenders: Sequence[Contender]
     seeds: list[int]
     rounds: int
-    evaluate_every: int
+    evaluate_every: Cadence
     checkpoint_every: int
     make_setting: Callable[[int], Setting]  # from a seed
     arguments: Callable[[], Mapping[str, Any]]  # what the result depends on, by name

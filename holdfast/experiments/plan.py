@@ -21,7 +21,7 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting, cohort_size, convexity_warning, torch_device
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.choices import as_channel
-from holdfast.experiments.config import Cohort, Experiment
+from holdfast.experiments.config import Cadence, Cohort, Experiment
 from holdfast.experiments.planned import KeptSettings
 from holdfast.experiments.record_files import short
 from holdfast.experiments.setting import build_method, build_setting
@@ -46,7 +46,7 @@ class Job:
         return self.experiment.rounds
 
     @property
-    def evaluate_every(self) -> int:
+    def evaluate_every(self) -> Cadence:
         return self.experiment.evaluate_every
 
     @property

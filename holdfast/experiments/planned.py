@@ -11,6 +11,7 @@ from holdfast.core.world import World
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting
 from holdfast.experiments.callbacks import JobInfo
+from holdfast.experiments.config import Cadence
 
 
 class PlannedJob(Protocol):
@@ -35,7 +36,7 @@ class PlannedJob(Protocol):
     def rounds(self) -> int: ...
 
     @property
-    def evaluate_every(self) -> int: ...
+    def evaluate_every(self) -> Cadence: ...
 
     @property
     def checkpoint_every(self) -> int: ...

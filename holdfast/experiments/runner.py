@@ -55,8 +55,8 @@ class Runner:
         """Makes ``folder``, which is there and empty, the run directory."""
         runner = cls(plan, folder)
         first = plan.setting(plan.jobs[0])
-        names = {name for job in plan.jobs for name in plan.setting(job).metrics}
-        metrics = [name for name in METRICS if name in names]
+        names = dict.fromkeys(name for job in plan.jobs for name in plan.setting(job).metrics)
+        metrics = list(dict.fromkeys([*(name for name in METRICS if name in names), *names]))
         extra = _extra_columns(plan)
         runner.columns = ["algorithm", "seed", *plan.axes, "round", *metrics, *extra, *COST_COLUMNS]
         runner.summary = {
@@ -135,7 +135,7 @@ class Runner:
         """Runs what is left of ``job``; a settled one is restored as it ended, and nobody is told."""
         entry = next(entry for entry in self.summary["jobs"] if entry["id"] == job.id)
         simulation = self.plan.simulation(job)
-        run = Run(simulation, job.rounds, job.evaluate_every, self.plan.setting(job).measure)
+        run = Run(simulation, job.rounds, job.evaluate_every, self.plan.setting(job).evaluation)
         run.seconds = self.checkpoints.restore(job.id, simulation)
         settled = entry["status"] in SETTLED
         if settled or simulation.round > 0:

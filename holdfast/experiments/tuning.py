@@ -171,7 +171,7 @@ def axis_of(parameter: str) -> str:
 
 def chosen_goal(parameter: str, metric: str | None, mode: Mode | None, widen: int, plan: Planned) -> Goal:
     """The goal, checked against what ``plan`` records; by default test accuracy, else the training loss."""
-    recorded = plan.setting(plan.jobs[0]).metrics
+    recorded = list(plan.setting(plan.jobs[0]).metrics)
     name = metric or next((name for name in ("test_accuracy", "train_loss") if name in recorded), recorded[0])
     if name not in recorded:
         raise unknown("metric", name, recorded)

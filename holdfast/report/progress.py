@@ -43,6 +43,8 @@ class Progress(Callback):
     that this runs in, else standard error. ``leave``: whether the table stays when all jobs are over.
     """
 
+    late = True
+
     def __init__(
         self, jobs: Sequence[JobInfo] = (), console: Console | None = None, *, leave: bool = True
     ) -> None:

@@ -150,8 +150,9 @@ def train(
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``batch_size``: samples per gradient, drawn with replacement; "full" takes all of a node's data.
     ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
-    ``backend``: how gradients are computed, all nodes "stacked" in one call or in a "loop" over the nodes;
-    "auto" stacks unless a layer cannot be stacked or is faster in a loop.
+    ``backend``: how gradients are computed, all nodes "stacked" in one call, in a "loop" over the nodes, or
+    as "adapters" with the frozen part of the model run once over all nodes' batches; "auto" chooses by what
+    is trained and how fast its layers are.
     ``cohort``: clients sampled per round (server methods), or "all".
     ``channel``: how messages travel, such as "half" or ``hf.Half()``.
     ``evaluate_every``: rounds between measurements; "auto" chooses them so that measuring costs at most a

@@ -66,7 +66,7 @@ class Terms(Section):
     l1: NonNegative = 0.0
     nonconvex: NonNegative = 0.0
     weights: Weighting = "uniform"
-    backend: BackendName = "auto"  # how the gradients of all nodes are computed: "stacked" or "loop"
+    backend: BackendName = "auto"  # how all nodes' gradients are computed, see docs/architecture.md
 
     @property
     def options(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from holdfast.problem.gradients.layers import ready_to_stack
 from holdfast.problem.gradients.support import Called, check_supported, probe, watched
 from holdfast.problem.problem import PADDED_TO
 
-Call = Callable[[nn.Module, Any], Any]
+Call = Callable[[Any, Any], Any]
 """What is done with a model and a batch of samples, such as the forward pass, or that and the loss."""
 
 
@@ -50,11 +50,12 @@ class FlatModel:
         self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
         for name, piece in self.parameters(self.x0).items():
             trainable[name].data = piece  # calls bring their own, so the modules need no copies
-        self._evaluation = deepcopy(self._training, {id(p): p for p in trainable.values()}).eval()
+        self._evaluation = deepcopy(self._training, {id(p): p for p in self._training.parameters()}).eval()
         for used in (self._training, self._evaluation):
             ready_to_stack(used, device)
         self._dropout_keys = [f"model.{name}" for name in dropout_keys(self._training)]
         self._called = {True: Called(self._training), False: Called(self._evaluation)}
+        self._run = self._by_itself
         # Every place of a parameter once, also of shared ones and in shared layers: torch's own search for
         # them leaves a layer that has two names with the parameters of the last call.
         names = {id(p): name for name, p in trainable.items()}
@@ -69,6 +70,11 @@ class FlatModel:
     def recurrent(self) -> bool:
         """Whether the model has a recurrent layer of torch's."""
         return any(isinstance(layer, nn.RNNBase) for layer in self.template.modules())
+
+    @property
+    def trained_share(self) -> float:
+        """Of all parameters, those that are trained."""
+        return self.dim / sum(p.numel() for p in self.template.parameters())
 
     @property
     def draws(self) -> bool:
@@ -122,7 +128,29 @@ class FlatModel:
         parameters = self.parameters(row)
         return self._run(False, {place: parameters[name] for place, name in self._places}, call, samples)
 
-    def _run(self, training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
+    @property
+    def parts(self) -> tuple[tuple[nn.Module, list[str]], tuple[nn.Module, list[str]]]:
+        """The modules for training and for evaluation, with the names of the tensors that calls bring."""
+        places = [place.removeprefix("model.") for place, _ in self._places]
+        keys = [key.removeprefix("model.") for key in self._dropout_keys]
+        return (self._training, [*places, *keys]), (self._evaluation, places)
+
+    def through(self, run: Callable[..., Any]) -> FlatModel:
+        """The same, but where its module would be called, ``run(given, args, kwargs)`` is.
+
+        ``given``: the tensors of the call by their names in the module.
+        """
+
+        def instead(training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
+            named = {place.removeprefix("model."): tensor for place, tensor in given.items()}
+            result: Tensor = call(lambda *args, **kwargs: run(named, args, kwargs), samples)
+            return result
+
+        changed = copy(self)
+        changed._run = instead
+        return changed
+
+    def _by_itself(self, training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
         result: Tensor = functional_call(self._called[training], given, (call, samples), tie_weights=False)
         return result
 

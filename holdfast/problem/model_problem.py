@@ -43,7 +43,7 @@ class ModelProblem:
     """f_i(x) = scale_i * mean loss over node i's samples + regulariser.
 
     ``data``: samples in memory, which are read as ``options`` say, or any other source.
-    ``backend``: how many rows are computed, "stacked" or "loop"; "auto" lets a rule choose.
+    ``backend``: how many rows are computed, "stacked", "loop" or "adapters"; "auto" lets a rule choose.
     ``samples_at_once``: so many samples of all nodes are computed together; by default what memory allows.
 
     Where the source holds only some nodes, so does the objective: the others can't be asked for, and what is
@@ -179,6 +179,10 @@ class ModelProblem:
         return self.backend.traceable
 
     @property
+    def fuses(self) -> bool:
+        return self.backend.fuses
+
+    @property
     def how(self) -> str:
         return self.backend.how
 
@@ -266,7 +270,7 @@ class ModelProblem:
         outputs = self.row_loss.probe(some, stacked=False)
         for targets in [self.source.targets] if test is None else [self.source.targets, targets_of(test)]:
             self.loss.check(outputs, targets)
-        if self.stacked:
+        if self.backend.vmapped:
             self.row_loss.probe(some, stacked=True)
 
     # --- a test set ---------------------------------------------------------------------------------------

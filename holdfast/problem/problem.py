@@ -64,6 +64,10 @@ class Problem(Protocol):
         """Whether a gradient does the same in every call, as far as its parts declare."""
 
     @property
+    def fuses(self) -> bool:
+        """Whether rows are so large beside activations that updates are worth compiling with gradients."""
+
+    @property
     def how(self) -> str:
         """How gradients are computed, for people."""
 
@@ -135,6 +139,7 @@ class ExactProblem(ABC):
     stochastic = False
     stacked = False
     traceable = False
+    fuses = False
     how = "all nodes stacked"
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -28,6 +28,10 @@ class RowLoss:
     def copy(self) -> RowLoss:
         """The same with a model of its own, for another thread: modules are altered while they are called."""
         return RowLoss(self.model.copy(), self.loss)
+
+    def through(self, run: Callable[..., Any]) -> RowLoss:
+        """The same with another way to run the model's modules."""
+        return RowLoss(self.model.through(run), self.loss)
 
     def differentiable(self, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> Tensor:
         """A number whose gradient is that of ``value``; of the model's parameters by name."""

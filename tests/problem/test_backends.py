@@ -165,7 +165,9 @@ def test_training_with_either_backend_is_the_same() -> None:
 def test_another_backend_is_refused() -> None:
     x, y = images()
     data = hf.partition(x, y, hf.IID(), nodes=3, seed=0)
-    with pytest.raises(hf.HoldfastError, match="backend: should be 'auto', 'stacked' or 'loop', got 'vmap'"):
+    with pytest.raises(
+        hf.HoldfastError, match="backend: should be 'auto', 'stacked', 'loop' or 'adapters', got"
+    ):
         hf.train(hf.FedAvg(lr=0.1), model=softmax(), data=data, rounds=1, backend="vmap")
 
 

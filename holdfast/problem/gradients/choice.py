@@ -9,6 +9,7 @@ from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
+from holdfast.problem.gradients.adapters import ROUNDING, SMALL_PART, Adapters
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName, no_key
 from holdfast.problem.gradients.loop import CONVOLUTIONS, Loop
 from holdfast.problem.gradients.stacked import Stacked, stacked_value_and_gradient
@@ -25,6 +26,12 @@ def choose_backend(loss: RowLoss, activations: Activations, wanted: BackendName 
     if wanted == "loop":
         return Loop(loss, activations, 'as backend = "loop" asks for')
     model = loss.model
+    why = ""
+    if wanted == "adapters" or (wanted == "auto" and model.trained_share <= SMALL_PART):
+        adapters = _adapters(loss, activations, wanted)
+        if isinstance(adapters, Adapters):
+            return adapters
+        why = f"as {adapters}"
     convolutional = any(isinstance(part, CONVOLUTIONS) for part in model.template.modules())
     if wanted == "auto" and convolutional and model.x0.device.type == "cpu":
         return Loop(loss, activations, "as convolutions want it")
@@ -35,8 +42,28 @@ def choose_backend(loss: RowLoss, activations: Activations, wanted: BackendName 
             raise HoldfastError(f'backend = "stacked": {obstacle}; use backend = "loop"')
         return Stacked(loss, activations, 'as backend = "stacked" asks for')
     return (
-        Loop(loss, activations, "as the model cannot be stacked") if obstacle else Stacked(loss, activations)
+        Loop(loss, activations, "as the model cannot be stacked")
+        if obstacle
+        else Stacked(loss, activations, why)
     )
+
+
+def _adapters(loss: RowLoss, activations: Activations, wanted: BackendName) -> Adapters | str:
+    """One call of the model for all rows, if that gives the same as row by row; else what is against it."""
+    backend = Adapters(loss, activations, 'as backend = "adapters" asks for' if wanted == "adapters" else "")
+    try:
+        difference = backend.difference()
+    except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
+        obstacle = f"the model cannot take the samples of all nodes as one batch ({reason(error)})"
+    else:
+        types = {loss.model.compute, *(p.dtype for p in loss.model.template.parameters())}
+        if difference <= max(ROUNDING.get(dtype, 0.0) for dtype in types):
+            return backend
+        obstacle = "samples of different nodes would affect one another in one batch"
+    if wanted == "adapters":
+        loss.probe(activations.example.samples, stacked=False)  # a plain mistake is told as such
+        raise HoldfastError(f'backend = "adapters": {obstacle}; use backend = "stacked" or "loop"')
+    return obstacle
 
 
 def _obstacle(loss: RowLoss, example: Batch) -> str | None:

@@ -34,6 +34,8 @@ class Loop:
     """One row after the other; on a CPU, gradients on all cores."""
 
     stacked = False
+    vmapped = False
+    fuses = False
     traceable = False
 
     def __init__(self, loss: RowLoss, activations: Activations, why: str) -> None:

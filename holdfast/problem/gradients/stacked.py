@@ -16,7 +16,7 @@ from torch.func import grad, grad_and_value, hessian, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from holdfast.core.tree import leaves, tree_map
-from holdfast.problem.gradients.backend import Activations, row_value_and_gradient
+from holdfast.problem.gradients.backend import Activations, in_parts, row_value_and_gradient
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
 
@@ -34,6 +34,8 @@ class Stacked:
     """All rows in one call, in parts where their activations would not fit the memory."""
 
     stacked = True
+    vmapped = True
+    fuses = True
 
     def __init__(self, loss: RowLoss, activations: Activations, why: str = "") -> None:
         self.loss, self.activations = loss, activations
@@ -50,16 +52,7 @@ class Stacked:
             alone = tree_map(lambda part: part[0], batch)
             value, gradient = row_value_and_gradient(self.loss, x[0], alone, keys[0])
             return value[None], gradient[None]
-        size = max(1, self.activations.at_once // batch.weight.shape[1])
-        if len(x) <= size:
-            return self._some(x, batch, keys)
-        parts = []
-        for first in range(0, len(x), size):
-            some = slice(first, first + size)
-            own = tree_map(lambda part, some=some: part[some], batch)
-            parts.append(self._some(x[some], own, keys[some]))
-        values, gradients = zip(*parts, strict=True)
-        return torch.cat(values), torch.cat(gradients)
+        return in_parts(self._some, self.activations.at_once, x, batch, keys)
 
     def _some(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         """``_together``; on a CPU, shapes that come often are traced into the operations it comes down to."""

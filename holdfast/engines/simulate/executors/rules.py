@@ -39,7 +39,8 @@ def gpu_ways(simulation: Simulation, rounds: int) -> list[Way]:
     if _gpu_compiles(simulation, rounds):
         words = "rounds replayed from a CUDA graph, only gradients compiled"
         ways.insert(0, Way(words, recorded(with_compiled_gradients)))
-        if simulation.world.size == 1:  # otherwise a round waits for other ranks in the middle
+        # On several ranks, a round waits for others in the middle.
+        if simulation.world.size == 1 and simulation.problem.fuses:
             ways.insert(0, Way("rounds replayed from a CUDA graph, compiled", recorded(compiled)))
     return ways
 

@@ -177,3 +177,11 @@ def test_frozen_weights_are_no_activations() -> None:
         )
 
     assert objective(model).activations.of_sample < 8 * 2048
+
+
+def test_the_frozen_part_is_there_once() -> None:
+    """For training, for evaluation, and in the copies that compute for all nodes."""
+    problem = objective(head_on_images)
+    [[training, _], [evaluation, _]] = problem.model.parts
+    modules = [training, evaluation, problem.backend._training.module, problem.backend._evaluation.module]
+    assert len({module[0][0].weight.data_ptr() for module in modules}) == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Count, Seed, check, quoted
+from holdfast.core.validation import Count, Seed, Whole, check, quoted
 from holdfast.data.federated import FederatedData, read_test
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
@@ -30,9 +31,10 @@ from holdfast.experiments.assembly import (
 )
 from holdfast.experiments.callbacks import Callback, JobInfo, Row
 from holdfast.experiments.choices import Named, as_channel, as_loss, as_method, as_module
-from holdfast.experiments.config import BatchSize, Cohort, Metrics, Terms, Weighting
+from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Terms, Weighting
+from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.execution import Run, stop_signals
-from holdfast.experiments.metrics import choose_metrics, measure
+from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
@@ -122,8 +124,9 @@ def train(
     backend: BackendName = "auto",
     cohort: Cohort = "all",
     channel: Channel | Named = "identity",
-    evaluate_every: int = 1,
-    metrics: Metrics = "default",
+    evaluate_every: Cadence = "auto",
+    metrics: Metrics | dict[str, Any] | tuple[str | dict[str, Any], ...] = ("default", "minibatch_loss"),
+    personalize: int = 0,
     callbacks: Sequence[Callback] = (),
     device: str | torch.device = "cpu",
     dtype: torch.dtype | Literal["float32", "float64"] = "float32",
@@ -152,18 +155,26 @@ def train(
     is trained and how fast its layers are.
     ``cohort``: clients sampled per round (server methods), or "all".
     ``channel``: how messages travel, such as "half" or ``hf.Half()``.
-    ``metrics``: their names; "default" are all that are cheap.
+    ``evaluate_every``: rounds between measurements; "auto" chooses them so that measuring costs at most a
+    fifth of training, counted in samples. The initial and the last models are always measured.
+    ``metrics``: their names; "default" are all that are cheap. "minibatch_loss" is free.
+    A dictionary has your own: functions of (outputs, targets) or objects of torchmetrics; see
+    docs/experiments.md.
+    ``test``: a set that all nodes are tested on, or a list with one for each node.
+    ``personalize``: so many local steps from the common model make a node's personal one, for the metrics
+    "personal_accuracy" and the like.
     ``callbacks``: who watches, such as ``hf.Progress()``; see ``hf.Callback``. Ctrl-C ends training, and the
     result so far is returned with the status "interrupted".
     ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
     steps in it, here or there, while the models stay in ``dtype``.
     """
     for name, annotation, value in (
-        ("evaluate_every", Count, evaluate_every),
-        ("metrics", Metrics, metrics),
+        ("evaluate_every", Cadence, evaluate_every),
+        ("personalize", Whole, personalize),
         ("precision", Precision, precision),
     ):
         check(name, annotation, value)
+    wanted: Metrics = check("metrics", Metrics, metrics)
     numbers = _check_call(rounds, seed, cohort, dtype, callbacks)
     method, carrying = as_method(algorithm), as_channel(channel)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
@@ -171,12 +182,20 @@ def train(
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
     module = as_module(model, split, chosen_loss, seed)
+    tested, own_tests = _test_sets(test, split.nodes)
     setting = Setting(
         data=split,
-        test_data=None if test is None else read_test("test", test),
+        test_data=tested,
+        test_counts=own_tests,
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
-        metrics=choose_metrics(metrics, has_test=test is not None, has_accuracy=chosen_loss.has_accuracy),
+        metrics=choose_metrics(
+            wanted,
+            has_test=test is not None,
+            classes=split.classes or 0 if chosen_loss.has_accuracy else None,
+            nodes=split.nodes,
+        ),
+        personalize=personalize,
         make_module=lambda: module,
         terms=terms,
         seed=seed,
@@ -188,7 +207,7 @@ def train(
     setting.check(f"{name} on {split.nodes} nodes", method, cohort, carrying)
     if text := convexity_warning(name, method, setting.objective):
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
-    run = Run(setting.simulation(method, cohort, carrying), rounds, evaluate_every, setting.measure)
+    run = Run(setting.simulation(method, cohort, carrying), rounds, evaluate_every, setting.evaluation)
     status = _execute(run, seed, callbacks)
     models = run.simulation.models.detach()
     average = setting.objective.model.module(models.mean(0))
@@ -230,8 +249,8 @@ def minimize(
     needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
     require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
     simulation = build_simulation(method, problem, network, seed=seed, cohort=cohort, channel=carrying)
-    names = ["train_loss", "consensus", "grad_norm2"]
-    run = Run(simulation, rounds, 1, lambda now: measure(now, None, names))
+    figures = choose_metrics(["train_loss", "consensus", "grad_norm2"], has_test=False, classes=None)
+    run = Run(simulation, rounds, 1, Evaluation(figures))
     path = _Path(run)
     status = _execute(run, seed, [path, *callbacks])
     return MinimizeResult(History(run.rows), status, torch.stack(path.models))
@@ -261,6 +280,21 @@ def _execute(run: Run, seed: int, callbacks: Sequence[Callback]) -> JobStatus:
         message = f"{name} diverged (a non-finite figure) by round {reached}: try a smaller lr"
         warnings.warn(message, RuntimeWarning, stacklevel=CALLER + 1)
     return outcome.status
+
+
+def _test_sets(test: Any, nodes: int) -> tuple[Any, list[int] | None]:
+    """All test samples, and how many are each node's own if they have their own."""
+    if test is None:
+        return None, None
+    per_node = isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test)
+    if not (per_node or isinstance(test, FederatedData)):
+        return read_test("test", test), None
+    sets = test if isinstance(test, FederatedData) else FederatedData.of_nodes(test)
+    if sets.nodes != nodes:
+        raise HoldfastError(
+            f"test: expected one set, or a list of {nodes}, one for each node, got {sets.nodes}"
+        )
+    return sets.samples, sets.counts.tolist()
 
 
 def _check_call(

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files, write_atomic
+from holdfast.data.columns import Columns
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.wire.credentials import (
@@ -91,6 +92,8 @@ def _problem(data: Path | None, input_shape: str | None, classes: int | None) ->
         raise HoldfastError("say what the samples look like: either --data example.npz, or --input-shape 64")
     if data is not None:
         dataset = read_data(data)
+        if isinstance(dataset, Columns):
+            return {"columns": dataset.shapes, "model": "linear", "loss": "training-step", "batch_size": 32}
         shape, scale = list(dataset.input_shape), {"mean": dataset.mean, "std": dataset.std}
         classes = classes if classes is not None else dataset.classes
     else:

@@ -66,11 +66,11 @@ class LocalOptimizer(Hyperparameters, ABC):
         return direction, self.kept(memory)
 
     def descend(
-        self, start: Tensor, gradient: Gradient, lr: float, steps: int, memory: Memory
+        self, start: Tensor, gradient: Gradient, lr: float | Tensor, steps: int, memory: Memory
     ) -> tuple[Tensor, Memory]:
         """The local phase: where ``steps`` steps from ``start`` end, and the memory for the next round.
 
-        ``gradient`` is what the optimiser sees, the method's correction included.
+        ``gradient`` is what the optimiser sees, the method's correction included. ``lr`` may be [..., 1].
         """
         x, memory = start, self.begin(memory, start)
         for _ in range(steps):

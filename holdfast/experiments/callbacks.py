@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.statuses import Outcome
@@ -30,6 +31,9 @@ class Callback:
     A callback may raise ``hf.Stop`` to end the job. Any other exception ends training and reaches the caller.
     ``job_ended`` is called however a job ends, so that files and displays can be closed there.
     """
+
+    late: ClassVar[bool] = False
+    """Whether rows may be told a round late. On a GPU, where all callbacks allow it, rounds do not wait."""
 
     def job_started(self, job: JobInfo, simulation: Simulation) -> None:
         """Before the first round, which is ``simulation.round``, unless a job is resumed 0."""

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from holdfast.algorithms import ALGORITHMS
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision
-from holdfast.core.validation import Count, NonNegative, Section, Seed, quoted
+from holdfast.core.validation import Count, NonNegative, Section, Seed, Whole, quoted
 from holdfast.problem.gradients.backend import BackendName
 
 
@@ -44,9 +44,17 @@ def _as_choice(value: Any) -> Any:
 Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
 
 
+def _as_list(metrics: Any) -> Any:
+    if isinstance(metrics, dict):
+        return ["default", metrics]
+    return list(metrics) if isinstance(metrics, tuple) else metrics
+
+
 BatchSize = Count | Literal["full"]
 Cohort = Count | Literal["all"]
-Metrics = list[str] | Literal["default"]
+Cadence = Count | Literal["auto"]
+Metrics = Annotated[list[str | dict[str, Any]] | Literal["default"], BeforeValidator(_as_list)]
+"""Names, and the user's own by name; a table alone adds them to the default."""
 Weighting = Literal["uniform", "samples"]
 
 
@@ -111,8 +119,9 @@ class Experiment(Section):
     rounds: Count
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default=[0], min_length=1)
     checkpoint_every: Count = 50
-    evaluate_every: Count = 1
+    evaluate_every: Cadence = 1
     metrics: Metrics = "default"
+    personalize: Whole = 0  # local steps that make a node's model its own, for personal metrics
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "tf32"
     channel: Chosen = Choice(name="identity")  # how messages travel; by default as they are

@@ -36,7 +36,9 @@ from holdfast.topology import Network
 class CommonProblem(LearningConfig):
     """What is learned, and what the data of every node look like."""
 
-    input_shape: list[Count] = Field(min_length=1)  # of one sample, images channels first
+    # Either the shape of one sample, images channels first; or, by name, the shapes of several columns.
+    input_shape: list[Count] | None = Field(default=None, min_length=1)
+    columns: dict[str, list[Count]] | None = Field(default=None, min_length=1)
     classes: Count | None = None  # None: real targets
     mean: Finite = 0.0  # samples enter the model as (x - mean)/std, uint8 pixels as (x/255 - mean)/std
     std: Positive = 1.0
@@ -93,6 +95,8 @@ class FederationFile(Federation):
     def check(self) -> None:
         """Whether everything fits together; complains about the first thing that does not."""
         self._check_foreign()
+        if (self.problem.input_shape is None) == (self.problem.columns is None):
+            raise HoldfastError("problem: say what samples look like, by input_shape or by columns, not both")
         names = [member.name for member in self.members]
         for name in names:
             if names.count(name) > 1:

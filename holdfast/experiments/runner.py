@@ -50,8 +50,8 @@ class Runner:
         """Makes a new run directory under ``root``; ``launch`` is what a cluster knows the job by."""
         runner = cls(plan, Path(plan.world.text_of_leader(lambda: str(_new_folder(root, plan.name)))))
         first = plan.setting(plan.jobs[0])
-        names = {name for job in plan.jobs for name in plan.setting(job).metrics}
-        metrics = [name for name in METRICS if name in names]
+        names = dict.fromkeys(name for job in plan.jobs for name in plan.setting(job).metrics)
+        metrics = list(dict.fromkeys([*(name for name in METRICS if name in names), *names]))
         extra = _extra_columns(plan)
         runner.columns = ["algorithm", "seed", *plan.axes, "round", *metrics, *extra, *COST_COLUMNS]
         runner.summary = {
@@ -116,7 +116,7 @@ class Runner:
     ) -> None:
         setting, experiment = self.plan.setting(job), job.experiment
         simulation = self.plan.simulation(job)
-        run = Run(simulation, experiment.rounds, experiment.evaluate_every, setting.measure)
+        run = Run(simulation, experiment.rounds, experiment.evaluate_every, setting.evaluation)
         run.seconds = self.checkpoints.restore(job.id, simulation)
         # First of all: what others are told of has been written.
         outcome = run.execute(job.info, [_Recorder(self, job, entry, run), *callbacks], asked)

@@ -25,6 +25,8 @@ def summary_writer() -> Any:
 class TensorBoard(Callback):
     """Writes every recorded figure under ``folder``, in a folder of its own for each job."""
 
+    late = True
+
     def __init__(self, folder: str | Path) -> None:
         self._make_writer = summary_writer()
         self.folder = Path(folder)

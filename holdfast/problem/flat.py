@@ -51,7 +51,8 @@ class FlatModel:
         for name, piece in self.parameters(self.x0).items():
             trainable[name].data = piece  # calls bring their own, so the modules need no copies
         self._evaluation = deepcopy(self._training, {id(p): p for p in self._training.parameters()}).eval()
-        ready_to_stack(self._training, device)
+        for used in (self._training, self._evaluation):
+            ready_to_stack(used, device)
         self._dropout_keys = [f"model.{name}" for name in dropout_keys(self._training)]
         self._called = {True: Called(self._training), False: Called(self._evaluation)}
         self._run = self._by_itself

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.federated import FederatedData
-from holdfast.data.samples import targets_of
+from holdfast.data.samples import TARGET_NAMES, targets_of
 from holdfast.problem.convexity import SquaredOutputs, convexity_of
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName
@@ -89,17 +89,26 @@ class ModelProblem:
 
     # --- a node's own gradients -------------------------------------------------------------------------
 
-    def minibatch_grads(
+    def minibatch_values_and_grads(
         self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
-    ) -> list[Tensor]:
+    ) -> list[tuple[Tensor, Tensor]]:
         if not self.stochastic:
-            return [self.full_grads(x, nodes) for x in points]
+            return [self._full(x, nodes) for x in points]
         batch, keys = self.source.batch(nodes, round, step), self._keys(nodes, round, step)
-        return [self.regulariser.add_grad(self.backend.gradients(x, batch, keys), x) for x in points]
+        computed = [self.backend.values_and_gradients(x, batch, keys) for x in points]
+        return [
+            (value, self.regulariser.add_grad(gradient, x))
+            for x, (value, gradient) in zip(points, computed, strict=True)
+        ]
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
-        total = self._sum(torch.zeros_like(x), nodes, self.backend.gradients, x)
-        return self.regulariser.add_grad(total, x)
+        return self._full(x, nodes)[1]
+
+    def _full(self, x: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses, [m], and gradients, [m, d], over all of each node's data."""
+        start = (x.new_zeros(len(x)), torch.zeros_like(x))
+        values, total = self._sum(start, nodes, self.backend.values_and_gradients, x)
+        return values, self.regulariser.add_grad(total, x)
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
         with torch.no_grad():
@@ -113,21 +122,21 @@ class ModelProblem:
         start = self.regulariser.curvature(x) * v
         return self._sum(start, nodes, self.backend.hessian_products, x, v)
 
-    def _sum(self, start: Tensor, nodes: Tensor, part: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    def _sum(self, start: Tree, nodes: Tensor, part: Callable[..., Tree], *rows: Tensor) -> Tree:
         """``start`` plus what ``part`` gives for ``rows`` on all samples of ``nodes``, some at a time.
 
         Shorter nodes are padded. A loss that gives one number for a batch would count the padding, so then
         nodes are asked one by one.
         """
         if not self.loss.per_sample and len(nodes) > 1:
-            alone = [
-                self._sum(start[i : i + 1], nodes[i : i + 1], part, *(row[i : i + 1] for row in rows))
-                for i in range(len(nodes))
-            ]
-            return torch.cat(alone)
+            alone: list[Tree] = []
+            for i in range(len(nodes)):
+                begin, node, *own = tree_map(lambda part, i=i: part[i : i + 1], (start, nodes, *rows))
+                alone.append(self._sum(begin, node, part, *own))
+            return tree_map(lambda *of_nodes: torch.cat(of_nodes), *alone)
         keys = self._keys(nodes, 0, 0)
         for batch in self.source.all_of(nodes, self._at_once):
-            start = start + part(*rows, batch, keys)
+            start = tree_map(torch.add, start, part(*rows, batch, keys))
         return start
 
     def _every_batch(self) -> Iterator[Batch]:
@@ -207,7 +216,7 @@ class ModelProblem:
 
     def global_value(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            parts = [self.row_loss.evaluated(x, batch) for batch in self._every_batch()]
+            parts = [self.backend.evaluated(x, batch) for batch in self._every_batch()]
         return torch.stack(parts).sum() + len(self.here) / self.nodes * self.regulariser.value(x)
 
     # --- the same with something changed ------------------------------------------------------------------
@@ -277,3 +286,19 @@ class ModelProblem:
                 total += self.backend.tested(rows, some)
         correct, loss = (total / len(next(leaves(samples)))).unbind(-1)
         return correct, loss
+
+    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
+        if targets_of(samples) is None:
+            raise HoldfastError(
+                "metrics of outputs need targets: call a column of the test set one of "
+                f"{', '.join(TARGET_NAMES)}"
+            )
+        for some in self.source.prepared(samples, max(1, self._at_once // len(rows))):
+            with torch.no_grad():
+                outputs = self.backend.outputs(rows, some)
+            targets = targets_of(some)
+            assert targets is not None
+            yield outputs, targets
+
+    def correct(self, outputs: Any, targets: Any) -> Tensor:
+        return self.loss.correct(outputs, targets)

@@ -136,10 +136,13 @@ class ArraySource:
 
     def everything(self, at_once: int) -> Iterator[Batch]:
         counts, scale = self.counts[self.here], self.scale[self.here]
-        per_sample = torch.repeat_interleave(scale / (self.nodes * counts), counts)
-        everything = torch.arange(self.size, device=counts.device)
-        for rows in torch.split(everything, at_once):
-            yield Batch(self.gather(rows), per_sample[rows].to(self.dtype))
+        # With the size given, a GPU is not asked for it.
+        weight = torch.repeat_interleave(scale / (self.nodes * counts), counts, output_size=self.size)
+        stored = self.stored if self._ready is None else self._ready
+        for first in range(0, self.size, at_once):
+            samples, own = tree_map(lambda part, a=first: part[a : a + at_once], (stored, weight))
+            ready = map_inputs(self.prepare, samples) if self._ready is None else samples
+            yield Batch(ready, own.to(self.dtype))
 
     def some(self, count: int) -> Batch:
         rows = torch.arange(min(count, self.size), device=self.counts.device)

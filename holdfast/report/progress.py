@@ -26,6 +26,8 @@ class Progress(Callback):
     ``jobs``: those that will be run, if that is known. The display is gone when a job is over.
     """
 
+    late = True
+
     def __init__(self, jobs: Sequence[JobInfo] = (), console: Console | None = None) -> None:
         self.latest: dict[str, Row] = {}
         self.status: dict[str, JobStatus] = {}

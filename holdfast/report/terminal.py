@@ -20,6 +20,7 @@ HEADS = {  # two short lines over each column, so that the usual ones fit into 8
     "average_accuracy": "average\nmodel %",
     "average_loss": "test\nloss",
     "train_loss": "train\nloss",
+    "minibatch_loss": "batch\nloss",
     "consensus": "consen-\nsus",
     "grad_norm2": "gradient\nnorm²",
     "stationarity": "station-\narity",

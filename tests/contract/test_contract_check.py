@@ -145,6 +145,11 @@ class FlatDual(Right):
         return s.x[0]
 
 
+class OnePersonalModel(Right):
+    def personal(self, s):
+        return s.x[0]
+
+
 @dataclass(frozen=True)
 class RightServer(hf.ServerAlgorithm[Any]):
     lr: float = 0.1
@@ -227,6 +232,7 @@ NODE_METHODS = {
     AlwaysDouble: r"AlwaysDouble\.round: the state's 'x' is a float64 tensor .*, init gave a float32 tensor",
     NumberInMessage: r"NumberInMessage\.round: the message's 'c' is 0\.5, expected a tensor",
     NormInMessage: r"NormInMessage\.round: the message's 'c' is a float32 tensor \[m\], expected .* \[m, 1\]",
+    OnePersonalModel: r"OnePersonalModel\.personal: the personal model is a float32 tensor \[d\], expected",
     FlatDual: r"FlatDual\.dual: the dual is a float32 tensor \[d\], expected None or a float32 tensor \[m",
 }
 SERVER_METHODS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import Quadratics
@@ -69,6 +71,20 @@ def test_between_neighbours_a_small_eps_needs_steps_that_fall(reference):
 def test_those_that_learn_from_models_reach_it_with_a_strong_pull(reference, method, far):
     cosine = hf.WarmupCosine(warmup=50, steps=4000, inner=ADAM)
     assert away(reference, method(**far, lr=0.02, local_steps=10, optimizer=cosine), SERVER, 400) < 1e-5
+
+
+LOCAL_PROBLEMS = [
+    (hf.FedPD(eta=1.0, lr=0.05, local_steps=5), SERVER),
+    (hf.FedDyn(alpha=1.0, lr=0.05, local_steps=5), SERVER),
+    (hf.ECL(lr=0.02, local_steps=5), RING),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "network"), LOCAL_PROBLEMS, ids=["fedpd", "feddyn", "ecl"])
+def test_where_every_round_has_another_local_problem_momentum_begins_anew(reference, algorithm, network):
+    for optimizer in (hf.Momentum(), hf.Clip(2.0)):
+        assert away(reference, replace(algorithm, optimizer=optimizer), network, 900) < 1e-9
+    assert away(reference, replace(algorithm, optimizer=hf.Momentum(keep=True)), network, 900) > 100
 
 
 def common_gradient(problem: Quadratics, x: Tensor) -> Tensor:

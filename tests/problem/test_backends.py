@@ -80,7 +80,7 @@ def test_backends_agree(model, device) -> None:
     x, v = (torch.randn(3, stacked.dim, dtype=torch.float64, generator=draw).to(device) for _ in range(2))
     test = stacked.test_set(Pair(*images()))
     for ask in (
-        lambda f: f.minibatch_grads([x, v], nodes, 3, 2)[1],
+        lambda f: f.minibatch_values_and_grads([x, v], nodes, 3, 2)[1][1],
         lambda f: f.full_grads(x, nodes),
         lambda f: f.values(x, nodes),
         lambda f: f.hessian_products(x, v, nodes),
@@ -222,7 +222,7 @@ def test_a_batch_may_be_any_tree() -> None:
         example = tree_map(lambda part: part[0, :1], batch)
         for name in BACKENDS:
             backend = choose_backend(loss, Activations(loss, example, at_once=10), name)
-            found.append(backend.gradients(rows, batch, keys))
+            found.append(backend.values_and_gradients(rows, batch, keys)[1])
             found.append(backend.hessian_products(rows, rows, batch, keys))
     assert all(close(found[i], found[i % 2]) for i in range(8))
     assert found[0].abs().sum() > 0
@@ -293,7 +293,7 @@ def test_only_what_the_tracer_raises_leads_to_the_untraced_gradient(monkeypatch)
         monkeypatch.setattr(Untraced, "error", error, raising=False)
         problem = hf.build_problem(softmax(), data, loss=Untraced(), dtype=torch.float64)
         for step in range(TRACE_FROM_CALLS):
-            [last] = problem.minibatch_grads([x], nodes, 0, step)
+            [(_, last)] = problem.minibatch_values_and_grads([x], nodes, 0, step)
         return last
 
     assert gradients(RuntimeError).equal(gradients(TraceError))

@@ -123,6 +123,7 @@ class Run:
     models: dict[str, Tensor] = field(default_factory=dict)
     errors: dict[str, BaseException] = field(default_factory=dict)
     log: list[dict[str, Any]] = field(default_factory=list)
+    data_of: Callable[[int], Any] | None = None  # a node's own data; by default those of ``make_data``
 
     def credentials(self, name: str) -> Credentials:
         certs = self.folder / "certs"
@@ -143,7 +144,10 @@ class Run:
         if federation.server is not None and name == federation.server.name:
             made = Hub(federation, folder, initial_model(federation), **shared)
         else:
-            data = make_data(federation.names.index(name), tuple(federation.problem.input_shape))
+            node = federation.names.index(name)
+            data = (
+                self.data_of(node) if self.data_of else make_data(node, tuple(federation.problem.input_shape))
+            )
             made = Node(federation, name, folder, open_site(federation, name, data), **shared)
         if isinstance(made, Hub) or federation.server is None:
             made.listen(federation.member(name).address)

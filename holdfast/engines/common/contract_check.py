@@ -66,7 +66,7 @@ def check_channel(channel: Channel, method: Method, network: Network, messages: 
 
 def _expected(method: Method) -> Expected:
     """For models of a size that no other number of a trial has, if the method can do with it."""
-    return Expected(max(DIM, getattr(method, "least_dim", 1)))
+    return Expected(max(DIM, method.least_dim))
 
 
 def _try(expected: Expected, method: Method, network: Network, dtype: torch.dtype, heads: bool) -> list[Any]:
@@ -90,8 +90,7 @@ def _try_nodes(expected: Expected, method: Algorithm, network: Network, x0: Tens
         for message in sent:
             expected.message(f"{name}.{function}", message)
     expected.alike(f"{name}.model", "the model", method.model(after), rows, "expected")
-    if (dual := method.dual(after)) is not None:
-        expected.alike(f"{name}.dual", "the dual", dual, rows, "expected None or")
+    _check_optional(expected, method, after, rows)
     return peers.sent
 
 
@@ -112,9 +111,16 @@ def _try_server(expected: Expected, method: ServerAlgorithm[Any], network: Netwo
     later = method.server(server, _first_row(message), 1.0)
     expected.alike(f"{name}.server", "the state", later, server, "init_server gave")
     expected.alike(f"{name}.model", "the model", method.model(later), x0, "expected")
-    if (dual := method.dual(after)) is not None:
-        expected.alike(f"{name}.dual", "the dual", dual, rows, "expected None or")
+    _check_optional(expected, method, after, rows)
     return message
+
+
+def _check_optional(expected: Expected, method: Method, nodes: Any, rows: Tensor) -> None:
+    """What a method may say of the state of its nodes: None, or a row for each."""
+    for function, what in ((method.dual, "the dual"), (method.personal, "the personal model")):
+        if (given := function(nodes)) is not None:
+            where = f"{type(method).__name__}.{function.__name__}"
+            expected.alike(where, what, given, rows, "expected None or")
 
 
 def _check_optimizers(expected: Expected, holder: object) -> None:

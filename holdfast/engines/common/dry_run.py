@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from holdfast.contract import IDENTITY, Channel, Method
@@ -24,6 +24,7 @@ class Footprint:
     scalars_per_round: float  # single numbers sent beside them; negative where a part of a vector is not sent
     state_vectors: int  # kept by all nodes together between rounds
     gradients_per_round: float  # per node
+    minibatches_per_round: float  # of these, gradients of minibatches; the others are of all data
 
     def memory(self, nodes: int, dim: int, itemsize: int) -> float:
         """Estimated bytes of state, messages and three working copies of all rows, and of the model."""
@@ -53,6 +54,7 @@ def dry_run(
         vectors_per_link=vectors / network.directed_links,
         state_vectors=two.state - one.state,
         gradients_per_round=one.gradients / network.nodes,
+        minibatches_per_round=one.minibatches / network.nodes,
     )
 
 
@@ -61,6 +63,7 @@ class _Counts(NamedTuple):
     per_round: float
     state: int
     gradients: float
+    minibatches: float
 
 
 def _count(
@@ -68,7 +71,7 @@ def _count(
 ) -> _Counts:
     problem = ZeroProblem(network.nodes, dim)
     simulation = Simulation(method, problem, network, cohort_size=cohort_size, channel=channel)
-    at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
+    at_start, before = simulation.traffic.numbers, replace(simulation.work)
     own, memory = apart(simulation.state)
     kept = (own.clients if isinstance(own, ServerState) else own, memory)
     state = sum(tensor.numel() for tensor in leaves(kept))
@@ -78,5 +81,6 @@ def _count(
         at_start,
         (simulation.traffic.numbers - at_start) / rounds,
         state,
-        (simulation.work.gradient_evaluations - gradients) / rounds,
+        (simulation.work.gradient_evaluations - before.gradient_evaluations) / rounds,
+        (simulation.work.sample_gradients - before.sample_gradients) / rounds,  # see ``ZeroProblem.samples``
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from holdfast.core.tree import tree_map
-from holdfast.problem.gradients.backend import Activations, in_parts, no_key, row_gradient
+from holdfast.problem.gradients.backend import Activations, in_parts, no_key, row_value_and_gradient
 from holdfast.problem.gradients.loop import Loop
 from holdfast.problem.gradients.together import Together
 from holdfast.problem.row_loss import RowLoss
@@ -44,23 +44,25 @@ class Adapters:
         self._training, self._evaluation = (Together(*part) for part in loss.model.parts)
         self._second = Loop(loss, activations, "")  # for second derivatives, which are seldom asked for
 
-    def gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
-        return in_parts(self._gradients, self.activations.at_once, x, batch, keys)
+    def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
+        return in_parts(self._some, self.activations.at_once, x, batch, keys)
 
-    def _gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
+    def _some(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         def value(run: Any, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
             loss = self.loss.through(run)
             return loss.differentiable(loss.model.parameters(row), batch, key)
 
-        def total(x: Tensor) -> Tensor:
-            return self._training.values(value, x, batch, keys).sum()
+        def total(x: Tensor) -> tuple[Tensor, Tensor]:
+            values = self._training.values(value, x, batch, keys)
+            return values.sum(), values
 
         if torch.compiler.is_compiling():  # which follows a function transform, but not autograd itself
-            gradients: Tensor = grad(total)(x)
-            return gradients
+            gradients, values = grad(total, has_aux=True)(x)
+            return values, gradients
         with torch.enable_grad():  # half the memory: autograd lets go of activations while it goes back
             rows = x.detach().requires_grad_()
-            return torch.autograd.grad(total(rows), rows)[0]
+            loss, values = total(rows)
+            return values.detach(), torch.autograd.grad(loss, rows)[0]
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         def value(run: Any, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
@@ -73,6 +75,12 @@ class Adapters:
             return self.loss.through(run).tested(row, samples)
 
         return self._evaluation.values(figures, x)
+
+    def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
+        return self.loss.evaluated(row, batch)
+
+    def outputs(self, x: Tensor, samples: Any) -> Any:
+        return self._second.outputs(x, samples)
 
     def hessians(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         return self._second.hessians(x, batch, keys)
@@ -95,12 +103,11 @@ class Adapters:
         # Two samples that differ: the second is the first with its numbers moved on by one place.
         batch = tree_map(lambda part: torch.stack([part, part.roll(1)]), self.activations.example)
         keys = torch.stack([no_key(x)] * 2)
-        found = self._gradients(x, batch, keys)
+        _, found = self._some(x, batch, keys)
         worst = 0.0
         for row in range(2):
-            alone = row_gradient(
-                self.loss, x[row], tree_map(lambda part, row=row: part[row], batch), keys[row]
-            )
+            own = tree_map(lambda part, row=row: part[row], batch)
+            _, alone = row_value_and_gradient(self.loss, x[row], own, keys[row])
             pairs = zip(model.parameters(found[row]).values(), model.parameters(alone).values(), strict=True)
             floor = 1e-3 * float(alone.norm())
             worst = max(

@@ -37,8 +37,8 @@ class Backend(Protocol):
     def how(self) -> str:
         """How rows are computed, and why so, for people."""
 
-    def gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
-        """Gradients [m, d] of the training losses."""
+    def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The training losses, [m], and their gradients, [m, d]."""
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         """The training losses, [m]."""
@@ -51,6 +51,12 @@ class Backend(Protocol):
 
     def tested(self, x: Tensor, samples: Any) -> Tensor:
         """[m, 2]: correct samples and summed losses of every row in eval mode, on the same ``samples``."""
+
+    def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
+        """The weighted sum of losses [] of one row [d] in eval mode, for a batch [B, ...]."""
+
+    def outputs(self, x: Tensor, samples: Any) -> Any:
+        """The outputs of every row in eval mode, [m, B, ...], on the same ``samples``."""
 
     def step_bytes(self, nodes: int, batch: int) -> int:
         """What the activations take while so many nodes compute a gradient, each of ``batch`` samples."""
@@ -115,28 +121,34 @@ def _memory(tensor: Tensor) -> int:
 
 
 def in_parts(
-    gradients: Callable[[Tensor, Batch, Tensor], Tensor], at_once: int, x: Tensor, batch: Batch, keys: Tensor
-) -> Tensor:
-    """``gradients(x, batch, keys)``, of so many rows at a time that they have about ``at_once`` samples."""
+    compute: Callable[[Tensor, Batch, Tensor], tuple[Tensor, Tensor]],
+    at_once: int,
+    x: Tensor,
+    batch: Batch,
+    keys: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """``compute(x, batch, keys)``, of so many rows at a time that they have about ``at_once`` samples."""
     size = max(1, at_once // batch.weight.shape[1])
     if len(x) <= size:
-        return gradients(x, batch, keys)
+        return compute(x, batch, keys)
     parts = []
     for first in range(0, len(x), size):
         some = slice(first, first + size)
         own = tree_map(lambda part, some=some: part[some], batch)
-        parts.append(gradients(x[some], own, keys[some]))
-    return torch.cat(parts)
+        parts.append(compute(x[some], own, keys[some]))
+    values, gradients = zip(*parts, strict=True)
+    return torch.cat(values), torch.cat(gradients)
 
 
-def row_gradient(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-    """The gradient [d] of one row, layer by layer put where it belongs: no second copy of it all."""
+def row_value_and_gradient(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient [d] of one row; layer by layer put where it belongs: no second copy of it all."""
     gradient = torch.zeros_like(row)
     parameters = loss.model.parameters(row.detach())
     for parameter, place in zip(parameters.values(), loss.model.parameters(gradient).values(), strict=True):
         parameter.requires_grad_().grad = place
-    loss.differentiable(parameters, batch, key).backward()  # type: ignore[no-untyped-call]
-    return gradient
+    value = loss.differentiable(parameters, batch, key)
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.detach(), gradient
 
 
 def no_key(row: Tensor) -> Tensor:

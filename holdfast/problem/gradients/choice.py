@@ -12,7 +12,7 @@ from holdfast.core.tree import tree_map
 from holdfast.problem.gradients.adapters import ROUNDING, SMALL_PART, Adapters
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName, no_key
 from holdfast.problem.gradients.loop import CONVOLUTIONS, Loop
-from holdfast.problem.gradients.stacked import Stacked, stacked_gradient
+from holdfast.problem.gradients.stacked import Stacked, stacked_value_and_gradient
 from holdfast.problem.gradients.support import reason
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
@@ -76,8 +76,8 @@ def _obstacle(loss: RowLoss, example: Batch) -> str | None:
         warnings.simplefilter("ignore")  # that an operation is slow if it is stacked
         try:
             with torch.no_grad():
-                vmap(loss.outputs)(rows, batch.samples)
-            stacked_gradient(loss)(rows, batch, keys)
+                vmap(loss.tested)(rows, batch.samples)
+            stacked_value_and_gradient(loss)(rows, batch, keys)
         except RuntimeError as error:  # what torch's function transforms raise for what they cannot batch
             return f"{running[-1] if running else 'the loss'} cannot be stacked: {reason(error)}"
     return None

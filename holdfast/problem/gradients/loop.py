@@ -7,20 +7,25 @@ spread over the cores, and images may be laid out pixel by pixel.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.tree import tree_map
-from holdfast.problem.gradients.backend import Activations, no_key, row_gradient
+from holdfast.core.tree import leaves, tree_map
+from holdfast.problem.gradients.backend import Activations, no_key, row_value_and_gradient
 from holdfast.problem.row_loss import RowLoss, without_fused_layers
 from holdfast.problem.source import Batch
 
+# Without gradients on a CPU: so many samples' planes of a layer stay near the core. With thousands at once, a
+# small CNN takes three times as long.
+SAMPLES_AT_ONCE = 256
 PLANES_AT_ONCE = 8  # numbers in a register of a CPU: with fewer planes, going pixel by pixel takes longer
+
+Result = TypeVar("Result")
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -48,20 +53,27 @@ class Loop:
         where = f" on {torch.get_num_threads()} cores" if self.on_cpu else ""
         return f"nodes one by one{where}, {self.why}"
 
-    def gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
-        rows = (x, unbound(batch), keys)
-        if not self.on_cpu:
-            return torch.stack([row_gradient(self.loss, *row) for row in zip(*rows, strict=True)])
+    def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         lay_out = laid_out_by_pixel if self.by_pixel else _as_it_is  # asked here, not by several threads
-        if len(x) == 1:  # a node on its own has all cores
-            return row_gradient(self.loss, x[0], lay_out(next(unbound(batch))), keys[0])[None]
 
-        def in_thread(row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-            if not hasattr(self._own, "loss"):
-                self._own.loss = self.loss.copy()
-            return row_gradient(self._own.loss, row, lay_out(batch), key)
+        def of_row(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+            return row_value_and_gradient(loss, row, lay_out(batch), key)
 
-        return torch.stack(list(_pool(torch.get_num_threads()).map(in_thread, *rows)))
+        values, gradients = zip(*self._spread(of_row, x, unbound(batch), keys), strict=True)
+        return torch.stack(values), torch.stack(gradients)
+
+    def _spread(self, work: Callable[..., Result], parts: Sequence[Any] | Tensor, *more: Any) -> list[Result]:
+        """``work(loss, part, ...)`` for all parts: on a CPU on all cores, which a single part has as well."""
+        if not self.on_cpu or len(parts) == 1:
+            return [work(self.loss, *each) for each in zip(parts, *more, strict=True)]
+        pool = _pool(torch.get_num_threads())
+        return list(pool.map(lambda *each: work(self._loss_of_thread(), *each), parts, *more))
+
+    def _loss_of_thread(self) -> RowLoss:
+        if not hasattr(self._own, "loss"):
+            self._own.loss = self.loss.copy()
+        loss: RowLoss = self._own.loss
+        return loss
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         return torch.stack([self.loss.value(*row) for row in zip(x, unbound(batch), keys, strict=True)])
@@ -86,8 +98,35 @@ class Loop:
             return torch.stack([product(*row) for row in zip(x, v, unbound(batch), keys, strict=True)])
 
     def tested(self, x: Tensor, samples: Any) -> Tensor:
+        pieces = list(self._pieces(samples))
+
+        @torch.no_grad()  # not inherited by threads
+        def of_row(loss: RowLoss, row: Tensor) -> Tensor:
+            return torch.stack([loss.tested(row, some) for some in pieces]).sum(0)
+
+        return torch.stack(self._spread(of_row, x))
+
+    def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
+        @torch.no_grad()
+        def of_piece(loss: RowLoss, some: Batch) -> Tensor:
+            return loss.evaluated(row, some)
+
+        return torch.stack(self._spread(of_piece, list(self._pieces(batch)))).sum(0)
+
+    def outputs(self, x: Tensor, samples: Any) -> Any:
         samples = laid_out_by_pixel(samples) if self.by_pixel else samples
-        return torch.stack([self.loss.tested(row, samples) for row in x])
+        return tree_map(lambda *rows: torch.stack(rows), *(self.loss.outputs(row, samples) for row in x))
+
+    def _pieces(self, samples: Any) -> Iterator[Any]:
+        """``samples`` as they are computed best: on a CPU a few at a time, images pixel by pixel.
+
+        A loss that gives one number for a batch sees all at once.
+        """
+        size = len(next(leaves(samples)))
+        step = SAMPLES_AT_ONCE if self.on_cpu and self.loss.loss.per_sample else size
+        for first in range(0, size, step):
+            some = tree_map(lambda part, first=first: part[first : first + step], samples)
+            yield laid_out_by_pixel(some) if self.by_pixel else some
 
     def step_bytes(self, nodes: int, batch: int) -> int:
         return self.activations.of_step(min(nodes, torch.get_num_threads() if self.on_cpu else 1) * batch)
@@ -97,7 +136,8 @@ class Loop:
         row = self.loss.model.x0
         try:
             with torch.enable_grad():
-                row_gradient(self.loss, row, laid_out_by_pixel(self.activations.example), no_key(row))
+                example = laid_out_by_pixel(self.activations.example)
+                row_value_and_gradient(self.loss, row, example, no_key(row))
         except RuntimeError:  # torch's word for a layout that an operation cannot take
             return False
         return True

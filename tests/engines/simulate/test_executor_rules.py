@@ -109,7 +109,7 @@ def test_a_users_own_loss_is_called_in_every_step(monkeypatch) -> None:
     objective = dense().variant(loss=Annealed())
     before = Annealed.calls
     for step in range(10):
-        objective.minibatch_grads([objective.x0.expand(NODES, -1)], torch.arange(NODES), 0, step)
+        objective.minibatch_values_and_grads([objective.x0.expand(NODES, -1)], torch.arange(NODES), 0, step)
     assert Annealed.calls >= before + 10
 
 

@@ -218,7 +218,7 @@ def test_a_users_own_code_is_called_in_every_step(make, monkeypatch) -> None:
     objective = ModelProblem(flat, CrossEntropy(), data, batch_size=4, seed=0)
     before = Counting.calls
     for step in range(10):
-        objective.minibatch_grads([flat.x0.expand(2, -1)], torch.arange(2), 0, step)
+        objective.minibatch_values_and_grads([flat.x0.expand(2, -1)], torch.arange(2), 0, step)
     assert Counting.calls >= before + 10
 
 
@@ -276,7 +276,7 @@ def test_convolutions_on_a_cpu_are_computed_row_by_row_and_agree() -> None:
     assert not rows.stacked
     nodes = torch.arange(NODES)
     x = rows.x0 + 0.1 * torch.randn(NODES, rows.dim, generator=torch.Generator().manual_seed(0))
-    got, expected = (f.minibatch_grads([x], nodes, 0, 0)[0] for f in (rows, stacked))
+    got, expected = (f.minibatch_values_and_grads([x], nodes, 0, 0)[0][1] for f in (rows, stacked))
     assert_close(got, expected)
 
 
@@ -311,7 +311,7 @@ def test_a_gradient_that_was_traced_is_the_same_gradient(monkeypatch) -> None:
     def gradients(objective: ModelProblem) -> list[torch.Tensor]:
         """Of all nodes and of two of them, by turns."""
         some = [torch.arange(NODES), torch.arange(2)] * 5
-        return [objective.minibatch_grads([x[n]], n, 0, step)[0] for step, n in enumerate(some)]
+        return [objective.minibatch_values_and_grads([x[n]], n, 0, step)[0][1] for step, n in enumerate(some)]
 
     plain = gradients(dense())
     monkeypatch.setattr("holdfast.problem.gradients.stacked.TRACE_FROM_CALLS", 3)
@@ -325,8 +325,8 @@ def test_computing_in_bfloat16_keeps_models_in_float32() -> None:
     objective.model.compute = torch.bfloat16
     nodes = torch.arange(NODES)
     x = objective.x0.expand(NODES, -1).contiguous()
-    got = objective.minibatch_grads([x], nodes, 0, 0)[0]
-    expected = dense().minibatch_grads([x], nodes, 0, 0)[0]
+    got = objective.minibatch_values_and_grads([x], nodes, 0, 0)[0][1]
+    expected = dense().minibatch_values_and_grads([x], nodes, 0, 0)[0][1]
     assert got.dtype == torch.float32
     error = (got - expected).norm() / expected.norm()
     assert 1e-5 < error < 0.03  # eight bits of a number are kept: really computed in bfloat16

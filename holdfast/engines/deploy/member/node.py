@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import cohort
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.carrier import Carrier, Slot, apart, carried, wire_like
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
@@ -37,7 +37,7 @@ class Node(Member):
     def __init__(
         self, federation: Federation, name: str, folder: Path, site: Site, **hosting: Unpack[Hosting]
     ) -> None:
-        facts = {} if site.test is None else {"test_samples": len(site.test[0])}
+        facts = {} if site.test is None else {"test_samples": len(next(leaves(site.test)))}
         super().__init__(
             federation, name, folder, site.objective.x0, data=site.digest, facts=facts, **hosting
         )

@@ -89,7 +89,7 @@ class Until(hf.Callback):
     def __init__(self, last: int) -> None:
         self.last = last
 
-    def round_done(self, job: JobInfo, round: int) -> None:
+    def on_round(self, job: JobInfo, round: int) -> None:
         if round == self.last:
             raise hf.Stop
 
@@ -105,7 +105,7 @@ class Timer(hf.Callback):
         self.clock = time.process_time if device == "cpu" else time.perf_counter
         self.times: dict[int, float] = {}
 
-    def round_done(self, job: JobInfo, round: int) -> None:
+    def on_round(self, job: JobInfo, round: int) -> None:
         if round in (self.first, self.last):
             synchronize(self.device)
             self.times[round] = self.clock()

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "holdfast.api": "train minimize TrainResult MinimizeResult History",
+    "holdfast.api": (
+        "train compare tune minimize load_result TrainResult Comparison Tuning MinimizeResult History"
+    ),
     "holdfast.core.errors": "HoldfastError",
     "holdfast.algorithms": (
         "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
@@ -25,8 +27,9 @@ _HOMES = {
     ),
     "holdfast.engines.common.simulation": "Simulation",
     "holdfast.experiments.assembly": "build_problem",
-    "holdfast.experiments.callbacks": "Callback Stop",
+    "holdfast.experiments.callbacks": "Callback EarlyStopping Stop",
     "holdfast.experiments.tensorboard": "TensorBoard",
+    "holdfast.experiments.trackers": "MLflow WandB",
     "holdfast.report.progress": "Progress",
     "holdfast.data": (
         "DATASETS partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
@@ -63,8 +66,9 @@ if TYPE_CHECKING:
         VRLSGD as VRLSGD,
     )
     from holdfast.api import (
-        History as History, MinimizeResult as MinimizeResult, TrainResult as TrainResult,
-        minimize as minimize, train as train,
+        Comparison as Comparison, History as History, MinimizeResult as MinimizeResult,
+        TrainResult as TrainResult, Tuning as Tuning, compare as compare, load_result as load_result,
+        minimize as minimize, train as train, tune as tune,
     )
     from holdfast.channels import (
         CHANNELS as CHANNELS, Channel as Channel, Half as Half, Identity as Identity,
@@ -83,8 +87,11 @@ if TYPE_CHECKING:
     )
     from holdfast.engines.common.simulation import Simulation as Simulation
     from holdfast.experiments.assembly import build_problem as build_problem
-    from holdfast.experiments.callbacks import Callback as Callback, Stop as Stop
+    from holdfast.experiments.callbacks import (
+        Callback as Callback, EarlyStopping as EarlyStopping, Stop as Stop,
+    )
     from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
+    from holdfast.experiments.trackers import MLflow as MLflow, WandB as WandB
     from holdfast.models import MODELS as MODELS
     from holdfast.optimizers import (
         AdamW as AdamW, Clip as Clip, FedAdagrad as FedAdagrad, FedAdam as FedAdam, FedYogi as FedYogi,

@@ -191,6 +191,21 @@ def read_test(where: str, part: Any) -> Any:
     return samples
 
 
+def read_tests(test: Any, nodes: int) -> tuple[Any, list[int] | None]:
+    """All test samples, or None, and how many are each node's own if there is a set for every node."""
+    if test is None:
+        return None, None
+    per_node = isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test)
+    if not (per_node or isinstance(test, FederatedData)):
+        return read_test("test", test), None
+    sets = test if isinstance(test, FederatedData) else FederatedData.of_nodes(test)
+    if sets.nodes != nodes:
+        raise HoldfastError(
+            f"test: expected one set, or a list of {nodes}, one for each node, got {sets.nodes}"
+        )
+    return sets.samples, sets.counts.tolist()
+
+
 def warn_if_random(where: str, part: Any, samples: Any) -> bool:
     """Warns if ``part`` is a torch Dataset whose items are not what they were when ``samples`` were read."""
     if not isinstance(part, TorchDataset):

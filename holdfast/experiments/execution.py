@@ -28,7 +28,7 @@ class Run:
     evaluate_every: Cadence  # rounds; also measured are the initial models, and those of the last round
     evaluation: Evaluation
     seconds: float = 0.0  # spent in rounds, without measuring
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)  # of a resumed job, those recorded before too
     diverged: bool = False
 
     def __post_init__(self) -> None:
@@ -58,9 +58,11 @@ class Run:
                     stops.append(stop)
 
         try:
-            tell("job_started", self.simulation)
+            tell("on_train_begin", self.simulation)
+            if self.rows:
+                tell("on_resume", list(self.rows))
             left = self.rounds - self.simulation.round
-            tell("job_prepared", self.simulation.prepare(left))
+            tell("on_prepared", self.simulation.prepare(left))
             if self.evaluation.repeatable:
                 times = left // self.every
                 self._look = self.simulation.executor.repeated(self.simulation, self._look, times)
@@ -69,12 +71,12 @@ class Run:
             late = on_gpu and all(callback.late for callback in callbacks)
             outcome = self._rounds_left(tell, stops, asked_to_stop, late)
         except KeyboardInterrupt:
-            tell("job_ended", Outcome("interrupted"))
+            tell("on_train_end", Outcome("interrupted"))
             raise
         except Exception as error:  # of a user's code, or a mistake of ours
-            tell("job_ended", Outcome("failed", " ".join(f"{type(error).__name__}: {error}".split())))
+            tell("on_train_end", Outcome("failed", " ".join(f"{type(error).__name__}: {error}".split())))
             raise
-        tell("job_ended", outcome)
+        tell("on_train_end", outcome)
         return outcome
 
     def _rounds_left(
@@ -89,15 +91,15 @@ class Run:
                 return Outcome("failed", str(error), error)
             begins = False
             for row in rows:
-                tell("row_recorded", row)
-            tell("round_done", simulation.round)
+                tell("on_evaluate", row)
+            tell("on_round", simulation.round)
             if self.diverged:
                 why = f"a figure became infinite or NaN by round {simulation.round}: try a smaller lr"
                 return Outcome("diverged", why)
             # All ranks of a cluster have to agree. In the last round there is nothing left to stop.
             if simulation.round < self.rounds and simulation.world.any(bool(stops) or asked_to_stop()):
                 for row in self._read():
-                    tell("row_recorded", row)
+                    tell("on_evaluate", row)
                 if simulation.world.any(bool(stops)):
                     return Outcome("stopped", str(stops[0]) if stops else "")
                 return Outcome("interrupted")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from holdfast.algorithms import Method
 from holdfast.channels import Channel
@@ -18,7 +21,9 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting, cohort_size, convexity_warning, torch_device
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.choices import as_channel
-from holdfast.experiments.config import Cohort, Experiment
+from holdfast.experiments.config import Cadence, Cohort, Experiment
+from holdfast.experiments.planned import KeptSettings
+from holdfast.experiments.record_files import short
 from holdfast.experiments.setting import build_method, build_setting
 from holdfast.experiments.sweep import expand
 
@@ -39,6 +44,14 @@ class Job:
     @property
     def rounds(self) -> int:
         return self.experiment.rounds
+
+    @property
+    def evaluate_every(self) -> Cadence:
+        return self.experiment.evaluate_every
+
+    @property
+    def checkpoint_every(self) -> int:
+        return self.experiment.checkpoint_every
 
     @property
     def info(self) -> JobInfo:
@@ -66,17 +79,6 @@ class Job:
         return [f"{key.rsplit('.', 1)[-1]}={short(value)}" for key, value in self.axes.items()]
 
 
-def short(value: Any) -> str:
-    """A swept value in a few characters: a choice by its name."""
-    if isinstance(value, dict):
-        inner = ",".join(f"{key}={short(part)}" for key, part in value.items() if key != "name")
-        return f"{value.get('name', '')}({inner})" if inner else str(value.get("name", ""))
-    return str(value)
-
-
-MOST_KEPT = 2**28  # numbers in the samples of settings that may be used again
-
-
 class Plan:
     """The jobs of an experiment on this machine."""
 
@@ -90,7 +92,7 @@ class Plan:
             for seed in variant.experiment.seeds
         ]
         self._methods: dict[str, Method] = {}
-        self._settings: dict[str, Setting] = {}  # the last ones used, the latest at the end
+        self._settings = KeptSettings()
 
     @property
     def name(self) -> str:
@@ -105,15 +107,25 @@ class Plan:
         """Identifies the experiment: a checkpoint of another one is refused."""
         return hashlib.sha256(json.dumps(self.raw, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def document(self) -> tuple[str, str]:
+        """The experiment as a file."""
+        return "experiment.toml", tomli_w.dumps(self.raw)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Nothing more is to be said in ``summary.json``."""
+        return {}
+
+    def changes(self, summary: Mapping[str, Any]) -> str:
+        """Whether ``summary`` is of another experiment, in words."""
+        same = summary.get("digest") == self.digest
+        return "" if same else "experiment.toml was changed since the run began; start a new run"
+
     def setting(self, job: Job) -> Setting:
-        """The job's data, model and network; the last ones are kept, as the seeds of a sweep take turns."""
-        key, kept = _setting_key(job), self._settings
-        if key not in kept:
-            kept[key] = build_setting(job.experiment, job.seed, self.data_dir, self.device, self.world)
-        kept[key] = kept.pop(key)
-        while len(kept) > 1 and sum(setting.data.numbers for setting in kept.values()) > MOST_KEPT:
-            del kept[next(iter(kept))]
-        return kept[key]
+        """The job's data, model and network."""
+        build = partial(build_setting, job.experiment, job.seed, self.data_dir, self.device, self.world)
+        return self._settings.get(_setting_key(job), build)
 
     def shares_setting(self, first: Job, second: Job) -> bool:
         """Whether two jobs see the same data, model, network and minibatches."""

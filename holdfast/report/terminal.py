@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 from rich import box
@@ -112,3 +113,11 @@ def _caption(rows: Sequence[FinalRow], left_out: Sequence[str]) -> Text:
 def _natural_width(table: Table) -> int:
     console = Console(width=10_000)
     return Measurement.get(console, console.options, table).maximum
+
+
+def plain_text(table: Table, width: int) -> str:
+    """A table as text of at most ``width`` characters a line, without colours."""
+    console = Console(file=io.StringIO(), width=width)
+    with console.capture() as text:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in text.get().splitlines())

@@ -170,7 +170,7 @@ def test_a_checkpoint_between_measurements_knows_the_time() -> None:
     times = []
 
     class Watch(hf.Callback):
-        def round_done(self, job, round) -> None:
+        def on_round(self, job, round) -> None:
             times.append(run.seconds)
 
     run.execute(None, [Watch()])

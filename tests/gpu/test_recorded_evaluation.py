@@ -39,11 +39,11 @@ class Watcher(hf.Callback):
     def __init__(self) -> None:
         self.rows, self.order = [], []
 
-    def row_recorded(self, job, row) -> None:
+    def on_evaluate(self, job, row) -> None:
         self.rows.append(row)
         self.order.append(("row", row["round"]))
 
-    def round_done(self, job, round) -> None:
+    def on_round(self, job, round) -> None:
         self.order.append(("round", round))
 
 

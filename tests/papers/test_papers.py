@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command_line import holdfast
 
+import holdfast as hf
 from holdfast.experiments.record import load_record
 from holdfast.experiments.runner import Runner
 from holdfast_papers.base import (
@@ -249,14 +250,10 @@ def write_images(file: Path) -> None:
     np.savez(file, **arrays)
 
 
-class StopAfterFirstJob:
+class StopAfterFirstJob(hf.Callback):
     """A view that breaks a run off, as a second Ctrl-C does."""
 
-    def job_started(self, *given: object) -> None: ...
-    def job_prepared(self, *given: object) -> None: ...
-    def round_done(self, *given: object) -> None: ...
-    def row_recorded(self, *given: object) -> None: ...
-    def job_ended(self, *given: object) -> None:
+    def on_train_end(self, *given: object) -> None:
         raise KeyboardInterrupt
 
 

@@ -274,14 +274,13 @@ def test_partitioned_test_data_are_the_nodes_own() -> None:
 def test_a_method_with_personal_models_is_measured_by_them() -> None:
     ditto = hf.Ditto(lr=0.5, local_steps=2, personal_steps=2)
     names = ["node_loss", "node_personal_loss", "average_loss", "p10_personal_accuracy"]
-    data = {"model": nn.Linear(5, 3), "data": DATA, "rounds": 3, "dtype": "float64", "test": OWN}
-    torch.manual_seed(0)
-    problem = hf.build_problem(nn.Linear(5, 3), DATA, dtype=torch.float64)
+    model = nn.Linear(5, 3)
+    problem = hf.build_problem(model, DATA, dtype=torch.float64)
     simulation = hf.Simulation(ditto, problem, hf.server(NODES))
     for _ in range(3):
         simulation.step()
-    torch.manual_seed(0)
-    last = hf.train(ditto, **data, metrics=names).history.rows[-1]
+    options = {"model": model, "data": DATA, "rounds": 3, "dtype": "float64", "test": OWN}
+    last = hf.train(ditto, **options, metrics=names).history.rows[-1]
     for i, (x, y) in enumerate(OWN):
         loss = nn.functional.cross_entropy(outputs(simulation.personal_models[i], x), y).item()
         assert last[f"loss_node{i}"] == last[f"personal_loss_node{i}"] == pytest.approx(loss, rel=1e-9)

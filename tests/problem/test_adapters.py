@@ -83,11 +83,8 @@ def test_it_is_chosen_and_agrees_with_the_loop(model, device) -> None:
     test = chosen.test_set(Pair(*images()))
     for ask in (
         lambda f: f.minibatch_values_and_grads([x, v], nodes, 3, 2)[1][1],
-<<<<<<< HEAD
         lambda f: f.minibatch_values_and_grads([x], nodes, 3, 2)[0][0],
         lambda f: f.backend.outputs(x, test),
-=======
->>>>>>> main
         lambda f: f.full_grads(x, nodes),
         lambda f: f.values(x, nodes),
         lambda f: f.hessian_products(x, v, nodes),
@@ -101,19 +98,9 @@ def test_compiled_gradients_are_one_program_with_the_same_result() -> None:
     problem = objective(low_rank)
     x = torch.randn(3, problem.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes, words = torch.arange(3), (torch.tensor(2), torch.tensor(1))
-<<<<<<< HEAD
     program = torch.compile(lambda x: gradients(problem, x, nodes, *words), backend="eager", fullgraph=True)
     problem.get_ready()
     assert close(program(x), gradients(problem, x, nodes, *words))
-=======
-    program = torch.compile(
-        lambda x: problem.minibatch_values_and_grads([x], nodes, *words)[0][1],
-        backend="eager",
-        fullgraph=True,
-    )
-    problem.get_ready()
-    assert close(program(x), problem.minibatch_values_and_grads([x], nodes, *words)[0][1])
->>>>>>> main
 
 
 def test_on_a_gpu_gradients_are_compiled_without_the_updates() -> None:
@@ -133,14 +120,7 @@ def test_parts_that_fit_the_memory_give_the_same() -> None:
     whole, parts = objective(low_rank), objective(low_rank, samples_at_once=8)
     x = torch.randn(3, whole.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
-<<<<<<< HEAD
     assert close(gradients(whole, x, nodes, 0, 0), gradients(parts, x, nodes, 0, 0))
-=======
-    assert close(
-        whole.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-        parts.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-    )
->>>>>>> main
 
 
 @pytest.mark.parametrize(
@@ -155,14 +135,7 @@ def test_a_model_it_would_be_wrong_for_is_stacked(model, why) -> None:
     assert chosen.how.startswith(f"all nodes stacked, as {why}")
     x = torch.randn(3, chosen.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
-<<<<<<< HEAD
     assert close(gradients(chosen, x, nodes, 0, 0), gradients(loop, x, nodes, 0, 0))
-=======
-    assert close(
-        chosen.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-        loop.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-    )
->>>>>>> main
     with pytest.raises(HoldfastError, match=f'backend = "adapters": {why}.*; use backend = "stacked"'):
         _ = objective(model, "adapters").backend
 
@@ -194,14 +167,7 @@ def test_a_frozen_layer_that_cannot_be_stacked_is_no_obstacle() -> None:
     chosen.check_model(None)
     x = torch.randn(3, chosen.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
-<<<<<<< HEAD
     assert close(gradients(chosen, x, nodes, 0, 0), gradients(loop, x, nodes, 0, 0))
-=======
-    assert close(
-        chosen.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-        loop.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-    )
->>>>>>> main
     assert close(chosen.full_grads(x, nodes), loop.full_grads(x, nodes))
 
 
@@ -214,14 +180,7 @@ def test_a_model_that_is_trained_as_a_whole_is_stacked_unless_asked() -> None:
     assert asked.how == 'all nodes end to end over one frozen model, as backend = "adapters" asks for'
     x = torch.randn(3, asked.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
-<<<<<<< HEAD
     assert close(gradients(asked, x, nodes, 0, 0), gradients(stacked, x, nodes, 0, 0))
-=======
-    assert close(
-        asked.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-        stacked.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-    )
->>>>>>> main
 
 
 def test_frozen_weights_are_no_activations() -> None:

@@ -96,8 +96,8 @@ class _Result:
 class TrainResult(_Result):
     """A trained federation."""
 
-    model: nn.Module  # the average of all nodes' models
-    models: Tensor  # [n, d]: every node's trainable parameters, flat
+    model: nn.Module  # the average of all nodes' models; of a personalised method, the common one
+    models: Tensor  # [n, d]: every node's trainable parameters, flat; those of its personal model, if any
     _module: Callable[[Tensor], nn.Module] = field(compare=False)  # from a row of ``models``
 
     def __repr__(self) -> str:

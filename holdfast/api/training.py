@@ -175,7 +175,9 @@ def train(
         if status != "interrupted":
             runner.close()
     models, module = run.simulation.models.detach(), plan.setting(job).objective.model.module
-    return TrainResult(History(run.rows), status, module(models.mean(0)), models.clone(), module)
+    personal = run.simulation.personal_models
+    own = models if personal is None else personal.detach()
+    return TrainResult(History(run.rows), status, module(models.mean(0)), own.clone(), module)
 
 
 def given_plan(

@@ -82,7 +82,9 @@ class ModelProblem:
         if isinstance(data, AnyData):
             self.source = source_of(data, model.x0, seed, self._seed, options)
         elif options:
-            raise HoldfastError(f"{', '.join(options)}: only for samples in memory or in Datasets; a source has its own")
+            raise HoldfastError(
+                f"{', '.join(options)}: only for samples in memory or in Datasets; a source has its own"
+            )
         else:
             self.source = data
         self.augment = augment

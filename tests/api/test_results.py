@@ -38,7 +38,8 @@ def net() -> nn.Module:
 def result() -> hf.TrainResult:
     data = [(X[i::4], Y[i::4]) for i in range(4)]
     method = hf.LocalGECL(lr=0.1, local_steps=2)
-    return hf.train(method, model=net(), data=data, topology="ring", rounds=4, batch_size=4, test=(X, Y))
+    options = {"topology": "ring", "rounds": 4, "batch_size": 4, "evaluate_every": 1}
+    return hf.train(method, model=net(), data=data, test=(X, Y), **options)
 
 
 def test_the_model_of_each_node(result: hf.TrainResult) -> None:
@@ -51,6 +52,21 @@ def test_the_model_of_each_node(result: hf.TrainResult) -> None:
     assert torch.equal(rows, result.models)
     with pytest.raises(hf.HoldfastError, match=r"node 4 does not exist: expected 0\.\.3"):
         result.node_model(4)
+
+
+def test_a_personalised_method_gives_every_node_its_own_model() -> None:
+    """Those that the figures are of; the common model is FedAvg's."""
+    data = [(X[i::4], Y[i::4]) for i in range(4)]
+    options = {"data": data, "topology": "server", "rounds": 4, "batch_size": 4, "test": (X, Y)}
+    ditto, fedavg = (
+        hf.train(method(lr=0.1, local_steps=2), model=net(), **options) for method in (hf.Ditto, hf.FedAvg)
+    )
+    states = ditto.model.state_dict().values(), fedavg.model.state_dict().values()
+    assert all(map(torch.equal, *states))
+    models = [ditto.node_model(node) for node in range(4)]
+    assert torch.pdist(ditto.models).min() > 1e-3
+    accuracies = [float((model(X).argmax(-1) == Y).double().mean()) for model in models]
+    assert ditto.history["test_accuracy"][-1] == pytest.approx(sum(accuracies) / 4, abs=1e-12)
 
 
 def test_saved_and_read_back(result: hf.TrainResult, tmp_path: Path) -> None:

@@ -86,8 +86,9 @@ def test_a_run_directory_changes_nothing(tmp_path: Path) -> None:
         (5, {"channel": Grid()}),
         (5, {"algorithm": hf.SCAFFOLD(lr=0.1, local_steps=2), "topology": "server", "cohort": 2}),
         (5, {"algorithm": hf.Gossip(lr=hf.cosine(0.2, 10))}),
+        (5, {"algorithm": hf.LocalGECL(lr=0.01, local_steps=2, optimizer=hf.AdamW(keep=True))}),
     ],
-    ids=["before", "between", "on a checkpoint", "a channel with memory", "a cohort", "a schedule"],
+    ids=["before", "between", "on a checkpoint", "a channel with memory", "a cohort", "a schedule", "AdamW"],
 )
 def test_resumed_is_the_same_to_the_last_bit(stop: int, options: dict[str, Any], tmp_path: Path) -> None:
     """By Ctrl-C, which saves, and by an error between two checkpoints, which does not."""

@@ -12,6 +12,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
+from holdfast.experiments.columns import better
 from holdfast.experiments.metric_choice import choose_metrics
 
 NODES = 4
@@ -274,16 +275,24 @@ def test_partitioned_test_data_are_the_nodes_own() -> None:
 def test_a_method_with_personal_models_is_measured_by_them() -> None:
     ditto = hf.Ditto(lr=0.5, local_steps=2, personal_steps=2)
     names = ["node_loss", "node_personal_loss", "average_loss", "p10_personal_accuracy"]
-    data = {"model": nn.Linear(5, 3), "data": DATA, "rounds": 3, "dtype": "float64", "test": OWN}
-    torch.manual_seed(0)
-    problem = hf.build_problem(nn.Linear(5, 3), DATA, dtype=torch.float64)
+    model = nn.Linear(5, 3)
+    problem = hf.build_problem(model, DATA, dtype=torch.float64)
     simulation = hf.Simulation(ditto, problem, hf.server(NODES))
     for _ in range(3):
         simulation.step()
-    torch.manual_seed(0)
-    last = hf.train(ditto, **data, metrics=names).history.rows[-1]
+    options = {"model": model, "data": DATA, "rounds": 3, "dtype": "float64", "test": OWN}
+    last = hf.train(ditto, **options, metrics=names).history.rows[-1]
     for i, (x, y) in enumerate(OWN):
         loss = nn.functional.cross_entropy(outputs(simulation.personal_models[i], x), y).item()
         assert last[f"loss_node{i}"] == last[f"personal_loss_node{i}"] == pytest.approx(loss, rel=1e-9)
     common = nn.functional.cross_entropy(outputs(simulation.models[0], TEST[0]), TEST[1]).item()
     assert last["average_loss"] == pytest.approx(common, rel=1e-9)
+
+
+def test_which_way_a_figure_is_better() -> None:
+    for name in ("worst_personal_accuracy", "accuracy_node12", "accuracy_class0"):
+        assert better(name, None) == "max"
+    for name in ("minibatch_loss", "personal_loss_node3", "consensus"):
+        assert better(name, None) == "min"
+    with pytest.raises(HoldfastError, match="metric 'mae': say mode='max'"):
+        better("mae", None)

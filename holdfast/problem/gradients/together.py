@@ -88,7 +88,14 @@ class Together:
         tensors, others, form = _parted(split)
 
         def go_on(tensors: list[Tensor], *part: Any) -> Tensor:
-            return task(lambda *_: _joined(tensors, others, form), *part)
+            answers = [_joined(tensors, others, form)]
+
+            def run(*_: Any) -> Any:
+                if not answers:
+                    raise RuntimeError("the step calls the model more than once")
+                return answers.pop()
+
+            return task(run, *part)
 
         values: Tensor = vmap(go_on)(tensors, *of_nodes)
         return values

@@ -33,18 +33,23 @@ class Entrance:
         return tree_map(lambda part: cast if part is target else part, there)
 
     def enter(self, samples: Any) -> Any:
-        """Samples read on the host as the model sees them.
+        """Samples read on the host as the model sees them."""
+        return map_inputs(self.prepare, self.place(self.send(samples)))
 
-        On a GPU they are copied beside what it computes, so that the next batch need not wait for it.
+    def send(self, tree: Any) -> Any:
+        """What lies on the host, on the device.
+
+        A GPU copies it beside what it computes, so that neither it nor the host waits for the other.
         """
-        if self._copying is not None:
-            now = torch.cuda.current_stream(self.device)
-            with torch.cuda.stream(self._copying):
-                samples = tree_map(lambda p: p.pin_memory().to(self.device, non_blocking=True), samples)
-            now.wait_stream(self._copying)
-            for part in leaves(samples):
-                part.record_stream(now)
-        return map_inputs(self.prepare, self.place(samples))
+        if self._copying is None:
+            return tree
+        now = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._copying):
+            there = tree_map(lambda part: part.pin_memory().to(self.device, non_blocking=True), tree)
+        now.wait_stream(self._copying)
+        for part in leaves(there):
+            part.record_stream(now)
+        return there
 
     def in_parts(self, stored: Any, at_once: int) -> Iterator[Any]:
         """Stored samples as the model sees them, some at a time."""

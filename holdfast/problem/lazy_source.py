@@ -15,7 +15,7 @@ from holdfast.core.tree import leaves, tree_map
 from holdfast.data.lazy import LazyData, Part, Stream
 from holdfast.data.samples import described, targets_of
 from holdfast.problem.entrance import Entrance
-from holdfast.problem.reading import Reading
+from holdfast.problem.reading import Reading, joined
 from holdfast.problem.sampling import SamplingName, build_sampling, weights_of
 from holdfast.problem.source import Batch, Weighting, scale_of
 
@@ -41,22 +41,19 @@ class Schedule:
 class HostSource:
     """What sources that are read on the host have in common: minibatches, and how they reach the device."""
 
-    def __init__(self, data: LazyData | Stream, entrance: Entrance, seed: int, reading: Reading) -> None:
-        self.data, self.entrance, self.seed, self.reading = data, entrance, seed, reading
-        self.nodes, self.how, self.finite = data.nodes, data.how, data.finite
+    def __init__(self, entrance: Entrance, seed: int, reading: Reading) -> None:
+        self.entrance, self.seed, self.reading = entrance, seed, reading
         self.schedule = Schedule()
-        self._asked: tuple[Tensor, list[int]] | None = None
+        self._asked: tuple[Tensor, int, Tensor] | None = None
 
     def fetch(self, nodes: Tensor, round: Word, step: Word, items: Any, rows: int) -> Any:
         """Samples [m, rows, ...] on the device; ``items`` (nodes, round, step) -> [m] tuples to read."""
         if isinstance(round, Tensor) or isinstance(step, Tensor):
             raise HoldfastError("samples are read on the host, step by step")
-        if self._asked is None or self._asked[0] is not nodes:
-            self._asked = (nodes, nodes.tolist())
-        numbers = self._asked[1]
+        there = self.on_host(nodes)
+        numbers = there.tolist()
 
         def groups(round: int, step: int) -> Any:
-            there = torch.tensor(numbers)
             seeds = philox((0, step, round, there), (self.seed, int(Purpose.TRANSFORM))).tolist()
             picked = items(there, round, step)
             parts = [
@@ -67,7 +64,13 @@ class HostSource:
 
         trees = self.reading(groups(round, step))
         self.reading.prefetch(groups(*self.schedule.after(round, step)) if self.reading.workers else [])
-        return self.entrance.enter(tree_map(lambda *columns: torch.cat(columns), *trees))
+        return self.entrance.enter(joined(trees))
+
+    def on_host(self, nodes: Tensor) -> Tensor:
+        """``nodes`` [m] on the host, kept while the same are asked for: fetching them waits for a GPU."""
+        if self._asked is None or self._asked[0] is not nodes or self._asked[1] != nodes._version:
+            self._asked = (nodes, nodes._version, nodes.to("cpu", copy=True))
+        return self._asked[2]
 
     def test_set(self, samples: Any, own: Any) -> Any:
         """``samples`` where the model is, if they are like ``own``."""
@@ -94,7 +97,7 @@ class LazySource:
         self._options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "sampling": sampling}
         self._options |= {"weights": weights, "mean": mean, "std": std}
         self.data, self.batch_size, self.like = data, batch_size, like
-        self.host = HostSource(data, Entrance(like, mean, std), seed, reading or Reading(data))
+        self.host = HostSource(Entrance(like, mean, std), seed, reading or Reading(data))
         self.nodes, self.how, self.finite = data.nodes, data.how, True
         self.here = torch.as_tensor(data.here, device=like.device)
         self.counts = torch.as_tensor(data.counts)
@@ -121,9 +124,9 @@ class LazySource:
             return [tuple(row) for row in draws.draw(nodes, round, step).places.tolist()]
 
         samples = self.host.fetch(nodes, round, step, items, draws.width)
-        there = nodes.cpu()
+        there = self.host.on_host(nodes)
         weight = weights_of(draws.draw(there, round, step), self.scale[there])
-        return Batch(samples, weight.to(nodes.device))
+        return Batch(samples, self.host.entrance.send(weight.contiguous()))
 
     def all_of(self, nodes: Tensor, at_once: int) -> Iterator[Batch]:
         there = nodes.cpu()
@@ -137,8 +140,8 @@ class LazySource:
                 for node, count in zip(there.tolist(), counts.flatten().tolist(), strict=True)
             ]
             trees = self.host.reading(self.host.reading.groups(parts))
-            samples = tree_map(lambda *columns: torch.cat(columns), *trees)
-            yield Batch(self.host.entrance.enter(samples), weight.to(self.like.dtype).to(nodes.device))
+            weight = weight.to(self.like.dtype).to(nodes.device)
+            yield Batch(self.host.entrance.enter(joined(trees)), weight)
 
     def everything(self, at_once: int) -> Iterator[Batch]:
         for node in self.here.tolist():
@@ -176,7 +179,7 @@ class LazySource:
         piece = -(-len(items) // max(1, self.host.reading.workers))
         pieces = [items[first : first + piece] for first in range(0, len(items), piece)]
         trees = self.host.reading([(self._part(node, own, len(own)),) for own in pieces])
-        return tree_map(lambda *columns: torch.cat(columns, dim=1)[0], *trees)
+        return tree_map(lambda part: part[0], joined(trees, dim=1))
 
     def _part(self, node: int, items: Sequence[int], rows: int) -> Part:
         """Items of a node for evaluation: their transforms depend on the item alone, and never change."""
@@ -203,7 +206,7 @@ class StreamSource:
     ) -> None:
         self.data, self.like = data, like
         self._options: dict[str, Any] = {"seed": seed, "mean": mean, "std": std}
-        self.host = HostSource(data, Entrance(like, mean, std), seed, reading or Reading(data))
+        self.host = HostSource(Entrance(like, mean, std), seed, reading or Reading(data))
         self.nodes, self.how = data.nodes, data.how
         self.here = torch.arange(data.nodes, device=like.device)
         words = philox((0, 0, 0, 0), (seed, int(Purpose.TRANSFORM))).tolist()

@@ -69,6 +69,17 @@ def read_group(read: ReadPart, group: Group) -> Any:
     return tree_map(lambda *columns: torch.stack(columns), *trees)
 
 
+def joined(trees: Sequence[Any], dim: int = 0) -> Any:
+    """What several groups gave, as one tree."""
+    try:
+        return tree_map(lambda *columns: torch.cat(columns, dim=dim), *trees)
+    except RuntimeError:
+        forms = " and ".join(sorted({describe(tree) for tree in trees}))
+        raise HoldfastError(
+            f"batches differ in shape, {forms}; nodes are computed together, so pad all batches to one shape"
+        ) from None
+
+
 _read: ReadPart | None = None  # in a process that reads
 
 

@@ -273,6 +273,18 @@ def test_items_of_different_lengths_are_collated() -> None:
         hf.from_datasets([Sentences(8)], streaming=True)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_padded_to_different_lengths_are_refused(workers) -> None:
+    def to_the_longest(items: list[dict[str, Any]]) -> dict[str, Tensor]:
+        columns, longest = padded(items), max(len(item["words"]) for item in items)
+        return {**columns, "input": columns["input"][:, :longest]}
+
+    data = LazyData([Sentences(2), Sentences(12)], to_the_longest, workers)
+    source = LazySource(data, LIKE, batch_size=6)
+    with pytest.raises(hf.HoldfastError, match=r"input torch.int64 .* pad all batches to one shape"):
+        source.batch(torch.arange(2), 0, 0)
+
+
 class Broken(Noisy):
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         if i > 2:

@@ -11,9 +11,9 @@ from holdfast.core.precision import Precision
 from holdfast.experiments.assembly import Topology
 from holdfast.experiments.choices import Named
 from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Weighting
+from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, Step
-from holdfast.problem.model_problem import Augment
 from holdfast.problem.sampling import SamplingName
 
 

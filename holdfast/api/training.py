@@ -33,9 +33,9 @@ from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Ter
 from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.given import Contender, GivenPlan, open_run
 from holdfast.experiments.metric_choice import choose_metrics
+from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
-from holdfast.problem.model_problem import Augment
 from holdfast.problem.sampling import SamplingName
 
 MOST_CLASSES = 1000  # that a report shows

@@ -31,10 +31,11 @@ from holdfast.experiments.config import BatchSize, Cohort, NetworkConfig, Terms,
 from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.measured import HeldOut
 from holdfast.experiments.metrics import Metric
+from holdfast.problem.augmentation import Augment
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
-from holdfast.problem.model_problem import Augment, ModelProblem
+from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.problem import Problem
 from holdfast.problem.reference.curvature import why_not_convex
 from holdfast.problem.regulariser import Regulariser

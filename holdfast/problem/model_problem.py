@@ -9,18 +9,17 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
 from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.lazy import AnyData
-from holdfast.data.samples import TARGET_NAMES, describe, targets_of
+from holdfast.data.samples import TARGET_NAMES, targets_of
+from holdfast.problem.augmentation import Augment, augmented, check_augment
 from holdfast.problem.convexity import SquaredOutputs, convexity_of
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName
 from holdfast.problem.gradients.choice import choose_backend
-from holdfast.problem.gradients.support import reason
 from holdfast.problem.losses import Loss
 from holdfast.problem.problem import Convexity
 from holdfast.problem.regulariser import Regulariser
@@ -32,10 +31,6 @@ from holdfast.problem.sources import source_of
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
 CHUNK_SAMPLES = 8192
 GPU_CHUNK_SAMPLES = 65536  # a GPU wants few large calls
-
-
-Augment = Callable[[Any, Tensor], Any]
-"""(samples [B, ...] of one node, key [4]) -> samples, drawn from the key alone; see ``random_uniform``."""
 
 
 class SourceOptions(TypedDict, total=False):
@@ -112,7 +107,7 @@ class ModelProblem:
             return [self._full(x, nodes) for x in points]
         batch, keys = self.source.batch(nodes, round, step), self._keys(nodes, round, step)
         if self.augment is not None:
-            batch = batch._replace(samples=self._augmented(batch.samples, keys))
+            batch = batch._replace(samples=augmented(self.augment, batch.samples, keys, self.stacked))
         computed = [self.backend.values_and_gradients(x, batch, keys) for x in points]
         return [
             (value, self.regulariser.add_grad(gradient, x))
@@ -283,36 +278,6 @@ class ModelProblem:
         words = [module, trained, list(frozen), self.loss, self.regulariser, *words]
         return words, [*tensors, *frozen.values()]
 
-    # --- augmentation --------------------------------------------------------------------------------------
-
-    def _augmented(self, samples: Any, keys: Tensor) -> Any:
-        """The samples [m, B, ...] of all nodes, each with its own key [4]."""
-        assert self.augment is not None
-        if self.stacked:
-            return vmap(self.augment)(samples, keys)
-        nodes = range(len(keys))
-        each = [self.augment(tree_map(lambda part, i=i: part[i], samples), keys[i]) for i in nodes]
-        return tree_map(lambda *parts: torch.stack(parts), *each)
-
-    def _check_augment(self, samples: Any) -> Any:
-        """``samples`` [B, ...] augmented; refuses a function that does not suit them."""
-        twice = tree_map(lambda part: torch.stack([part] * 2), samples)
-        keys = self._keys(self.here[:1].repeat(2), 0, 0)
-        try:
-            once, again = (self._augmented(twice, keys) for _ in range(2))
-        except Exception as error:  # the user's own code
-            raise HoldfastError(
-                f"augment fails on a batch of {describe(samples)}: {reason(error)}"
-            ) from error
-        if describe(once) != describe(twice):
-            raise HoldfastError(f"augment gives {describe(once)}; expected, as before, {describe(twice)}")
-        if not all(torch.equal(a, b) for a, b in zip(leaves(once), leaves(again), strict=True)):
-            raise HoldfastError(
-                "augment gives other numbers for the same key: draw from the key alone, with "
-                "hf.random_uniform or hf.random_normal"
-            )
-        return tree_map(lambda part: part[0], once)
-
     # --- before training -----------------------------------------------------------------------------------
 
     def check_model(self, test: Any = None) -> None:
@@ -325,7 +290,7 @@ class ModelProblem:
             )
         some = self.source.some(2).samples
         if self.augment is not None:
-            some = self._check_augment(some)
+            some = check_augment(self.augment, some, self._keys(self.here[:1], 0, 0)[0], self.stacked)
         outputs = self.row_loss.probe(some, stacked=False)
         for targets in [self.source.targets] if test is None else [self.source.targets, targets_of(test)]:
             self.loss.check(outputs, targets)

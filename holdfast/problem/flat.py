@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from copy import copy, deepcopy
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -20,6 +20,10 @@ from holdfast.problem.problem import PADDED_TO
 
 Call = Callable[[Any, Any], Any]
 """What is done with a model and a batch of samples, such as the forward pass, or that and the loss."""
+
+
+Run = Callable[[dict[str, Tensor], tuple[Any, ...], dict[str, Any]], Any]
+"""Stands for a call of the module: the tensors that it is given by name, and its arguments."""
 
 
 class FlatModel:
@@ -55,7 +59,6 @@ class FlatModel:
             ready_to_stack(used, device)
         self._dropout_keys = [f"model.{name}" for name in dropout_keys(self._training)]
         self._called = {True: Called(self._training), False: Called(self._evaluation)}
-        self._run = self._by_itself
         # Every place of a parameter once, also of shared ones and in shared layers: torch's own search for
         # them leaves a layer that has two names with the parameters of the last call.
         names = {id(p): name for name, p in trainable.items()}
@@ -109,7 +112,9 @@ class FlatModel:
             name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=False)
         }
 
-    def train(self, parameters: dict[str, Tensor], call: Call, samples: Any, key: Tensor) -> Tensor:
+    def train(
+        self, parameters: dict[str, Tensor], call: Call, samples: Any, key: Tensor, run: Run | None = None
+    ) -> Tensor:
         """``call`` of the model while training; ``key`` [4] = (seed, node, round, step) feeds dropout."""
         cast = {name: value.to(self.compute) for name, value in parameters.items()}
         given = {place: cast[name] for place, name in self._places} | dict.fromkeys(self._dropout_keys, key)
@@ -117,16 +122,17 @@ class FlatModel:
             samples = map_inputs(
                 lambda part: part.to(self.compute) if part.is_floating_point() else part, samples
             )
-        return self._run(True, given, call, samples)
+        return self._run(True, given, call, samples, run)
 
     def copy(self) -> FlatModel:
         """The same model with modules of its own, for another thread."""
         return FlatModel(self.template, self.x0.device, self.x0.dtype, self.compute)
 
-    def evaluate(self, row: Tensor, call: Call, samples: Any) -> Tensor:
+    def evaluate(self, row: Tensor, call: Call, samples: Any, run: Run | None = None) -> Tensor:
         """``call`` of the model in eval mode."""
         parameters = self.parameters(row)
-        return self._run(False, {place: parameters[name] for place, name in self._places}, call, samples)
+        given = {place: parameters[name] for place, name in self._places}
+        return self._run(False, given, call, samples, run)
 
     @property
     def parts(self) -> tuple[tuple[nn.Module, list[str]], tuple[nn.Module, list[str]]]:
@@ -135,22 +141,13 @@ class FlatModel:
         keys = [key.removeprefix("model.") for key in self._dropout_keys]
         return (self._training, [*places, *keys]), (self._evaluation, places)
 
-    def through(self, run: Callable[..., Any]) -> FlatModel:
-        """The same, but where its module would be called, ``run(given, args, kwargs)`` is.
-
-        ``given``: the tensors of the call by their names in the module.
-        """
-
-        def instead(training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
+    def _run(
+        self, training: bool, given: dict[str, Tensor], call: Call, samples: Any, run: Run | None
+    ) -> Tensor:
+        if run is not None:
             named = {place.removeprefix("model."): tensor for place, tensor in given.items()}
-            result: Tensor = call(lambda *args, **kwargs: run(named, args, kwargs), samples)
-            return result
-
-        changed = copy(self)
-        changed._run = instead
-        return changed
-
-    def _by_itself(self, training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
+            answer: Tensor = call(lambda *args, **kwargs: run(named, args, kwargs), samples)
+            return answer
         result: Tensor = functional_call(self._called[training], given, (call, samples), tie_weights=False)
         return result
 

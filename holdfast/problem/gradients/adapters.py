@@ -54,8 +54,7 @@ class Adapters:
 
     def _some(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         def value(run: Any, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-            loss = self.loss.through(run)
-            return loss.differentiable(loss.model.parameters(row), batch, key)
+            return self.loss.differentiable(self.loss.model.parameters(row), batch, key, run)
 
         def total(x: Tensor) -> tuple[Tensor, Tensor]:
             values = self._training.values(value, x, batch, keys)
@@ -71,13 +70,13 @@ class Adapters:
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         def value(run: Any, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-            return self.loss.through(run).value(row, batch, key)
+            return self.loss.value(row, batch, key, run)
 
         return self._training.values(value, x, batch, keys)
 
     def tested(self, x: Tensor, samples: Any) -> Tensor:
         def figures(run: Any, row: Tensor) -> Tensor:
-            return self.loss.through(run).tested(row, samples)
+            return self.loss.tested(row, samples, run)
 
         return self._evaluation.values(figures, x)
 
@@ -85,7 +84,7 @@ class Adapters:
         return self.loss.evaluated(row, batch)
 
     def outputs(self, x: Tensor, samples: Any) -> Any:
-        return self._evaluation.values(lambda run, row: self.loss.through(run).outputs(row, samples), x)
+        return self._evaluation.values(lambda run, row: self.loss.outputs(row, samples, run), x)
 
     @cached_property
     def _second(self) -> Backend:

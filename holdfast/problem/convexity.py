@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ def _is_affine(loss: RowLoss, samples: Any) -> bool:
 
 class SquaredOutputs(Loss):
     """||outputs||^2 / 2, whose Hessian in the parameters of an affine model is the Gram matrix."""
+
+    has_accuracy: ClassVar[bool] = False
 
     def outputs(self, classes: int | None) -> int:
         raise NotImplementedError

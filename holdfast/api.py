@@ -36,6 +36,7 @@ from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
 from holdfast.problem.problem import FunctionProblem
+from holdfast.problem.statistics import Buffers
 
 if TYPE_CHECKING:
     import pandas
@@ -119,6 +120,7 @@ def train(
     nonconvex: float = 0.0,
     weights: Weighting = "uniform",
     backend: BackendName = "auto",
+    buffers: Buffers = "local",
     cohort: Cohort = "all",
     channel: Channel | str | dict[str, Any] = "identity",
     evaluate_every: int = 1,
@@ -146,6 +148,8 @@ def train(
     ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
     ``backend``: how gradients are computed, all nodes "stacked" in one call or in a "loop" over the nodes;
     "auto" stacks unless a layer cannot be stacked or is faster in a loop.
+    ``buffers``: the running statistics of BatchNorm that a node's model is tested with: of its own data,
+    "local", or the "average" over all nodes, which ``result.model`` has in any case.
     ``cohort``: clients sampled per round (server methods), or "all".
     ``channel``: how messages travel, such as "half" or ``hf.Half()``.
     ``metrics``: their names; "default" are all that are cheap.
@@ -164,7 +168,7 @@ def train(
     numbers = _check_call(algorithm, rounds, seed, cohort, dtype, callbacks)
     carrying: Channel = check("channel", ChosenChannel, channel)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
-    terms = Terms.of({"batch_size": batch_size, "backend": backend, **weighed})
+    terms = Terms.of({"batch_size": batch_size, "backend": backend, "buffers": buffers, **weighed})
     split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
     setting = Setting(
@@ -187,7 +191,8 @@ def train(
     run = Run(setting.simulation(algorithm, cohort, carrying), rounds, evaluate_every, setting.measure)
     status = _execute(run, seed, callbacks)
     models = run.simulation.models.detach()
-    average = setting.objective.model.module(models.mean(0))
+    objective = setting.objective
+    average = objective.model.module(objective.complete(models.mean(0, keepdim=True))[0])
     return TrainResult(History(run.rows), status, average, models.clone())
 
 

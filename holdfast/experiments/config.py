@@ -16,6 +16,7 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision
 from holdfast.core.validation import Count, NonNegative, Section, Seed, quoted
 from holdfast.problem.gradients.backend import BackendName
+from holdfast.problem.statistics import Buffers
 
 
 class Choice(BaseModel):
@@ -58,6 +59,7 @@ class Terms(Section):
     nonconvex: NonNegative = 0.0
     weights: Weighting = "uniform"
     backend: BackendName = "auto"  # how the gradients of all nodes are computed: "stacked" or "loop"
+    buffers: Buffers = "local"  # whose statistics BatchNorm has in a node's model, its own or the "average"
 
     @property
     def options(self) -> dict[str, Any]:

@@ -48,7 +48,13 @@ class Measured:
         if self.one_model:
             return self.average_test[0]
         assert self.test is not None
-        return self.objective.test(self.models, self.test)[0]
+        nodes, world = self.simulation.nodes, self.world
+        return self.objective.test(self.objective.complete(self.models, nodes, world.sum), self.test)[0]
+
+    @cached_property
+    def common(self) -> Tensor:
+        """The average model with all that evaluation needs, see ``Problem.complete``."""
+        return self.objective.complete(self.average[None], None, self.world.sum)[0]
 
     @cached_property
     def average_test(self) -> tuple[Tensor, Tensor]:
@@ -57,8 +63,9 @@ class Measured:
         samples = len(next(leaves(self.test)))
         here = tree_map(lambda part: part[self.world.rank :: self.world.size], self.test)
         figures = torch.zeros(2, 1, dtype=torch.float64, device=self.average.device)
+        common = self.common.unsqueeze(0)
         if count := len(next(leaves(here))):
-            figures = torch.stack(self.objective.test(self.average.unsqueeze(0), here)) * (count / samples)
+            figures = torch.stack(self.objective.test(common, here)) * (count / samples)
         accuracy, loss = self.world.sum(figures)
         return accuracy, loss
 
@@ -66,7 +73,7 @@ class Measured:
     def global_gradient(self) -> Tensor:
         """Gradient of f at the average model, [d]."""
         with unrounded():  # in TF32, its norm would never fall below a thousandth of its terms
-            return self.world.sum(self.objective.global_value_and_grad(self.average)[1])
+            return self.world.sum(self.objective.global_value_and_grad(self.common)[1])
 
     @cached_property
     def consensus(self) -> Tensor:
@@ -111,7 +118,7 @@ def average_loss(m: Measured) -> Tensor:
 def train_loss(m: Measured) -> Tensor:
     """The common objective f at the average model, regulariser included."""
     with unrounded():
-        return m.world.sum(m.objective.global_value(m.average))
+        return m.world.sum(m.objective.global_value(m.common))
 
 
 def consensus(m: Measured) -> Tensor:

@@ -43,6 +43,11 @@ def open_site(federation: FederationFile, name: str, dataset: Dataset, device: s
     if problem.classes is not None:
         labels_below("y_train", dataset.y_train, problem.classes)
         labels_below("y_test", dataset.y_test, problem.classes)
+    if problem.buffers != "local":
+        raise HoldfastError(
+            f'buffers = "{problem.buffers}": a deployed node knows the statistics of its own data only; '
+            'use buffers = "local"'
+        )
     counts = np.array(federation.counts)
     if counts[node] not in (0, len(dataset.x_train)):
         raise HoldfastError(

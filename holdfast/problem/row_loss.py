@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.forward import forward
@@ -24,6 +24,7 @@ class RowLoss:
 
     def __init__(self, model: FlatModel, loss: Loss) -> None:
         self.model, self.loss = model, loss
+        model.draws |= not loss.traceable  # a user's own loss or step may call dropout, too
 
     def copy(self) -> RowLoss:
         """The same with a model of its own, for another thread: modules are altered while they are called."""
@@ -33,6 +34,20 @@ class RowLoss:
         """A number whose gradient is that of ``value``; of the model's parameters by name."""
         losses = self.model.train(parameters, self.loss.slopes, batch.samples, key)
         return (losses * batch.weight).sum()
+
+    def backward(self, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> None:
+        """Adds the gradient of ``value`` to that of ``parameters``.
+
+        All within one call of the model: a part with gradient checkpointing is computed again in the backward
+        pass, and must find the same parameters there.
+        """
+
+        def call(model: nn.Module, samples: Any) -> Tensor:
+            total: Tensor = (self.loss.slopes(model, samples) * batch.weight).sum()
+            total.backward()  # type: ignore[no-untyped-call]
+            return total.detach()
+
+        self.model.train(parameters, call, batch.samples, key)
 
     def value(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """The weighted sum of losses in training."""
@@ -45,12 +60,20 @@ class RowLoss:
 
     def evaluated_gradient(self, row: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """``evaluated`` and its gradient [d]."""
+        at = row.detach().requires_grad_()
+
+        def call(model: nn.Module, samples: Any) -> Any:  # both at once, for the reason in ``backward``
+            value = (self.loss.costs(model, samples) * batch.weight).sum()
+            return value.detach(), *torch.autograd.grad(value, at, materialize_grads=True)
+
         plain = without_fused_layers() if self.model.recurrent else nullcontext()
         with torch.enable_grad(), plain:
-            at = row.detach().requires_grad_()
-            value = self.evaluated(at, batch)
-            [gradient] = torch.autograd.grad(value, at, materialize_grads=True)
-        return value.detach(), gradient
+            value, gradient = self.model.evaluate(at, call, batch.samples)
+        return value, gradient[: self.model.dim]
+
+    def measured(self, row: Tensor, samples: Any) -> Tensor:
+        """The statistics [2, s] of BatchNorm on a batch."""
+        return self.model.measured(row, self.loss.costs, samples)
 
     def tested(self, row: Tensor, samples: Any) -> Tensor:
         """[2]: the number of samples that are classified correctly, and the sum of losses, in eval mode."""

@@ -26,8 +26,10 @@ def choose_backend(loss: RowLoss, activations: Activations, wanted: BackendName 
         return Loop(loss, activations, 'as backend = "loop" asks for')
     model = loss.model
     convolutional = any(isinstance(part, CONVOLUTIONS) for part in model.template.modules())
-    if wanted == "auto" and convolutional and model.x0.device.type == "cpu":
-        return Loop(loss, activations, "as convolutions want it")
+    if wanted == "auto" and model.x0.device.type == "cpu" and (convolutional or model.recurrent):
+        return Loop(
+            loss, activations, f"as {'convolutions' if convolutional else 'recurrent layers'} want it"
+        )
     obstacle = _obstacle(loss, activations.example)
     if wanted == "stacked":
         if obstacle is not None:
@@ -49,7 +51,7 @@ def _obstacle(loss: RowLoss, example: Batch) -> str | None:
         warnings.simplefilter("ignore")  # that an operation is slow if it is stacked
         try:
             with torch.no_grad():
-                vmap(loss.outputs)(rows, batch.samples)
+                vmap(loss.outputs)(loss.model.trial_row.expand(2, -1), batch.samples)
             stacked_gradient(loss)(rows, batch, keys)
         except RuntimeError as error:  # what torch's function transforms raise for what they cannot batch
             return f"{running[-1] if running else 'the loss'} cannot be stacked: {reason(error)}"

@@ -275,7 +275,9 @@ class Node(Member):
     def _write_results(self, model: Tensor) -> None:
         """The model, as its module's state, and the report of this node's traffic and waiting."""
         notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
-        self.insist(lambda: write_model(self.folder, self.site.objective.model, model, notes))
+        objective = self.site.objective
+        complete = objective.complete(model[None].to(objective.x0), objective.here)[0]
+        self.insist(lambda: write_model(self.folder, objective.model, complete, notes))
         report = self.report() | {"metrics": self.metrics}
         self.insist(lambda: write_json(self.folder / "report.json", report))
 

@@ -8,9 +8,10 @@ STAMP  := $(VENV)/.installed
 run: $(STAMP)  ## the default experiment, from nothing to a report
 	$(BIN)/holdfast run
 
-# Four processes with one thread each, on two cores: tests of federations mostly wait for one another.
+# Four processes with one thread each, on two cores: tests of federations mostly wait for one another. A module
+# stays in one process, so that what its tests share is made once.
 test: $(STAMP)  ## the whole test suite but the slow tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope
 
 test-slow: $(STAMP)  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow

@@ -154,7 +154,7 @@ def round_flops(load: Workload, objective: ModelProblem) -> float:
     """Floating-point operations of all nodes' gradients in a round, counted by torch for one node's."""
     first = torch.zeros(1, dtype=torch.int64, device=objective.x0.device)
     with FlopCounterMode(display=False) as counter:
-        objective.minibatch_grads([objective.x0[None]], first, 0, 0)
+        objective.minibatch_values_and_grads([objective.x0[None]], first, 0, 0)
     return float(counter.get_total_flops()) * load.nodes * load.steps
 
 

@@ -11,28 +11,35 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "holdfast.api": "train minimize TrainResult MinimizeResult History",
+    "holdfast.api": (
+        "train compare tune minimize load_result TrainResult Comparison Tuning MinimizeResult History"
+    ),
     "holdfast.core.errors": "HoldfastError",
     "holdfast.algorithms": (
         "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
         "KGT PDSGDM VRLSGD FedLin PDMM ECL FedPD FedDyn FedDR FedSplit FedDualAvg Scaffnew APDAInexact "
-        "FiveGCS DualFL DSpodFL"
+        "FiveGCS DualFL DSpodFL Ditto FedRep"
     ),
-    "holdfast.channels": "Channel Half Identity",
+    "holdfast.channels": "CHANNELS Channel Half Identity",
     "holdfast.contract": (
         "ALGORITHMS Algorithm ServerAlgorithm Oracle Peers Rate Count Whole Positive NonNegative constant "
         "halving cosine linear"
     ),
     "holdfast.engines.common.simulation": "Simulation",
     "holdfast.experiments.assembly": "build_problem",
-    "holdfast.experiments.callbacks": "Callback Stop",
+    "holdfast.experiments.callbacks": "Callback EarlyStopping Stop",
     "holdfast.experiments.tensorboard": "TensorBoard",
+    "holdfast.experiments.trackers": "MLflow WandB",
     "holdfast.report.progress": "Progress",
     "holdfast.data": (
-        "partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
+        "DATASETS partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
     ),
-    "holdfast.optimizers": "LocalOptimizer Momentum PlainSGD",
+    "holdfast.models": "MODELS",
+    "holdfast.optimizers": (
+        "OPTIMIZERS LocalOptimizer Momentum PlainSGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
+    ),
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
+    "holdfast.problem.losses": "LOSSES Loss",
     "holdfast.problem.reference.optimum": "reference_optimum",
     "holdfast.problem.reference.curvature": "estimate_curvature",
     "holdfast.topology": (
@@ -51,17 +58,21 @@ if TYPE_CHECKING:
     # isort: off
     from holdfast.algorithms import (
         APDAInexact as APDAInexact, DSCAFFOLD as DSCAFFOLD, DSGD as DSGD, DSGT as DSGT, DSpodFL as DSpodFL,
-        DualFL as DualFL, ECL as ECL, FedAvg as FedAvg, FedDR as FedDR, FedDualAvg as FedDualAvg,
-        FedDyn as FedDyn, FedLin as FedLin, FedPD as FedPD, FedProx as FedProx, FedSplit as FedSplit,
-        FiveGCS as FiveGCS, GECL as GECL, GTSGD as GTSGD, Gossip as Gossip, KGT as KGT,
-        LocalGECL as LocalGECL, LocalGECLServer as LocalGECLServer, NETFLEET as NETFLEET, PDMM as PDMM,
-        PDSGDM as PDSGDM, SCAFFOLD as SCAFFOLD, Scaffnew as Scaffnew, VRLSGD as VRLSGD,
+        Ditto as Ditto, DualFL as DualFL, ECL as ECL, FedAvg as FedAvg, FedDR as FedDR,
+        FedDualAvg as FedDualAvg, FedDyn as FedDyn, FedLin as FedLin, FedPD as FedPD, FedProx as FedProx,
+        FedRep as FedRep, FedSplit as FedSplit, FiveGCS as FiveGCS, GECL as GECL, GTSGD as GTSGD,
+        Gossip as Gossip, KGT as KGT, LocalGECL as LocalGECL, LocalGECLServer as LocalGECLServer,
+        NETFLEET as NETFLEET, PDMM as PDMM, PDSGDM as PDSGDM, SCAFFOLD as SCAFFOLD, Scaffnew as Scaffnew,
+        VRLSGD as VRLSGD,
     )
     from holdfast.api import (
-        History as History, MinimizeResult as MinimizeResult, TrainResult as TrainResult,
-        minimize as minimize, train as train,
+        Comparison as Comparison, History as History, MinimizeResult as MinimizeResult,
+        TrainResult as TrainResult, Tuning as Tuning, compare as compare, load_result as load_result,
+        minimize as minimize, train as train, tune as tune,
     )
-    from holdfast.channels import Channel as Channel, Half as Half, Identity as Identity
+    from holdfast.channels import (
+        CHANNELS as CHANNELS, Channel as Channel, Half as Half, Identity as Identity,
+    )
     from holdfast.contract import (
         ALGORITHMS as ALGORITHMS, Algorithm as Algorithm, Count as Count, NonNegative as NonNegative,
         Oracle as Oracle, Peers as Peers, Positive as Positive, Rate as Rate,
@@ -70,17 +81,24 @@ if TYPE_CHECKING:
     )
     from holdfast.core.errors import HoldfastError as HoldfastError
     from holdfast.data import (
-        ClassesPerNode as ClassesPerNode, Dataset as Dataset, Dirichlet as Dirichlet,
+        ClassesPerNode as ClassesPerNode, DATASETS as DATASETS, Dataset as Dataset, Dirichlet as Dirichlet,
         FederatedData as FederatedData, IID as IID, NaturalGroups as NaturalGroups, Shards as Shards,
         Unequal as Unequal, partition as partition,
     )
     from holdfast.engines.common.simulation import Simulation as Simulation
     from holdfast.experiments.assembly import build_problem as build_problem
-    from holdfast.experiments.callbacks import Callback as Callback, Stop as Stop
-    from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
-    from holdfast.optimizers import (
-        LocalOptimizer as LocalOptimizer, Momentum as Momentum, PlainSGD as PlainSGD,
+    from holdfast.experiments.callbacks import (
+        Callback as Callback, EarlyStopping as EarlyStopping, Stop as Stop,
     )
+    from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
+    from holdfast.experiments.trackers import MLflow as MLflow, WandB as WandB
+    from holdfast.models import MODELS as MODELS
+    from holdfast.optimizers import (
+        AdamW as AdamW, Clip as Clip, FedAdagrad as FedAdagrad, FedAdam as FedAdam, FedYogi as FedYogi,
+        LocalOptimizer as LocalOptimizer, Momentum as Momentum, OPTIMIZERS as OPTIMIZERS,
+        PlainSGD as PlainSGD, WarmupCosine as WarmupCosine,
+    )
+    from holdfast.problem.losses import LOSSES as LOSSES, Loss as Loss
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
     from holdfast.problem.reference.optimum import reference_optimum as reference_optimum
     from holdfast.report.progress import Progress as Progress

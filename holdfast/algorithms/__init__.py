@@ -18,6 +18,7 @@ from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.gecl import GECL, LocalGECL, LocalGECLServer
 from holdfast.algorithms.gossip import DSGD, PDSGDM, Gossip
 from holdfast.algorithms.pdmm import ECL, PDMM
+from holdfast.algorithms.personal import Ditto, FedRep
 from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD
 from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET
@@ -42,6 +43,7 @@ __all__ = [
     "APDAInexact",
     "Algorithm",
     "DSpodFL",
+    "Ditto",
     "DualFL",
     "FedAvg",
     "FedDR",
@@ -50,6 +52,7 @@ __all__ = [
     "FedLin",
     "FedPD",
     "FedProx",
+    "FedRep",
     "FedSplit",
     "FiveGCS",
     "Gossip",

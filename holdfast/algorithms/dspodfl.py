@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import tree_map
+from holdfast.optimizers import PLAIN
 
 
 class Node(NamedTuple):
     x: Tensor
+    memory: Memory = ()  # the optimiser's
 
 
 @ALGORITHMS.register("dspodfl", family="sporadic", paper="DSpodFL, eq. 2-4")
@@ -32,7 +36,8 @@ class DSpodFL(Algorithm):
     lr: Rate
     sporadic_gradients: bool = True  # False: every node computes in every round, however long it takes
     sporadic_links: bool = True  # False: every link transmits in every round
-    bias_correction: bool = False  # divide gradients by the probability of computing; not in the paper
+    bias_correction: bool = False  # divide steps by the probability of computing; not in the paper
+    optimizer: Optimizer = PLAIN  # of a node that computes; one that does not stays, and so does its memory
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,13 +48,18 @@ class DSpodFL(Algorithm):
             )
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
-        return Node(x=x0)
+        return Node(x=x0, memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        gradient = oracle.grad(s.x, where=oracle.able if self.sporadic_gradients else None)
+        able = oracle.able if self.sporadic_gradients else None
+        direction, memory = self.optimizer.single(oracle.grad(s.x, where=able), s.memory, s.x)
+        if able is not None and not self.optimizer.plain:  # plain steps are zero with the gradient
+            direction = torch.where(able, direction, 0.0)
+            memory = tree_map(lambda new, old: torch.where(able, new, old), memory, s.memory)
         if self.bias_correction:
-            gradient = gradient / oracle.chance.to(gradient)
-        return Node(x=peers.exchange(s.x, sporadic=self.sporadic_links).mixed - self.lr * gradient)
+            direction = direction / oracle.chance.to(direction)
+        mixed = peers.exchange(s.x, sporadic=self.sporadic_links).mixed
+        return Node(x=mixed - self.lr * direction, memory=memory)
 
     def model(self, s: Node) -> Tensor:
         return s.x

@@ -16,6 +16,7 @@ from holdfast.optimizers import PLAIN
 
 class Server(NamedTuple):
     x: Tensor
+    memory: Memory = ()  # the server optimiser's
 
 
 @ALGORITHMS.register("fedavg", family="plain averaging", paper="McMahan et al. 2017")
@@ -29,12 +30,13 @@ class FedAvg(ServerAlgorithm[Server]):
     local_steps: Count = 1
     server_lr: Rate = 1.0  # other than 1: generalised FedAvg with two-sided step sizes
     optimizer: Optimizer = PLAIN
+    server_optimizer: Optimizer = PLAIN  # FedOpt: sees minus the clients' mean change as its gradient
 
     def init(self, x0: Tensor) -> Memory:
         return self.optimizer.memory(x0)
 
     def init_server(self, x0: Tensor) -> Server:
-        return Server(x=x0)
+        return Server(x=x0, memory=self.server_optimizer.init(x0))
 
     def broadcast(self, server: Server) -> Tensor:
         return server.x
@@ -48,7 +50,8 @@ class FedAvg(ServerAlgorithm[Server]):
         return oracle.grad
 
     def server(self, server: Server, mean: Tensor, share: float) -> Server:
-        return Server(x=server.x + self.server_lr * mean)
+        direction, memory = self.server_optimizer.update(-mean, server.memory, server.x)
+        return Server(x=server.x - self.server_lr * direction, memory=memory)
 
     def model(self, server: Server) -> Tensor:
         return server.x

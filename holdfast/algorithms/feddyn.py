@@ -8,15 +8,17 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.proximal import GradientSteps, check_solver_options
-from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm
+from holdfast.algorithms.proximal import check_solver_options, gradient_steps
+from holdfast.contract import ALGORITHMS, Memory, Optimizer, Oracle, ServerAlgorithm
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count
+from holdfast.optimizers import PLAIN
 from holdfast.solvers import LocalSolver, Newton, Solver
 
 
 class Client(NamedTuple):
     g: Tensor  # tends to the client's own gradient at the optimum
+    memory: Memory = ()  # the optimiser's
 
 
 class Server(NamedTuple):
@@ -24,7 +26,8 @@ class Server(NamedTuple):
     h: Tensor  # always the mean of all clients' g
 
 
-SOLVER_USES = {"exact": (), "gd": ("lr", "local_steps"), "sgd": ("lr", "local_steps")}
+STEPS = ("lr", "local_steps", "optimizer")
+SOLVER_USES = {"exact": (), "gd": STEPS, "sgd": STEPS}
 
 
 @ALGORITHMS.register("feddyn", family="primal-dual, with a server", paper="Acar et al. 2021")
@@ -40,13 +43,14 @@ class FedDyn(ServerAlgorithm[Server]):
     solver: Literal["exact", "gd", "sgd"] | LocalSolver = "sgd"
     lr: Rate | None = None  # gd, sgd: step size; 1/(L + alpha) is safe
     local_steps: Count = 1  # gd, sgd
+    optimizer: Optimizer = PLAIN  # gd, sgd
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_solver_options(self, self.solver, SOLVER_USES)
 
     def init(self, x0: Tensor) -> Client:
-        return Client(g=torch.zeros_like(x0))
+        return Client(g=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
 
     def init_server(self, x0: Tensor) -> Server:
         return Server(x=x0, h=torch.zeros_like(x0))
@@ -55,16 +59,13 @@ class FedDyn(ServerAlgorithm[Server]):
         return server.x
 
     def client(self, s: Client, received: Tensor, oracle: Oracle) -> tuple[Client, Tensor]:
-        moved = oracle.argmin(-s.g, received, self.alpha, received, self.local_solver) - received
-        return Client(g=s.g - self.alpha * moved), moved
-
-    @property
-    def local_solver(self) -> Solver:
-        if isinstance(self.solver, Solver):
-            return self.solver
-        if self.lr is None:
-            return Newton()
-        return GradientSteps([self.lr] * self.local_steps, minibatch=self.solver == "sgd")
+        if self.solver in ("gd", "sgd"):
+            x, memory = gradient_steps(self, oracle, -s.g, received, self.alpha, received, s.memory)
+        else:
+            solver = self.solver if isinstance(self.solver, Solver) else Newton()
+            x, memory = oracle.argmin(-s.g, received, self.alpha, received, solver), ()
+        moved = x - received
+        return Client(g=s.g - self.alpha * moved, memory=memory), moved
 
     def server(self, server: Server, mean: Tensor, share: float) -> Server:
         # Clients outside the cohort keep their g: (1/n) times the cohort's sum, not its mean.

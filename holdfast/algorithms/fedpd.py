@@ -8,11 +8,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.algorithms.proximal import GradientSteps, check_solver_options
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.algorithms.proximal import GradientSteps, check_solver_options, gradient_steps
+from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Chance, Rate
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative
+from holdfast.optimizers import PLAIN
 from holdfast.solvers import LocalSolver, Newton, Solver
 
 
@@ -20,6 +21,7 @@ class Node(NamedTuple):
     x: Tensor  # the node's own model
     common: Tensor  # x_{0,i}: its copy of the common model; copies differ after rounds without communication
     dual: Tensor  # lambda_i; tends to minus the node's own gradient at the optimum
+    memory: Memory = ()  # the optimiser's
 
 
 class ReducedNode(NamedTuple):
@@ -33,8 +35,8 @@ class ReducedNode(NamedTuple):
 
 SOLVER_USES = {
     "exact": (),
-    "gd": ("lr", "local_steps", "tolerance"),
-    "sgd": ("lr", "local_steps", "decreasing"),
+    "gd": ("lr", "local_steps", "optimizer", "tolerance"),
+    "sgd": ("lr", "local_steps", "optimizer", "decreasing"),
     "vr": ("local_steps", "refresh_every", "gamma"),
 }
 
@@ -60,6 +62,7 @@ class FedPD(Algorithm):
     gamma: Rate | None = None  # vr: larger moves farther in a step; by default 4 eta
     skip: Chance = 0.0  # probability p of a round without communication
     communicate_every: Count = 1  # instead of ``skip``: only in the last of every so many rounds
+    optimizer: Optimizer = PLAIN  # gd, sgd
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,26 +71,34 @@ class FedPD(Algorithm):
             raise HoldfastError("FedPD.skip: should be less than 1, got 1.0: nodes would never communicate")
         if self.communicate_every > 1 and self.skip != 0:
             raise HoldfastError("FedPD: give either skip or communicate_every, not both")
+        if (self.decreasing or self.tolerance) and not self.optimizer.plain:
+            raise HoldfastError(
+                "FedPD.optimizer: decreasing steps, and those that end at a tolerance, are plain ones; leave "
+                "out either them or the optimizer"
+            )
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node | ReducedNode:
         dual = torch.zeros_like(x0)
         if self.solver == "vr":
             return ReducedNode(x=x0, common=x0, dual=dual, g=torch.zeros_like(x0))
-        return Node(x=x0, common=x0, dual=dual)
+        return Node(x=x0, common=x0, dual=dual, memory=self.optimizer.memory(x0))
 
     def round(self, s: Node | ReducedNode, oracle: Oracle, peers: Peers) -> Node | ReducedNode:
-        if isinstance(s, ReducedNode):
-            s = oracle_2(self, s, oracle)
-        else:
-            s = s._replace(x=oracle.argmin(s.dual, s.common, 1 / self.eta, s.x, self.oracle_1(oracle.round)))
+        s = oracle_2(self, s, oracle) if isinstance(s, ReducedNode) else self.oracle_1(s, oracle)
         dual = s.dual + (s.x - s.common) / self.eta
         common = s.x + self.eta * dual
         if self.communicates(oracle.round, peers):
             common = peers.exchange(common).mixed
         return s._replace(common=common, dual=dual)
 
-    def oracle_1(self, round: int) -> Solver:
-        """Oracle I (Alg. 3), for the node's augmented Lagrangian; it starts at the last x."""
+    def oracle_1(self, s: Node, oracle: Oracle) -> Node:
+        """Oracle I (Alg. 3): lowers the node's augmented Lagrangian, from the last x on."""
+        if self.solver in ("gd", "sgd") and not self.decreasing and not self.tolerance:
+            x, memory = gradient_steps(self, oracle, s.dual, s.common, 1 / self.eta, s.x, s.memory)
+            return s._replace(x=x, memory=memory)
+        return s._replace(x=oracle.argmin(s.dual, s.common, 1 / self.eta, s.x, self.solver_at(oracle.round)))
+
+    def solver_at(self, round: int) -> Solver:
         if isinstance(self.solver, Solver):
             return self.solver
         if self.lr is None:

@@ -8,7 +8,18 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Gradient, Inbox, Memory, Optimizer, Oracle, Peers
+from holdfast.algorithms.averaging import descend_and_average
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    Gradient,
+    Inbox,
+    LocalOptimizer,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.schedules import Rate
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative, Whole
@@ -42,6 +53,15 @@ def model_differences(s: Node, inbox: Inbox[Message], peers: Peers, step: float)
     return others.x + step * others.v - peers.degree * s.mixed
 
 
+def check_alpha(method: Algorithm, alpha: float, optimizer: LocalOptimizer) -> None:
+    """Refuses the term of the model differences where messages do not tell them."""
+    if alpha and not optimizer.plain:
+        raise HoldfastError(
+            f"{type(method).__name__}.alpha: only after plain SGD steps do messages tell how far neighbours "
+            "went; leave out either alpha or the optimizer"
+        )
+
+
 @ALGORITHMS.register("gecl", family="corrected, between neighbours", paper="Local G-ECL, eq. 6")
 @dataclass(frozen=True)
 class GECL(Algorithm):
@@ -51,18 +71,24 @@ class GECL(Algorithm):
 
     lr: Rate
     alpha: NonNegative = 0.0  # weight of the neighbours' model differences in the dual, equal on all links
+    optimizer: Optimizer = PLAIN
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_alpha(self, self.alpha, self.optimizer)
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
-        return Node(x=x0, mixed=x0, dual=torch.zeros_like(x0))
+        return Node(x=x0, mixed=x0, dual=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         v = oracle.grad(s.x) - s.dual
-        x = s.mixed - self.lr * v
+        direction, memory = self.optimizer.single(v, s.memory, s.mixed)
+        x = s.mixed - self.lr * direction
         inbox = peers.exchange(Message(x=x, v=v))
         dual = s.dual - inbox.mixed.v + v
         if self.alpha:
             dual = dual + self.alpha / 2 * model_differences(s, inbox, peers, self.lr)
-        return Node(x=x, mixed=inbox.mixed.x, dual=dual)
+        return Node(x=x, mixed=inbox.mixed.x, dual=dual, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.dual
@@ -89,11 +115,7 @@ class LocalGECL(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha and not self.optimizer.plain:
-            raise HoldfastError(
-                "LocalGECL.alpha: only after plain SGD steps do messages tell how far neighbours went; leave "
-                "out either alpha or the optimizer"
-            )
+        check_alpha(self, self.alpha, self.optimizer)
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         dual = torch.zeros_like(x0)
@@ -146,10 +168,10 @@ class LocalGECLServer(Algorithm):
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         gradient = corrected_gradient(s, oracle, self.first_grad_at)
-        x, memory = self.optimizer.descend(s.mixed, gradient, self.lr, self.local_steps, s.memory)
-        mean = peers.exchange(x).mixed
-        dual = s.dual + (mean - x) / (self.local_steps * self.lr)
-        return Node(x=x, mixed=mean, dual=dual, memory=memory)
+        x, mean, excess, memory = descend_and_average(
+            self.optimizer, s.mixed, gradient, self.lr, self.local_steps, s.memory, peers
+        )
+        return Node(x=x, mixed=mean, dual=s.dual + excess, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.dual

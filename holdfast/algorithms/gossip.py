@@ -28,15 +28,16 @@ class DSGD(Algorithm):
 
     lr: Rate
     order: Literal["cta", "atc"] = "cta"  # combine-then-adapt, or adapt-then-combine
+    optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
-        return Node(x=x0)
+        return Node(x=x0, memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        step = self.lr * oracle.grad(s.x)
-        if self.order == "cta":
-            return Node(x=peers.exchange(s.x).mixed - step)
-        return Node(x=peers.exchange(s.x - step).mixed)
+        direction, memory = self.optimizer.single(oracle.grad(s.x), s.memory, s.x)
+        step = self.lr * direction
+        mixed = peers.exchange(s.x if self.order == "cta" else s.x - step).mixed
+        return Node(x=mixed - step if self.order == "cta" else mixed, memory=memory)
 
     def model(self, s: Node) -> Tensor:
         return s.x

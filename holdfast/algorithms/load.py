@@ -1,13 +1,13 @@
-"""Algorithms by name: ours, or ``module:Class`` of the user's own."""
+"""Algorithms by name: ours, or ``module:Class`` of the user's own; so are their optimisers and solvers."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-from holdfast.contract import ALGORITHMS, Algorithm, Method, ServerAlgorithm
+from holdfast.contract import ALGORITHMS, Algorithm, LocalOptimizer, Method, ServerAlgorithm, Solver
 from holdfast.core.errors import HoldfastError
-from holdfast.core.user_code import import_named
+from holdfast.core.user_code import import_named, make_own
 from holdfast.core.validation import check_arguments, hints, parameters, quoted
 
 
@@ -22,8 +22,22 @@ def algorithm_class(name: str) -> Any:
 def build_algorithm(name: str, given: dict[str, Any]) -> Method:
     """The algorithm ``name`` with the hyperparameters ``given``, checked."""
     maker = algorithm_class(name)
-    method: Method = maker(**check_arguments(f"algorithm {name!r}", maker, given))
+    method: Method = maker(**check_arguments(f"algorithm {name!r}", maker, own_parts(given)))
     return method
+
+
+def own_parts(given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` with the optimiser or solver made that it names as ``module:attribute``."""
+    return {key: _own_part(key, value) for key, value in given.items()}
+
+
+def _own_part(key: str, value: Any) -> Any:
+    """``value``, or the optimiser or solver that it names as ``module:attribute``."""
+    choice = {"name": value} if isinstance(value, str) else value
+    if not isinstance(choice, dict) or ":" not in str(choice.get("name")):
+        return value
+    options = {option: given for option, given in choice.items() if option != "name"}
+    return make_own(key, choice["name"], options, LocalOptimizer, Solver)
 
 
 def import_algorithm(spec: str) -> type[Method]:

@@ -12,9 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Edges, Oracle, Peers
+from holdfast.contract import ALGORITHMS, Algorithm, Edges, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count, Positive
+from holdfast.optimizers import PLAIN
 from holdfast.solvers import LocalSolver, Newton
 
 EXACT = Newton()
@@ -23,6 +24,7 @@ EXACT = Newton()
 class Node(NamedTuple):
     x: Tensor  # the node's model
     z: Tensor  # [e, d]: one dual for each of its links; A z - x is a share of its gradient at the optimum
+    memory: Memory = ()  # the optimiser's, in ECL
 
 
 def start(x0: Tensor, edges: Edges) -> Node:
@@ -77,9 +79,10 @@ class ECL(Algorithm):
     lr: Rate
     local_steps: Count = 1
     gamma: Positive | None = None  # as in PDMM; by default 1 / (lr * local_steps * the link's larger degree)
+    optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
-        return start(x0, peers.edges)
+        return start(x0, peers.edges)._replace(memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         edges = peers.edges
@@ -87,10 +90,15 @@ class ECL(Algorithm):
         default = 1 / (self.lr * self.local_steps * edges.degree)
         gamma = default if self.gamma is None else torch.full_like(default, self.gamma)
         pull, weight = edges.total(gamma * edges.sign * s.z), edges.total(gamma)
-        x = s.x
-        for _ in range(self.local_steps):
-            x = (x - self.lr * (oracle.grad(x) - pull)) / (1 + self.lr * weight)
-        return Node(x=x, z=reflect(s.z, x, edges))
+        # The proximal step (x - lr (g - pull)) / (1 + lr weight) is a gradient step of another length.
+        x, memory = self.optimizer.descend(
+            s.x,
+            lambda x: oracle.grad(x) - pull + weight * x,
+            self.lr / (1 + self.lr * weight),
+            self.local_steps,
+            s.memory,
+        )
+        return Node(x=x, z=reflect(s.z, x, edges), memory=memory)
 
     def model(self, s: Node) -> Tensor:
         return s.x

@@ -4,12 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 from torch import Tensor
 
-from holdfast.contract import Method
+from holdfast.contract import LocalOptimizer, Memory, Method, Oracle
 from holdfast.core.errors import HoldfastError
 from holdfast.solvers import LocalProblem, Solver
+
+
+class StepsByOptimizer(Protocol):
+    """What ``gradient_steps`` reads of a method."""
+
+    @property
+    def solver(self) -> str | Solver: ...
+    @property
+    def lr(self) -> float | None: ...
+    @property
+    def local_steps(self) -> int: ...
+    @property
+    def optimizer(self) -> LocalOptimizer: ...
+
+
+def gradient_steps(
+    method: StepsByOptimizer,
+    oracle: Oracle,
+    linear: Tensor,
+    centre: Tensor,
+    weight: float,
+    start: Tensor,
+    memory: Memory,
+) -> tuple[Tensor, Memory]:
+    """Steps of the method's optimiser on f_i(u) + <linear, u> + (weight/2) ||u - centre||^2."""
+    assert method.lr is not None
+    own = oracle.grad if method.solver == "sgd" else oracle.full_grad
+
+    def gradient(u: Tensor) -> Tensor:
+        return own(u) + (linear + weight * (u - centre))
+
+    return method.optimizer.descend(start, gradient, method.lr, method.local_steps, memory)
 
 
 @dataclass(frozen=True)

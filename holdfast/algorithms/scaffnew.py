@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from holdfast.algorithms.averaging import descend_and_average
 from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Probability
@@ -41,9 +42,10 @@ class Scaffnew(Algorithm):
         steps = 1
         while not peers.coin(self.p):
             steps += 1
-        x, memory = self.optimizer.descend(s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory)
-        mean = peers.exchange(x).mixed
-        return Node(x=mean, h=s.h + self.p / self.lr * (mean - x), memory=memory)
+        _, mean, excess, memory = descend_and_average(
+            self.optimizer, s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory, peers
+        )
+        return Node(x=mean, h=s.h + self.p * steps * excess, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.h

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ class Node(NamedTuple):
     x: Tensor  # the node's own model
     y: Tensor  # tracker: its mean over the network is the mean of g, always
     g: Tensor  # the gradient that the tracker last took in
-    memory: Memory = ()  # the optimiser's, in DSGT
+    memory: Memory = ()  # the optimiser's
 
 
 class Message(NamedTuple):
@@ -32,10 +32,10 @@ def move(x: Tensor, y: Tensor, g: Tensor, oracle: Oracle) -> Node:
     return Node(x=x, y=y + new - g, g=new)
 
 
-def combine_then_adapt(s: Node, oracle: Oracle, peers: Peers, lr: float) -> Node:
-    """One step of gradient tracking: mixed model, but the node's own tracker as it was before mixing."""
+def combine_then_adapt(s: Node, oracle: Oracle, peers: Peers, step: Tensor) -> Node:
+    """One step of gradient tracking: mixed model, but a step along the tracker as it was before mixing."""
     mixed = peers.exchange(Message(x=s.x, y=s.y)).mixed
-    return move(mixed.x - lr * s.y, mixed.y, s.g, oracle)
+    return move(mixed.x - step, mixed.y, s.g, oracle)
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,11 @@ class Tracking(Algorithm):
     """What the methods with a tracker have in common: they start it at the first gradient."""
 
     lr: Rate
+    optimizer: Optimizer = field(default=PLAIN, kw_only=True)  # sees the tracker as its gradient
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         g = oracle.grad(x0)
-        return Node(x=x0, y=g, g=g)
+        return Node(x=x0, y=g, g=g, memory=self.optimizer.memory(x0))
 
     def model(self, s: Node) -> Tensor:
         return s.x
@@ -64,10 +65,12 @@ class GTSGD(Tracking):
     order: Literal["cta", "atc"] = "cta"  # combine-then-adapt, or adapt-then-combine with two exchanges
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        direction, memory = self.optimizer.single(s.y, s.memory, s.x)
+        step = self.lr * direction
         if self.order == "cta":
-            return combine_then_adapt(s, oracle, peers, self.lr)
-        adapted = move(peers.exchange(s.x - self.lr * s.y).mixed, s.y, s.g, oracle)
-        return adapted._replace(y=peers.exchange(adapted.y).mixed)
+            return combine_then_adapt(s, oracle, peers, step)._replace(memory=memory)
+        adapted = move(peers.exchange(s.x - step).mixed, s.y, s.g, oracle)
+        return adapted._replace(y=peers.exchange(adapted.y).mixed, memory=memory)
 
 
 @ALGORITHMS.register("net-fleet", family="corrected, between neighbours", paper="NET-FLEET, Alg. 1")
@@ -80,10 +83,12 @@ class NETFLEET(Tracking):
     local_steps: Count = 1  # K, of which the first follows the exchange; 1 is gradient tracking
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        s = combine_then_adapt(s, oracle, peers, self.lr)  # lines 4-7
+        direction, memory = self.optimizer.update(s.y, self.optimizer.begin(s.memory, s.x), s.x)
+        s = combine_then_adapt(s, oracle, peers, self.lr * direction)  # lines 4-7
         for _ in range(self.local_steps - 1):
-            s = move(s.x - self.lr * s.y, s.y, s.g, oracle)  # lines 9-11
-        return s
+            direction, memory = self.optimizer.update(s.y, memory, s.x)
+            s = move(s.x - self.lr * direction, s.y, s.g, oracle)  # lines 9-11
+        return s._replace(memory=self.optimizer.kept(memory))
 
 
 @ALGORITHMS.register(
@@ -98,13 +103,10 @@ class DSGT(Tracking):
     local_steps: Whole = 1  # K plain steps before the tracking step; 0 is gradient tracking
     optimizer: Optimizer = PLAIN  # of the plain steps
 
-    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
-        return super().init(x0, oracle, peers)._replace(memory=self.optimizer.memory(x0))
-
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         x, memory = self.optimizer.descend(s.x, oracle.grad, self.lr, self.local_steps, s.memory)
         # g stays the gradient at the last tracking point, so that the trackers keep their mean.
-        return combine_then_adapt(s._replace(x=x), oracle, peers, self.lr)._replace(memory=memory)
+        return combine_then_adapt(s._replace(x=x), oracle, peers, self.lr * s.y)._replace(memory=memory)
 
 
 class Corrected(NamedTuple):

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from holdfast.algorithms.averaging import descend_and_average
 from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count
@@ -37,11 +38,16 @@ class VRLSGD(Algorithm):
         return Node(x=x0, delta=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        y, memory = self.optimizer.descend(
-            s.x, lambda y: oracle.grad(y) - s.delta, self.lr, self.local_steps, s.memory
+        _, mean, excess, memory = descend_and_average(
+            self.optimizer,
+            s.x,
+            lambda y: oracle.grad(y) - s.delta,
+            self.lr,
+            self.local_steps,
+            s.memory,
+            peers,
         )
-        mean = peers.exchange(y).mixed
-        return Node(x=mean, delta=s.delta + (mean - y) / (self.local_steps * self.lr), memory=memory)
+        return Node(x=mean, delta=s.delta + excess, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.delta

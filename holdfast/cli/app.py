@@ -59,12 +59,67 @@ def resume(
     tensorboard: TensorBoard = False,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run that was interrupted, as if nothing had happened."""
+    """Continue a run or a tuning that was interrupted, as if nothing had happened."""
+    if (folder / "tuning.json").is_file():
+        from holdfast.cli.tune import resume_tuning
+        from holdfast.core.errors import HoldfastError
+
+        if processes is not None or tensorboard:
+            raise HoldfastError(f"{folder} is a tuning: --processes and --tensorboard are for runs")
+        return resume_tuning(folder, device, quiet=quiet)
     if processes is not None:
         _start_processes(processes)
     from holdfast.cli.run import resume_run
 
-    resume_run(folder, device, tensorboard=tensorboard, quiet=quiet)
+    return resume_run(folder, device, tensorboard=tensorboard, quiet=quiet)
+
+
+@app.command()
+def tune(
+    experiment: Experiment = None,
+    overrides: Overrides = None,
+    parameter: Annotated[str, typer.Option(help="The hyperparameter, a positive number.")] = "lr",
+    values: Annotated[
+        str | None,
+        typer.Option(help="The first values, such as 0.01,0.1,1; by default 1/4 to 4 times the present one."),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="What is compared; by default test_accuracy, else train_loss.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="max or min; known for the metrics that holdfast lists.")
+    ] = None,
+    widen: Annotated[
+        int, typer.Option(min=0, help="How often at most a value is added beyond the edge of the grid.")
+    ] = 4,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    runs_dir: Annotated[Path, typer.Option(help="Where the folder is made.")] = Path("runs"),
+    quiet: Quiet = False,
+) -> None:
+    """Find the best step size of every algorithm, on a grid that widens while the best lies on its edge.
+
+    Values that diverge count as worst. Ctrl-C saves and stops; [bold]holdfast resume[/bold] continues.
+
+    [bold]holdfast tune mine.toml --values 0.01,0.1,1 seeds=[0,1,2][/bold]
+    """
+    from holdfast.cli.tune import tune_experiment
+    from holdfast.experiments.columns import checked_mode
+
+    path, changes = _split(experiment, overrides)
+    tune_experiment(
+        path,
+        changes,
+        data_dir,
+        device,
+        runs_dir,
+        parameter=parameter,
+        values=values,
+        metric=metric,
+        mode=checked_mode(mode),
+        widen=widen,
+        quiet=quiet,
+    )
 
 
 @app.command()

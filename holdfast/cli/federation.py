@@ -13,6 +13,7 @@ from rich.table import Table
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files, write_atomic
+from holdfast.data.columns import Columns
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.wire.credentials import (
@@ -24,7 +25,7 @@ from holdfast.engines.deploy.wire.credentials import (
     sign_request,
 )
 from holdfast.engines.deploy.wire.links import Link
-from holdfast.engines.deploy.wire.loopback import require_loopback
+from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.experiments.config import apply_override
 from holdfast.experiments.federation import FederationFile, make_federation, read_federation
 from holdfast.experiments.sites import read_data
@@ -91,6 +92,8 @@ def _problem(data: Path | None, input_shape: str | None, classes: int | None) ->
         raise HoldfastError("say what the samples look like: either --data example.npz, or --input-shape 64")
     if data is not None:
         dataset = read_data(data)
+        if isinstance(dataset, Columns):
+            return {"columns": dataset.shapes, "model": "linear", "loss": "training-step", "batch_size": 32}
         shape, scale = list(dataset.input_shape), {"mean": dataset.mean, "std": dataset.std}
         classes = classes if classes is not None else dataset.classes
     else:
@@ -227,7 +230,7 @@ def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -
             name,
             f"{answer['round']}/{federation.rounds}" if known else "-",
             str(furthest - answer["round"]) if known else "-",
-            answer["phase"] + _metrics_text(answer.get("metrics", {})),
+            ", ".join(filter(None, (answer["phase"], figures_text(answer.get("metrics", {}))))),
             bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
             f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
             answer.get("last_error", ""),
@@ -235,5 +238,6 @@ def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -
     return table
 
 
-def _metrics_text(metrics: dict[str, float]) -> str:
-    return "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())
+def figures_text(metrics: dict[str, float]) -> str:
+    """The figures of a node, for a cell of a table."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())

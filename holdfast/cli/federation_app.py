@@ -64,21 +64,10 @@ def node(
     Ctrl-C, a crash or a power cut lose nothing: the same command goes on where it stopped.
     """
     _require_extra()
-    from holdfast.cli.node import run_node
+    from holdfast.cli.node import MemberOptions, run_node
 
-    run_node(
-        file,
-        name,
-        data,
-        model=model,
-        folder=folder,
-        certs=certs,
-        listen=listen,
-        device=device,
-        insecure=insecure,
-        log=log,
-        monitor=monitor,
-    )
+    options = MemberOptions(file, name, model, folder, certs, listen, insecure, log, monitor)
+    run_node(options, data, device)
 
 
 def server(
@@ -94,19 +83,9 @@ def server(
 ) -> None:
     """Serve a federation with a central method; the server has no data."""
     _require_extra()
-    from holdfast.cli.node import run_server
+    from holdfast.cli.node import MemberOptions, run_server
 
-    run_server(
-        file,
-        name,
-        model=model,
-        folder=folder,
-        certs=certs,
-        listen=listen,
-        insecure=insecure,
-        log=log,
-        monitor=monitor,
-    )
+    run_server(MemberOptions(file, name, model, folder, certs, listen, insecure, log, monitor))
 
 
 @federation.command("new")

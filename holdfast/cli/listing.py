@@ -19,7 +19,7 @@ from holdfast.core.registry import Registry
 from holdfast.core.validation import accepts, hints
 from holdfast.data import DATASETS, PARTITIONS
 from holdfast.engines.common.dry_run import dry_run
-from holdfast.experiments.metrics import EXPENSIVE, METRICS
+from holdfast.experiments.metrics import METRICS
 from holdfast.models import MODELS
 from holdfast.optimizers import OPTIMIZERS
 from holdfast.problem.losses import LOSSES
@@ -48,6 +48,7 @@ FAMILIES = [
     "a dual on every link",
     "primal-dual, with a server",
     "sporadic",
+    "personalised",
 ]
 OWN = "your own"  # registered without a family
 
@@ -72,9 +73,9 @@ def entries(kind: str) -> list[dict[str, Any]]:
         return [
             {
                 "name": name,
-                "summary": inspect.cleandoc(metric.__doc__ or ""),
+                "summary": inspect.cleandoc(metric.summary),
                 "parameters": [],
-                "default": name not in EXPENSIVE,
+                "default": metric.default,
             }
             for name, metric in METRICS.items()
         ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -21,139 +23,102 @@ from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
-from holdfast.engines.deploy.wire.loopback import is_loopback, require_loopback
+from holdfast.engines.deploy.wire.listening import is_loopback, require_loopback
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, open_site, read_data
 from holdfast.report.format import bytes_text
 
-Log = Literal["progress", "json"]
-
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
+@dataclass(frozen=True)
+class MemberOptions:
+    """What ``holdfast node`` and ``holdfast server`` are told alike."""
+
+    file: Path
+    name: str
+    model: str | None = None
+    folder: Path | None = None
+    certs: Path | None = None
+    listen: str | None = None
+    insecure: bool = False
+    log: Literal["progress", "json"] = "progress"
+    monitor: int | None = None
+
+    def credentials(self, federation: FederationFile) -> Credentials | None:
+        """This member's certificate; without any, it talks to its own machine only."""
+        if self.insecure:
+            require_loopback(federation, self.listen)
+            return None
+        return load_credentials(self.certs or self.file.parent / "certs", self.name)
+
+
 @private_files()
-def run_node(
-    path: Path,
-    name: str,
-    data: Path,
-    *,
-    model: str | None,
-    folder: Path | None,
-    certs: Path | None,
-    listen: str | None,
-    device: str,
-    insecure: bool,
-    log: Log,
-    monitor: int | None,
-) -> None:
+def run_node(options: MemberOptions, data: Path, device: str) -> None:
     """``holdfast node``"""
-    federation = read_federation(path, model)
+    name, federation = options.name, read_federation(options.file, options.model)
     if name not in federation.names:
         raise unknown("node in the federation", name, federation.names)
-    credentials = _credentials(federation, path, certs, name, listen, insecure=insecure)
+    credentials = options.credentials(federation)
     site = open_site(federation, name, read_data(data), device)
-    events = Events(name, json_lines)
-    with ExitStack() as stack:
-        stack.enter_context(watch_handshakes(events))
-        node = Node(
-            federation,
-            name,
-            folder or path.parent / f"node-{name}",
-            site,
-            credentials=credentials,
-            events=events,
-        )
-        stack.enter_context(node)
-        if federation.server is None:
-            node.listen(listen or _bind(federation.member(name).address))
-        _run(node, stack, log, monitor)
-        _summary(node, log)
+    folder = options.folder or options.file.parent / f"node-{name}"
+    _run(options, lambda events: Node(federation, name, folder, site, credentials=credentials, events=events))
 
 
 @private_files()
-def run_server(
-    path: Path,
-    name: str,
-    *,
-    model: str | None,
-    folder: Path | None,
-    certs: Path | None,
-    listen: str | None,
-    insecure: bool,
-    log: Log,
-    monitor: int | None,
-) -> None:
+def run_server(options: MemberOptions) -> None:
     """``holdfast server``"""
-    federation = read_federation(path, model)
+    name, federation = options.name, read_federation(options.file, options.model)
     if federation.server is None:
-        raise HoldfastError(f"{path} has no [server]: its nodes talk to one another directly")
+        raise HoldfastError(f"{options.file} has no [server]: its nodes talk to one another directly")
     if name != federation.server.name:
         raise unknown("server in the federation", name, [federation.server.name])
-    credentials = _credentials(federation, path, certs, name, listen, insecure=insecure)
-    events = Events(name, json_lines)
+    credentials = options.credentials(federation)
+    folder = options.folder or options.file.parent / f"server-{name}"
+    model = initial_model(federation)
+    _run(options, lambda events: Hub(federation, folder, model, credentials=credentials, events=events))
+
+
+def _run(options: MemberOptions, make: Callable[[Events], Node | Hub]) -> None:
+    """To the end, watched; a signal stops it wherever it is, since every instant is safe to stop at."""
+    events = Events(options.name, json_lines)
     with ExitStack() as stack:
         stack.enter_context(watch_handshakes(events))
-        hub = Hub(
-            federation,
-            folder or path.parent / f"server-{name}",
-            initial_model(federation),
-            credentials=credentials,
-            events=events,
-        )
-        stack.enter_context(hub)
-        hub.listen(listen or _bind(federation.server.address))
-        _run(hub, stack, log, monitor)
-        _summary(hub, log)
+        member = make(events)
+        stack.enter_context(member)
+        if isinstance(member, Hub) or member.federation.server is None:
+            member.listen(options.listen or _bind(member.federation.member(options.name).address))
+        if options.monitor is not None:
+            from holdfast.engines.deploy.ops.monitor import serve_monitor
+
+            stack.callback(serve_monitor(member.status, options.monitor).shutdown)
+        if options.log == "progress":
+            events.write = stack.enter_context(ProgressView(member)).show
+        if isinstance(member, Node) and member.site.warning:
+            events.log("problem", "warning", reason=member.site.warning)
+        own = member.federation.own_model
+        if own is not None:
+            events.log("own model", model=own.spec, file=str(own.file), sha256=own.sha256)
+        for number in STOPPING:
+            signal.signal(number, _stop)
+        try:
+            member.run()
+        except Stopped:
+            events.log("stopped", round=member.done)
+            stack.close()
+            print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
+            sys.exit(130)
+        except HoldfastError as error:
+            events.log("stopping", "error", reason=str(error))
+            raise
+        if options.log == "progress":
+            _summary(member)
 
 
-def _run(member: Node | Hub, stack: ExitStack, log: Log, monitor: int | None) -> None:
-    """To the end, watched; a signal stops it wherever it is, since every instant is safe to stop at."""
-    if monitor is not None:
-        from holdfast.engines.deploy.ops.monitor import serve_monitor
-
-        server = serve_monitor(member.status, monitor)
-        stack.callback(server.shutdown)
-    if log == "progress":
-        view = stack.enter_context(ProgressView(member))
-        member.events.write = view.show
-    if isinstance(member, Node) and member.site.warning:
-        member.events.log("problem", "warning", reason=member.site.warning)
-    own = member.federation.own_model
-    if own is not None:
-        member.events.log("own model", model=own.spec, file=str(own.file), sha256=own.sha256)
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        for another in STOPPING:  # ends the process at once, which is safe, too
-            signal.signal(another, signal.SIG_DFL)
-        raise Stopped
-
-    for number in STOPPING:
-        signal.signal(number, ask)
-    try:
-        member.run()
-    except Stopped:
-        member.events.log("stopped", round=member.done)
-        stack.close()
-        print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
-    except HoldfastError as error:
-        member.events.log("stopping", "error", reason=str(error))
-        raise
-
-
-def _credentials(
-    federation: FederationFile,
-    path: Path,
-    certs: Path | None,
-    name: str,
-    listen: str | None,
-    *,
-    insecure: bool,
-) -> Credentials | None:
-    if insecure:
-        require_loopback(federation, listen)
-        return None
-    return load_credentials(certs or path.parent / "certs", name)
+def _stop(number: int, frame: FrameType | None) -> None:
+    for another in STOPPING:  # ends the process at once, which is safe, too
+        signal.signal(another, signal.SIG_DFL)
+    raise Stopped
 
 
 def _bind(address: str) -> str:
@@ -161,9 +126,7 @@ def _bind(address: str) -> str:
     return address if is_loopback(address) else f"[::]:{address.rpartition(':')[2]}"
 
 
-def _summary(member: Member, log: Log) -> None:
-    if log == "json":
-        return
+def _summary(member: Member) -> None:
     status, console = member.status(), Console()
     sent, received = (bytes_text(status[f"wire_bytes_{way}"]) for way in ("sent", "received"))
     console.print(f"finished {status['rounds']} rounds; waited {status['waiting_seconds']:.1f} s for others")

@@ -11,17 +11,22 @@ import threading
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tomli_w
+import torch
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from holdfast.cli.federation import figures_text
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files, write_atomic
+from holdfast.core.tree import leaves, tree_map
 from holdfast.data import DATASETS, IID, Dataset, partition
+from holdfast.data.columns import Columns, write_columns
+from holdfast.data.samples import Pair
 from holdfast.engines.deploy.wire.credentials import make_certificates
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import read_data
@@ -68,40 +73,52 @@ def _on_loopback(raw: dict[str, Any]) -> None:
 def _write_data(federation: FederationFile, data: str | None, folder: Path) -> None:
     """One npz file for each node, as the sites would have it."""
     for i, (name, part) in enumerate(zip(federation.names, _split(federation, data), strict=True)):
-        count = federation.node[i].samples
-        x_train, y_train, x_test, y_test = part
-        if count is not None and len(x_train) < count:
-            raise HoldfastError(f"{name}: the file says {count} samples, the rehearsal has {len(x_train)}")
-        np.savez(
-            folder / f"{name}.npz",
-            x_train=np.asarray(x_train[:count]),
-            y_train=np.asarray(y_train[:count]),
-            x_test=np.asarray(x_test),
-            y_test=np.asarray(y_test),
-        )
+        count, own = federation.node[i].samples, len(next(leaves(part.train)))
+        if count is not None and own < count:
+            raise HoldfastError(f"{name}: the file says {count} samples, the rehearsal has {own}")
+        train = tree_map(lambda column, count=count: column[:count], part.train)
+        if isinstance(train, Pair):
+            test = {} if part.test is None else {"x_test": part.test.x, "y_test": part.test.y}
+            np.savez(folder / f"{name}.npz", x_train=train.x, y_train=train.y, **test)
+        else:
+            write_columns(folder / f"{name}.npz", Columns(train, part.test))
 
 
-def _split(federation: FederationFile, data: str | None) -> list[tuple[Any, Any, Any, Any]]:
+class Part(NamedTuple):
+    """What a node has in a rehearsal: trees of samples."""
+
+    train: Any
+    test: Any
+
+
+def _split(federation: FederationFile, data: str | None) -> list[Part]:
     nodes, seed, problem = len(federation.node), federation.seed, federation.problem
     if data is None:
+        if problem.input_shape is None:
+            raise HoldfastError("columns cannot be made up: give --data, an npz file like a node's own")
         rng = np.random.default_rng(seed)
         parts = []
         for node in federation.node:
             count = (node.samples or RANDOM_SAMPLES) + RANDOM_SAMPLES // 4
-            x = rng.standard_normal((count, *problem.input_shape)).astype(np.float32)
+            x = torch.from_numpy(rng.standard_normal((count, *problem.input_shape)).astype(np.float32))
             y = rng.standard_normal(count).astype(np.float32)
-            labels = y if problem.classes is None else rng.integers(0, problem.classes, count)
+            labels = torch.from_numpy(
+                y if problem.classes is None else rng.integers(0, problem.classes, count)
+            )
             cut = count - RANDOM_SAMPLES // 4
-            parts.append((x[:cut], labels[:cut], x[cut:], labels[cut:]))
+            parts.append(Part(Pair(x[:cut], labels[:cut]), Pair(x[cut:], labels[cut:])))
         return parts
-    dataset = _dataset(data, nodes, seed)
+    dataset = read_data(Path(data)) if Path(data).suffix == ".npz" else _registered(data, nodes, seed)
+    if isinstance(dataset, Columns):
+        train, test = dataset.train, dataset.test
+        order = np.random.default_rng(seed).permutation(len(next(leaves(train))))
+        rows = [torch.from_numpy(np.sort(own)) for own in np.array_split(order, nodes)]
+        return [Part(tree_map(lambda column, own=own: column[own], train), test) for own in rows]
     split = partition(dataset.x_train, dataset.y_train, IID(), nodes=nodes, seed=seed)
-    return [(*split.node(i), dataset.x_test, dataset.y_test) for i in range(nodes)]
+    return [Part(split.node(i), Pair(dataset.x_test, dataset.y_test)) for i in range(nodes)]
 
 
-def _dataset(data: str, nodes: int, seed: int) -> Dataset:
-    if Path(data).suffix == ".npz":
-        return read_data(Path(data))
+def _registered(data: str, nodes: int, seed: int) -> Dataset:
     return DATASETS.build(data, {}, nodes=nodes, seed=seed)
 
 
@@ -192,9 +209,7 @@ class Rehearsal:
             path = self.folder / f"{role}-{member.name}" / "report.json"
             if path.exists():
                 report = json.loads(path.read_text())
-                figures = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in report["metrics"].items())
-                waited = f"{report['waiting_seconds']:.1f} s"
-                table.add_row(
-                    member.name, str(report["round"]), bytes_text(report["payload_bytes"]), waited, figures
-                )
+                sent, waited = bytes_text(report["payload_bytes"]), f"{report['waiting_seconds']:.1f} s"
+                figures = figures_text(report["metrics"])
+                table.add_row(member.name, str(report["round"]), sent, waited, figures)
         return table

@@ -24,6 +24,7 @@ from holdfast.experiments.record import load_record, overlaid
 from holdfast.experiments.runner import Interrupted, Runner
 from holdfast.experiments.statuses import status_counts
 from holdfast.experiments.tensorboard import TensorBoard, summary_writer
+from holdfast.experiments.tuning import FILE as TUNING
 from holdfast.report.html import write_plots, write_report
 from holdfast.report.progress import Progress
 from holdfast.report.terminal import summary_table
@@ -61,6 +62,11 @@ def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bo
     """``holdfast resume``"""
     with joined() as world:
         summary = world.together(lambda: load_record(folder)).summary
+        if "origin" in summary:
+            raise HoldfastError(
+                f"{folder} is a run from Python: go on by calling {summary['origin']} with "
+                f"run_dir={str(folder)!r} and resume=True"
+            )
         kept = summary.get("data_dir")
         data_dir = Path(str(kept)) if kept else None
         own_device = world.own_device(device or str(summary.get("device", "cpu")))
@@ -94,7 +100,7 @@ def _execute(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
     if tensorboard and leads:
         callbacks.append(TensorBoard(runner.folder / "tensorboard"))
     if not quiet and leads:
-        callbacks.append(Progress([job.info for job in runner.plan.jobs], console))
+        callbacks.append(Progress([job.info for job in runner.plan.jobs], console, leave=False))
     try:
         runner.execute(callbacks)
     except Interrupted:
@@ -132,10 +138,12 @@ def print_path(console: Console, what: str, path: Path) -> None:
 
 def report_runs(folders: list[Path], output: Path | None) -> None:
     """``holdfast report``"""
-    records = [load_record(folder) for folder in folders]
+    tuned = [folder for folder in folders if (folder / TUNING).is_file()]
+    grids = {folder: sorted(folder.glob("grid-*")) for folder in tuned}  # a tuning is several runs
+    records = [load_record(run) for folder in folders for run in grids.get(folder, [folder])]
     for record in records:
         write_plots(record, record.path / "plots")
-    target = output or records[0].path / ("report.html" if len(records) == 1 else "comparison.html")
+    target = output or folders[0] / ("report.html" if len(folders) == 1 else "comparison.html")
     write_report(records, target)
     for warning in differences(records):
         print(f"warning: {warning}", file=sys.stderr)

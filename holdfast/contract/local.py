@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import BeforeValidator, InstanceOf
 from torch import Tensor
 
+from holdfast.contract.hyperparameters import Hyperparameters
+from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
-from holdfast.core.validation import check_fields
 
 Memory = Any  # an optimiser's state: () or a NamedTuple of tensors [..., d]; a counter is [..., 1]
 Gradient = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class LocalOptimizer(ABC):
-    """A rule for local steps ``x - lr * direction``, all nodes at once; its parameters are plain numbers."""
-
-    columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
+@dataclass(frozen=True, repr=False)
+class LocalOptimizer(Hyperparameters, ABC):
+    """A rule for local steps ``x - lr * direction``, all nodes at once."""
 
     keep: bool = field(default=False, kw_only=True)  # its memory lasts for all rounds, or begins anew in each
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.columnwise = vars(cls).get("columnwise", False)  # not inherited, as for methods
-
-    def __post_init__(self) -> None:
-        check_fields(type(self).__name__, self)
+    def __repr__(self) -> str:
+        """What differs from the defaults."""
+        given = [f for f in fields(self) if f.init and getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in given)})"
 
     @abstractmethod
     def init(self, x: Tensor) -> Memory:
@@ -46,22 +43,40 @@ class LocalOptimizer(ABC):
         """Whether directions are the gradients themselves."""
         return False
 
+    @property
+    def rescales(self) -> bool:
+        """Whether directions have another unit than gradients: no correction can be learned from them."""
+        return False
+
+    def begin(self, memory: Memory, x: Tensor) -> Memory:
+        """The memory before the first local step of a round, from ``x``: what was kept, or a new one."""
+        return memory if self.keep else self.init(x)
+
+    def kept(self, memory: Memory) -> Memory:
+        """What is kept of the memory until the next round: a part of the method's state."""
+        return memory if self.keep else ()
+
     def memory(self, x0: Tensor) -> Memory:
-        """What a node holds before the first round: a part of the method's state."""
-        return self.init(x0) if self.keep else ()
+        """What a node holds before the first round."""
+        return self.kept(self.init(x0))
+
+    def single(self, gradient: Tensor, memory: Memory, x: Tensor) -> tuple[Tensor, Memory]:
+        """The direction from ``x`` where a round has but one step, and the memory for the next round."""
+        direction, memory = self.update(gradient, self.begin(memory, x), x)
+        return direction, self.kept(memory)
 
     def descend(
-        self, start: Tensor, gradient: Gradient, lr: float, steps: int, memory: Memory
+        self, start: Tensor, gradient: Gradient, lr: float | Tensor, steps: int, memory: Memory
     ) -> tuple[Tensor, Memory]:
         """The local phase: where ``steps`` steps from ``start`` end, and the memory for the next round.
 
-        ``gradient`` is what the optimiser sees, the method's correction included.
+        ``gradient`` is what the optimiser sees, the method's correction included. ``lr`` may be [..., 1].
         """
-        x, memory = start, memory if self.keep else self.init(start)
+        x, memory = start, self.begin(memory, start)
         for _ in range(steps):
             direction, memory = self.update(gradient(x), memory, x)
             x = x - lr * direction
-        return x, memory if self.keep else ()
+        return x, self.kept(memory)
 
     def descend_and_track(
         self, start: Tensor, gradient: Gradient, lr: float, steps: int, memory: Memory
@@ -88,7 +103,21 @@ class LocalOptimizer(ABC):
 
 OPTIMIZERS: Registry[LocalOptimizer] = Registry("optimizer")
 
+
+def _chosen(value: Any) -> Any:
+    """What ``value`` stands for; the two mistakes that users of torch make are named."""
+    kind = value if isinstance(value, type) else type(value)
+    if issubclass(kind, torch.optim.Optimizer):
+        raise HoldfastError(
+            f"torch's {kind.__name__} holds the parameters of one model, and here every node has its own; "
+            "give an optimiser of holdfast, such as hf.AdamW() or hf.Momentum()"
+        )
+    if isinstance(value, type) and issubclass(value, LocalOptimizer):
+        raise HoldfastError(f"expected an optimiser, got its class: write {kind.__name__}()")
+    return OPTIMIZERS.chosen(value)
+
+
 if TYPE_CHECKING:
     Optimizer = LocalOptimizer
 else:
-    Optimizer = Annotated[InstanceOf[LocalOptimizer], BeforeValidator(OPTIMIZERS.chosen)]
+    Optimizer = Annotated[InstanceOf[LocalOptimizer], BeforeValidator(_chosen)]

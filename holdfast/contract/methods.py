@@ -8,43 +8,21 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
-from holdfast.contract.local import LocalOptimizer
+from holdfast.contract.hyperparameters import Hyperparameters
 from holdfast.contract.oracle import Oracle
 from holdfast.contract.peers import Peers
-from holdfast.contract.schedules import NamedSchedule
 from holdfast.core.registry import Registry
-from holdfast.core.validation import check, check_fields, hints
 
 State = Any  # a NamedTuple of tensors [..., d], of the algorithm's own making
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
-    """Hyperparameters, checked when they are given; each may be a schedule if its type is ``Rate``."""
+class Method(Hyperparameters):
+    """What all methods declare of themselves."""
 
     assumes_convex: ClassVar[bool] = False  # True: what the method promises holds for convex f_i only
     uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
     uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
-    columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # Not inherited: a subclass that overrides a round has to declare it anew.
-        cls.columnwise = vars(cls).get("columnwise", False)
-
-    def __post_init__(self) -> None:
-        check_fields(type(self).__name__, self)
-        for name, value in vars(self).items():
-            if isinstance(value, NamedSchedule):
-                for round in value.extremes:  # now, and not in the middle of a run
-                    where = f"{type(self).__name__}.{name}: {value!r} at round {round}"
-                    check(where, hints(type(self))[name], value(round))
-
-    @property
-    def may_be_padded(self) -> bool:
-        """Whether zeros may follow the columns of a row: the method and its optimiser, if any, declare it."""
-        parts = [part for part in vars(self).values() if isinstance(part, LocalOptimizer)]
-        return self.columnwise and all(part.columnwise for part in parts)
 
     @classmethod
     def for_problem(cls, mu: float, L: float | None = None, **given: Any) -> Self:
@@ -54,23 +32,20 @@ class Method:
         """
         raise NotImplementedError(f"{cls.__name__} does not use the curvature")
 
-    def at(self, round: int) -> Self:
-        """This method with every schedule among its hyperparameters evaluated at ``round``."""
-        scheduled = {name: value for name, value in vars(self).items() if callable(value)}
-        if not scheduled:
-            return self
-        now = object.__new__(type(self))
-        now.__dict__.update(vars(self))
-        for name, schedule in scheduled.items():
-            where = f"{type(self).__name__}.{name} at round {round}"
-            now.__dict__[name] = check(where, hints(type(self))[name], schedule(round))
-        return now
+    @property
+    def least_dim(self) -> int:
+        """The fewest numbers that a model can have; from there, states and messages grow linearly."""
+        return 1
 
     def dual(self, s: State) -> Tensor | None:
         """The nodes' estimates of grad f_i(x*), [..., d], if the method keeps any, for the metric dual_error.
 
         ``s`` is the state of the nodes; of a server method, that of its clients.
         """
+        return None
+
+    def personal(self, s: State) -> Tensor | None:
+        """The nodes' personal models, [..., d], if the method trains any; ``s`` as for ``dual``."""
         return None
 
 

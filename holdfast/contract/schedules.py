@@ -84,9 +84,11 @@ def _from_config(value: Any) -> Any:
 if TYPE_CHECKING:
     # Engines evaluate schedules before each round (`Algorithm.at`), so methods compute with plain numbers.
     Rate = float  # positive
+    Weight = float  # 0 or positive
     Chance = float  # a probability, 0 and 1 included
 else:
     Rate = Annotated[
         Annotated[float, Field(gt=0, allow_inf_nan=False)] | Schedule, BeforeValidator(_from_config)
     ]
+    Weight = Annotated[NonNegative | Schedule, BeforeValidator(_from_config)]
     Chance = Annotated[Annotated[float, Field(ge=0, le=1)] | Schedule, BeforeValidator(_from_config)]

@@ -36,6 +36,11 @@ def write_atomic(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+    settle(temporary, path)
+
+
+def settle(temporary: Path, path: Path) -> None:
+    """Makes a synced temporary file the file ``path``, for good."""
     temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

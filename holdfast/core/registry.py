@@ -75,7 +75,7 @@ class Registry(Generic[T]):
         return maker(**check_arguments(f"{self.kind} {name!r}", maker, {**given, **known}))
 
     def chosen(self, value: Any) -> Any:
-        """``value``, or what it stands for in an experiment file: a name, or a table with a name."""
+        """``value``, or what it stands for in a file: a registered name, or a table with one."""
         if isinstance(value, str):
             return self.build(value, {})
         if isinstance(value, dict) and "name" in value:

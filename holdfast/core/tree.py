@@ -11,10 +11,13 @@ from torch import Tensor
 Tree = TypeVar("Tree", bound=Any)
 
 
-def tree_map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
-    """``function`` applied to every tensor of ``tree`` (and the matching tensors of ``others``)."""
+def tree_map(function: Callable[..., Any], tree: Tree, *others: Any) -> Tree:
+    """``function`` applied to every tensor of ``tree`` (and to what ``others`` have in its place).
+
+    It may return a tensor or a tree, such as what travels of a tensor; that takes the tensor's place.
+    """
     if isinstance(tree, Tensor):
-        return function(tree, *others)  # type: ignore[return-value]
+        return function(tree, *others)  # type: ignore[no-any-return]
     if isinstance(tree, dict):
         return {key: tree_map(function, *(t[key] for t in (tree, *others))) for key in tree}  # type: ignore[return-value]
     mapped = [tree_map(function, *parts) for parts in zip(tree, *others, strict=True)]
@@ -47,8 +50,11 @@ def named_leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
         yield prefix or "value", tree
         return
-    names = getattr(tree, "_fields", None) or [str(index) for index in range(len(tree))]
-    for name, part in zip(names, tree, strict=True):
+    if isinstance(tree, dict):
+        named = list(tree.items())
+    else:
+        named = list(zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True))
+    for name, part in named:
         yield from named_leaves(part, f"{prefix}.{name}" if prefix else name)
 
 

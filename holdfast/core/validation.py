@@ -94,7 +94,9 @@ def check_arguments(where: str, target: Callable[..., Any], given: Mapping[str, 
         if parameter.default is inspect.Parameter.empty and name not in given:
             raise HoldfastError(f"{where}: the value {name!r} is missing")
     annotations = hints(target)
-    return {name: check(f"{where}.{name}", annotations[name], value) for name, value in given.items()}
+    return {
+        name: check(f"{where}.{name}", annotations.get(name, Any), value) for name, value in given.items()
+    }
 
 
 def check_fields(where: str, instance: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.data import embedded, files, synthetic  # noqa: F401 - they register themselves
 from holdfast.data.dataset import DATASETS, Dataset, prepare
 from holdfast.data.federated import FederatedData
+from holdfast.data.load import load_data
 from holdfast.data.partition import (
     IID,
     PARTITIONS,
@@ -29,6 +30,7 @@ __all__ = [
     "Partition",
     "Shards",
     "Unequal",
+    "load_data",
     "partition",
     "prepare",
 ]

@@ -82,6 +82,17 @@ class FederatedData:
         return len(self.counts)
 
     @property
+    def classes(self) -> int | None:
+        """One more than the largest label of the samples here; None if there are no class labels."""
+        labels = self.targets
+        return None if labels is None or labels.is_floating_point() else int(labels.max()) + 1
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample; () if samples have several inputs."""
+        return tuple(self.x.shape[1:]) if isinstance(self.x, Tensor) else ()
+
+    @property
     def here(self) -> np.ndarray:
         """[m] int64: the nodes whose samples are here."""
         return np.arange(self.nodes) if self.held is None else self.held
@@ -178,6 +189,21 @@ def read_test(where: str, part: Any) -> Any:
     samples = read_samples(where, part)
     warn_if_random(where, part, samples)
     return samples
+
+
+def read_tests(test: Any, nodes: int) -> tuple[Any, list[int] | None]:
+    """All test samples, or None, and how many are each node's own if there is a set for every node."""
+    if test is None:
+        return None, None
+    per_node = isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test)
+    if not (per_node or isinstance(test, FederatedData)):
+        return read_test("test", test), None
+    sets = test if isinstance(test, FederatedData) else FederatedData.of_nodes(test)
+    if sets.nodes != nodes:
+        raise HoldfastError(
+            f"test: expected one set, or a list of {nodes}, one for each node, got {sets.nodes}"
+        )
+    return sets.samples, sets.counts.tolist()
 
 
 def warn_if_random(where: str, part: Any, samples: Any) -> bool:

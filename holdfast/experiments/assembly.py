@@ -16,8 +16,7 @@ from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, compute_in
-from holdfast.core.tree import leaves
-from holdfast.core.validation import quoted
+from holdfast.core.tree import leaves, tree_map
 from holdfast.core.world import ALONE, World
 from holdfast.data import FederatedData
 from holdfast.engines.cluster.place import RankPlace
@@ -27,12 +26,14 @@ from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.config import BatchSize, Choice, Cohort, NetworkConfig, Terms, Weighting
-from holdfast.experiments.metrics import measure
-from holdfast.models import load_model
+from holdfast.experiments.choices import Named, as_choice, as_loss
+from holdfast.experiments.config import BatchSize, Cohort, NetworkConfig, Terms, Weighting
+from holdfast.experiments.evaluation import Evaluation
+from holdfast.experiments.measured import HeldOut
+from holdfast.experiments.metrics import Metric
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step, as_loss
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.problem import Problem
 from holdfast.problem.reference.curvature import why_not_convex
@@ -42,7 +43,7 @@ from holdfast.problem.statistics import Buffers
 from holdfast.topology import Network, build_network, read_chance
 from holdfast.topology.graphs import Graph
 
-Topology = Network | Graph | str | Mapping[str, Any] | None
+Topology = Network | Graph | Named | None
 """Who talks to whom, as ``hf.train`` and ``hf.minimize`` take it."""
 
 # --- builders ----------------------------------------------------------------------------------------------
@@ -59,18 +60,11 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
-def initial_module(choice: Choice, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-    """The chosen model as everybody starts from it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return load_model(choice.name, choice.parameters, input_shape, outputs)
-
-
 def build_problem(
     model: nn.Module,
     data: FederatedData,
     *,
-    loss: str | Loss | LossFunction = "cross-entropy",
+    loss: Loss | LossFunction | Named = "cross-entropy",
     step: Step | None = None,
     batch_size: BatchSize = 32,
     l2: float = 0.0,
@@ -115,13 +109,7 @@ def as_network(topology: Topology, nodes: int, seed: int = 0) -> Network:
         topology = "server"
     if not isinstance(topology, str | Mapping):
         return Network.of(topology)
-    choice = {"name": topology} if isinstance(topology, str) else dict(topology)
-    if not isinstance(choice.get("name"), str):
-        raise HoldfastError(
-            f"topology: expected a name among the keys, such as {{'name': 'torus', 'rows': 2}}, got "
-            f"{quoted(topology)}"
-        )
-    return configured_network(NetworkConfig(topology=Choice(**choice)), nodes, seed)
+    return configured_network(NetworkConfig(topology=as_choice("topology", topology)), nodes, seed)
 
 
 def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:
@@ -193,7 +181,7 @@ class Setting:
     test_data: Any  # a tree of samples, such as a pair (x, y); None: no test set
     network: Network
     loss: Loss
-    metrics: list[str]
+    metrics: dict[str, Metric]
     make_module: Callable[[], nn.Module]
     terms: Terms
     seed: int
@@ -206,6 +194,8 @@ class Setting:
     # [n, classes] int64: samples of each class at each node; no column if there are no classes
     labels: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     world: World = ALONE
+    test_counts: list[int] | None = None  # test samples of each node, if they have their own
+    personalize: int = 0  # local steps that make a node's model its own, for personal metrics
 
     @cached_property
     def dim(self) -> int:
@@ -233,13 +223,24 @@ class Setting:
         )
 
     @cached_property
-    def test(self) -> Any:
+    def test(self) -> HeldOut | None:
         """The test set, if there is one, where the objective computes."""
-        return None if self.test_data is None else self.objective.test_set(self.test_data)
+        if self.test_data is None:
+            return None
+        common = self.objective.test_set(self.test_data)
+        if self.test_counts is None:
+            return HeldOut(common)
+        ends = np.cumsum(self.test_counts).tolist()
+        own = [
+            tree_map(lambda part, a=a, b=b: part[a:b], common)
+            for a, b in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+        return HeldOut(common, own)
 
-    def measure(self, simulation: Simulation) -> dict[str, float]:
-        """The setting's metrics of a simulation in it."""
-        return measure(simulation, self.test, self.metrics)
+    @property
+    def evaluation(self) -> Evaluation:
+        """What is measured of a simulation in this setting."""
+        return Evaluation(self.metrics, self.test, self.personalize)
 
     def simulation(self, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> Simulation:
         """The method in this setting, ready to run."""
@@ -257,7 +258,7 @@ class Setting:
         # In two steps: a model that is far too large is not even made.
         needed = rows * ranks / self.world.size
         require_memory(title, needed, self.device)
-        self.objective.check_model(self.test)
+        self.objective.check_model(None if self.test is None else self.test.common)
         require_memory(title, needed + self.objective.step_bytes * ranks, self.device)
 
     def memory(self, footprint: Footprint) -> int:

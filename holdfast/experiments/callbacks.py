@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count, NonNegative, check
 from holdfast.engines.common.simulation import Simulation
+from holdfast.experiments.columns import Mode, better
 from holdfast.experiments.statuses import Outcome
 
 Row = dict[str, float]
@@ -28,20 +34,72 @@ class Callback:
     """Derive from this and override what you need; ``hf.train(callbacks=[...])`` calls it.
 
     A callback may raise ``hf.Stop`` to end the job. Any other exception ends training and reaches the caller.
-    ``job_ended`` is called however a job ends, so that files and displays can be closed there.
+    ``on_train_end`` is called however a job ends, so that files and displays can be closed there.
     """
 
-    def job_started(self, job: JobInfo, simulation: Simulation) -> None:
+    late: ClassVar[bool] = False
+    """Whether rows may be told a round late. On a GPU, where all callbacks allow it, rounds do not wait."""
+
+    def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         """Before the first round, which is ``simulation.round``, unless a job is resumed 0."""
 
-    def job_prepared(self, job: JobInfo, how: str) -> None:
+    def on_resume(self, job: JobInfo, rows: Sequence[Row]) -> None:
+        """A resumed job goes on: ``rows`` are those that were recorded before, the first one first."""
+
+    def on_prepared(self, job: JobInfo, how: str) -> None:
         """Rounds are about to run; ``how`` says in which way, for people."""
 
-    def row_recorded(self, job: JobInfo, row: Row) -> None:
+    def on_evaluate(self, job: JobInfo, row: Row) -> None:
         """Metrics were measured: ``row`` has the round, each metric and the costs, by name."""
 
-    def round_done(self, job: JobInfo, round: int) -> None:
+    def on_round(self, job: JobInfo, round: int) -> None:
         """So many rounds are done, and what they recorded was told; called with 0 for the initial models."""
 
-    def job_ended(self, job: JobInfo, outcome: Outcome) -> None:
+    def on_train_end(self, job: JobInfo, outcome: Outcome) -> None:
         """The job is over: ``outcome.status`` says in which way, ``outcome.message`` why."""
+
+
+class EarlyStopping(Callback):
+    """Ends a job when ``metric`` has not improved in ``patience`` measurements in a row.
+
+    An improvement is one by more than ``min_delta``. ``mode``: whether the metric should rise ("max") or fall
+    ("min"); metrics of holdfast know that themselves. A resumed job remembers what it measured before.
+    """
+
+    def __init__(
+        self,
+        metric: str = "train_loss",
+        patience: int = 5,
+        *,
+        min_delta: float = 0.0,
+        mode: Mode | None = None,
+    ) -> None:
+        check("patience", Count, patience)
+        check("min_delta", NonNegative, float(min_delta))
+        self.metric, self.patience, self.min_delta = metric, patience, float(min_delta)
+        self.sign = 1.0 if better(metric, mode) == "max" else -1.0
+        self.best, self.waited = -math.inf, 0
+
+    def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
+        self.best, self.waited = -math.inf, 0
+
+    def on_resume(self, job: JobInfo, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._look(row)
+
+    def on_evaluate(self, job: JobInfo, row: Row) -> None:
+        self._look(row)
+        if self.waited >= self.patience:
+            best = self.sign * self.best
+            raise Stop(f"{self.metric} has not improved on {best:.4g} in {self.waited} measurements")
+
+    def _look(self, row: Row) -> None:
+        if self.metric not in row:
+            raise HoldfastError(
+                f"EarlyStopping: no metric {self.metric!r} is recorded; there are {', '.join(row)}"
+            )
+        value = self.sign * row[self.metric]
+        if value > self.best + self.min_delta:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1

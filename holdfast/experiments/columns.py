@@ -1,4 +1,10 @@
-"""The columns of ``metrics.csv`` beside the metrics: what a run has cost so far."""
+"""The columns of ``metrics.csv`` beside the metrics, and which way a metric is better."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from holdfast.core.errors import HoldfastError
 
 COST_COLUMNS = [
     "payload_bytes",
@@ -10,3 +16,29 @@ COST_COLUMNS = [
 MEMBER_COLUMNS = ["wire_bytes_sent", "wire_bytes_received", "waiting_seconds"]  # in a deployed federation
 DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total"]  # where nodes or links are sporadic
 SOLVER_COLUMNS = ["value_evaluations", "unfinished_solves"]  # for methods with a local solver
+
+Mode = Literal["max", "min"]
+"""Whether more or less of a metric is better."""
+
+FALLING = (
+    *("average_loss", "train_loss", "consensus", "grad_norm2", "stationarity", "rel_energy"),
+    *("optimum_distance", "dual_error", "test_loss", "local_loss", "unfinished_solves"),
+)
+
+
+def better(metric: str, mode: Mode | None) -> Mode:
+    """``mode``, or what is known of the metric."""
+    if (chosen := checked_mode(mode)) is not None:
+        return chosen
+    if metric.endswith("accuracy"):
+        return "max"
+    if metric in FALLING:
+        return "min"
+    raise HoldfastError(f"metric {metric!r}: say mode='max' if it should rise, or mode='min'")
+
+
+def checked_mode(mode: str | None) -> Mode | None:
+    """``mode``, if it is one."""
+    if mode in (None, "max", "min"):
+        return cast("Mode | None", mode)
+    raise HoldfastError(f"mode: should be 'max' or 'min', got {mode!r}")

@@ -6,15 +6,16 @@ import copy
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
+from inspect import isclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from holdfast.algorithms import ALGORITHMS
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision
-from holdfast.core.validation import Count, NonNegative, Section, Seed, quoted
+from holdfast.core.validation import Count, NonNegative, Section, Seed, Whole, quoted
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.statistics import Buffers
 
@@ -44,9 +45,17 @@ def _as_choice(value: Any) -> Any:
 Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
 
 
+def _as_list(metrics: Any) -> Any:
+    if isinstance(metrics, dict):
+        return ["default", metrics]
+    return list(metrics) if isinstance(metrics, tuple) else metrics
+
+
 BatchSize = Count | Literal["full"]
 Cohort = Count | Literal["all"]
-Metrics = list[str] | Literal["default"]
+Cadence = Count | Literal["auto"]
+Metrics = Annotated[list[str | dict[str, Any]] | Literal["default"], BeforeValidator(_as_list)]
+"""Names, and the user's own by name; a table alone adds them to the default."""
 Weighting = Literal["uniform", "samples"]
 
 
@@ -58,7 +67,7 @@ class Terms(Section):
     l1: NonNegative = 0.0
     nonconvex: NonNegative = 0.0
     weights: Weighting = "uniform"
-    backend: BackendName = "auto"  # how the gradients of all nodes are computed: "stacked" or "loop"
+    backend: BackendName = "auto"  # how all nodes' gradients are computed, see docs/architecture.md
     buffers: Buffers = "local"  # whose statistics BatchNorm has in a node's model, its own or the "average"
 
     @property
@@ -112,8 +121,9 @@ class Experiment(Section):
     rounds: Count
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default=[0], min_length=1)
     checkpoint_every: Count = 50
-    evaluate_every: Count = 1
+    evaluate_every: Cadence = 1
     metrics: Metrics = "default"
+    personalize: Whole = 0  # local steps that make a node's model its own, for personal metrics
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "tf32"
     channel: Chosen = Choice(name="identity")  # how messages travel; by default as they are
@@ -129,18 +139,20 @@ def default_experiment() -> str:
 
 def read_experiment(path: Path | None, overrides: list[str]) -> dict[str, Any]:
     """The experiment in ``path`` (None: the default) with ``key.path=value`` overrides applied."""
-    if path is None:
-        raw = tomllib.loads(default_experiment())
-    else:
-        try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise HoldfastError(f"cannot read the experiment {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise HoldfastError(f"{path} is not valid TOML: {error}") from None
+    raw = tomllib.loads(default_experiment()) if path is None else read_toml(path, "the experiment")
     for override in overrides:
         apply_override(raw, override)
     return with_defaults(raw)
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The tables in ``path``, which is to be ``what``."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HoldfastError(f"cannot read {what} {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise HoldfastError(f"{path} is not valid TOML: {error}") from None
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:
@@ -195,7 +207,9 @@ def _algorithms(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     """``raw`` with every omitted value written out, sweeps kept: what is stored with a run."""
-    _check_sections(raw)
+    if "evaluation" in raw:
+        raise HoldfastError("[evaluation]: write evaluate_every and metrics at the top, beside rounds")
+    check_keys(raw, Experiment, "the experiment")
     resolved: dict[str, Any] = {}
     for name, field in Experiment.model_fields.items():
         if name == "algorithm":
@@ -216,17 +230,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _check_sections(raw: Mapping[str, Any]) -> None:
-    """Unknown keys at the top and in the sections, with the nearest valid name."""
+def check_keys(raw: Mapping[str, Any], section: type[Section], where: str) -> None:
+    """Complains about keys that ``section`` and its sections do not know, with the nearest valid name."""
     for key, value in raw.items():
-        if key == "evaluation":
-            raise HoldfastError("[evaluation]: write evaluate_every and metrics at the top, beside rounds")
-        if key not in Experiment.model_fields:
-            raise unknown("key in the experiment", key, Experiment.model_fields)
-        section = Experiment.model_fields[key].annotation
-        if isinstance(section, type) and issubclass(section, Section):
-            if not isinstance(value, dict):
-                raise HoldfastError(f"{key}: expected a table, got {quoted(value)}")
-            for inner in value:
-                if inner not in section.model_fields:
-                    raise unknown(f"key in [{key}]", inner, section.model_fields)
+        if key not in section.model_fields:
+            raise unknown(f"key in {where}", key, section.model_fields)
+        kind = section.model_fields[key].annotation
+        inner = next((k for k in (kind, *get_args(kind)) if isclass(k) and issubclass(k, Section)), None)
+        for table in value if get_origin(kind) is list and isinstance(value, list) else [value]:
+            if inner is None or table is None:
+                continue
+            if not isinstance(table, dict):
+                raise HoldfastError(f"{key}: expected a table, got {quoted(table)}")
+            check_keys(table, inner, f"[{key}]")

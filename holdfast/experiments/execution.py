@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-import torch
-
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import all_finite
-from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.common.simulation import Look, Simulation
 from holdfast.experiments.callbacks import Callback, JobInfo, Row, Stop
+from holdfast.experiments.config import Cadence
+from holdfast.experiments.evaluation import Evaluation, costs
+from holdfast.experiments.reading import Reading, Stopwatch
 from holdfast.experiments.statuses import Outcome
 
 
@@ -27,11 +25,17 @@ class Run:
 
     simulation: Simulation
     rounds: int
-    evaluate_every: int  # rounds; also measured are the initial models, and those of the last round
-    measure: Callable[[Simulation], Row]
+    evaluate_every: Cadence  # rounds; also measured are the initial models, and those of the last round
+    evaluation: Evaluation
     seconds: float = 0.0  # spent in rounds, without measuring
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)  # of a resumed job, those recorded before too
     diverged: bool = False
+
+    def __post_init__(self) -> None:
+        given = self.evaluate_every
+        self.every = self.evaluation.auto_every(self.simulation) if given == "auto" else given
+        self._look: Look = lambda: self.evaluation.figures(self.simulation)
+        self._unread: Reading | None = None  # what was measured last, while nobody has looked at it
 
     def execute(
         self,
@@ -54,62 +58,81 @@ class Run:
                     stops.append(stop)
 
         try:
-            tell("job_started", self.simulation)
-            tell("job_prepared", self.simulation.prepare(self.rounds - self.simulation.round))
-            outcome = self._rounds_left(tell, stops, asked_to_stop)
+            tell("on_train_begin", self.simulation)
+            if self.rows:
+                tell("on_resume", list(self.rows))
+            left = self.rounds - self.simulation.round
+            tell("on_prepared", self.simulation.prepare(left))
+            if self.evaluation.repeatable:
+                times = left // self.every
+                self._look = self.simulation.executor.repeated(self.simulation, self._look, times)
+            # On a GPU, to read a figure is to wait for it. If nobody minds, it is read a round later.
+            on_gpu = self.simulation.nodes.is_cuda and self.simulation.world.size == 1
+            late = on_gpu and all(callback.late for callback in callbacks)
+            outcome = self._rounds_left(tell, stops, asked_to_stop, late)
         except KeyboardInterrupt:
-            tell("job_ended", Outcome("interrupted"))
+            tell("on_train_end", Outcome("interrupted"))
             raise
         except Exception as error:  # of a user's code, or a mistake of ours
-            tell("job_ended", Outcome("failed", " ".join(f"{type(error).__name__}: {error}".split())))
+            tell("on_train_end", Outcome("failed", " ".join(f"{type(error).__name__}: {error}".split())))
             raise
-        tell("job_ended", outcome)
+        tell("on_train_end", outcome)
         return outcome
 
     def _rounds_left(
-        self, tell: Callable[..., None], stops: list[Stop], asked_to_stop: Callable[[], bool]
+        self, tell: Callable[..., None], stops: list[Stop], asked_to_stop: Callable[[], bool], late: bool
     ) -> Outcome:
-        simulation = self.simulation
+        simulation, watch = self.simulation, Stopwatch(self.seconds, by_device=late)
         begins = simulation.round == 0  # with the figures of the initial models
         while begins or simulation.round < self.rounds:
             try:
-                row = self._record() if begins else self._step()
+                rows = self._next(watch, begins, late)
             except HoldfastError as error:
                 return Outcome("failed", str(error), error)
             begins = False
-            if row is not None:
-                tell("row_recorded", row)
-            tell("round_done", simulation.round)
+            for row in rows:
+                tell("on_evaluate", row)
+            tell("on_round", simulation.round)
             if self.diverged:
                 why = f"a figure became infinite or NaN by round {simulation.round}: try a smaller lr"
                 return Outcome("diverged", why)
             # All ranks of a cluster have to agree. In the last round there is nothing left to stop.
             if simulation.round < self.rounds and simulation.world.any(bool(stops) or asked_to_stop()):
+                for row in self._read():
+                    tell("on_evaluate", row)
                 if simulation.world.any(bool(stops)):
                     return Outcome("stopped", str(stops[0]) if stops else "")
                 return Outcome("interrupted")
         return Outcome("done")
 
-    def _step(self) -> Row | None:
-        """Runs a round; the row that it recorded, if it was due."""
-        start = time.perf_counter()
-        self.simulation.step()
-        done = self.simulation.round
-        due = done % self.evaluate_every == 0 or done == self.rounds
-        if due and self.simulation.problem.x0.is_cuda:
-            torch.cuda.synchronize()  # rounds are only queued; their time ends when they do
-        self.seconds += time.perf_counter() - start
-        return self._record() if due else None
+    def _next(self, watch: Stopwatch, begins: bool, late: bool) -> list[Row]:
+        """Runs a round, unless the run only ``begins``, and measures it if that is due.
 
-    def _record(self) -> Row:
-        self.simulation.settle(wait=True)
-        row: Row = {"round": self.simulation.round, **self.measure(self.simulation), "seconds": self.seconds}
+        Returns the rows that are known by now: its own, or, if rows may come ``late``, the one before.
+        """
+        if not begins:
+            with watch.round():
+                self.simulation.step()
+            self.seconds = watch.seconds
+        known, done = self._read(), self.simulation.round
+        if begins or done % self.every == 0 or done == self.rounds:
+            seconds = watch.total()
+            self.simulation.settle(wait=True)
+            self._unread = Reading(done, self._look(), costs(self.simulation), seconds)
+            known += [] if late and done < self.rounds else self._read()
+        return known
+
+    def _read(self) -> list[Row]:
+        """The row that was measured last, unless it has been read already."""
+        if self._unread is None:
+            return []
+        reading, self._unread = self._unread, None
+        figures, self.seconds = reading.figures(), reading.seconds()
+        named = self.evaluation.row(figures)
+        row: Row = {"round": reading.round, **named, **reading.costs, "seconds": self.seconds}
         self.rows.append(row)
-        # Accuracies stay finite whatever the models, so these are looked at as well.
-        finite = all(math.isfinite(value) for value in row.values())
-        diverged = not (finite and all_finite(self.simulation.models))
-        self.diverged = self.simulation.world.any(diverged)
-        return row
+        self.diverged = self.simulation.world.any(self.evaluation.diverged(figures))
+        return [row]
 
 
 @contextmanager

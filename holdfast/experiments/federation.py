@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,22 @@ from pydantic import Field
 
 from holdfast.algorithms import ALGORITHMS, Method
 from holdfast.channels import CHANNELS, Channel
-from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.validation import Count, Positive, Section
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
 from holdfast.engines.common.fit import check_fit
-from holdfast.engines.deploy.federation import Federation, LimitsConfig, MemberConfig, NodeConfig
+from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.own_model import read_own_model
 from holdfast.experiments.assembly import configured_network
-from holdfast.experiments.config import Choice, Chosen, ChosenAlgorithm, LearningConfig, NetworkConfig
+from holdfast.experiments.config import (
+    Choice,
+    Chosen,
+    ChosenAlgorithm,
+    LearningConfig,
+    NetworkConfig,
+    check_keys,
+    read_toml,
+)
 from holdfast.models.base import MODELS
 from holdfast.problem.losses import LOSSES
 from holdfast.topology import Network
@@ -29,7 +36,9 @@ from holdfast.topology import Network
 class CommonProblem(LearningConfig):
     """What is learned, and what the data of every node look like."""
 
-    input_shape: list[Count] = Field(min_length=1)  # of one sample, images channels first
+    # Either the shape of one sample, images channels first; or, by name, the shapes of several columns.
+    input_shape: list[Count] | None = Field(default=None, min_length=1)
+    columns: dict[str, list[Count]] | None = Field(default=None, min_length=1)
     classes: Count | None = None  # None: real targets
     mean: Finite = 0.0  # samples enter the model as (x - mean)/std, uint8 pixels as (x/255 - mean)/std
     std: Positive = 1.0
@@ -50,7 +59,6 @@ class FederationFile(Federation):
 
     @cached_property
     def id(self) -> str:
-        """Identifies the federation: a digest of all that members must agree on, in every message."""
         common = self.model_dump(exclude={"limits", "server", "node", "evaluate_every", "shared_metrics"})
         if self.wire_channel.transparent:  # as if nothing stood there
             del common["channel"]
@@ -61,7 +69,6 @@ class FederationFile(Federation):
 
     @cached_property
     def graph(self) -> Network:
-        """Who talks to whom, and with which weights."""
         return configured_network(self.network, len(self.node), self.seed)
 
     @property
@@ -70,17 +77,14 @@ class FederationFile(Federation):
 
     @cached_property
     def method(self) -> Method:
-        """The algorithm, its hyperparameters checked."""
         return ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
 
     @cached_property
     def wire_channel(self) -> Channel:
-        """What messages travel through."""
         return CHANNELS.build(self.channel.name, self.channel.parameters)
 
     @property
     def cohort(self) -> int:
-        """Clients that take part in a round."""
         return len(self.node) if self.network.cohort == "all" else self.network.cohort
 
     @property
@@ -91,6 +95,8 @@ class FederationFile(Federation):
     def check(self) -> None:
         """Whether everything fits together; complains about the first thing that does not."""
         self._check_foreign()
+        if (self.problem.input_shape is None) == (self.problem.columns is None):
+            raise HoldfastError("problem: say what samples look like, by input_shape or by columns, not both")
         names = [member.name for member in self.members]
         for name in names:
             if names.count(name) > 1:
@@ -136,13 +142,7 @@ class FederationFile(Federation):
 
 def read_federation(path: Path, model: str | None = None) -> FederationFile:
     """The checked federation in ``path``; ``model`` is the site's own module:Class instead of the file's."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HoldfastError(f"cannot read the federation file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise HoldfastError(f"{path} is not valid TOML: {error}") from None
-    federation = make_federation(raw, str(path))
+    federation = make_federation(read_toml(path, "the federation file"), str(path))
     if model is not None:
         federation._own_model = read_own_model(model)
     return federation
@@ -151,31 +151,11 @@ def read_federation(path: Path, model: str | None = None) -> FederationFile:
 def make_federation(raw: dict[str, Any], where: str) -> FederationFile:
     """The federation that ``raw`` describes, checked; complaints begin with ``where``."""
     try:
-        _known_keys(raw, FederationFile, "the federation file")
+        if "evaluation" in raw:
+            raise HoldfastError("[evaluation]: write evaluate_every and shared_metrics at the top")
+        check_keys(raw, FederationFile, "the federation file")
         federation = FederationFile.of(raw)
         federation.check()
     except HoldfastError as error:
         raise HoldfastError(f"{where}: {error}") from None
     return federation
-
-
-def _known_keys(raw: dict[str, Any], section: type[Section], where: str) -> None:
-    """Complains about unknown keys, with the nearest that exists."""
-    for key, value in raw.items():
-        if key == "evaluation":
-            raise HoldfastError("[evaluation]: write evaluate_every and shared_metrics at the top")
-        if key not in section.model_fields:
-            raise unknown(f"key in {where}", key, section.model_fields)
-        inner = SECTIONS.get(key)
-        for table in value if isinstance(value, list) else [value]:
-            if inner is not None and isinstance(table, dict):
-                _known_keys(table, inner, f"[{key}]")
-
-
-SECTIONS: dict[str, type[Section]] = {
-    "problem": CommonProblem,
-    "network": NetworkConfig,
-    "limits": LimitsConfig,
-    "server": MemberConfig,
-    "node": NodeConfig,
-}

@@ -5,19 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from holdfast.algorithms import Method
-from holdfast.channels import CHANNELS, Channel
+from holdfast.channels import Channel
 from holdfast.core.world import ALONE, World
 from holdfast.engines.common.dry_run import Footprint, dry_run
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting, cohort_size, convexity_warning, torch_device
 from holdfast.experiments.callbacks import JobInfo
-from holdfast.experiments.config import Cohort, Experiment
+from holdfast.experiments.choices import as_channel
+from holdfast.experiments.config import Cadence, Cohort, Experiment
+from holdfast.experiments.planned import KeptSettings
+from holdfast.experiments.record_files import short
 from holdfast.experiments.setting import build_method, build_setting
 from holdfast.experiments.sweep import expand
 
@@ -40,6 +46,14 @@ class Job:
         return self.experiment.rounds
 
     @property
+    def evaluate_every(self) -> Cadence:
+        return self.experiment.evaluate_every
+
+    @property
+    def checkpoint_every(self) -> int:
+        return self.experiment.checkpoint_every
+
+    @property
     def info(self) -> JobInfo:
         """As callbacks know it."""
         return JobInfo(self.id, self.title, self.rounds)
@@ -51,8 +65,7 @@ class Job:
     @property
     def channel(self) -> Channel:
         """What messages travel through, its parameters checked."""
-        chosen = self.experiment.channel
-        return CHANNELS.build(chosen.name, chosen.parameters)
+        return as_channel(self.experiment.channel)
 
     @property
     def title(self) -> str:
@@ -64,17 +77,6 @@ class Job:
     def axis_labels(self) -> list[str]:
         """Such as ``lr=0.1``, one for each swept key."""
         return [f"{key.rsplit('.', 1)[-1]}={short(value)}" for key, value in self.axes.items()]
-
-
-def short(value: Any) -> str:
-    """A swept value in a few characters: a choice by its name."""
-    if isinstance(value, dict):
-        inner = ",".join(f"{key}={short(part)}" for key, part in value.items() if key != "name")
-        return f"{value.get('name', '')}({inner})" if inner else str(value.get("name", ""))
-    return str(value)
-
-
-MOST_KEPT = 2**28  # numbers in the samples of settings that may be used again
 
 
 class Plan:
@@ -90,7 +92,7 @@ class Plan:
             for seed in variant.experiment.seeds
         ]
         self._methods: dict[str, Method] = {}
-        self._settings: dict[str, Setting] = {}  # the last ones used, the latest at the end
+        self._settings = KeptSettings()
 
     @property
     def name(self) -> str:
@@ -105,15 +107,25 @@ class Plan:
         """Identifies the experiment: a checkpoint of another one is refused."""
         return hashlib.sha256(json.dumps(self.raw, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def document(self) -> tuple[str, str]:
+        """The experiment as a file."""
+        return "experiment.toml", tomli_w.dumps(self.raw)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Nothing more is to be said in ``summary.json``."""
+        return {}
+
+    def changes(self, summary: Mapping[str, Any]) -> str:
+        """Whether ``summary`` is of another experiment, in words."""
+        same = summary.get("digest") == self.digest
+        return "" if same else "experiment.toml was changed since the run began; start a new run"
+
     def setting(self, job: Job) -> Setting:
-        """The job's data, model and network; the last ones are kept, as the seeds of a sweep take turns."""
-        key, kept = _setting_key(job), self._settings
-        if key not in kept:
-            kept[key] = build_setting(job.experiment, job.seed, self.data_dir, self.device, self.world)
-        kept[key] = kept.pop(key)
-        while len(kept) > 1 and sum(setting.data.numbers for setting in kept.values()) > MOST_KEPT:
-            del kept[next(iter(kept))]
-        return kept[key]
+        """The job's data, model and network."""
+        build = partial(build_setting, job.experiment, job.seed, self.data_dir, self.device, self.world)
+        return self._settings.get(_setting_key(job), build)
 
     def shares_setting(self, first: Job, second: Job) -> bool:
         """Whether two jobs see the same data, model, network and minibatches."""

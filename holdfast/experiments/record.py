@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from holdfast.experiments.record_files import (
 from holdfast.experiments.statuses import ENDED
 
 RECORD_FILES = ("summary.json", "metrics.csv")
-SETTING_FILES = ("experiment.toml", "environment.json", "partition.csv", "network.csv")
+SETTING_FILES = ("environment.json", "partition.csv", "network.csv")
 
 
 class Spread(NamedTuple):
@@ -80,7 +80,7 @@ class RunRecord:
     path: Path
     name: str
     config: dict[str, Any]
-    config_text: str  # experiment.toml as it stands
+    config_text: str  # experiment.toml, or setting.toml of a run from Python, as it stands
     environment: dict[str, Any]
     summary: Summary
     axes: list[str]  # dotted keys that were swept
@@ -95,6 +95,11 @@ class RunRecord:
     def member(self) -> str | None:
         """The member of a deployed federation that recorded this; None for a run on one machine."""
         return self.summary.get("member")
+
+    @property
+    def origin(self) -> str | None:
+        """The function that was called, such as "hf.train"; None for a run of an experiment file."""
+        return self.summary.get("origin")
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -201,12 +206,14 @@ def load_record(path: Path) -> RunRecord:
     """Reads a run directory, or a deployed member's; the error names whatever is missing or damaged."""
     if not path.is_dir():
         raise HoldfastError(f"{path} is not a run directory: expected a folder that 'holdfast run' made")
-    files = {name: path / name for name in (*SETTING_FILES, *RECORD_FILES)}
-    deployed = files["summary.json"].is_file() and "member" in read_summary(files["summary.json"])
+    noted = path / "summary.json"
+    told: Mapping[str, Any] = read_summary(noted) if noted.is_file() else {}
+    deployed, document = "member" in told, "setting.toml" if "origin" in told else "experiment.toml"
+    files = {name: path / name for name in (document, *SETTING_FILES, *RECORD_FILES)}
     for name in RECORD_FILES if deployed else files:
         if not files[name].is_file():
             raise HoldfastError(f"{path} is not a run directory: {name} is missing")
-    config, config_text = ({}, "") if deployed else read_config(files["experiment.toml"])
+    config, config_text = ({}, "") if deployed else read_config(files[document])
     summary = read_summary(files["summary.json"])
     metrics = read_metrics(files["metrics.csv"])
     jobs = {_job_key(job, metrics.axes) for job in summary["jobs"]}

@@ -26,6 +26,7 @@ Link = tuple[int, int, float]  # i, j, weight, with i < j
 class Job(TypedDict):
     """One algorithm at one point of the sweep with one seed."""
 
+    id: NotRequired[str]  # the name of its files; a deployed member has none
     algorithm: str
     seed: int
     axes: dict[str, Any]
@@ -44,6 +45,7 @@ class Summary(TypedDict):
     jobs: list[Job]
     facts: dict[str, Any]
     member: NotRequired[str]  # of a deployed federation: it knows its own share of the run only
+    origin: NotRequired[str]  # of a run from Python, such as "hf.train"; nothing can be run from its files
     digest: NotRequired[str]
     device: NotRequired[str]
     data_dir: NotRequired[str | None]
@@ -128,7 +130,7 @@ def read_metrics(file: Path) -> Metrics:
     seen = set()
     for where, cells in lines:
         row: Row = {
-            column: cell if column in ("algorithm", *axes) else _number(where, column, cell)
+            column: cell if column in ("algorithm", *axes) else number(where, column, cell)
             for column, cell in zip(header, cells, strict=True)
         }
         for column in ("seed", "round"):
@@ -160,7 +162,7 @@ def read_links(file: Path) -> list[Link]:
         raise _damaged(file, "its first line should be i,j,weight")
     links = []
     for where, (i, j, cell) in lines:
-        weight = _number(where, "weight", cell)
+        weight = number(where, "weight", cell)
         if weight is None:
             raise _damaged(where, "the weight is missing")
         links.append((_whole(where, "i", i), _whole(where, "j", j), float(weight)))
@@ -204,7 +206,8 @@ def _csv(file: Path, text: str) -> tuple[list[str], list[tuple[str, list[str]]]]
     return header, table[1:]
 
 
-def _number(where: str, column: str, cell: str) -> float | int | None:
+def number(where: str, column: str, cell: str) -> float | int | None:
+    """What stands in a cell of a table; None if it is empty."""
     if not cell:
         return None
     try:

@@ -6,12 +6,10 @@ import csv
 import io
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import tomli_w
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json, write_tensors
@@ -24,7 +22,8 @@ from holdfast.experiments.columns import COST_COLUMNS, DELAY_COLUMNS, SOLVER_COL
 from holdfast.experiments.environment import describe_environment
 from holdfast.experiments.execution import Run, stop_signals
 from holdfast.experiments.metrics import METRICS
-from holdfast.experiments.plan import Job, Plan, short
+from holdfast.experiments.planned import Planned, PlannedJob
+from holdfast.experiments.record_files import number, short
 from holdfast.experiments.setting import facts
 from holdfast.experiments.statuses import SETTLED, JobStatus, Outcome
 
@@ -36,7 +35,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 class Runner:
     """A plan and the directory it is run into."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: Planned, folder: Path) -> None:
         self.plan, self.folder, self.world = plan, folder, plan.world
         self.checkpoints = Checkpoints(folder / "checkpoints", plan.digest, plan.world)
         self.summary: dict[str, Any] = {}
@@ -46,12 +45,18 @@ class Runner:
     # --- beginning -----------------------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, plan: Plan, root: Path, launch: str | None = None) -> Runner:
+    def start(cls, plan: Planned, root: Path, launch: str | None = None) -> Runner:
         """Makes a new run directory under ``root``; ``launch`` is what a cluster knows the job by."""
-        runner = cls(plan, Path(plan.world.text_of_leader(lambda: str(_new_folder(root, plan.name)))))
+        folder = plan.world.text_of_leader(lambda: str(new_folder(root, plan.name)))
+        return cls.begin(plan, Path(folder), launch)
+
+    @classmethod
+    def begin(cls, plan: Planned, folder: Path, launch: str | None = None) -> Runner:
+        """Makes ``folder``, which is there and empty, the run directory."""
+        runner = cls(plan, folder)
         first = plan.setting(plan.jobs[0])
-        names = {name for job in plan.jobs for name in plan.setting(job).metrics}
-        metrics = [name for name in METRICS if name in names]
+        names = dict.fromkeys(name for job in plan.jobs for name in plan.setting(job).metrics)
+        metrics = list(dict.fromkeys([*(name for name in METRICS if name in names), *names]))
         extra = _extra_columns(plan)
         runner.columns = ["algorithm", "seed", *plan.axes, "round", *metrics, *extra, *COST_COLUMNS]
         runner.summary = {
@@ -63,10 +68,12 @@ class Runner:
             "device": plan.device if plan.world.size == 1 else plan.device.split(":")[0],
             "facts": facts(first),
             "jobs": [_job_entry(job) for job in plan.jobs],
+            **plan.notes,
         }
         if plan.world.leads:
             environment = describe_environment(plan.device, plan.seeds, plan.world.size)
-            write_atomic(runner.folder / "experiment.toml", tomli_w.dumps(plan.raw).encode())
+            name, text = plan.document
+            write_atomic(runner.folder / name, text.encode())
             write_json(runner.folder / "environment.json", environment)
             _write_setting(runner.folder, first)
         runner._write_metrics()
@@ -74,7 +81,7 @@ class Runner:
         return runner
 
     @classmethod
-    def reopen(cls, plan: Plan, folder: Path) -> Runner:
+    def reopen(cls, plan: Planned, folder: Path) -> Runner:
         """Picks up the run in ``folder``."""
         runner = cls(plan, folder)
         runner.summary = json.loads(plan.world.text_of_leader(runner._read_back))
@@ -85,10 +92,8 @@ class Runner:
         """Reads what is recorded up to the checkpoints; the text of summary.json."""
         summary = (self.folder / "summary.json").read_text()
         read = json.loads(summary)
-        if read.get("digest") != self.plan.digest:
-            raise HoldfastError(
-                f"{self.folder}: experiment.toml was changed since the run began; start a new run"
-            )
+        if changes := self.plan.changes(read):
+            raise HoldfastError(f"{self.folder}: {changes}")
         text = (self.folder / "metrics.csv").read_text(encoding="utf-8")
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
         self.columns = list(reader.fieldnames or [])
@@ -102,33 +107,63 @@ class Runner:
     # --- running -------------------------------------------------------------------------------------------
 
     @switches_restored()
-    def execute(self, callbacks: Sequence[Callback] = ()) -> None:
-        """Runs every job that is not settled; raises ``Interrupted`` after saving when asked to stop."""
-        with stop_signals(signal.SIGINT, signal.SIGTERM, hurry=self.world.size == 1) as asked_to_stop:
-            for job, entry in zip(self.plan.jobs, self.summary["jobs"], strict=True):
-                if entry["status"] not in SETTLED:
-                    self._run(job, entry, callbacks, asked_to_stop)
-        self.summary["status"] = "complete"
-        self.write_summary()
-
-    def _run(
-        self, job: Job, entry: dict[str, Any], callbacks: Sequence[Callback], asked: Callable[[], bool]
+    def execute(
+        self,
+        callbacks: Sequence[Callback] = (),
+        signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
     ) -> None:
-        setting, experiment = self.plan.setting(job), job.experiment
+        """Runs every job that is not settled; raises ``Interrupted`` after saving when asked to stop."""
+        with stop_signals(*signals, hurry=self.world.size == 1) as asked_to_stop:
+            self.run_left(callbacks, asked_to_stop)
+
+    def run_left(self, callbacks: Sequence[Callback], asked: Callable[[], bool]) -> None:
+        """As ``execute``, where somebody else watches for signals."""
+        for job in self.left:
+            if self.run(job, callbacks, asked)[1].status == "interrupted":
+                raise Interrupted
+        self.close()
+
+    @property
+    def left(self) -> list[PlannedJob]:
+        """The jobs that are not settled."""
+        entries = zip(self.plan.jobs, self.summary["jobs"], strict=True)
+        return [job for job, entry in entries if entry["status"] not in SETTLED]
+
+    def run(
+        self, job: PlannedJob, callbacks: Sequence[Callback], asked: Callable[[], bool]
+    ) -> tuple[Run, Outcome]:
+        """Runs what is left of ``job``; a settled one is restored as it ended, and nobody is told."""
+        entry = next(entry for entry in self.summary["jobs"] if entry["id"] == job.id)
         simulation = self.plan.simulation(job)
-        run = Run(simulation, experiment.rounds, experiment.evaluate_every, setting.measure)
+        run = Run(simulation, job.rounds, job.evaluate_every, self.plan.setting(job).evaluation)
         run.seconds = self.checkpoints.restore(job.id, simulation)
+        settled = entry["status"] in SETTLED
+        if settled or simulation.round > 0:
+            run.rows = [self._figures(row) for row in self.rows if _belongs(row, job)]
+        if settled:
+            return run, Outcome(entry["status"], entry.get("message", ""))
         # First of all: what others are told of has been written.
         outcome = run.execute(job.info, [_Recorder(self, job, entry, run), *callbacks], asked)
         if outcome.status == "interrupted":
             self.checkpoint(job, run)
             self.summary["status"] = "interrupted"
             self.write_summary()
-            raise Interrupted
+        return run, outcome
+
+    def close(self) -> None:
+        """Notes that nothing is left to run."""
+        self.summary["status"] = "complete"
+        self.write_summary()
+
+    def _figures(self, row: Mapping[str, Any]) -> Row:
+        """A row of metrics.csv as callbacks know it: numbers only, and none for an empty cell."""
+        where, labels = str(self.folder / "metrics.csv"), ("algorithm", "seed", *self.plan.axes)
+        numbers = {key: number(where, key, str(value)) for key, value in row.items() if key not in labels}
+        return {key: value for key, value in numbers.items() if value is not None}
 
     # --- what is written -----------------------------------------------------------------------------------
 
-    def record(self, job: Job, row: Row) -> None:
+    def record(self, job: PlannedJob, row: Row) -> None:
         """Appends a row to the metrics."""
         axes = {axis: short(value) for axis, value in job.axes.items()}
         full = {"algorithm": job.label, "seed": job.seed, **axes, **row}
@@ -152,7 +187,7 @@ class Runner:
         if self.world.leads:
             write_json(self.folder / "summary.json", self.summary)
 
-    def save_model(self, job: Job, run: Run) -> None:
+    def save_model(self, job: PlannedJob, run: Run) -> None:
         """Writes the average of all nodes' models."""
         setting = self.plan.setting(job)
         average = self.world.mean(run.simulation.models.detach(), setting.data.nodes)
@@ -166,12 +201,12 @@ class Runner:
         tensors = {name: tensor.clone().contiguous() for name, tensor in consensus.state_dict().items()}
         write_tensors(target, tensors, {"algorithm": job.label, "seed": job.seed})
 
-    def checkpoint(self, job: Job, run: Run) -> None:
+    def checkpoint(self, job: PlannedJob, run: Run) -> None:
         """Writes all that resuming needs."""
         self._write_metrics()  # synced first: after a power cut no row before the checkpoint is missing
         self.checkpoints.write(job.id, run.simulation, run.seconds)
 
-    def _checkpoint_round(self, job: Job) -> int:
+    def _checkpoint_round(self, job: PlannedJob) -> int:
         notes = self.checkpoints.notes(job.id)
         # A checkpoint of round 0 counts as none: the job begins again and records its first row.
         return (int(notes["round"]) or -1) if notes else -1
@@ -180,31 +215,38 @@ class Runner:
 class _Recorder(Callback):
     """Writes rows, checkpoints and the status of a job into the run directory."""
 
-    def __init__(self, runner: Runner, job: Job, entry: dict[str, Any], run: Run) -> None:
+    def __init__(self, runner: Runner, job: PlannedJob, entry: dict[str, Any], run: Run) -> None:
         self.runner, self.job, self.entry, self.run = runner, job, entry, run
+        self.saved = -1  # the round of the last checkpoint
 
-    def job_started(self, job: JobInfo, simulation: Simulation) -> None:
+    def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         self.entry["method"] = repr(simulation.method)
         self.entry.pop("message", None)  # of an attempt that failed
 
-    def job_prepared(self, job: JobInfo, how: str) -> None:
+    def on_prepared(self, job: JobInfo, how: str) -> None:
         self.entry["executor"] = how
 
-    def row_recorded(self, job: JobInfo, row: Row) -> None:
+    def on_evaluate(self, job: JobInfo, row: Row) -> None:
         self.runner.record(self.job, row)
 
-    def round_done(self, job: JobInfo, round: int) -> None:
-        due = round % self.job.experiment.checkpoint_every == 0 or round == job.rounds
+    def on_round(self, job: JobInfo, round: int) -> None:
+        due = round % self.job.checkpoint_every == 0 or round == job.rounds
         if due and not self.run.diverged:
-            self.runner.checkpoint(self.job, self.run)
+            self._checkpoint()
             self._note("running")
 
-    def job_ended(self, job: JobInfo, outcome: Outcome) -> None:
+    def on_train_end(self, job: JobInfo, outcome: Outcome) -> None:
         if outcome.status in ("done", "stopped"):
             self.runner.save_model(self.job, self.run)
+        if outcome.status in SETTLED and self.saved != self.run.simulation.round:
+            self._checkpoint()  # so that the end can be looked at again
         if outcome.message:
             self.entry["message"] = outcome.message
         self._note(outcome.status)
+
+    def _checkpoint(self) -> None:
+        self.runner.checkpoint(self.job, self.run)
+        self.saved = self.run.simulation.round
 
     def _note(self, status: JobStatus) -> None:
         reached, seconds = self.run.simulation.round, round(self.run.seconds, 3)
@@ -212,7 +254,8 @@ class _Recorder(Callback):
         self.runner.write_summary()
 
 
-def _new_folder(root: Path, name: str) -> Path:
+def new_folder(root: Path, name: str) -> Path:
+    """A new, empty folder under ``root``, called by ``name`` and the time."""
     stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     for attempt in range(1000):
         folder = root / (stem if attempt == 0 else f"{stem}-{attempt + 1}")
@@ -226,14 +269,14 @@ def _new_folder(root: Path, name: str) -> Path:
     raise HoldfastError(f"cannot make a run directory for {stem} under {root}: too many of that name")
 
 
-def _extra_columns(plan: Plan) -> list[str]:
+def _extra_columns(plan: Planned) -> list[str]:
     """What only some experiments record."""
     sporadic = any(plan.setting(job).network.activity is not None for job in plan.jobs)
     solving = any(plan.method(job).uses_solver for job in plan.jobs)
     return (DELAY_COLUMNS if sporadic else []) + (SOLVER_COLUMNS if solving else [])
 
 
-def _job_entry(job: Job) -> dict[str, Any]:
+def _job_entry(job: PlannedJob) -> dict[str, Any]:
     axes = {axis: short(value) for axis, value in job.axes.items()}
     return {
         "id": job.id,
@@ -242,14 +285,14 @@ def _job_entry(job: Job) -> dict[str, Any]:
         "axes": axes,
         "status": "pending",
         "round": 0,
-        "rounds": job.experiment.rounds,
+        "rounds": job.rounds,
         "seconds": 0.0,
     }
 
 
-def _belongs(row: dict[str, str], job: Job) -> bool:
+def _belongs(row: Mapping[str, Any], job: PlannedJob) -> bool:
     mine = {"algorithm": job.label, "seed": str(job.seed), **{k: short(v) for k, v in job.axes.items()}}
-    return all(row[key] == value for key, value in mine.items())
+    return all(str(row[key]) == value for key, value in mine.items())
 
 
 def _write_setting(folder: Path, setting: Setting) -> None:

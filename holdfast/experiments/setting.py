@@ -10,18 +10,18 @@ import numpy as np
 import torch
 
 from holdfast.algorithms import Method
-from holdfast.algorithms.load import algorithm_class, build_algorithm
+from holdfast.algorithms.load import algorithm_class, build_algorithm, own_parts
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.tree import leaves
 from holdfast.core.validation import parameters as accepted_parameters
 from holdfast.core.world import ALONE, World
-from holdfast.data import DATASETS, PARTITIONS, Dataset, partition
+from holdfast.data import PARTITIONS, Dataset, FederatedData, load_data, partition
 from holdfast.data.samples import Pair
 from holdfast.engines.cluster.placement import place
-from holdfast.experiments.assembly import Setting, configured_network, initial_module
-from holdfast.experiments.config import Choice, Experiment
-from holdfast.experiments.metrics import choose_metrics
-from holdfast.problem.losses import LOSSES
+from holdfast.experiments.assembly import Setting, configured_network
+from holdfast.experiments.choices import as_loss, initial_module
+from holdfast.experiments.config import Choice, Experiment, ProblemConfig
+from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.reference.curvature import estimate_curvature
 
 
@@ -37,7 +37,7 @@ def build_method(experiment: Experiment, setting: Setting) -> Method:
         if key not in accepted_parameters(maker):
             raise unknown(f"key in algorithm {name!r}", key, accepted_parameters(maker))
     curvature = estimate_curvature(setting.objective, setting.world)
-    return maker.for_problem(curvature.mu, curvature.L, **parameters)
+    return maker.for_problem(curvature.mu, curvature.L, **own_parts(parameters))
 
 
 def build_setting(
@@ -49,33 +49,36 @@ def build_setting(
     """
     problem = experiment.problem
     dataset = load_dataset(problem.dataset, problem.nodes, seed, data_dir)
-    data = partition(
-        dataset.x_train,
-        dataset.y_train,
-        PARTITIONS.build(problem.partition.name, problem.partition.parameters),
-        nodes=problem.nodes,
-        seed=seed,
-        groups=dataset.groups,
-    )
+    data = split(dataset, problem, seed)
     network = configured_network(experiment.network, problem.nodes, seed)
-    loss = LOSSES.build(problem.loss.name, problem.loss.parameters)
-    has_test = len(dataset.x_test) > 0
-    labels = data.label_table(dataset.classes) if dataset.classes else np.empty((data.nodes, 0), np.int64)
+    loss = as_loss(problem.loss)
+    test = None
+    mean, std, classes = 0.0, 1.0, data.classes
+    if isinstance(dataset, Dataset):
+        mean, std, classes = dataset.mean, dataset.std, dataset.classes
+        test = Pair(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
+    labels = data.label_table(classes) if classes else np.empty((data.nodes, 0), np.int64)
+    module = (problem.model, data.input_shape, loss.outputs(classes), seed)
     if world.size > 1:
         data = data.hold(place(network, world.size)[world.rank].tolist())
         _load_dataset.cache_clear()
-    module = (problem.model, dataset.input_shape, loss.outputs(dataset.classes), seed)
     return Setting(
         data=data,
-        test_data=Pair(dataset.x_test, dataset.y_test) if has_test else None,
+        test_data=test,
         network=network,
         loss=loss,
-        metrics=choose_metrics(experiment.metrics, has_test=has_test, has_accuracy=loss.has_accuracy),
+        metrics=choose_metrics(
+            experiment.metrics,
+            has_test=test is not None,
+            classes=labels.shape[1] if loss.has_accuracy else None,
+            nodes=problem.nodes,
+        ),
+        personalize=experiment.personalize,
         make_module=partial(initial_module, *module),
         on_meta=":" not in problem.model.name,
         terms=problem,
-        mean=dataset.mean,
-        std=dataset.std,
+        mean=mean,
+        std=std,
         seed=seed,
         device=device,
         dtype=getattr(torch, experiment.dtype),
@@ -85,14 +88,29 @@ def build_setting(
     )
 
 
-def load_dataset(choice: Choice, nodes: int, seed: int, data_dir: Path | None) -> Dataset:
+def split(dataset: Dataset | FederatedData, problem: ProblemConfig, seed: int) -> FederatedData:
+    """The samples of every node, divided as the experiment says unless the user's own function did it."""
+    if isinstance(dataset, Dataset):
+        rule = PARTITIONS.build(problem.partition.name, problem.partition.parameters)
+        samples = (dataset.x_train, dataset.y_train)
+        return partition(*samples, rule, nodes=problem.nodes, seed=seed, groups=dataset.groups)
+    if problem.partition != ProblemConfig.model_fields["partition"].default:
+        raise HoldfastError(
+            f"problem.partition: {problem.dataset.name} has divided the data already; leave partition out"
+        )
+    return dataset
+
+
+def load_dataset(choice: Choice, nodes: int, seed: int, data_dir: Path | None) -> Dataset | FederatedData:
     """The named data set; the last few stay in memory, since many jobs read the same one."""
     return _load_dataset(choice.name, json.dumps(choice.parameters, sort_keys=True), nodes, seed, data_dir)
 
 
 @lru_cache(maxsize=4)
-def _load_dataset(name: str, parameters: str, nodes: int, seed: int, data_dir: Path | None) -> Dataset:
-    return DATASETS.build(name, json.loads(parameters), nodes=nodes, seed=seed, data_dir=data_dir)
+def _load_dataset(
+    name: str, parameters: str, nodes: int, seed: int, data_dir: Path | None
+) -> Dataset | FederatedData:
+    return load_data(name, json.loads(parameters), nodes=nodes, seed=seed, data_dir=data_dir)
 
 
 def facts(setting: Setting) -> dict[str, float]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import leaves
 from holdfast.data.arrays import labels_below
+from holdfast.data.columns import Columns, has_columns, read_columns
 from holdfast.data.dataset import Dataset
 from holdfast.data.federated import FederatedData
 from holdfast.data.files import npz
 from holdfast.data.samples import Pair
 from holdfast.engines.deploy.site import Site
-from holdfast.engines.deploy.storage.digests import data_digest
-from holdfast.experiments.assembly import build_problem, convexity_warning, initial_module, torch_device
-from holdfast.experiments.federation import FederationFile
+from holdfast.engines.deploy.storage.store import data_digest
+from holdfast.experiments.assembly import build_problem, convexity_warning, torch_device
+from holdfast.experiments.choices import initial_module
+from holdfast.experiments.federation import CommonProblem, FederationFile
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import LOSSES, Loss
 
@@ -29,13 +33,52 @@ def initial_model(federation: FederationFile) -> FlatModel:
     return model
 
 
-def open_site(federation: FederationFile, name: str, dataset: Dataset, device: str = "cpu") -> Site:
+def open_site(federation: FederationFile, name: str, dataset: Dataset | Columns, device: str = "cpu") -> Site:
     """The site of the node called ``name`` with ``dataset``, checked against the federation file."""
     node = federation.names.index(name)
-    problem = federation.problem
-    if dataset.input_shape != tuple(problem.input_shape):
+    train, test = _samples(federation.problem, dataset)
+    counts, own = np.array(federation.counts), len(next(leaves(train)))
+    if counts[node] not in (0, own):
+        raise HoldfastError(f"data: there are {own} samples, the federation file says {counts[node]}")
+    counts[node] = own
+    if federation.problem.buffers != "local":
         raise HoldfastError(
-            f"data: samples are {list(dataset.input_shape)}, the federation file says {problem.input_shape}"
+            f'buffers = "{federation.problem.buffers}": a deployed node knows the statistics of its own data '
+            'only; use buffers = "local"'
+        )
+    module = _initial_module(federation)
+    x, y = train if isinstance(train, Pair) else (train, None)
+    objective = build_problem(
+        module,
+        FederatedData(x, y, counts, held=np.array([node])),
+        loss=_loss(federation),
+        **federation.problem.options,
+        seed=federation.seed,
+        mean=federation.problem.mean,
+        std=federation.problem.std,
+        device=device,
+        dtype=federation.torch_dtype,
+        precision=None,
+    )
+    _share_memory(module, objective.model)
+    placed = None if test is None else objective.test_set(test)
+    objective.check_model(placed)
+    digest = data_digest([*leaves(train), *leaves(() if test is None else test)])
+    warning = convexity_warning(federation.algorithm.name, federation.method, objective)
+    return Site(node, objective, placed, digest, warning)
+
+
+def _samples(problem: CommonProblem, dataset: Dataset | Columns) -> tuple[Any, Any]:
+    """Samples to train and, if there are any, to test on, checked against the federation file."""
+    if isinstance(dataset, Columns):
+        if dataset.shapes != problem.columns:
+            told = f"columns = {problem.columns}, input_shape = {problem.input_shape}"
+            raise HoldfastError(f"data: columns are {dataset.shapes}, the federation file says {told}")
+        return dataset.train, dataset.test
+    if list(dataset.input_shape) != problem.input_shape:
+        raise HoldfastError(
+            f"data: samples are {list(dataset.input_shape)}, the federation file says "
+            f"{problem.input_shape or f'columns = {problem.columns}'}"
         )
     if (problem.classes is None) != dataset.y_train.is_floating_point():
         kind = "real targets" if problem.classes is None else f"class labels 0..{problem.classes - 1}"
@@ -43,41 +86,13 @@ def open_site(federation: FederationFile, name: str, dataset: Dataset, device: s
     if problem.classes is not None:
         labels_below("y_train", dataset.y_train, problem.classes)
         labels_below("y_test", dataset.y_test, problem.classes)
-    if problem.buffers != "local":
-        raise HoldfastError(
-            f'buffers = "{problem.buffers}": a deployed node knows the statistics of its own data only; '
-            'use buffers = "local"'
-        )
-    counts = np.array(federation.counts)
-    if counts[node] not in (0, len(dataset.x_train)):
-        raise HoldfastError(
-            f"data: there are {len(dataset.x_train)} samples, the federation file says {counts[node]}"
-        )
-    counts[node] = len(dataset.x_train)
-    module = _initial_module(federation)
-    objective = build_problem(
-        module,
-        FederatedData(dataset.x_train, dataset.y_train, counts, held=np.array([node])),
-        loss=_loss(federation),
-        **problem.options,
-        seed=federation.seed,
-        mean=problem.mean,
-        std=problem.std,
-        device=device,
-        dtype=federation.torch_dtype,
-        precision=None,
-    )
-    _share_memory(module, objective.model)
-    test = objective.test_set(Pair(dataset.x_test, dataset.y_test)) if len(dataset.x_test) else None
-    objective.check_model(test)
-    parts = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
-    warning = convexity_warning(federation.algorithm.name, federation.method, objective)
-    return Site(node, objective, test, data_digest(parts), warning)
+    test = Pair(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
+    return Pair(dataset.x_train, dataset.y_train), test
 
 
-def read_data(path: Path) -> Dataset:
-    """A node's own npz file: x_train, y_train and, for its own test split, x_test and y_test."""
-    return npz(str(path))
+def read_data(path: Path) -> Dataset | Columns:
+    """A node's own npz file: x_train, y_train and, to test on, x_test, y_test; or columns train/NAME."""
+    return read_columns(path) if has_columns(path) else npz(str(path))
 
 
 def _loss(federation: FederationFile) -> Loss:
@@ -87,7 +102,8 @@ def _loss(federation: FederationFile) -> Loss:
 def _initial_module(federation: FederationFile) -> nn.Module:
     problem = federation.problem
     outputs = _loss(federation).outputs(problem.classes)
-    return initial_module(federation.model, tuple(problem.input_shape), outputs, federation.seed)
+    shape = tuple(problem.input_shape or ())
+    return initial_module(federation.model, shape, outputs, federation.seed)
 
 
 def _share_memory(module: nn.Module, model: FlatModel) -> None:

@@ -25,19 +25,21 @@ def summary_writer() -> Any:
 class TensorBoard(Callback):
     """Writes every recorded figure under ``folder``, in a folder of its own for each job."""
 
+    late = True
+
     def __init__(self, folder: str | Path) -> None:
         self._make_writer = summary_writer()
         self.folder = Path(folder)
         self.writer: Any = None
 
-    def job_started(self, job: JobInfo, simulation: Simulation) -> None:
+    def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         self.writer = self._make_writer(str(self.folder / job.id), purge_step=simulation.round + 1)
 
-    def row_recorded(self, job: JobInfo, row: Row) -> None:
+    def on_evaluate(self, job: JobInfo, row: Row) -> None:
         for name, value in row.items():
             if name != "round":
                 self.writer.add_scalar(name, value, int(row["round"]))
         self.writer.flush()
 
-    def job_ended(self, job: JobInfo, outcome: Outcome) -> None:
+    def on_train_end(self, job: JobInfo, outcome: Outcome) -> None:
         self.writer.close()

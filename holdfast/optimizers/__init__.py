@@ -4,10 +4,26 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from holdfast.contract.local import OPTIMIZERS, LocalOptimizer
+from holdfast.optimizers.adamw import AdamW
+from holdfast.optimizers.clip import Clip
+from holdfast.optimizers.fedopt import FedAdagrad, FedAdam, FedYogi
 from holdfast.optimizers.momentum import Momentum
 from holdfast.optimizers.sgd import PLAIN, PlainSGD
+from holdfast.optimizers.warmup import WarmupCosine
 
-__all__ = ["OPTIMIZERS", "PLAIN", "LocalOptimizer", "Momentum", "PlainSGD"]
+__all__ = [
+    "OPTIMIZERS",
+    "PLAIN",
+    "AdamW",
+    "Clip",
+    "FedAdagrad",
+    "FedAdam",
+    "FedYogi",
+    "LocalOptimizer",
+    "Momentum",
+    "PlainSGD",
+    "WarmupCosine",
+]
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

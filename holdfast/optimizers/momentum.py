@@ -10,6 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from holdfast.contract.local import OPTIMIZERS, LocalOptimizer
+from holdfast.contract.schedules import Weight
+from holdfast.optimizers.sgd import absent, decayed
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -19,7 +21,7 @@ class Velocity(NamedTuple):
 
 
 @OPTIMIZERS.register("momentum")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Momentum(LocalOptimizer):
     """Steps along m = beta m + (1 - beta) gradient, or along the sum m = beta m + gradient.
 
@@ -31,14 +33,16 @@ class Momentum(LocalOptimizer):
 
     beta: Decay = 0.9  # 0 is plain SGD
     average: bool = True  # False: the sum
+    weight_decay: Weight = 0.0  # added to the gradient is so many times x, as an l2 term would
 
     def init(self, x: Tensor) -> Velocity:
         return Velocity(m=torch.zeros_like(x))
 
     def update(self, gradient: Tensor, memory: Velocity, x: Tensor) -> tuple[Tensor, Velocity]:
+        gradient = decayed(gradient, x, self.weight_decay)
         m = self.beta * memory.m + ((1 - self.beta) * gradient if self.average else gradient)
         return m, Velocity(m)
 
     @property
     def plain(self) -> bool:
-        return self.beta == 0
+        return self.beta == 0 and absent(self.weight_decay)

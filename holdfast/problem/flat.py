@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from functools import partial
@@ -57,7 +58,9 @@ class FlatModel:
             trainable[name].data = piece  # calls bring their own, so the modules need no copies
         stackable_recurrence(self._training)
         self._evaluation = to_measure(_sharing_tensors(self._training)).eval()
-        ready_to_stack(by_batch(self._training), device)
+        by_batch(self._training)
+        for used in (self._training, self._evaluation):
+            ready_to_stack(used, device)
         self.draws = may_draw(self._training)  # whether a training step may draw random numbers, as dropout
         self._dropout_keys = [f"model.{name}" for name in dropout_keys(self._training)]
         self._call_through()
@@ -80,6 +83,11 @@ class FlatModel:
     def trial_row(self) -> Tensor:
         """[d + 2 s]: the initial parameters with any statistics."""
         return torch.cat([self.x0, self.x0.new_ones(2 * self.statistics)])
+
+    @property
+    def trained_share(self) -> float:
+        """Of all parameters, those that are trained."""
+        return self.dim / sum(p.numel() for p in self.template.parameters())
 
     def forget_start(self) -> None:
         """Lets go of the initial parameters: what is left of ``x0`` is its form, type and device."""
@@ -134,6 +142,7 @@ class FlatModel:
 
     def _call_through(self) -> None:
         self._called = {True: Called(self._training), False: Called(self._evaluation)}
+        self._run = self._by_itself
 
     def evaluate(self, row: Tensor, call: Call, samples: Any) -> Tensor:
         """``call`` of the model in eval mode; ``row`` [d + 2 s] has its statistics."""
@@ -165,7 +174,29 @@ class FlatModel:
             given |= {f"{path}running_mean": mean, f"{path}running_var": variance}
         return given
 
-    def _run(self, training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
+    @property
+    def parts(self) -> tuple[tuple[nn.Module, list[str]], tuple[nn.Module, list[str]]]:
+        """The modules for training and for evaluation, with the names of the tensors that calls bring."""
+        places = [place.removeprefix("model.") for place, _ in self._places]
+        keys = [key.removeprefix("model.") for key in self._dropout_keys]
+        return (self._training, [*places, *keys]), (self._evaluation, places)
+
+    def through(self, run: Callable[..., Any]) -> FlatModel:
+        """The same, but where its module would be called, ``run(given, args, kwargs)`` is.
+
+        ``given``: the tensors of the call by their names in the module.
+        """
+
+        def instead(training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
+            named = {place.removeprefix("model."): tensor for place, tensor in given.items()}
+            result: Tensor = call(lambda *args, **kwargs: run(named, args, kwargs), samples)
+            return result
+
+        changed = copy(self)
+        changed._run = instead
+        return changed
+
+    def _by_itself(self, training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
         result: Tensor = functional_call(self._called[training], given, (call, samples), tie_weights=False)
         return result
 

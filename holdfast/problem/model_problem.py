@@ -13,9 +13,9 @@ from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.federated import FederatedData
-from holdfast.data.samples import targets_of
+from holdfast.data.samples import TARGET_NAMES, targets_of
 from holdfast.problem.convexity import SquaredOutputs, convexity_of
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName
@@ -47,7 +47,7 @@ class ModelProblem:
     """f_i(x) = scale_i * mean loss over node i's samples + regulariser.
 
     ``data``: samples in memory, which are read as ``options`` say, or any other source.
-    ``backend``: how many rows are computed, "stacked" or "loop"; "auto" lets a rule choose.
+    ``backend``: how many rows are computed, "stacked", "loop" or "adapters"; "auto" lets a rule choose.
     ``buffers``: whose running statistics BatchNorm has where a node's model is evaluated, see ``Buffers``.
     ``samples_at_once``: so many samples of all nodes are computed together; by default what memory allows.
 
@@ -96,17 +96,26 @@ class ModelProblem:
 
     # --- a node's own gradients -------------------------------------------------------------------------
 
-    def minibatch_grads(
+    def minibatch_values_and_grads(
         self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
-    ) -> list[Tensor]:
+    ) -> list[tuple[Tensor, Tensor]]:
         if not self.stochastic:
-            return [self.full_grads(x, nodes) for x in points]
+            return [self._full(x, nodes) for x in points]
         batch, keys = self.source.batch(nodes, round, step), self._keys(nodes, round, step)
-        return [self.regulariser.add_grad(self.backend.gradients(x, batch, keys), x) for x in points]
+        computed = [self.backend.values_and_gradients(x, batch, keys) for x in points]
+        return [
+            (value, self.regulariser.add_grad(gradient, x))
+            for x, (value, gradient) in zip(points, computed, strict=True)
+        ]
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
-        total = self._sum(torch.zeros_like(x), nodes, self.backend.gradients, x)
-        return self.regulariser.add_grad(total, x)
+        return self._full(x, nodes)[1]
+
+    def _full(self, x: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses, [m], and gradients, [m, d], over all of each node's data."""
+        start = (x.new_zeros(len(x)), torch.zeros_like(x))
+        values, total = self._sum(start, nodes, self.backend.values_and_gradients, x)
+        return values, self.regulariser.add_grad(total, x)
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
         with torch.no_grad():
@@ -120,21 +129,21 @@ class ModelProblem:
         start = self.regulariser.curvature(x) * v
         return self._sum(start, nodes, self.backend.hessian_products, x, v)
 
-    def _sum(self, start: Tensor, nodes: Tensor, part: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    def _sum(self, start: Tree, nodes: Tensor, part: Callable[..., Tree], *rows: Tensor) -> Tree:
         """``start`` plus what ``part`` gives for ``rows`` on all samples of ``nodes``, some at a time.
 
         Shorter nodes are padded. A loss that gives one number for a batch would count the padding, and so
         would BatchNorm; then nodes are asked one by one.
         """
         if (not self.loss.per_sample or self.model.statistics) and len(nodes) > 1:
-            alone = [
-                self._sum(start[i : i + 1], nodes[i : i + 1], part, *(row[i : i + 1] for row in rows))
-                for i in range(len(nodes))
-            ]
-            return torch.cat(alone)
+            alone: list[Tree] = []
+            for i in range(len(nodes)):
+                begin, node, *own = tree_map(lambda part, i=i: part[i : i + 1], (start, nodes, *rows))
+                alone.append(self._sum(begin, node, part, *own))
+            return tree_map(lambda *of_nodes: torch.cat(of_nodes), *alone)
         keys = self._keys(nodes, 0, 0)
         for batch in self.source.all_of(nodes, self._at_once):
-            start = start + part(*rows, batch, keys)
+            start = tree_map(torch.add, start, part(*rows, batch, keys))
         return start
 
     def _every_batch(self) -> Iterator[Batch]:
@@ -177,6 +186,10 @@ class ModelProblem:
         return self.backend.traceable
 
     @property
+    def fuses(self) -> bool:
+        return self.backend.fuses
+
+    @property
     def how(self) -> str:
         return self.backend.how
 
@@ -212,7 +225,7 @@ class ModelProblem:
     def global_value(self, x: Tensor) -> Tensor:
         row = self._with_statistics(x)
         with torch.no_grad():
-            parts = [self.row_loss.evaluated(row, batch) for batch in self._every_batch()]
+            parts = [self.backend.evaluated(row, batch) for batch in self._every_batch()]
         share = len(self.here) / self.nodes
         return torch.stack(parts).sum() + share * self.regulariser.value(x[: self.dim])
 
@@ -255,7 +268,7 @@ class ModelProblem:
         return pooled(torch.stack(found))
 
     def _measured(self, rows: Tensor, samples: Any) -> Tensor:
-        if self.stacked:
+        if self.backend.vmapped:
             found: Tensor = vmap(self.row_loss.measured)(rows, samples)
             return found
         return torch.stack(
@@ -318,7 +331,7 @@ class ModelProblem:
         for targets in [self.source.targets] if test is None else [self.source.targets, targets_of(test)]:
             self.loss.check(outputs, targets)
         self.model.probe_evaluation(self.loss.first_part, some)
-        if self.stacked:
+        if self.backend.vmapped:
             self.row_loss.probe(some, stacked=True)
 
     # --- a test set ---------------------------------------------------------------------------------------
@@ -336,3 +349,21 @@ class ModelProblem:
                 total += self.backend.tested(rows, some)
         correct, loss = (total / len(next(leaves(samples)))).unbind(-1)
         return correct, loss
+
+    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
+        if targets_of(samples) is None:
+            raise HoldfastError(
+                "metrics of outputs need targets: call a column of the test set one of "
+                f"{', '.join(TARGET_NAMES)}"
+            )
+        if rows.shape[1] == self.dim:
+            rows = self.complete(rows)
+        for some in self.source.prepared(samples, max(1, self._at_once // len(rows))):
+            with torch.no_grad():
+                outputs = self.backend.outputs(rows, some)
+            targets = targets_of(some)
+            assert targets is not None
+            yield outputs, targets
+
+    def correct(self, outputs: Any, targets: Any) -> Tensor:
+        return self.loss.correct(outputs, targets)

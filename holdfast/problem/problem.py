@@ -64,16 +64,23 @@ class Problem(Protocol):
         """Whether a gradient does the same in every call, as far as its parts declare."""
 
     @property
+    def fuses(self) -> bool:
+        """Whether rows are so large beside activations that updates are worth compiling with gradients."""
+
+    @property
     def how(self) -> str:
         """How gradients are computed, for people."""
 
     def get_ready(self) -> None:
         """Makes what gradients need and keep, so that computing one allocates nothing that stays."""
 
-    def minibatch_grads(
+    def minibatch_values_and_grads(
         self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
-    ) -> list[Tensor]:
-        """Gradients [m, d] of f_i, i in ``nodes`` [m], at each of ``points``, on one minibatch per node."""
+    ) -> list[tuple[Tensor, Tensor]]:
+        """At each of ``points``, on one minibatch per node: the loss, [m], and the gradient of f_i, [m, d].
+
+        i in ``nodes`` [m]. The loss is f_i without its regulariser, whose gradient is contained.
+        """
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         """Gradients [m, d] of f_i at ``x`` [m, d] over all of each node's data."""
@@ -88,7 +95,7 @@ class Problem(Protocol):
         """Those Hessians times ``v`` [m, d], without forming them."""
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
-        """Samples that one call of ``minibatch_grads`` at one point reads, over all ``nodes``."""
+        """Samples that one call of ``minibatch_values_and_grads`` at one point reads, over all ``nodes``."""
 
     def samples(self, nodes: Tensor) -> int:
         """Samples that ``nodes`` hold together."""
@@ -114,6 +121,12 @@ class Problem(Protocol):
         ``total`` sums a tensor over all processes. What has no statistics gives ``rows`` back.
         """
 
+    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
+        """Outputs [m, B, ...] of every model in ``rows`` and the targets [B, ...], some samples at a time."""
+
+    def correct(self, outputs: Any, targets: Any) -> Tensor:
+        """1.0 for each sample that is classified correctly, else 0.0: [B]."""
+
     @property
     def in_float64(self) -> Problem:
         """The same objective in float64, for reference values."""
@@ -138,6 +151,7 @@ class ExactProblem(ABC):
     stochastic = False
     stacked = False
     traceable = False
+    fuses = False
     how = "all nodes stacked"
 
     @property
@@ -159,10 +173,14 @@ class ExactProblem(ABC):
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         """Gradients [m, d] of f_i at ``x`` [m, d]."""
 
-    def minibatch_grads(
+    @abstractmethod
+    def values(self, x: Tensor, nodes: Tensor) -> Tensor:
+        """f_i, [m], at ``x`` [m, d]."""
+
+    def minibatch_values_and_grads(
         self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
-    ) -> list[Tensor]:
-        return [self.full_grads(x, nodes) for x in points]
+    ) -> list[tuple[Tensor, Tensor]]:
+        return [(self.values(x, nodes), self.full_grads(x, nodes)) for x in points]
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         return len(nodes)
@@ -177,6 +195,12 @@ class ExactProblem(ABC):
         self, rows: Tensor, nodes: Tensor | None = None, total: Callable[[Tensor], Tensor] = torch.clone
     ) -> Tensor:
         return rows
+
+    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
+        raise HoldfastError("functions have no samples, so they have no outputs for any")
+
+    def correct(self, outputs: Any, targets: Any) -> Tensor:
+        raise HoldfastError("functions have no samples, so none is classified")
 
     def identity(self) -> None:
         return None
@@ -200,10 +224,18 @@ class FunctionProblem(ExactProblem):
                 raise HoldfastError(f"function {index}: expected a scalar (0-dim) tensor at x0, got {shape}")
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+        return self._values_and_grads(x, nodes)[1]
+
+    def minibatch_values_and_grads(
+        self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
+    ) -> list[tuple[Tensor, Tensor]]:
+        return [self._values_and_grads(x, nodes) for x in points]
+
+    def _values_and_grads(self, x: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         # Rows do not interact, so the gradient of the sum holds every node's own gradient in its row.
         x = x.detach().requires_grad_()
-        total = torch.stack([function(row) for function, row in self._of(nodes, x)]).sum()
-        return torch.autograd.grad(total, x, materialize_grads=True)[0]
+        values = torch.stack([function(row) for function, row in self._of(nodes, x)])
+        return values.detach(), torch.autograd.grad(values.sum(), x, materialize_grads=True)[0]
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
         return torch.stack([function(row).detach() for function, row in self._of(nodes, x)])

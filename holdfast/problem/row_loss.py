@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.forward import forward
@@ -30,24 +30,28 @@ class RowLoss:
         """The same with a model of its own, for another thread: modules are altered while they are called."""
         return RowLoss(self.model.copy(), self.loss)
 
+    def through(self, run: Callable[..., Any]) -> RowLoss:
+        """The same with another way to run the model's modules."""
+        return RowLoss(self.model.through(run), self.loss)
+
     def differentiable(self, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> Tensor:
         """A number whose gradient is that of ``value``; of the model's parameters by name."""
         losses = self.model.train(parameters, self.loss.slopes, batch.samples, key)
         return (losses * batch.weight).sum()
 
-    def backward(self, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> None:
-        """Adds the gradient of ``value`` to that of ``parameters``.
+    def backward(self, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> Tensor:
+        """Adds the gradient of ``differentiable``, which is returned, to that of ``parameters``.
 
         All within one call of the model: a part with gradient checkpointing is computed again in the backward
         pass, and must find the same parameters there.
         """
 
-        def call(model: nn.Module, samples: Any) -> Tensor:
+        def call(model: Any, samples: Any) -> Tensor:
             total: Tensor = (self.loss.slopes(model, samples) * batch.weight).sum()
             total.backward()  # type: ignore[no-untyped-call]
             return total.detach()
 
-        self.model.train(parameters, call, batch.samples, key)
+        return self.model.train(parameters, call, batch.samples, key)
 
     def value(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """The weighted sum of losses in training."""
@@ -62,7 +66,7 @@ class RowLoss:
         """``evaluated`` and its gradient [d]."""
         at = row.detach().requires_grad_()
 
-        def call(model: nn.Module, samples: Any) -> Any:  # both at once, for the reason in ``backward``
+        def call(model: Any, samples: Any) -> Any:  # both at once, for the reason in ``backward``
             value = (self.loss.costs(model, samples) * batch.weight).sum()
             return value.detach(), *torch.autograd.grad(value, at, materialize_grads=True)
 

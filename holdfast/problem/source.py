@@ -98,6 +98,7 @@ class ArraySource:
         self.batch_size, self.seed, self.weights, self.mean, self.std = batch_size, seed, weights, mean, std
         self.nodes = data.nodes
         device, self.dtype = like.device, like.dtype
+        self.given = described(data.samples)  # before targets take the model's number type
         self.stored = self._placed(data.samples, device)
         self.size = len(data)
         self.counts = torch.as_tensor(data.counts, device=device)
@@ -135,10 +136,13 @@ class ArraySource:
 
     def everything(self, at_once: int) -> Iterator[Batch]:
         counts, scale = self.counts[self.here], self.scale[self.here]
-        per_sample = torch.repeat_interleave(scale / (self.nodes * counts), counts)
-        everything = torch.arange(self.size, device=counts.device)
-        for rows in torch.split(everything, at_once):
-            yield Batch(self.gather(rows), per_sample[rows].to(self.dtype))
+        # With the size given, a GPU is not asked for it.
+        weight = torch.repeat_interleave(scale / (self.nodes * counts), counts, output_size=self.size)
+        stored = self.stored if self._ready is None else self._ready
+        for first in range(0, self.size, at_once):
+            samples, own = tree_map(lambda part, a=first: part[a : a + at_once], (stored, weight))
+            ready = map_inputs(self.prepare, samples) if self._ready is None else samples
+            yield Batch(ready, own.to(self.dtype))
 
     def some(self, count: int) -> Batch:
         rows = torch.arange(min(count, self.size), device=self.counts.device)
@@ -148,7 +152,7 @@ class ArraySource:
         return self.size if len(nodes) == self.nodes else int(self.counts[nodes].sum())
 
     def test_set(self, samples: Any) -> Any:
-        given, own = described(samples), described(self.stored)
+        given, own = described(samples), self.given
         if list(given) != list(own):
             raise HoldfastError(f"test: columns are {list(given)}, for training {list(own)}")
         for name in own:

@@ -52,6 +52,13 @@ QUANTITIES: dict[str, Quantity] = {
         "low",
         decades=True,
     ),
+    "minibatch_loss": Quantity(
+        "loss of the round's minibatches",
+        "minibatch loss",
+        "The loss of the round's own minibatches, at the nodes' models during local steps: lower is better.",
+        "low",
+        decades=True,
+    ),
     "train_loss": Quantity(
         "training loss",
         "train loss",

@@ -183,15 +183,26 @@ def _reproduce(records: Sequence[RunRecord]) -> str:
     here += "the same figures, wall times aside.</p>"
     parts = []
     for record in (record for record in records if record.member is None):
+        file = "setting.toml" if record.origin else "experiment.toml"
         parts.append(
-            f"""<pre>holdfast run {escape(shlex.quote(f"{record.path.resolve().name}/experiment.toml"))}</pre>
-<details><summary>{escape(record.prefix)}experiment.toml</summary><pre>{escape(record.config_text)}</pre></details>
+            f"""{_command(record)}
+<details><summary>{escape(record.prefix)}{file}</summary><pre>{escape(record.config_text)}</pre></details>
 <details><summary>{escape(record.prefix)}environment</summary><table>{_environment(record)}</table></details>"""
         )
-    run = f"""<p>Run this in the folder that holds the run's directory. Same seeds, versions and machine give
+    files = any(record.member is None and not record.origin for record in records)
+    where = "Run this in the folder that holds the run's directory. " if files else ""
+    run = f"""<p>{where}Same seeds, versions and machine give
 the same figures, wall times aside.</p>
 {"".join(parts)}"""
     return (run if parts else "") + (here if deployed else "")
+
+
+def _command(record: RunRecord) -> str:
+    """What made the run."""
+    if record.origin:
+        return f"<p>Made in Python by <code>{escape(record.origin)}</code>; its arguments, in words:</p>"
+    file = shlex.quote(f"{record.path.resolve().name}/experiment.toml")
+    return f"<pre>holdfast run {escape(file)}</pre>"
 
 
 def _environment(record: RunRecord) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 from rich import box
@@ -20,6 +21,7 @@ HEADS = {  # two short lines over each column, so that the usual ones fit into 8
     "average_accuracy": "average\nmodel %",
     "average_loss": "test\nloss",
     "train_loss": "train\nloss",
+    "minibatch_loss": "batch\nloss",
     "consensus": "consen-\nsus",
     "grad_norm2": "gradient\nnorm²",
     "stationarity": "station-\narity",
@@ -111,3 +113,11 @@ def _caption(rows: Sequence[FinalRow], left_out: Sequence[str]) -> Text:
 def _natural_width(table: Table) -> int:
     console = Console(width=10_000)
     return Measurement.get(console, console.options, table).maximum
+
+
+def plain_text(table: Table, width: int) -> str:
+    """A table as text of at most ``width`` characters a line, without colours."""
+    console = Console(file=io.StringIO(), width=width)
+    with console.capture() as text:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in text.get().splitlines())

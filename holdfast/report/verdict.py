@@ -83,6 +83,8 @@ def troubles(record: RunRecord) -> list[str]:
     resume = f"'holdfast resume {record.path.resolve().name}'"
     if record.member is not None:
         resume = f"the same command at {record.member}"
+    if record.origin is not None:
+        resume = f"{record.origin} with this run_dir and resume=True"
     if record.summary["status"] != "complete":
         state = "was interrupted" if record.summary["status"] == "interrupted" else "did not end"
         found.append(f"{record.prefix}This run {state}: {status_counts(jobs)}; {resume} continues it.")

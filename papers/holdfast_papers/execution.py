@@ -143,18 +143,18 @@ class _JobView(Callback):
             if entry["status"] in SETTLED:
                 progress.advance(job.experiment.rounds * cost_of_round(job, self.example))
 
-    def job_started(self, job: JobInfo, simulation: Simulation) -> None:
+    def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         self.progress.show(f"{self.runner.folder.parent.name} {job.title}")
         [own] = [planned for planned in self.runner.plan.jobs if planned.id == job.id]
         self.cost = cost_of_round(own, self.example)
         self.round = simulation.round
         self.progress.advance(self.round * self.cost)
 
-    def round_done(self, job: JobInfo, round: int) -> None:
+    def on_round(self, job: JobInfo, round: int) -> None:
         self.progress.advance((round - self.round) * self.cost)
         self.round = round
 
-    def job_ended(self, job: JobInfo, outcome: Outcome) -> None:
+    def on_train_end(self, job: JobInfo, outcome: Outcome) -> None:
         if outcome.status == "interrupted":
             return
         self.progress.advance((job.rounds - self.round) * self.cost)

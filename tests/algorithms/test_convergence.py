@@ -1,4 +1,4 @@
-"""Where methods end on unlike quadratics: corrected ones at the optimum, biased ones where theory says."""
+"""Where methods end on heterogeneous quadratics: corrected ones at the optimum, others where theory says."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from holdfast.algorithms.dspodfl import DSpodFL
 from holdfast.data import DATASETS
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.columns import DELAY_COLUMNS
-from holdfast.experiments.metrics import delays
+from holdfast.experiments.evaluation import delays
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
@@ -27,7 +27,7 @@ UNEQUAL = np.linspace(0.1, 1.0, 10)
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.float64], ids=str)
 def digits(request) -> ModelProblem:
-    """Minibatches of digits on ten unlike nodes."""
+    """Minibatches of digits on ten heterogeneous nodes."""
     data = DATASETS.build("digits", {})
     split = hf.partition(data.x_train, data.y_train, hf.Dirichlet(0.5), nodes=10, seed=0)
     with torch.random.fork_rng():

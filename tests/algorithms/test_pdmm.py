@@ -11,6 +11,7 @@ from torch import Tensor
 
 import holdfast as hf
 from holdfast.algorithms.pdmm import ECL, PDMM
+from holdfast.core.tree import leaves
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
@@ -183,7 +184,7 @@ def test_bad_parameters():
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.float64], ids=str)
 def softmax(request) -> ModelProblem:
-    """Three classes of points in the plane on five unlike nodes; exact gradients."""
+    """Three classes of points in the plane on five heterogeneous nodes; exact gradients."""
     rng = np.random.default_rng(0)
     y = np.repeat(np.arange(3), 40)
     x = rng.standard_normal((120, 2)) + 2 * np.array([[0, 1], [1, 0], [-1, -1]])[y]
@@ -223,7 +224,7 @@ def test_resuming_changes_nothing(softmax, algorithm):
     resumed.restore(*half.snapshot())
     for _ in range(3):
         resumed.step()
-    assert all(torch.equal(a, b) for a, b in zip(resumed.state, whole.state, strict=True))
-    assert all(tensor.dtype == softmax.x0.dtype for tensor in whole.state)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(resumed.state), leaves(whole.state), strict=True))
+    assert all(tensor.dtype == softmax.x0.dtype for tensor in leaves(whole.state))
     assert (resumed.work, resumed.traffic) == (whole.work, whole.traffic)
     assert whole.models.shape == (5, softmax.dim)

@@ -122,11 +122,11 @@ class Recorder:
     def __getattr__(self, name: str):
         return getattr(self.objective, name)
 
-    def minibatch_grads(self, points, nodes, round, step):
-        gradients = self.objective.minibatch_grads(points, nodes, round, step)
+    def minibatch_values_and_grads(self, points, nodes, round, step):
+        computed = self.objective.minibatch_values_and_grads(points, nodes, round, step)
         self.points += points
-        self.gradients += gradients
-        return gradients
+        self.gradients += [gradient for _, gradient in computed]
+        return computed
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,9 @@ def test_however_the_data_are_handed_over(digits) -> None:
 def test_frozen_parameters_stay_and_are_not_sent(digits) -> None:
     net = seeded(Net)
     data = hf.partition(digits.x_train, digits.y_train, hf.IID(), nodes=4, seed=0)
-    result = hf.train(hf.Gossip(lr=0.1), model=net, data=data, topology=hf.ring(4), rounds=3)
+    result = hf.train(
+        hf.Gossip(lr=0.1), model=net, data=data, topology=hf.ring(4), rounds=3, evaluate_every=1
+    )
     head = 12 * 10 + 10
     assert result.models.shape == (4, head)
     assert result.history["payload_bytes"] == [round * 8 * head * 4 for round in range(4)]  # 8 directed links

@@ -19,7 +19,12 @@ GOOD = {
     "rounds": 1,
 }
 CALLS = {
-    "algorithm by name": ({"algorithm": "fedavg"}, r"algorithm: expected one such as .*, got 'fedavg'"),
+    "algorithm by name": ({"algorithm": "fedavg"}, r"algorithm 'fedavg': the value 'lr' is missing"),
+    "no algorithm": ({"algorithm": "fedav"}, r"unknown algorithm 'fedav': did you mean 'fedavg'"),
+    "nameless algorithm": ({"algorithm": {"lr": 0.1}}, r"algorithm: expected a name among the keys, .* got"),
+    "loss object": ({"loss": 3}, r"loss: expected a name such as 'cross-entropy', or a function .*, got 3"),
+    "channel object": ({"channel": 3}, r"channel: should be an instance of Channel, got 3"),
+    "model name": ({"model": "ml"}, r"unknown model 'ml'"),
     "algorithm class": ({"algorithm": hf.FedAvg}, r"algorithm: expected one such as"),
     "model": ({"model": 3}, r"model: should be an instance of Module, got 3"),
     "rounds": ({"rounds": 0}, r"rounds: should be greater than or equal to 1, got 0"),
@@ -45,7 +50,10 @@ CALLS = {
     "topology name": ({"topology": "rin"}, r"unknown topology 'rin': did you mean 'ring'"),
     "topology key": ({"topology": {"name": "ring", "rows": 2}}, r"unknown key in topology 'ring' 'rows'"),
     "nameless topology": ({"topology": {"rows": 2}}, r"topology: expected a name among the keys, .* got"),
-    "graph size": ({"topology": hf.ring(3)}, r"network: it has 3 nodes, but the data are split over 2"),
+    "graph size": (
+        {"topology": hf.ring(3)},
+        r"network: it has 3 nodes, but the problem has 2; give both the same number",
+    ),
     "server": ({"topology": hf.ring(2)}, r"FedAvg needs a server"),
     "test lengths": ({"test": (X, Y[:5])}, r"lengths differ: test, x has 12, test, y has 5"),
     "test type": (

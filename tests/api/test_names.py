@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
+from holdfast.api.options import TrainOptions
 
 SOURCE = Path(hf.__file__)
 
@@ -20,7 +24,7 @@ def type_check(folder: Path, code: str) -> str:
     found = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=skip"),
-            *("--cache-dir", str(folder / "cache"), "use.py", str(SOURCE)),
+            *("--cache-dir", os.devnull, "use.py", str(SOURCE)),
         ],
         cwd=folder,
         capture_output=True,
@@ -57,3 +61,70 @@ def test_every_name_is_there(name: str) -> None:
 def test_unknown_names_are_errors() -> None:
     with pytest.raises(AttributeError, match="module 'holdfast' has no attribute 'FedAVG'"):
         _ = hf.FedAVG
+
+
+def test_editors_show_no_internals() -> None:
+    """What completion offers after ``hf.``, also when submodules have been imported: public names only."""
+    assert set(dir(hf)) == set(hf.__all__)
+    assert not [name for name in dir(hf) if name.startswith("_") and name != "__version__"]
+    assert not [name for name in dir(hf) if inspect.ismodule(getattr(hf, name))]
+
+
+@pytest.mark.parametrize("function", [hf.train, hf.compare, hf.tune, hf.minimize, hf.load_result])
+def test_help_explains_every_argument_and_the_result(function) -> None:
+    text = inspect.getdoc(function)
+    assert [name for name in inspect.signature(function).parameters if f"``{name}``" not in text] == []
+    result = inspect.signature(function).return_annotation
+    assert f"Returns a ``{result}``" in text
+
+
+def test_comparisons_take_the_options_of_training() -> None:
+    """Under the same names, with the same types; ``compare`` and ``tune`` name the others themselves."""
+    training, options = inspect.signature(hf.train).parameters, TrainOptions.__annotations__
+    own = {"algorithm", "model", "data", "rounds", "seed", "callbacks", "progress", "run_dir", "resume"}
+    assert set(options) == set(training) - own - {"checkpoint_every"}
+    types = {name: annotation.__forward_arg__ for name, annotation in options.items()}
+    assert types == {name: training[name].annotation for name in options}
+
+
+USE = """
+import torch
+import holdfast as hf
+
+x, y = torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)
+data = hf.partition(x, y, hf.IID(), nodes=2, seed=0)
+trained = hf.train(hf.FedAvg(lr=0.1), model=torch.nn.Linear(2, 2), data=data, rounds=1)
+reveal_type(trained.history["train_loss"])
+reveal_type(trained.status)
+reveal_type(trained.node_model(0))
+reveal_type(trained.plot())
+compared = hf.compare({"a": hf.FedAvg(lr=0.1)}, model=torch.nn.Linear(2, 2), data=data, rounds=1, l2=0.1)
+reveal_type(compared.table())
+reveal_type(compared.model("a"))
+tuned = hf.tune(hf.FedAvg(lr=0.1), model=lambda: torch.nn.Linear(2, 2), data=data, rounds=1)
+reveal_type(tuned.best)
+reveal_type(tuned.trials[0].score)
+hf.compare({"a": hf.FedAvg(lr=0.1)}, model=torch.nn.Linear(2, 2), data=data, rounds=1, batchsize=3)
+hf.train(hf.FedAvg(lr=0.1), model=torch.nn.Linear(2, 2), data=data, rounds="3")
+hf.EarlyStopping("train_loss", mode="up")
+"""
+
+
+@pytest.mark.slow
+def test_type_checkers_know_what_there_is(tmp_path: Path) -> None:
+    """The whole library and torch are read, which takes a minute."""
+    (tmp_path / "use.py").write_text(USE)
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=silent", "use.py"],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(SOURCE.parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    revealed = re.findall(r'Revealed type is "(.*)"', found.stdout)
+    assert len(revealed) == 8, found.stdout
+    assert not [text for text in revealed if "Any" in text]
+    assert 'Unexpected keyword argument "batchsize" for "compare"' in found.stdout
+    assert 'Argument "rounds" to "train" has incompatible type "str"; expected "int"' in found.stdout
+    assert 'Argument "mode" to "EarlyStopping" has incompatible type' in found.stdout
+    assert "Found 3 errors" in found.stdout

@@ -59,10 +59,29 @@ EXPERIMENTS = (Path(__file__).parents[2] / "docs/experiments.md").read_text(enco
     ("word", "printed"),
     [
         ("hf.Callback", "stopped True"),
-        ("hf.Simulation", "5 torch.Size([6, 8]) ('x', 'mixed', 'dual', 'memory')"),
+        ("hf.Ditto", "[0.5, 0.5] [0.17, 0.75]"),
+        ("hf.Simulation(hf.LocalGECL", "5 torch.Size([6, 8]) ('x', 'mixed', 'dual', 'memory')"),
     ],
 )
 def test_the_page_on_experiments(word: str, printed: str, tmp_path: Path) -> None:
     [code] = [code for code in re.findall(r"```python\n(.*?)```", EXPERIMENTS, re.DOTALL) if word in code]
     running = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert running.stdout.strip() == printed, running.stderr
+
+
+@pytest.mark.slow
+def test_the_page_on_python(tmp_path: Path) -> None:
+    """All of its code, in order, as one script."""
+    page = (Path(__file__).parents[2] / "docs/python.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    running = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert running.returncode == 0, running.stderr
+    found = re.search(r"TrainResult\(done after round 40: test_accuracy ([\d.]+)", running.stdout)
+    assert found is not None, running.stdout
+    # Rounding differs from machine to machine, and so may a few of the 397 test samples.
+    assert float(found[1]) == pytest.approx(0.8222, abs=0.01)
+    assert "\nstopped\n" in running.stdout
+    assert re.search(r"^Local G-ECL +40 ", running.stdout, re.MULTILINE)
+    assert "LocalGECL(lr=0.4, local_steps=8" in running.stdout
+    for name in ("comparison.png", "comparison.html", "tuning.png", "runs/first/summary.json"):
+        assert (tmp_path / name).exists()

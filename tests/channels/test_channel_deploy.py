@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import toy_channels  # noqa: F401 - registers "grid"
-from federation_runs import Run, Started, deploy, describe, saved_model, stopped
+from federation_runs import Run, Started, calm_run, deploy, describe, saved_model, stopped
 from federation_runs import simulate as simulate_federation
 from member_processes import Members
 from test_deploy import run_with_interruptions
@@ -71,7 +71,7 @@ def test_deployed_models_and_bytes_are_the_simulators(case, tmp_path):
 )
 def test_an_interrupted_member_comes_back_as_if_nothing_had_happened(algorithm, changes, victim, tmp_path):
     raw = describe(algorithm, rounds=16, **changes) | {"channel": {"name": "grid", "dithered": True}}
-    calm = deploy(raw, tmp_path / "calm")
+    calm = calm_run(raw)
     disturbed = Run(make_federation(raw, "test"), tmp_path / "disturbed")
     run_with_interruptions(disturbed, victim, at_rounds=[0, 4, 9])
     assert disturbed.models.keys() == calm.models.keys()
@@ -83,9 +83,9 @@ def test_an_interrupted_member_comes_back_as_if_nothing_had_happened(algorithm, 
 @pytest.mark.parametrize("what", ["state", "outbox"])
 @pytest.mark.parametrize(("algorithm", "changes", "victim"), [(*GRAPH_CASE, "b"), (*COHORT_CASE, "hub")])
 def test_what_a_channel_remembers_is_made_good_after_damage(algorithm, changes, victim, what, tmp_path):
-    raw = describe(algorithm, rounds=12, **changes) | {"channel": {"name": "grid", "dithered": True}}
-    calm = deploy(raw, tmp_path / "calm")
-    run = stopped(raw, tmp_path / "damaged", at=6)
+    raw = describe(algorithm, rounds=8, **changes) | {"channel": {"name": "grid", "dithered": True}}
+    calm = calm_run(raw)
+    run = stopped(raw, tmp_path / "damaged", at=4)
     damage(run.folder / victim, what)
     Started(run).end()
     assert not run.errors

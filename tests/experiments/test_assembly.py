@@ -33,13 +33,18 @@ CALL = {"model": nn.Linear(2, 3), "data": [(X[:6], Y[:6]), (X[6:], Y[6:])], "rou
             'algorithm={name="scaffold",lr=0.1}',
             "evaluate_every=3",
         ),
+        (
+            "evaluate_every=auto",
+            "personalize=2",
+            'metrics=["minibatch_loss","toy_scores:top",{high="toy_scores:top"},"p10_high","personal_loss"]',
+        ),
     ],
 )
 def test_train_gives_the_numbers_of_an_experiment(overrides: tuple[str, ...], tmp_path: Path) -> None:
     plan = make_plan(tmp_path, *overrides)
     job = plan.jobs[0]
     setting, experiment = plan.setting(job), job.experiment
-    run = Run(plan.simulation(job), job.rounds, experiment.evaluate_every, setting.measure)
+    run = Run(plan.simulation(job), job.rounds, experiment.evaluate_every, setting.evaluation)
     assert run.execute(job.info).status == "done"
     problem, network = experiment.problem, experiment.network
     result = hf.train(
@@ -56,6 +61,7 @@ def test_train_gives_the_numbers_of_an_experiment(overrides: tuple[str, ...], tm
         cohort=network.cohort,
         evaluate_every=experiment.evaluate_every,
         metrics=experiment.metrics,
+        personalize=experiment.personalize,
         dtype=experiment.dtype,
     )
     for mine, theirs in zip(result.history.rows, run.rows, strict=True):

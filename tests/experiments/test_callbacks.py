@@ -36,20 +36,20 @@ class Notes(hf.Callback):
         self.seen: list[tuple[Any, ...]] = []
         self.rows: list[dict[str, float]] = []
 
-    def job_started(self, job, simulation) -> None:
+    def on_train_begin(self, job, simulation) -> None:
         self.seen.append(("started", job.rounds, simulation.round))
 
-    def job_prepared(self, job, how) -> None:
+    def on_prepared(self, job, how) -> None:
         self.seen.append(("prepared", bool(how)))
 
-    def row_recorded(self, job, row) -> None:
+    def on_evaluate(self, job, row) -> None:
         self.seen.append(("row", row["round"]))
         self.rows.append(row)
 
-    def round_done(self, job, round) -> None:
+    def on_round(self, job, round) -> None:
         self.seen.append(("round", round))
 
-    def job_ended(self, job, outcome) -> None:
+    def on_train_end(self, job, outcome) -> None:
         self.seen.append(("ended", outcome.status))
 
 
@@ -57,7 +57,7 @@ class StopAt(hf.Callback):
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def round_done(self, job, round) -> None:
+    def on_round(self, job, round) -> None:
         if round == self.round:
             raise hf.Stop(f"round {round} is enough")
 
@@ -66,7 +66,7 @@ class InterruptAt(hf.Callback):
     def __init__(self, round: int, times: int = 1) -> None:
         self.round, self.times = round, times
 
-    def round_done(self, job, round) -> None:
+    def on_round(self, job, round) -> None:
         if round == self.round:
             for _ in range(self.times):
                 signal.raise_signal(signal.SIGINT)
@@ -134,24 +134,46 @@ def test_a_callback_stops_a_job_of_a_run(tmp_path: Path) -> None:
     assert json.loads((runner.folder / "summary.json").read_text())["jobs"] == record.summary["jobs"]
 
 
-class Patience(hf.Callback):
-    """Early stopping: ends the job when the loss has not fallen for so many measurements."""
-
-    def __init__(self, patience: int) -> None:
-        self.patience, self.best, self.since = patience, float("inf"), 0
-
-    def row_recorded(self, job, row) -> None:
-        self.since = 0 if row["train_loss"] < self.best else self.since + 1
-        self.best = min(self.best, row["train_loss"])
-        if self.since == self.patience:
-            raise hf.Stop("no progress")
-
-
 def test_early_stopping() -> None:
     functions = [lambda x: (x**2).sum()]
-    result = hf.minimize(functions, [1.0], hf.FedAvg(lr=0.5), 100, callbacks=[Patience(2)])
+    stopping = hf.EarlyStopping("train_loss", patience=2)
+    result = hf.minimize(functions, [1.0], hf.FedAvg(lr=0.5), 100, callbacks=[stopping])
     assert result.status == "stopped"
     assert result.history["round"] == [0, 1, 2, 3]  # lr = 1/L: the optimum after one round
+    again = hf.minimize(functions, [1.0], hf.FedAvg(lr=0.5), 100, callbacks=[stopping])
+    assert again.history["round"] == [0, 1, 2, 3]  # it begins anew with each job
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "stops"),
+    [
+        ([1.0, 0.9, 0.9, 0.9, 0.8], {"metric": "train_loss", "patience": 2}, 3),
+        ([1.0, 0.9, 0.9, 0.8, 0.8], {"metric": "train_loss", "patience": 2}, None),
+        ([1.0, 0.95, 0.91, 0.8], {"metric": "train_loss", "patience": 2, "min_delta": 0.1}, 2),
+        ([0.1, 0.2, 0.2, 0.2], {"metric": "test_accuracy", "patience": 2}, 3),
+        ([0.1, 0.2, 0.3, 0.4], {"metric": "test_accuracy", "patience": 1}, None),
+        ([3.0, 2.0, 1.0], {"metric": "my_score", "patience": 2, "mode": "max"}, 2),
+        ([1.0, float("nan"), float("nan")], {"metric": "train_loss", "patience": 2}, 2),
+    ],
+)
+def test_when_it_stops(values: list[float], options: dict[str, Any], stops: int | None) -> None:
+    stopping, stopped = hf.EarlyStopping(**options), None
+    for measurement, value in enumerate(values):
+        try:
+            stopping.on_evaluate(None, {"round": measurement, options["metric"]: value})  # type: ignore[arg-type]
+        except hf.Stop:
+            stopped = measurement
+            break
+    assert stopped == stops
+
+
+def test_what_early_stopping_refuses() -> None:
+    with pytest.raises(hf.HoldfastError, match="metric 'my_score': say mode='max' if it should rise"):
+        hf.EarlyStopping("my_score")
+    with pytest.raises(hf.HoldfastError, match="patience: should be greater than or equal to 1"):
+        hf.EarlyStopping("train_loss", 0)
+    with pytest.raises(hf.HoldfastError, match="no metric 'test_accuracy' is recorded; there are round"):
+        train(hf.EarlyStopping("test_accuracy"))
 
 
 # --- errors ------------------------------------------------------------------------------------------------
@@ -165,7 +187,7 @@ class Broken(hf.Callback):
         raise hf.HoldfastError("no more disk space")
 
 
-EACH = ["job_started", "job_prepared", "row_recorded", "round_done", "job_ended"]
+EACH = ["on_train_begin", "on_prepared", "on_evaluate", "on_round", "on_train_end"]
 
 
 @pytest.mark.parametrize("event", EACH)
@@ -179,7 +201,7 @@ def test_an_error_of_a_callback_reaches_the_caller(event: str, tmp_path: Path) -
 def test_all_are_told_of_a_failure() -> None:
     notes = Notes()
     with pytest.raises(hf.HoldfastError):
-        train(notes, Broken("row_recorded"))
+        train(notes, Broken("on_evaluate"))
     assert notes.seen[-1] == ("ended", "failed")
 
 
@@ -235,7 +257,7 @@ def test_progress_ends_with_an_error() -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     progress = hf.Progress(console=console)
     with pytest.raises(hf.HoldfastError):
-        train(progress, Broken("round_done"))
+        train(progress, Broken("on_round"))
     assert not progress.live.is_started
     train(progress)  # and can be used again
 

@@ -56,25 +56,36 @@ class Demanding(MyTracking):
 """
 
 
-def listing(folder: Path, *arguments: str) -> str:
-    """What ``holdfast list`` prints in a process that has imported the user's module."""
-    code = "import sys; sys.path.insert(0, '.'); import my_module; from holdfast.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "list", "algorithms", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+LISTING = """
+import sys
+sys.path.insert(0, ".")
+import my_module
+from holdfast.cli import main
+for way in ([], ["--json"]):
+    sys.argv[1:] = ["list", "algorithms", *way]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+    print("---")
+"""
+
+
+def listings(folder: Path) -> list[str]:
+    """What ``holdfast list`` prints, also as JSON, in a process that has imported the user's module."""
+    running = subprocess.run(
+        [sys.executable, "-c", LISTING], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return running.stdout.split("---\n")[:2]
 
 
 def test_registered_algorithms_are_listed(tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(MY_TRACKING + DEMANDING)
-    text = listing(tmp_path)
+    text, as_json = listings(tmp_path)
     assert text.index("sporadic") < text.index("your own") < text.index("my-tracking")
     assert "Local steps, each corrected by what the node learned about its own bias." in text
     assert text.index("theirs") < text.index("One that no number will do for.")
-    entries = {entry["name"]: entry for entry in json.loads(listing(tmp_path, "--json"))}
+    entries = {entry["name"]: entry for entry in json.loads(as_json)}
     mine = entries["my-tracking"]
     assert (mine["network"], mine["vectors_per_round"]) == ("graph or server", 2.0)
     assert "network" not in entries["demanding"]

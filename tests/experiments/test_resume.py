@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from command_line import SMALL, experiment_file, holdfast, make_plan, process, rows, run_plan
 
+import holdfast as hf
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Interrupted, Runner
@@ -44,20 +45,13 @@ EXPERIMENTS = {
 }
 
 
-class StopAfter:
+class StopAfter(hf.Callback):
     """Sends this process a signal after so many rounds, counted over all jobs."""
 
     def __init__(self, rounds: int, number: signal.Signals) -> None:
         self.left, self.number = rounds, number
 
-    def job_started(self, job, first_round) -> None: ...
-    def job_prepared(self, job, how) -> None: ...
-
-    def row_recorded(self, job, row) -> None: ...
-
-    def job_ended(self, job, status) -> None: ...
-
-    def round_done(self, job, round) -> None:
+    def on_round(self, job, round) -> None:
         self.left -= 1
         if self.left == 0:
             signal.raise_signal(self.number)
@@ -134,7 +128,8 @@ def stop_after_rows(folder: Path, number: signal.Signals, wanted: int) -> tuple[
     return running.returncode, err, run
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# The runs in pieces above get both signals.
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_stops(number: signal.Signals, tmp_path: Path, uninterrupted) -> None:
     code, err, folder = stop_after_rows(tmp_path, number, wanted=1)
     assert code == 130

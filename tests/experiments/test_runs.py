@@ -303,7 +303,7 @@ def test_the_seeds_of_a_sweep_take_turns_without_reading_the_data_again(
     kept = plan.setting(first)
     plan.setting(second)
     assert plan.setting(first) is kept
-    monkeypatch.setattr("holdfast.experiments.plan.MOST_KEPT", 0)
+    monkeypatch.setattr("holdfast.experiments.planned.MOST_KEPT", 0)
     plan.setting(second)
     assert plan.setting(first) is not kept
 

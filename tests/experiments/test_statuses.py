@@ -11,6 +11,7 @@ from command_line import SMALL, experiment_file, holdfast, make_plan
 from report_page import Page
 from sample_run import accuracies, job, write_run
 
+import holdfast as hf
 from holdfast.experiments.record import load_record
 from holdfast.experiments.runner import Interrupted, Runner
 from holdfast.report.html import report_html
@@ -66,14 +67,10 @@ def test_resume_tries_a_failed_job_again_and_no_other(failed: tuple[Path, str]) 
     assert (folder / "models" / "000-local-gecl-seed0.safetensors").stat().st_mtime_ns == before
 
 
-class Stop:
+class Stop(hf.Callback):
     """Asks for a stop after the first round, as Ctrl-C does."""
 
-    def job_started(self, *given: object) -> None: ...
-    def job_prepared(self, *given: object) -> None: ...
-    def row_recorded(self, *given: object) -> None: ...
-    def job_ended(self, *given: object) -> None: ...
-    def round_done(self, job: object, round: int) -> None:
+    def on_round(self, job: object, round: int) -> None:
         if round == 1:
             signal.raise_signal(signal.SIGINT)
 
@@ -98,7 +95,7 @@ def test_a_mistake_in_code_is_a_failure_too(tmp_path: Path) -> None:
     class Broken(Stop):
         """Breaks the algorithm under way, as a user's own might."""
 
-        def job_prepared(self, *given: object) -> None:
+        def on_prepared(self, *given: object) -> None:
             runner.plan.method(runner.plan.jobs[0]).__dict__["local_steps"] = None
 
     runner = Runner.start(make_plan(tmp_path, "rounds=1"), tmp_path)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command_line import holdfast
 
+import holdfast as hf
 from holdfast.experiments.record import load_record
 from holdfast.experiments.runner import Runner
 from holdfast_papers.base import (
@@ -205,15 +206,15 @@ def test_a_finished_run_with_rows_missing_is_an_error_and_no_verdict(paper: Pape
     assert not verdict.exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"status": "complete"}'])
-def test_a_damaged_summary_names_the_folder_to_delete(paper: Paper, tmp_path: Path, content: str) -> None:
+def test_a_damaged_summary_names_the_folder_to_delete(paper: Paper, tmp_path: Path) -> None:
     run = finished_run(tmp_path)
-    (run / "summary.json").write_text(content)
-    outcome = holdfast("paper", "run", "tiny/curves")
-    assert outcome.code == 2
-    assert len(outcome.err.strip().splitlines()) == 1
-    assert "summary.json is damaged" in outcome.err
-    assert outcome.err.strip().endswith(f"delete {run.relative_to(tmp_path)} to run it again")
+    for content in ("", "{", "[]", '{"status": "complete"}'):
+        (run / "summary.json").write_text(content)
+        outcome = holdfast("paper", "run", "tiny/curves")
+        assert outcome.code == 2
+        assert len(outcome.err.strip().splitlines()) == 1
+        assert "summary.json is damaged" in outcome.err
+        assert outcome.err.strip().endswith(f"delete {run.relative_to(tmp_path)} to run it again")
     shutil.rmtree(run)
     finished_run(tmp_path)
 
@@ -249,14 +250,10 @@ def write_images(file: Path) -> None:
     np.savez(file, **arrays)
 
 
-class StopAfterFirstJob:
+class StopAfterFirstJob(hf.Callback):
     """A view that breaks a run off, as a second Ctrl-C does."""
 
-    def job_started(self, *given: object) -> None: ...
-    def job_prepared(self, *given: object) -> None: ...
-    def round_done(self, *given: object) -> None: ...
-    def row_recorded(self, *given: object) -> None: ...
-    def job_ended(self, *given: object) -> None:
+    def on_train_end(self, *given: object) -> None:
         raise KeyboardInterrupt
 
 

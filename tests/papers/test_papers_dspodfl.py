@@ -31,7 +31,7 @@ from holdfast_papers.dspodfl.figures import (
     aggregations_poor,
     ahead_at_equal_delay,
     ahead_at_equal_processing,
-    ahead_more_if_unlike,
+    ahead_more_if_heterogeneous,
     best_per_iteration,
     processing_leads,
     saves_transmission,
@@ -178,13 +178,13 @@ def test_accuracy_at_equal_processing_delay(tmp_path):
     }
     for split in ("iid", "classes-per-node"):
         assert ahead_at_equal_processing("figure-1", split)(e).verdict == Verdict.PASS
-    assert ahead_more_if_unlike("figure-1")(e).verdict == Verdict.PASS
+    assert ahead_more_if_heterogeneous("figure-1")(e).verdict == Verdict.PASS
     weak = figure(tmp_path / "b", {**ALIKE, "dgd": 0.4}, {**ALIKE, "sporadic-sgds": 0.07})
     assert ahead_at_equal_processing("figure-1", "iid")(weak).verdict == Verdict.PASS
     assert ahead_at_equal_processing("figure-1", "classes-per-node")(weak).verdict == Verdict.FAIL
-    assert ahead_more_if_unlike("figure-1")(weak).verdict == Verdict.FAIL
+    assert ahead_more_if_heterogeneous("figure-1")(weak).verdict == Verdict.FAIL
     same = figure(tmp_path / "c", ALIKE, ALIKE)
-    assert ahead_more_if_unlike("figure-1")(same).verdict == Verdict.FAIL
+    assert ahead_more_if_heterogeneous("figure-1")(same).verdict == Verdict.FAIL
 
 
 def test_a_lead_in_processing_delay_is_asked_for_at_every_mark(tmp_path):
@@ -215,16 +215,16 @@ def test_delay_panels_end_where_the_first_curve_does(tmp_path):
     drawn = draw(PAPER.experiment("figure-1").layout, figure(tmp_path, ALIKE, ALIKE))
     ends = {axes.get_title(loc="left"): axes.get_xlim()[1] for axes in drawn.axes}
     assert len(ends) == 16
-    assert ends["(iv) like nodes, links drawn afresh"] == pytest.approx(30)
-    assert ends["(iv) like nodes, latched links"] == pytest.approx(110)
-    assert ends["(i) like nodes, latched links"] > 100
+    assert ends["(iv) homogeneous nodes, links drawn afresh"] == pytest.approx(30)
+    assert ends["(iv) homogeneous nodes, latched links"] == pytest.approx(110)
+    assert ends["(i) homogeneous nodes, latched links"] > 100
 
 
 def test_the_table_has_every_curve_once(tmp_path):
     header, lines = accuracies_at_end("figure-1")(figure(tmp_path, ALIKE, ALIKE))
     assert len(lines) == 2 * (len(METHODS) + len(LINKS_MATTER))
     assert all(len(line) == len(header) for line in lines)
-    assert lines[0] == ["DGD", "like nodes", "80.0", "100", "100"]
+    assert lines[0] == ["DGD", "homogeneous nodes", "80.0", "100", "100"]
 
 
 # --- Appendix P --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ from command_line import experiment_file
 from devices import every_device
 from test_row_by_row import MODELS, Recurrent, sequences
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.proxy import TraceError
 
 import holdfast as hf
 from holdfast.core.tree import tree_map
@@ -22,6 +25,7 @@ from holdfast.problem.flat import FlatModel
 from holdfast.problem.forward import forward
 from holdfast.problem.gradients.backend import Activations
 from holdfast.problem.gradients.choice import choose_backend
+from holdfast.problem.gradients.stacked import TRACE_FROM_CALLS
 from holdfast.problem.losses import CrossEntropy, SquaredError
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.row_loss import RowLoss
@@ -76,7 +80,7 @@ def test_backends_agree(model, device) -> None:
     x, v = (torch.randn(3, stacked.dim, dtype=torch.float64, generator=draw).to(device) for _ in range(2))
     test = stacked.test_set(Pair(*images()))
     for ask in (
-        lambda f: f.minibatch_grads([x, v], nodes, 3, 2)[1],
+        lambda f: f.minibatch_values_and_grads([x, v], nodes, 3, 2)[1][1],
         lambda f: f.full_grads(x, nodes),
         lambda f: f.values(x, nodes),
         lambda f: f.hessian_products(x, v, nodes),
@@ -161,7 +165,9 @@ def test_training_with_either_backend_is_the_same() -> None:
 def test_another_backend_is_refused() -> None:
     x, y = images()
     data = hf.partition(x, y, hf.IID(), nodes=3, seed=0)
-    with pytest.raises(hf.HoldfastError, match="backend: should be 'auto', 'stacked' or 'loop', got 'vmap'"):
+    with pytest.raises(
+        hf.HoldfastError, match="backend: should be 'auto', 'stacked', 'loop' or 'adapters', got"
+    ):
         hf.train(hf.FedAvg(lr=0.1), model=softmax(), data=data, rounds=1, backend="vmap")
 
 
@@ -216,7 +222,7 @@ def test_a_batch_may_be_any_tree() -> None:
         example = tree_map(lambda part: part[0, :1], batch)
         for name in BACKENDS:
             backend = choose_backend(loss, Activations(loss, example, at_once=10), name)
-            found.append(backend.gradients(rows, batch, keys))
+            found.append(backend.values_and_gradients(rows, batch, keys)[1])
             found.append(backend.hessian_products(rows, rows, batch, keys))
     assert all(close(found[i], found[i % 2]) for i in range(8))
     assert found[0].abs().sum() > 0
@@ -265,3 +271,55 @@ def test_a_layer_under_two_names(backend) -> None:
     value = 3 * count / 20 * nn.functional.cross_entropy(outputs[part], targets[part])
     [expected] = torch.autograd.grad(value, row)
     assert close(problem.full_grads(x, nodes)[1], expected)
+
+
+class Untraced(CrossEntropy):
+    """Fails while torch traces it, and only then."""
+
+    traceable = True
+    error: type[Exception]
+
+    def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if get_proxy_mode() is not None:
+            raise self.error("while traced")
+        return super().values(outputs, targets)
+
+
+def test_only_what_the_tracer_raises_leads_to_the_untraced_gradient(monkeypatch):
+    data = hf.FederatedData(*images(), COUNTS)
+    x, nodes = torch.zeros(2, 195, dtype=torch.float64), torch.tensor([0, 1])
+
+    def gradients(error: type[Exception]) -> Tensor:
+        monkeypatch.setattr(Untraced, "error", error, raising=False)
+        problem = hf.build_problem(softmax(), data, loss=Untraced(), dtype=torch.float64)
+        for step in range(TRACE_FROM_CALLS):
+            [(_, last)] = problem.minibatch_values_and_grads([x], nodes, 0, step)
+        return last
+
+    assert gradients(RuntimeError).equal(gradients(TraceError))
+    with pytest.raises(KeyError, match="while traced"):
+        gradients(KeyError)
+
+
+class Contiguous(nn.Module):
+    """Takes images in torch's usual layout only."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.layers, self.error = cnn(), error
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_contiguous() or x.stride(1) == 1:
+            raise self.error("planes apart")
+        return self.layers(x)
+
+
+def test_only_torchs_refusal_of_a_layout_leads_to_the_usual_one() -> None:
+    x, nodes = torch.zeros(3, 179, dtype=torch.float64), torch.arange(3)
+    refused = objective(partial(Contiguous, RuntimeError))
+    expected = objective(partial(Contiguous, RuntimeError), "stacked").full_grads(x, nodes)
+    assert close(refused.full_grads(x, nodes), expected)
+    broken = objective(partial(Contiguous, KeyError))
+    broken.check_model(None)  # in the usual layout nothing is wrong with it
+    with pytest.raises(KeyError, match="planes apart"):
+        broken.full_grads(x, nodes)

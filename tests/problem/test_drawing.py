@@ -73,11 +73,11 @@ def test_every_backend_drops_the_same(how, device) -> None:
     for backend in ("stacked", "loop"):
         problem = problem_of(model, backend=backend, device=device)
         x = problem.x0.expand(3, -1).contiguous()
-        gradients[backend] = problem.minibatch_grads([x], nodes, 1, 2)[0]
+        gradients[backend] = problem.minibatch_values_and_grads([x], nodes, 1, 2)[0][1]
         again = problem_of(model, backend=backend, device=device)
-        alone = again.minibatch_grads([x[:1]], nodes[1:2], 1, 2)[0]
+        alone = again.minibatch_values_and_grads([x[:1]], nodes[1:2], 1, 2)[0][1]
         assert torch.allclose(alone[0], gradients[backend][1], rtol=1e-9, atol=1e-12)
-        other = problem.minibatch_grads([x], nodes, 1, 3)[0]
+        other = problem.minibatch_values_and_grads([x], nodes, 1, 3)[0][1]
         assert not torch.allclose(other, gradients[backend])
     assert torch.allclose(gradients["stacked"], gradients["loop"], rtol=1e-9, atol=1e-12)
     assert torch.equal(torch.get_rng_state(), before)  # torch's own generator is left alone
@@ -161,8 +161,9 @@ def test_checkpointed_parts_find_the_parameters_of_their_row() -> None:
     plain = problem_of(nn.Sequential(MeanOver(), model.first, *model.body))
     x = torch.randn(3, problem.dim, dtype=torch.float64, generator=DRAW)
     nodes = torch.arange(3)
-    expected = plain.minibatch_grads([x], nodes, 1, 2)[0]
-    assert torch.allclose(problem.minibatch_grads([x], nodes, 1, 2)[0], expected, rtol=1e-9, atol=1e-12)
+    expected = plain.minibatch_values_and_grads([x], nodes, 1, 2)[0][1]
+    gradients = problem.minibatch_values_and_grads([x], nodes, 1, 2)[0][1]
+    assert torch.allclose(gradients, expected, rtol=1e-9, atol=1e-12)
     gradient = plain.global_value_and_grad(x[0])[1]
     assert torch.allclose(problem.global_value_and_grad(x[0])[1], gradient, rtol=1e-9, atol=1e-12)
 

@@ -15,7 +15,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data import DATASETS
 from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.metrics import choose_metrics, measure
+from holdfast.experiments.evaluation import measure
+from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.losses import Hinge
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.problem import FunctionProblem
@@ -191,8 +192,8 @@ def test_metrics_against_the_optimum_vanish_there():
 
 def test_metrics_against_the_optimum_are_there_for_the_asking():
     for name in OPTIMUM:
-        assert name not in choose_metrics("default", has_test=True, has_accuracy=True)
-    assert choose_metrics(OPTIMUM, has_test=False, has_accuracy=False) == OPTIMUM
+        assert name not in choose_metrics("default", has_test=True, classes=3)
+    assert list(choose_metrics(OPTIMUM, has_test=False, classes=None)) == OPTIMUM
 
 
 def test_a_method_without_duals_is_named():

@@ -236,7 +236,8 @@ def test_both_backends_have_the_same_gradients(model, device) -> None:
     for backend in ("stacked", "loop"):
         problem = objective(seeded(model), device, backend=backend)
         x, nodes = points(problem), torch.arange(NODES, device=device)
-        found.append((problem.minibatch_grads([x], nodes, 0, 1)[0], problem.full_grads(x, nodes)))
+        [(_, drawn)] = problem.minibatch_values_and_grads([x], nodes, 0, 1)
+        found.append((drawn, problem.full_grads(x, nodes)))
     for one, other in zip(*found, strict=True):
         assert torch.allclose(one, other, rtol=1e-8, atol=1e-11)
 
@@ -284,7 +285,7 @@ data = hf.FederatedData.of_nodes(list(zip(x, y)))
 problem = hf.build_problem(netfleet_cnn((1, 28, 28), 10), data)
 problem.get_ready()
 before = len(os.listdir("/proc/self/task"))
-problem.minibatch_grads([problem.x0.expand(4, -1)], torch.arange(4), 0, 1)
+problem.minibatch_values_and_grads([problem.x0.expand(4, -1)], torch.arange(4), 0, 1)
 print(problem.backend.how, len(os.listdir("/proc/self/task")) - before)
 """
 

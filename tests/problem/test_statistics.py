@@ -117,7 +117,7 @@ def test_minibatches_are_pooled_and_do_not_depend_on_who_else_is_asked() -> None
 
 
 @pytest.mark.parametrize("choice", ["local", "average"])
-def test_training_from_python(choice) -> None:
+def test_training_from_python(choice, tmp_path) -> None:
     result = hf.train(
         hf.LocalGECL(lr=0.1, local_steps=3),
         model=normed(),
@@ -130,7 +130,12 @@ def test_training_from_python(choice) -> None:
         dtype="float64",
     )
     assert result.history["train_loss"][-1] < 0.9 * result.history["train_loss"][0]
-    assert not torch.equal(result.model[2].running_var, torch.ones(5))
+    assert not torch.equal(result.model[2].running_var, torch.ones(5).double())
+    own = [result.node_model(node)[0].running_mean for node in range(3)]
+    assert torch.equal(own[0], own[2]) == (choice == "average")
+    result.save(tmp_path / "result.safetensors")
+    again = hf.load_result(tmp_path / "result.safetensors", normed())
+    assert torch.equal(again.node_model(2)[2].running_var, result.node_model(2)[2].running_var)
     outputs = result.model.eval()(data()[0][0])
     assert result.history["average_loss"][-1] == pytest.approx(
         functional.cross_entropy(outputs, data()[0][1]).item(), rel=1e-9

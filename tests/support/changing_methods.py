@@ -103,6 +103,9 @@ class PlainRate(hf.Gossip):
         return after if self.pull is None else after._replace(x=after.x - self.pull * s.x)
 
 
+SCHEDULED = hf.WarmupCosine(
+    warmup=2, steps=30, inner=hf.Clip(halving(1.0, every=2), hf.AdamW(weight_decay=halving(0.1, every=1)))
+)
 REPLAYED = [
     (Cooling(lr=0.1), RING),
     (NestedCooling(lr=0.05), RING),
@@ -111,6 +114,8 @@ REPLAYED = [
     (PlainRate(lr=0.1, pull=halving(0.2, every=2)), RING),
     (hf.FedDyn(alpha=1.0, lr=halving(0.1, every=2), local_steps=3), STAR),
     (hf.FedPD(eta=0.5, lr=halving(0.1, every=2), local_steps=3), STAR),
+    (hf.LocalGECL(lr=0.01, local_steps=3, optimizer=SCHEDULED), RING),
+    (hf.FedAvg(lr=0.05, server_lr=halving(0.1, every=2), server_optimizer=hf.FedYogi()), STAR),
 ]
 REFUSED = [
     (Longer(lr=0.05), RING, "Longer.steps"),

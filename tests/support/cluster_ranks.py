@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import make_quadratics
+from forks import FORKS
 from test_conformance import CASES, NODES, Case, case_id, method
 
 import holdfast as hf
@@ -55,8 +56,15 @@ def build(name: str, **options: Any) -> Method:
     return ALGORITHMS.build(name, options)
 
 
+ADAMW = {
+    "name": "warmup-cosine",
+    "warmup": 3,
+    "inner": {"name": "clip", "inner": {"name": "adamw", "keep": True}},
+}
+
+
 def other_problems() -> list[Task]:
-    """Networks and ways to run that the conformance battery has not: on seven nodes, unlike degrees."""
+    """Networks and ways to run that the conformance battery has not: on seven nodes, different degrees."""
     graph = Network.of(random_graph())
     varying = Network.varying(lambda epoch: random_graph(seed=epoch), every=2)
     sporadic = graph.sporadic(0.6, 0.5, seed=1)
@@ -73,10 +81,17 @@ def other_problems() -> list[Task]:
         ("dspodfl, sporadic and varying", build("dspodfl", lr=0.05), both),
         ("fedpd that skips", build("fedpd", eta=0.5, lr=0.05, local_steps=2, skip=0.5), server(7)),
         ("scaffnew that skips", build("scaffnew", lr=0.05, p=0.3), server(7)),
+        ("local-gecl with adamw", build("local-gecl", lr=0.01, local_steps=2, optimizer=ADAMW), graph),
+        ("dspodfl with adamw", build("dspodfl", lr=0.01, optimizer=ADAMW), sporadic),
+        ("fedrep", build("fedrep", lr=0.05, head=18, head_steps=2), server(7)),
     ]
     problems = [Task(name, how, network, "samples") for name, how, network in cases]
     problems += [Task("pdmm, exact", build("pdmm", **exact), graph, "quadratics")]
-    cohorts = [build("scaffold", lr=0.05, local_steps=2), build("fedavg", lr=0.05, local_steps=2)]
+    cohorts = [
+        build("scaffold", lr=0.05, local_steps=2),
+        build("fedavg", lr=0.05, local_steps=2),
+        build("ditto", lr=0.01, optimizer=ADAMW, server_lr=0.1, server_optimizer={"name": "fedyogi"}),
+    ]
     problems += [Task(f"cohort of 2 {m}", m, server(7), "samples", cohort=2) for m in cohorts]
     return problems
 
@@ -87,7 +102,7 @@ def conformance_problems(objective: str) -> list[Task]:
 
 @lru_cache
 def _samples(nodes: int) -> tuple[hf.FederatedData, torch.nn.Module]:
-    """Unlike nodes with unlike numbers of samples, and a small model."""
+    """Heterogeneous nodes with different numbers of samples, and a small model."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((400, 6)), rng.integers(0, 3, 400)
     x += y[:, None]
@@ -162,7 +177,8 @@ def run_worlds(*worlds: tuple[int, Work, tuple[Any, ...]]) -> None:
     Errors in them are raised here.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_as_rank, (folder, worlds), nprocs=max(size for size, *_ in worlds))
+        ranks = max(size for size, *_ in worlds)
+        mp.start_processes(_as_rank, (folder, worlds), ranks, start_method=FORKS.get_start_method())
 
 
 def _as_rank(rank: int, folder: str, worlds: tuple[tuple[int, Work, tuple[Any, ...]], ...]) -> None:

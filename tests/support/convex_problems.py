@@ -15,7 +15,7 @@ from holdfast.problem.regulariser import Regulariser
 
 
 def digits(loss=None, module=None, dtype=torch.float64, x=None, counts=(400, 300, 200), **options):
-    """Digits on three nodes of unlike sizes; 650 parameters."""
+    """Digits on three nodes of different sizes; 650 parameters."""
     data = DATASETS.build("digits", {})
     total = sum(counts)
     samples = data.x_train[:total].flatten(1) if x is None else x

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import multiprocessing.context
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +19,7 @@ import numpy as np
 import safetensors.torch
 import tomli_w
 import torch
+from forks import FORKS
 from torch import Tensor
 
 from holdfast.data.dataset import Dataset
@@ -71,7 +72,7 @@ def describe(algorithm: dict[str, Any], nodes: int = 3, rounds: int = 5, **chang
 
 
 def make_data(node: int, shape: tuple[int, ...] = (SHAPE,), samples: int = SAMPLES) -> Dataset:
-    """Unlike data: every node sees other labels more often."""
+    """Heterogeneous data: every node sees other labels more often."""
     rng = np.random.default_rng(100 + node)
     count = samples + node
     x = rng.standard_normal((count + 8, *shape)).astype(np.float32)
@@ -122,6 +123,7 @@ class Run:
     models: dict[str, Tensor] = field(default_factory=dict)
     errors: dict[str, BaseException] = field(default_factory=dict)
     log: list[dict[str, Any]] = field(default_factory=list)
+    data_of: Callable[[int], Any] | None = None  # a node's own data; by default those of ``make_data``
 
     def credentials(self, name: str) -> Credentials:
         certs = self.folder / "certs"
@@ -142,7 +144,10 @@ class Run:
         if federation.server is not None and name == federation.server.name:
             made = Hub(federation, folder, initial_model(federation), **shared)
         else:
-            data = make_data(federation.names.index(name), tuple(federation.problem.input_shape))
+            node = federation.names.index(name)
+            data = (
+                self.data_of(node) if self.data_of else make_data(node, tuple(federation.problem.input_shape))
+            )
             made = Node(federation, name, folder, open_site(federation, name, data), **shared)
         if isinstance(made, Hub) or federation.server is None:
             made.listen(federation.member(name).address)
@@ -178,6 +183,18 @@ class Run:
                 self.models[name] = result
         except BaseException as error:
             self.errors[name] = error
+
+
+_CALM: dict[str, Run] = {}
+
+
+def calm_run(raw: dict[str, Any]) -> Run:
+    """The federation that ``raw`` describes, disturbed by nobody; run once for all that compare with it."""
+    key = make_federation(raw, "test").id  # the same wherever its members listen
+    if key not in _CALM:
+        with tempfile.TemporaryDirectory() as folder:
+            _CALM[key] = deploy(raw, Path(folder))
+    return _CALM[key]
 
 
 def deploy(raw: dict[str, Any], folder: Path, timeout: float = 60.0) -> Run:
@@ -230,10 +247,23 @@ class Started:
 
 def stopped(raw: dict[str, Any], folder: Path, at: int) -> Run:
     """A federation that was stopped when somebody had finished ``at`` rounds."""
-    started = Started(Run(make_federation(raw, "test"), folder))
-    started.until(lambda: max(member.done for member in started.run.members.values()) >= at)
+    run = Run(make_federation(raw, "test"), folder)
+
+    class Log(list[dict[str, Any]]):
+        """Whoever writes that it has finished that round stops them all, before it goes on."""
+
+        def append(self, entry: dict[str, Any]) -> None:
+            super().append(entry)
+            if entry["event"] == "round done" and entry["round"] >= at:
+                for member in list(run.members.values()):
+                    member.stop()
+
+    run.log = Log()
+    started = Started(run)
+    started.until(lambda: max(member.done for member in run.members.values()) >= at)
     started.stop()
-    return started.run
+    run.log = list(run.log)
+    return run
 
 
 # --- members as processes ----------------------------------------------------------------------------------
@@ -269,15 +299,6 @@ def member_process(path: Path, name: str, *options: object, **kwargs: Any) -> su
     )
 
 
-# Real processes, to be killed at will, without importing torch anew in each: a server process that has
-# imported everything, and never touched gRPC, forks them.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["federation_runs"])
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(Path(__file__).parent), *filter(None, [os.getenv("PYTHONPATH")])]
-)
-
-
 def forked_member(
     path: Path, name: str, listen: str | None = None
 ) -> multiprocessing.context.ForkServerProcess:
@@ -290,27 +311,18 @@ def forked_member(
 def _run_member(path: Path, name: str, listen: str | None) -> None:
     import toy_channels  # noqa: F401 - registers a channel
 
-    from holdfast.cli.node import run_node, run_server
+    from holdfast.cli.node import MemberOptions, run_node, run_server
 
     torch.set_num_threads(1)
     log = os.open(path.parent / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    shared: dict[str, Any] = {
-        "model": None,
-        "folder": None,
-        "certs": None,
-        "listen": listen,
-        "insecure": False,
-        "log": "json",
-        "monitor": None,
-    }
-    data = path.parent / f"{name}.npz"
+    options, data = MemberOptions(path, name, listen=listen, log="json"), path.parent / f"{name}.npz"
     if data.exists():
-        run_node(path, name, data, device="cpu", **shared)
+        run_node(options, data, "cpu")
     else:
-        run_server(path, name, **shared)
+        run_server(options)
 
 
 def saved_model(path: Path, name: str) -> Tensor:

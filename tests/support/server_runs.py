@@ -15,7 +15,7 @@ from holdfast.problem.model_problem import ModelProblem
 
 
 def stochastic_digits(nodes: int = 6) -> ModelProblem:
-    """Minibatches of digits on unlike nodes, in float64."""
+    """Minibatches of digits on heterogeneous nodes, in float64."""
     digits = DATASETS.build("digits", {})
     data = hf.partition(digits.x_train, digits.y_train, hf.Dirichlet(0.3), nodes=nodes, seed=0)
     torch.manual_seed(0)

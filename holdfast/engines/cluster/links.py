@@ -66,12 +66,8 @@ class ClusterLinks(StackedLinks):
         self.nodes, self.rank, self.ranks = blocks[rank], rank, len(blocks)
         self.owner = owners(blocks)
 
-    @property
-    def degree(self) -> Tensor:
-        return self._degree
-
     @cached_property
-    def _degree(self) -> Tensor:
+    def degree(self) -> Tensor:
         return self.all_degrees[self._on_device(self.nodes)]
 
     # --- one row per node ----------------------------------------------------------------------------------
@@ -118,12 +114,8 @@ class ClusterLinks(StackedLinks):
         own, other = self._directed
         return self._on_device(own), self._on_device(other)
 
-    @property
-    def rows(self) -> Tensor:
-        return self._rows
-
     @cached_property
-    def _rows(self) -> Tensor:
+    def rows(self) -> Tensor:
         return self._on_device(np.searchsorted(self.nodes, self._directed[0]))
 
     @cached_property

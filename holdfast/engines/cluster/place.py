@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple
 
 import torch
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
 from holdfast.engines.cluster.links import ClusterLinks
-from holdfast.engines.cluster.oracle import CautiousOracle, Solves
 from holdfast.engines.cluster.peers import ClusterPeers
 from holdfast.engines.cluster.placement import crossing_links, place
 from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.common.carrier import Carrier
 from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
-from holdfast.engines.common.oracle import BatchOracle, MinibatchGradient
+from holdfast.engines.common.oracle import Guard
 from holdfast.engines.common.place import Place
-from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
 
@@ -29,7 +29,8 @@ class RankPlace(Place):
     def __init__(self, world: Ranks, network: Network) -> None:
         self.world = world
         self.blocks = place(network, world.size)
-        self.solves = Solves()
+        self.solved = False  # whether there was a local solve in this round
+        self.failure = ""  # of the first that failed
 
     def nodes(self, network: Network) -> Tensor:
         return torch.as_tensor(self.blocks[self.world.rank])
@@ -49,19 +50,23 @@ class RankPlace(Place):
         assert isinstance(links, ClusterLinks)
         return ClusterPeers(network, links, seed, round, counters.traffic, carrier, world=self.world)
 
-    def oracle(
-        self,
-        problem: Problem,
-        nodes: Tensor,
-        seed: int,
-        round: int,
-        counters: Counters,
-        chances: Tensor | None,
-        gradient: MinibatchGradient | None,
-        counts: bool,
-    ) -> BatchOracle:
-        given = (problem, nodes, seed, round, counters.work, chances, gradient)
-        return CautiousOracle(*given, solves=self.solves, counts=counts)
+    def guard(self, counts: bool) -> Guard:
+        """Notes a solve that fails and goes on with NaN: what is exchanged never depends on values.
+
+        So no rank waits for the messages of one where a solve failed. After the round all ranks hear of it,
+        and raise the error together (``settle``).
+        """
+
+        def attempt(solve: Callable[[], Tensor], start: Tensor) -> Tensor:
+            self.solved = True
+            try:
+                return solve()
+            except HoldfastError as error:
+                if counts:
+                    self.failure = self.failure or str(error)
+                return torch.full_like(start, torch.nan)
+
+        return attempt
 
     def held(self, nodes: Tensor, chosen: Tensor) -> Tensor:
         return chosen[torch.isin(chosen, nodes)]
@@ -70,9 +75,10 @@ class RankPlace(Place):
         return torch.searchsorted(nodes, chosen)
 
     def settle(self) -> None:
-        solves, self.solves = self.solves, Solves()
-        if solves.tried:
-            self.world.raise_alike(solves.failure)
+        solved, failure = self.solved, self.failure
+        self.solved, self.failure = False, ""
+        if solved:
+            self.world.raise_alike(failure)
 
     def total(self, work: Work) -> Work:
         own = astuple(work)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from holdfast.contract import IDENTITY, Channel, Method
@@ -21,9 +21,10 @@ class Footprint:
     vectors_at_start: int  # sent over the whole network before the first round
     vectors_per_round: float  # sent over the whole network in a round
     vectors_per_link: float  # the same, per directed link
-    scalars_per_round: float  # single numbers sent beside them
+    scalars_per_round: float  # single numbers sent beside them; negative where a part of a vector is not sent
     state_vectors: int  # kept by all nodes together between rounds
     gradients_per_round: float  # per node
+    minibatches_per_round: float  # of these, gradients of minibatches; the others are of all data
 
     def memory(self, nodes: int, dim: int, itemsize: int) -> float:
         """Estimated bytes of state, messages and three working copies of all rows, and of the model."""
@@ -39,18 +40,21 @@ def dry_run(
     rounds: int = 1,
     channel: Channel = IDENTITY,
 ) -> Footprint:
-    """``method`` over ``network``, counted in one dimension and in two, to tell d from 1.
+    """``method`` over ``network``, counted in two dimensions, to tell d from 1.
 
     Figures per round are means over ``rounds``: some methods skip communication now and then.
     """
-    one, two = (_count(method, network, cohort_size, dim, rounds, channel) for dim in (1, 2))
+    dim = method.least_dim
+    one, two = (_count(method, network, cohort_size, d, rounds, channel) for d in (dim, dim + 1))
+    vectors = two.per_round - one.per_round
     return Footprint(
         vectors_at_start=two.at_start - one.at_start,
-        vectors_per_round=two.per_round - one.per_round,
-        scalars_per_round=2 * one.per_round - two.per_round,
-        vectors_per_link=(two.per_round - one.per_round) / network.directed_links,
+        vectors_per_round=vectors,
+        scalars_per_round=one.per_round - dim * vectors,
+        vectors_per_link=vectors / network.directed_links,
         state_vectors=two.state - one.state,
         gradients_per_round=one.gradients / network.nodes,
+        minibatches_per_round=one.minibatches / network.nodes,
     )
 
 
@@ -59,6 +63,7 @@ class _Counts(NamedTuple):
     per_round: float
     state: int
     gradients: float
+    minibatches: float
 
 
 def _count(
@@ -66,7 +71,7 @@ def _count(
 ) -> _Counts:
     problem = ZeroProblem(network.nodes, dim)
     simulation = Simulation(method, problem, network, cohort_size=cohort_size, channel=channel)
-    at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
+    at_start, before = simulation.traffic.numbers, replace(simulation.work)
     own, memory = apart(simulation.state)
     kept = (own.clients if isinstance(own, ServerState) else own, memory)
     state = sum(tensor.numel() for tensor in leaves(kept))
@@ -76,5 +81,6 @@ def _count(
         at_start,
         (simulation.traffic.numbers - at_start) / rounds,
         state,
-        (simulation.work.gradient_evaluations - gradients) / rounds,
+        (simulation.work.gradient_evaluations - before.gradient_evaluations) / rounds,
+        (simulation.work.sample_gradients - before.sample_gradients) / rounds,  # see ``ZeroProblem.samples``
     )

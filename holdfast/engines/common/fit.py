@@ -1,4 +1,4 @@
-"""Whether a method, a network and a cohort go together."""
+"""Whether a method, a channel, a network and a cohort go together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import get_args
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.contract.channel import Use
 from holdfast.core.errors import HoldfastError
+from holdfast.engines.common.contract_check import check_channel, check_method
 from holdfast.engines.common.survey import method_uses
 from holdfast.topology import Network
 
@@ -23,8 +24,12 @@ REASONS: dict[Use, str] = {
 def check_fit(
     method: Method, nodes: int, network: Network, cohort_size: int | None, channel: Channel = IDENTITY
 ) -> None:
-    """Refuses a method or a channel on a network it is not made for, and cohorts that cannot be drawn."""
-    _check_method(method, nodes, network, cohort_size)
+    """Refuses a method or a channel on a network it is not made for, and cohorts that cannot be drawn.
+
+    A method, an optimiser or a channel that does not keep the contract is refused, too.
+    """
+    _check_network(method, nodes, network, cohort_size)
+    messages = check_method(method, network)
     if channel.transparent:
         return
     uses = method_uses(method, network) | {"server" if network.is_server else "graph"}
@@ -41,13 +46,16 @@ def check_fit(
         if use in uses - channel.serves:
             reason = REASONS[use].format(method=type(method).__name__)
             raise HoldfastError(f"channel {type(channel).__name__} {reason}; or choose another channel")
+    check_channel(channel, method, network, messages)
 
 
-def _check_method(method: Method, nodes: int, network: Network, cohort_size: int | None) -> None:
+def _check_network(method: Method, nodes: int, network: Network, cohort_size: int | None) -> None:
     name = type(method).__name__
     leads = isinstance(method, ServerAlgorithm) or (isinstance(method, Algorithm) and method.needs_server)
     if network.nodes != nodes:
-        raise HoldfastError(f"network: it has {network.nodes} nodes, but the data are split over {nodes}")
+        raise HoldfastError(
+            f"network: it has {network.nodes} nodes, but the problem has {nodes}; give both the same number"
+        )
     if leads and not network.is_server:
         raise HoldfastError(f"{name} needs a server: use the topology 'server', not a graph")
     if isinstance(method, Algorithm) and method.needs_graph and network.is_server:

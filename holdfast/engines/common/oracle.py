@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,8 +19,16 @@ EXACT = Newton()
 INITIAL_STEP = 2**31
 
 
-MinibatchGradient = Callable[[Tensor, Tensor, Word, Word], Tensor]
-"""(x [m, d], nodes [m], round, step) -> gradients [m, d]."""
+MinibatchGradient = Callable[[Tensor, Tensor, Word, Word], tuple[Tensor, Tensor]]
+"""(x [m, d], nodes [m], round, step) -> losses [m], gradients [m, d]."""
+
+Guard = Callable[[Callable[[], Tensor], Tensor], Tensor]
+"""(a local solve, its start [m, d]) -> the solution [m, d], or what stands for it where the solve fails."""
+
+
+def unguarded(solve: Callable[[], Tensor], start: Tensor) -> Tensor:
+    """A solve that fails ends the round."""
+    return solve()
 
 
 @dataclass
@@ -34,7 +42,9 @@ class BatchOracle:
     work: Work
     chances: Tensor | None = None  # [n] float64: every node's probability of being able to compute; None: 1
     gradient: MinibatchGradient | None = None  # instead of the problem's own
+    guard: Guard = unguarded
     step: int = 0
+    losses: list[Tensor] = field(default_factory=list)  # of every minibatch so far, at its first point; [k]
 
     def grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         gradient = self._compute(x, where, lambda rows, nodes: self._minibatch([rows], nodes)[0])
@@ -58,8 +68,8 @@ class BatchOracle:
         solver: Solver = EXACT,
         gradient_norm: float | None = None,
     ) -> Tensor:
-        problem = OracleProblem(self, linear, centre, weight, gradient_norm)
-        return solver.solve(problem, self._rows(start))
+        problem, rows = OracleProblem(self, linear, centre, weight, gradient_norm), self._rows(start)
+        return self.guard(lambda: solver.solve(problem, rows), rows)
 
     def full_value(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         return self._compute(x, where, self._values, 1)
@@ -100,8 +110,11 @@ class BatchOracle:
     def _minibatch(self, points: list[Tensor], nodes: Tensor) -> list[Tensor]:
         self._count(len(points), nodes, self.objective.samples_per_minibatch(nodes))
         if self.gradient is None:
-            return self.objective.minibatch_grads(points, nodes, self.round, self.step)
-        return [self.gradient(x, nodes, self.round, self.step) for x in points]
+            computed = self.objective.minibatch_values_and_grads(points, nodes, self.round, self.step)
+        else:
+            computed = [self.gradient(x, nodes, self.round, self.step) for x in points]
+        self.losses.append(computed[0][0])
+        return [gradient for _, gradient in computed]
 
     def _full(self, x: Tensor, nodes: Tensor) -> Tensor:
         self._count(1, nodes, self.objective.samples(nodes))

@@ -9,9 +9,8 @@ from holdfast.core.world import ALONE, World
 from holdfast.engines.common.carrier import Carrier
 from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
-from holdfast.engines.common.oracle import BatchOracle, MinibatchGradient
+from holdfast.engines.common.oracle import Guard, unguarded
 from holdfast.engines.common.peers import StackedPeers
-from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
 
@@ -40,19 +39,9 @@ class Place:
         """The links of the nodes here in one round."""
         return StackedPeers(network, links, seed, round, counters.traffic, carrier)
 
-    def oracle(
-        self,
-        problem: Problem,
-        nodes: Tensor,
-        seed: int,
-        round: int,
-        counters: Counters,
-        chances: Tensor | None,
-        gradient: MinibatchGradient | None,
-        counts: bool,
-    ) -> BatchOracle:
-        """The objectives of ``nodes``; ``counts``: whether what becomes of them matters to anybody."""
-        return BatchOracle(problem, nodes, seed, round, counters.work, chances, gradient)
+    def guard(self, counts: bool) -> Guard:
+        """How local solves are tried; ``counts``: whether anybody needs their solutions."""
+        return unguarded
 
     def held(self, nodes: Tensor, chosen: Tensor) -> Tensor:
         """Those of ``chosen`` that are among the ``nodes`` here."""

@@ -65,6 +65,9 @@ class Rounds:
         self.links = place.links(network.at(0), problem.x0)
         self.channel = channel
         self.lost = torch.zeros((), dtype=torch.bool, device=problem.x0.device)  # a flag for ``Carrier``
+        # [2]: the sum of the losses of the last round's minibatches here, and their number. Like the flag a
+        # tensor that stays where it is: rounds that are recorded write it as well.
+        self.losses = torch.zeros(2, dtype=torch.float64, device=problem.x0.device)
 
     def initial(self, counters: Counters) -> Any:
         """The state before the first round."""
@@ -114,6 +117,7 @@ class Rounds:
         own, slots = apart(state)
         carrier = self._carrier(now.round, slots)
         after = now.method.round(own, oracle, self._peers(now.round, counters, carrier))
+        self._note(oracle.losses)
         return carried(after, carrier.memory)
 
     def models(self, state: Any) -> Tensor:
@@ -127,6 +131,11 @@ class Rounds:
         """What the method says of ``dual``, for the nodes here."""
         own = apart(state)[0]
         return self.method.dual(own.clients if isinstance(own, ServerState) else own)
+
+    def personal(self, state: Any) -> Tensor | None:
+        """What the method says of ``personal``, for the nodes here."""
+        own = apart(state)[0]
+        return self.method.personal(own.clients if isinstance(own, ServerState) else own)
 
     def check_channel(self) -> None:
         """Raises, on all ranks alike, if a finite number did not arrive as one."""
@@ -156,6 +165,7 @@ class Rounds:
         answer = carrier.broadcast(method.broadcast(state.server), self.problem.nodes)
         oracle = self._oracle(chosen, now.round, counted, gradient, takes_part)
         after, message = method.client(before, answer.arrived, oracle)
+        self._note(oracle.losses if takes_part else [])
         sent = carrier.send(message)
         counters.traffic.count(self.cohort_size, answer.message, answer.wire)
         counters.traffic.count(self.cohort_size, message, sent.wire)
@@ -169,6 +179,15 @@ class Rounds:
         server = method.server(state.server, mean, share)
         return ServerState(server, kept[0]), Slot(kept[1], receiver) if memory else ()
 
+    def _note(self, losses: list[Tensor]) -> None:
+        """Keeps sum and number of the ``losses`` of a round."""
+        if not losses:
+            self.losses.zero_()
+            return
+        total = torch.cat(losses).sum(dtype=torch.float64)
+        count = sum(len(some) for some in losses)
+        self.losses.copy_(torch.stack([total, torch.full_like(total, count)]))
+
     def _oracle(
         self,
         nodes: Tensor,
@@ -180,7 +199,8 @@ class Rounds:
         chances = None
         if self.network.activity is not None:
             chances = torch.as_tensor(self.network.probabilities(round).compute, device=nodes.device)
-        return self.place.oracle(self.problem, nodes, self.seed, round, counters, chances, gradient, counts)
+        guard, work = self.place.guard(counts), counters.work
+        return BatchOracle(self.problem, nodes, self.seed, round, work, chances, gradient, guard)
 
     def _carrier(
         self, round: int, slots: tuple[Slot, ...], nodes: Tensor | None = None, counts: bool = True

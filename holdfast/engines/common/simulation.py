@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -17,6 +18,8 @@ from holdfast.engines.common.rounds import Rounds
 from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
+Look = Callable[[], Tensor]
+
 
 class Executor(Protocol):
     """How rounds are run. One executor belongs to one simulation."""
@@ -29,6 +32,9 @@ class Executor(Protocol):
 
     def put(self, old: Any, new: Any) -> Any:
         """The state to go on with where ``new`` replaces ``old``."""
+
+    def repeated(self, simulation: Simulation, look: Look, times: int) -> Look:
+        """``look``, a function of the state after a round, in the fastest way to call it so many times."""
 
 
 class Stepwise:
@@ -50,6 +56,9 @@ class Stepwise:
 
     def put(self, old: Any, new: Any) -> Any:
         return new
+
+    def repeated(self, simulation: Simulation, look: Look, times: int) -> Look:
+        return look
 
 
 class Simulation:
@@ -78,7 +87,8 @@ class Simulation:
     def prepare(self, rounds: int) -> str:
         """Gets ready for so many rounds and says how they will be run."""
         how = self.executor.prepare(self, rounds)
-        self.rounds.lost.zero_()  # trial rounds do not count
+        for noted in (self.rounds.lost, self.rounds.losses):
+            noted.zero_()  # trial rounds do not count
         where = self.rounds.place.describe(self.network)
         return f"{where}; {how}" if where else how
 
@@ -130,6 +140,11 @@ class Simulation:
     def models(self) -> Tensor:
         """The model after the last exchange of each node here, [m, d]; a server's model is everybody's."""
         return self.rounds.models(self.state)
+
+    @property
+    def personal_models(self) -> Tensor | None:
+        """The personal model of each node here, [m, d], if the method trains any."""
+        return self.rounds.personal(self.state)
 
     @property
     def payload_bytes(self) -> int:

@@ -27,12 +27,16 @@ TRIALS = 16  # rounds in which shared coins fall this way and that
 
 @dataclass
 class EchoPeers:
-    """The links of one node, over which its own messages come back. Keeps what was sent and asked for."""
+    """The links of one node, over which its own messages come back. Keeps what was sent and asked for.
+
+    Messages have so many ``rows``, as if there were several nodes like it.
+    """
 
     network: Network
     node: int
     like: Tensor
     flip: Flip
+    rows: int = 1
     sent: list[Any] = field(default_factory=list)
     uses: set[Use] = field(default_factory=set)
 
@@ -42,12 +46,12 @@ class EchoPeers:
 
     @property
     def degree(self) -> Tensor:
-        return torch.full((1, 1), self.links).to(self.like)
+        return torch.full((self.rows, 1), self.links).to(self.like)
 
     @property
     def edges(self) -> EchoEdges:
         self.uses.add("links")
-        return EchoEdges(self.links, self.like)
+        return EchoEdges(self.rows, self.links, self.like)
 
     def exchange(self, message: M, sporadic: bool = False) -> EchoInbox[M]:
         self.sent.append(message)
@@ -72,22 +76,23 @@ class EchoInbox(Generic[M]):
 
 @dataclass(frozen=True)
 class EchoEdges:
-    """The links of a node one by one."""
+    """The links of a node one by one; where there are several ``rows``, those of one after the other."""
 
+    rows: int
     links: int
     like: Tensor
 
     @property
     def sign(self) -> Tensor:
-        return torch.ones(self.links, 1).to(self.like)
+        return torch.ones(self.rows * self.links, 1).to(self.like)
 
     degree = sign
 
     def spread(self, x: Tensor) -> Tensor:
-        return x.expand(self.links, -1)
+        return x.repeat_interleave(self.links, 0)
 
     def total(self, z: Tensor) -> Tensor:
-        return z.sum(0, keepdim=True)
+        return z.view(self.rows, self.links, -1).sum(1)
 
     def swap(self, z: Tensor) -> Tensor:
         return z
@@ -118,7 +123,7 @@ def method_uses(method: Method, network: Network) -> set[Use]:
     """What ``method`` asks for beyond ``exchange`` and ``mixed``."""
     if isinstance(method, ServerAlgorithm):
         return set()
-    return {use for peers in _trials(method, network, 1) for use in peers.uses}
+    return {use for peers in _trials(method, network, method.least_dim) for use in peers.uses}
 
 
 def sent_in_round(method: Method, network: Network, like: Tensor) -> list[Any]:
@@ -132,7 +137,7 @@ def sent_in_round(method: Method, network: Network, like: Tensor) -> list[Any]:
             return [client_message(method, network.nodes, size)]
         return max((peers.sent for peers in _trials(method, network, size)[1:]), key=len)
 
-    return [grown(one, two, like) for one, two in zip(sent(1), sent(2), strict=True)]
+    return list(grown(method, sent, like))
 
 
 def _trials(method: Method, network: Network, size: int) -> list[EchoPeers]:
@@ -153,14 +158,16 @@ def client_message(method: ServerAlgorithm[Any], nodes: int, size: int) -> Any:
     return now.client(now.init(x0[None].clone()), received, zero_oracle(nodes, 0, size))[1]
 
 
-def grown(one: Any, two: Any, like: Tensor) -> Any:
-    """A tree of zeros for a model ``like`` [d], given such trees for models of one and of two numbers.
+def grown(method: Method, tree_of: Callable[[int], Any], like: Tensor) -> Any:
+    """A tree of zeros for a model ``like`` [d], given what ``tree_of`` gives for the two smallest models.
 
     The size of every tensor is a number, or grows with the dimension.
     """
+    least = method.least_dim
 
     def grow(a: Tensor, b: Tensor) -> Tensor:
-        sizes = [m + (n - m) * (like.numel() - 1) for m, n in zip(a.shape, b.shape, strict=True)]
+        sizes = [m + (n - m) * (like.numel() - least) for m, n in zip(a.shape, b.shape, strict=True)]
         return torch.zeros(sizes, dtype=like.dtype, device=like.device)
 
+    one, two = tree_of(least), tree_of(least + 1)
     return tree_map(grow, one, two)

@@ -18,6 +18,9 @@ class ZeroProblem(ExactProblem):
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
         return torch.zeros_like(x)
 
+    def samples(self, nodes: Tensor) -> int:
+        return 0  # so that ``Work.sample_gradients`` counts minibatches
+
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
         return x.new_zeros(len(nodes))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ class Site:
 
     node: int
     objective: ModelProblem
-    test: tuple[Tensor, Tensor] | None
+    test: Any  # a tree of samples; None: no test split
     digest: str  # of the data
     warning: str | None = None  # what the user should know, though it is no mistake
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.memory import total_memory
+from holdfast.core.tree import tree_map
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
 
@@ -17,7 +19,7 @@ SHARE_FOR_ACTIVATIONS = 0.25
 # What a backward pass needs, over what the forward pass keeps for it: that, its own results, and inputs.
 BACKWARD_OVER_FORWARD = 3
 
-BackendName = Literal["auto", "stacked", "loop"]
+BackendName = Literal["auto", "stacked", "loop", "adapters"]
 
 
 class Backend(Protocol):
@@ -27,14 +29,16 @@ class Backend(Protocol):
     """
 
     stacked: bool  # whether all rows are computed by the same operations, in one call
+    vmapped: bool  # whether torch's function transforms have to batch every layer of the model
+    fuses: bool  # whether updates of rows are worth compiling together with gradients
     traceable: bool  # whether a gradient does the same in every call, as far as its parts declare
 
     @property
     def how(self) -> str:
         """How rows are computed, and why so, for people."""
 
-    def gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
-        """Gradients [m, d] of the training losses."""
+    def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The training losses, [m], and their gradients, [m, d]."""
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         """The training losses, [m]."""
@@ -48,6 +52,12 @@ class Backend(Protocol):
     def tested(self, x: Tensor, samples: Any) -> Tensor:
         """[m, 2]: correct samples and summed losses of every row in eval mode, on the same ``samples``."""
 
+    def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
+        """The weighted sum of losses [] of one row [d] in eval mode, for a batch [B, ...]."""
+
+    def outputs(self, x: Tensor, samples: Any) -> Any:
+        """The outputs of every row in eval mode, [m, B, ...], on the same ``samples``."""
+
     def step_bytes(self, nodes: int, batch: int) -> int:
         """What the activations take while so many nodes compute a gradient, each of ``batch`` samples."""
 
@@ -60,24 +70,39 @@ class Activations:
     anything is compiled or recorded.
     """
 
-    def __init__(self, loss: RowLoss, example: Batch, at_once: int | None = None) -> None:
+    def __init__(
+        self,
+        loss: RowLoss,
+        example: Batch,
+        at_once: int | None = None,
+        *,
+        share: float = SHARE_FOR_ACTIVATIONS,
+        over_forward: float = BACKWARD_OVER_FORWARD,
+    ) -> None:
         self.loss, self.example, self._given = loss, example, at_once
+        self.share, self.over_forward = share, over_forward
+
+    def allowing(self, share: float, over_forward: float) -> Activations:
+        """The same with another share of the memory, and another need over that of the forward pass."""
+        return Activations(self.loss, self.example, self._given, share=share, over_forward=over_forward)
 
     @cached_property
     def at_once(self) -> int:
         """Samples of all rows together."""
-        budget = SHARE_FOR_ACTIVATIONS * total_memory(self.loss.model.x0.device)
-        return self._given or int(budget // (BACKWARD_OVER_FORWARD * self.of_sample))
+        budget = self.share * total_memory(self.loss.model.x0.device)
+        return self._given or int(budget // (self.over_forward * self.of_sample))
 
     @cached_property
     def of_sample(self) -> int:
         """Bytes that the forward pass of one sample keeps for the backward pass."""
         model = self.loss.model
         row = model.x0.detach().clone().requires_grad_()
+        [[module, _], _] = model.parts
+        of_model = {_memory(tensor) for tensor in (row, *module.parameters(), *module.buffers())}
         kept = {}
 
         def keep(tensor: Tensor) -> Tensor:
-            if tensor.untyped_storage().data_ptr() != row.data_ptr():  # the model itself is no activation
+            if _memory(tensor) not in of_model:  # the model itself, frozen or not, is no activation
                 kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
             return tensor
 
@@ -88,17 +113,40 @@ class Activations:
 
     def of_step(self, samples: int) -> int:
         """Bytes while a gradient of so many samples is computed."""
-        return BACKWARD_OVER_FORWARD * samples * self.of_sample
+        return int(self.over_forward * samples * self.of_sample)
 
 
-def row_gradient(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-    """The gradient [d] of one row, layer by layer put where it belongs: no second copy of it all."""
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def in_parts(
+    compute: Callable[[Tensor, Batch, Tensor], tuple[Tensor, Tensor]],
+    at_once: int,
+    x: Tensor,
+    batch: Batch,
+    keys: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """``compute(x, batch, keys)``, of so many rows at a time that they have about ``at_once`` samples."""
+    size = max(1, at_once // batch.weight.shape[1])
+    if len(x) <= size:
+        return compute(x, batch, keys)
+    parts = []
+    for first in range(0, len(x), size):
+        some = slice(first, first + size)
+        own = tree_map(lambda part, some=some: part[some], batch)
+        parts.append(compute(x[some], own, keys[some]))
+    values, gradients = zip(*parts, strict=True)
+    return torch.cat(values), torch.cat(gradients)
+
+
+def row_value_and_gradient(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient [d] of one row; layer by layer put where it belongs: no second copy of it all."""
     gradient = torch.zeros_like(row)
     parameters = loss.model.parameters(row.detach())
     for parameter, place in zip(parameters.values(), loss.model.parameters(gradient).values(), strict=True):
         parameter.requires_grad_().grad = place
-    loss.backward(parameters, batch, key)
-    return gradient
+    return loss.backward(parameters, batch, key), gradient
 
 
 def no_key(row: Tensor) -> Tensor:

@@ -9,10 +9,11 @@ from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
+from holdfast.problem.gradients.adapters import ROUNDING, SMALL_PART, Adapters
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName, no_key
 from holdfast.problem.gradients.loop import CONVOLUTIONS, Loop
-from holdfast.problem.gradients.stacked import Stacked, stacked_gradient
-from holdfast.problem.gradients.support import reason
+from holdfast.problem.gradients.stacked import Stacked, stacked_value_and_gradient
+from holdfast.problem.gradients.support import random_state, reason
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
 
@@ -25,6 +26,12 @@ def choose_backend(loss: RowLoss, activations: Activations, wanted: BackendName 
     if wanted == "loop":
         return Loop(loss, activations, 'as backend = "loop" asks for')
     model = loss.model
+    why = ""
+    if wanted == "adapters" or (wanted == "auto" and model.trained_share <= SMALL_PART):
+        adapters = _adapters(loss, activations, wanted)
+        if isinstance(adapters, Adapters):
+            return adapters
+        why = f"as {adapters}"
     convolutional = any(isinstance(part, CONVOLUTIONS) for part in model.template.modules())
     if wanted == "auto" and model.x0.device.type == "cpu" and (convolutional or model.recurrent):
         return Loop(
@@ -37,8 +44,32 @@ def choose_backend(loss: RowLoss, activations: Activations, wanted: BackendName 
             raise HoldfastError(f'backend = "stacked": {obstacle}; use backend = "loop"')
         return Stacked(loss, activations, 'as backend = "stacked" asks for')
     return (
-        Loop(loss, activations, "as the model cannot be stacked") if obstacle else Stacked(loss, activations)
+        Loop(loss, activations, "as the model cannot be stacked")
+        if obstacle
+        else Stacked(loss, activations, why)
     )
+
+
+def _adapters(loss: RowLoss, activations: Activations, wanted: BackendName) -> Adapters | str:
+    """One call of the model for all rows, if that gives the same as row by row; else what is against it."""
+    backend = Adapters(loss, activations, 'as backend = "adapters" asks for' if wanted == "adapters" else "")
+    random = random_state(loss.model.x0.device)
+    try:
+        difference = backend.difference()
+    except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
+        obstacle = f"the model cannot take the samples of all nodes as one batch ({reason(error)})"
+    else:
+        types = {loss.model.compute, *(p.dtype for p in loss.model.template.parameters())}
+        if not all(map(torch.equal, random_state(loss.model.x0.device), random)):
+            obstacle = "dropout of torch, for which rows are kept apart, would be drawn for all nodes at once"
+        elif difference <= max(ROUNDING.get(dtype, 0.0) for dtype in types):
+            return backend
+        else:
+            obstacle = "samples of different nodes would affect one another in one batch"
+    if wanted == "adapters":
+        loss.probe(activations.example.samples, stacked=False)  # a plain mistake is told as such
+        raise HoldfastError(f'backend = "adapters": {obstacle}; use backend = "stacked" or "loop"')
+    return obstacle
 
 
 def _obstacle(loss: RowLoss, example: Batch) -> str | None:
@@ -51,8 +82,8 @@ def _obstacle(loss: RowLoss, example: Batch) -> str | None:
         warnings.simplefilter("ignore")  # that an operation is slow if it is stacked
         try:
             with torch.no_grad():
-                vmap(loss.outputs)(loss.model.trial_row.expand(2, -1), batch.samples)
-            stacked_gradient(loss)(rows, batch, keys)
+                vmap(loss.tested)(loss.model.trial_row.expand(2, -1), batch.samples)
+            stacked_value_and_gradient(loss)(rows, batch, keys)
         except RuntimeError as error:  # what torch's function transforms raise for what they cannot batch
             return f"{running[-1] if running else 'the loss'} cannot be stacked: {reason(error)}"
     return None

@@ -7,20 +7,25 @@ spread over the cores, and images may be laid out pixel by pixel.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.tree import tree_map
-from holdfast.problem.gradients.backend import Activations, no_key, row_gradient
+from holdfast.core.tree import leaves, tree_map
+from holdfast.problem.gradients.backend import Activations, no_key, row_value_and_gradient
 from holdfast.problem.row_loss import RowLoss, without_fused_layers
 from holdfast.problem.source import Batch
 
+# Without gradients on a CPU: so many samples' planes of a layer stay near the core. With thousands at once, a
+# small CNN takes three times as long.
+SAMPLES_AT_ONCE = 256
 PLANES_AT_ONCE = 8  # numbers in a register of a CPU: with fewer planes, going pixel by pixel takes longer
+
+Result = TypeVar("Result")
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -29,34 +34,46 @@ class Loop:
     """One row after the other; on a CPU, gradients on all cores."""
 
     stacked = False
+    vmapped = False
+    fuses = False
     traceable = False
 
     def __init__(self, loss: RowLoss, activations: Activations, why: str) -> None:
         self.loss, self.activations, self.why = loss, activations, why
         self.on_cpu = loss.model.x0.device.type == "cpu"
         self._own = threading.local()
-        self.by_pixel = self.on_cpu and _planes_fill_registers(loss.model.template) and self._runs_by_pixel()
+
+    @cached_property
+    def by_pixel(self) -> bool:
+        """Whether images are laid out pixel by pixel; found when first asked, after the model was checked."""
+        return self.on_cpu and _planes_fill_registers(self.loss.model.template) and self._runs_by_pixel()
 
     @property
     def how(self) -> str:
         where = f" on {torch.get_num_threads()} cores" if self.on_cpu else ""
         return f"nodes one by one{where}, {self.why}"
 
-    def gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
-        rows = (x, unbound(batch), keys)
-        if not self.on_cpu:
-            return torch.stack([row_gradient(self.loss, *row) for row in zip(*rows, strict=True)])
-        if len(x) == 1:  # a node on its own has all cores
-            return self._gradient(self.loss, x[0], next(unbound(batch)), keys[0])[None]
-        return torch.stack(list(_pool(torch.get_num_threads()).map(self._gradient_in_thread, *rows)))
+    def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
+        lay_out = laid_out_by_pixel if self.by_pixel else _as_it_is  # asked here, not by several threads
 
-    def _gradient_in_thread(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
+        def of_row(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
+            return row_value_and_gradient(loss, row, lay_out(batch), key)
+
+        values, gradients = zip(*self._spread(of_row, x, unbound(batch), keys), strict=True)
+        return torch.stack(values), torch.stack(gradients)
+
+    def _spread(self, work: Callable[..., Result], parts: Sequence[Any] | Tensor, *more: Any) -> list[Result]:
+        """``work(loss, part, ...)`` for all parts: on a CPU on all cores, which a single part has as well."""
+        if not self.on_cpu or len(parts) == 1:
+            return [work(self.loss, *each) for each in zip(parts, *more, strict=True)]
+        pool = _pool(torch.get_num_threads())
+        return list(pool.map(lambda *each: work(self._loss_of_thread(), *each), parts, *more))
+
+    def _loss_of_thread(self) -> RowLoss:
         if not hasattr(self._own, "loss"):
             self._own.loss = self.loss.copy()
-        return self._gradient(self._own.loss, row, batch, key)
-
-    def _gradient(self, loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        return row_gradient(loss, row, laid_out_by_pixel(batch) if self.by_pixel else batch, key)
+        loss: RowLoss = self._own.loss
+        return loss
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         return torch.stack([self.loss.value(*row) for row in zip(x, unbound(batch), keys, strict=True)])
@@ -81,8 +98,35 @@ class Loop:
             return torch.stack([product(*row) for row in zip(x, v, unbound(batch), keys, strict=True)])
 
     def tested(self, x: Tensor, samples: Any) -> Tensor:
+        pieces = list(self._pieces(samples))
+
+        @torch.no_grad()  # not inherited by threads
+        def of_row(loss: RowLoss, row: Tensor) -> Tensor:
+            return torch.stack([loss.tested(row, some) for some in pieces]).sum(0)
+
+        return torch.stack(self._spread(of_row, x))
+
+    def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
+        @torch.no_grad()
+        def of_piece(loss: RowLoss, some: Batch) -> Tensor:
+            return loss.evaluated(row, some)
+
+        return torch.stack(self._spread(of_piece, list(self._pieces(batch)))).sum(0)
+
+    def outputs(self, x: Tensor, samples: Any) -> Any:
         samples = laid_out_by_pixel(samples) if self.by_pixel else samples
-        return torch.stack([self.loss.tested(row, samples) for row in x])
+        return tree_map(lambda *rows: torch.stack(rows), *(self.loss.outputs(row, samples) for row in x))
+
+    def _pieces(self, samples: Any) -> Iterator[Any]:
+        """``samples`` as they are computed best: on a CPU a few at a time, images pixel by pixel.
+
+        A loss that gives one number for a batch sees all at once.
+        """
+        size = len(next(leaves(samples)))
+        step = SAMPLES_AT_ONCE if self.on_cpu and self.loss.loss.per_sample else size
+        for first in range(0, size, step):
+            some = tree_map(lambda part, first=first: part[first : first + step], samples)
+            yield laid_out_by_pixel(some) if self.by_pixel else some
 
     def step_bytes(self, nodes: int, batch: int) -> int:
         return self.activations.of_step(min(nodes, torch.get_num_threads() if self.on_cpu else 1) * batch)
@@ -91,8 +135,10 @@ class Loop:
         """Whether the model has a gradient pixel by pixel; one that takes a ``view`` of planes has not."""
         row = self.loss.model.x0
         try:
-            row_gradient(self.loss, row, laid_out_by_pixel(self.activations.example), no_key(row))
-        except Exception:  # if it fails for another reason, it will fail again where that is told
+            with torch.enable_grad():
+                example = laid_out_by_pixel(self.activations.example)
+                row_value_and_gradient(self.loss, row, example, no_key(row))
+        except RuntimeError:  # torch's word for a layout that an operation cannot take
             return False
         return True
 
@@ -112,6 +158,10 @@ def laid_out_by_pixel(tree: Any) -> Any:
         return torch.empty_like(part, memory_format=torch.channels_last).copy_(part)
 
     return tree_map(by_pixel, tree)
+
+
+def _as_it_is(tree: Any) -> Any:
+    return tree
 
 
 def _planes_fill_registers(model: nn.Module) -> bool:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.func import grad, hessian, vmap
+from torch.func import grad, grad_and_value, hessian, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from holdfast.core.tree import leaves, tree_map
-from holdfast.problem.gradients.backend import Activations, row_gradient
+from holdfast.problem.gradients.backend import Activations, in_parts, row_value_and_gradient
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
 
@@ -24,13 +24,18 @@ from holdfast.problem.source import Batch
 # tracing, a stacked step takes about a third longer there.
 TRACE_FROM_CALLS = 20
 
-StackedGradient = Callable[[Tensor, Batch, Tensor], Tensor]
+# What torch's tracer raises for what it cannot follow, such as a branch that depends on numbers.
+UNTRACEABLE = (RuntimeError, fx.proxy.TraceError)
+
+ValueAndGradient = Callable[[Tensor, Batch, Tensor], tuple[Tensor, Tensor]]
 
 
 class Stacked:
     """All rows in one call, in parts where their activations would not fit the memory."""
 
     stacked = True
+    vmapped = True
+    fuses = True
 
     def __init__(self, loss: RowLoss, activations: Activations, why: str = "") -> None:
         self.loss, self.activations = loss, activations
@@ -38,33 +43,26 @@ class Stacked:
         self.on_cpu = loss.model.x0.device.type == "cpu"
         known = loss.loss.traceable and all(map(_is_known, loss.model.template.modules()))
         self.traceable = self.on_cpu and known
-        self._together = stacked_gradient(loss)
+        self._together = stacked_value_and_gradient(loss)
         self._calls: Counter[tuple[torch.Size, ...]] = Counter()
-        self._traced: dict[tuple[torch.Size, ...], StackedGradient] = {}
+        self._traced: dict[tuple[torch.Size, ...], ValueAndGradient] = {}
 
-    def gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
+    def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         if self.on_cpu and len(x) == 1:  # a node on its own, whose model may be large
             alone = tree_map(lambda part: part[0], batch)
-            return row_gradient(self.loss, x[0], alone, keys[0])[None]
-        size = max(1, self.activations.at_once // batch.weight.shape[1])
-        if len(x) <= size:
-            return self._gradients(x, batch, keys)
-        parts = []
-        for first in range(0, len(x), size):
-            some = slice(first, first + size)
-            own = tree_map(lambda part, some=some: part[some], batch)
-            parts.append(self._gradients(x[some], own, keys[some]))
-        return torch.cat(parts)
+            value, gradient = row_value_and_gradient(self.loss, x[0], alone, keys[0])
+            return value[None], gradient[None]
+        return in_parts(self._some, self.activations.at_once, x, batch, keys)
 
-    def _gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
+    def _some(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         """``_together``; on a CPU, shapes that come often are traced into the operations it comes down to."""
         if not self.traceable or type(x) is not Tensor or torch.compiler.is_compiling():
             return self._together(x, batch, keys)
         shapes = (x.shape, *(part.shape for part in leaves(batch)))
         self._calls[shapes] += 1
         if self._calls[shapes] == TRACE_FROM_CALLS:
-            with suppress(Exception):  # tracing is optional; fall back to the untraced gradient
-                self._traced[shapes] = _without_value(make_fx(self._together)(x, batch, keys))
+            with suppress(*UNTRACEABLE):  # tracing is optional; fall back to the untraced gradient
+                self._traced[shapes] = make_fx(self._together)(x, batch, keys)
         return self._traced.get(shapes, self._together)(x, batch, keys)
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
@@ -87,31 +85,29 @@ class Stacked:
         figures: Tensor = vmap(self.loss.tested, in_dims=(0, None))(x, samples)
         return figures
 
+    def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
+        return self.loss.evaluated(row, batch)
+
+    def outputs(self, x: Tensor, samples: Any) -> Any:
+        return vmap(self.loss.outputs, in_dims=(0, None))(x, samples)
+
     def step_bytes(self, nodes: int, batch: int) -> int:
         return self.activations.of_step(min(nodes * batch, max(batch, self.activations.at_once)))
 
 
-def stacked_gradient(loss: RowLoss) -> StackedGradient:
-    """The gradients of all rows as one function."""
+def stacked_value_and_gradient(loss: RowLoss) -> ValueAndGradient:
+    """The losses of all rows and their gradients as one function."""
 
     def value(row: Tensor, batch: Batch, key: Tensor) -> Tensor:
         return loss.differentiable(loss.model.parameters(row), batch, key)
 
-    gradients: StackedGradient = vmap(grad(value))
-    return gradients
+    together = vmap(grad_and_value(value))
 
+    def value_and_gradient(x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
+        gradients, values = together(x, batch, keys)
+        return values, gradients
 
-def _without_value(gradient: fx.GraphModule) -> fx.GraphModule:
-    """``gradient`` without the loss itself, which nobody reads but the ones "like it" that it starts from."""
-    for node in gradient.graph.find_nodes(op="call_function", target=torch.ops.aten.ones_like.default):
-        like = node.meta["val"]
-        with gradient.graph.inserting_before(node):
-            options = {"dtype": like.dtype, "device": like.device}
-            ones = gradient.graph.call_function(torch.ops.aten.ones.default, (list(like.shape),), options)
-        node.replace_all_uses_with(ones)
-    gradient.graph.eliminate_dead_code()
-    gradient.recompile()
-    return gradient
+    return value_and_gradient
 
 
 def _is_known(layer: nn.Module) -> bool:

@@ -30,7 +30,7 @@ _REASONS = (
 )
 _RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
 
-Call = Callable[[nn.Module, Any], Any]
+Call = Callable[[Any, Any], Any]
 """What is done with a model and a batch of samples, such as the forward pass, or that and the loss."""
 
 
@@ -143,15 +143,15 @@ def _without_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
 
     In stacked calls, torch itself refuses that.
     """
-    buffers, random = [buffer.clone() for buffer in module.buffers()], _random_state(device)
+    buffers, random = [buffer.clone() for buffer in module.buffers()], random_state(device)
     yield
-    if not all(map(torch.equal, _random_state(device), random)):
+    if not all(map(torch.equal, random_state(device), random)):
         raise RuntimeError(_RANDOM)
     if not all(map(torch.equal, module.buffers(), buffers)):
         raise RuntimeError(_IN_PLACE)
 
 
-def _random_state(device: torch.device) -> list[Tensor]:
+def random_state(device: torch.device) -> list[Tensor]:
     """Of the generators that a model on ``device`` may draw from."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 

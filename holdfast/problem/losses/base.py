@@ -43,7 +43,7 @@ class Loss(ABC):
         """The loss of each sample, ``[B]``; or of the batch, ``[]``, if not ``per_sample``."""
 
     def differentiable(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Numbers like ``values`` with the same gradients, which may be faster to differentiate."""
+        """``values`` in a form that may be faster to differentiate."""
         return self.values(outputs, targets)
 
     @property

@@ -75,10 +75,13 @@ class CrossEntropy(_Multiclass):
         # Stacked on a CPU, torch.softmax and one_hot would take several times as long: results of narrow
         # layers lie class by class in memory, and here everything stays as it lies.
         at = _scores(outputs, targets).detach()
-        above = (at - at.amax(-1, keepdim=True)).exp()
-        right = torch.arange(at.shape[-1], device=at.device)[:, None] == targets
-        slopes = above / above.sum(-1, keepdim=True) - right.mT.to(at.dtype)
-        return (outputs * slopes).sum(-1)
+        shifted = at - at.amax(-1, keepdim=True)
+        above = shifted.exp()
+        total = above.sum(-1, keepdim=True)
+        right = (torch.arange(at.shape[-1], device=at.device)[:, None] == targets).mT.to(at.dtype)
+        slopes = above / total - right
+        values = total.squeeze(-1).log() - (shifted * right).sum(-1)
+        return values + ((outputs - at) * slopes).sum(-1)  # the second term is zero; only its slope counts
 
 
 @LOSSES.register("hinge")

@@ -119,6 +119,22 @@ class OwnStep(Loss):
         return torch.stack([torch.zeros_like(total), total])
 
 
+@LOSSES.register("training-step")
+class TrainingStep(OwnStep):
+    """The model's own ``training_step(batch)`` gives the loss of a batch, as in Lightning."""
+
+    def __init__(self) -> None:
+        super().__init__(_training_step)
+
+
+def _training_step(model: nn.Module, batch: Any) -> Tensor:
+    step = getattr(model, "training_step", None)
+    if not callable(step):
+        raise TypeError("the loss 'training-step' needs a model with a method training_step(batch)")
+    loss: Tensor = step(batch)
+    return loss
+
+
 def as_loss(loss: Any) -> Loss:
     """A loss by its name, as an object, or as a function of outputs and targets."""
     if isinstance(loss, str):

@@ -103,7 +103,7 @@ APPENDIX_P = Experiment(
         Preset(BETA, SMALL),
     ],
     claims=[
-        Claim("DSpodFL suffers least from unlike nodes", "most robust to data diversity", most_robust),
+        Claim("DSpodFL suffers least from heterogeneous nodes", "most robust to data diversity", most_robust),
         Claim("It gains most from more links", "most efficiently leverages connectivity", gains_most),
         Claim("It leads with Beta probabilities too", "outperforms all baselines", still_ahead),
     ],

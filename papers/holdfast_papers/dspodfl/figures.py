@@ -10,7 +10,7 @@ import numpy as np
 from holdfast_papers.base import Claim, Experiment, Finding, Layout, Line, Panel, Preset, Table, judged
 from holdfast_papers.evidence import Curve, Evidence, mean_text
 
-SPLITS = {"iid": "like nodes", "classes-per-node": "one class per node"}
+SPLITS = {"iid": "homogeneous nodes", "classes-per-node": "one class per node"}
 READINGS = {"": "links drawn afresh", "-latched": "latched links"}  # added to the preset's name -> in words
 METHODS = {
     "dgd": "DGD",
@@ -126,13 +126,13 @@ def ahead_at_equal_processing(figure: str, split: str) -> Check:
     return check
 
 
-def ahead_more_if_unlike(figure: str) -> Check:
-    """That lead is larger with one class per node than with like nodes."""
+def ahead_more_if_heterogeneous(figure: str) -> Check:
+    """That lead is larger with one class per node than with homogeneous nodes."""
 
     def check(e: Evidence) -> Finding:
-        like, unlike = (np.mean([*processing_leads(e, figure, split).values()], 0) for split in SPLITS)
-        ours = f"{mean_text(unlike, 1)} against {mean_text(like, 1)} points, mean of these delays"
-        return judged(unlike.mean() > like.mean(), ours, "more with one class per node")
+        iid, skewed = (np.mean([*processing_leads(e, figure, split).values()], 0) for split in SPLITS)
+        ours = f"{mean_text(skewed, 1)} against {mean_text(iid, 1)} points, mean of these delays"
+        return judged(skewed.mean() > iid.mean(), ours, "more with one class per node")
 
     return check
 
@@ -175,9 +175,9 @@ def _claims(figure: str, words: str, total_slack: float, others: list[Claim]) ->
         for split in SPLITS
     ]
     more = Claim(
-        "(iii) Their lead is larger with unlike nodes than with like ones",
-        "unlike nodes benefit more",
-        ahead_more_if_unlike(figure),
+        "(iii) Their lead is larger with heterogeneous nodes than with homogeneous ones",
+        "heterogeneous nodes benefit more",
+        ahead_more_if_heterogeneous(figure),
     )
     return [*total, *transmission, *processing, more, *others]
 

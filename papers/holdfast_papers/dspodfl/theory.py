@@ -33,7 +33,7 @@ def network() -> Network:
 
 
 class Quadratics:
-    """f_i(x) = (x - b_i)^T diag(a_i) (x - b_i) / 2, unlike in curvature and optimum."""
+    """f_i(x) = (x - b_i)^T diag(a_i) (x - b_i) / 2, different in curvature and optimum."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -269,5 +269,5 @@ THEOREM_4_1 = Experiment(
         ],
         columns=2,
     ),
-    note="Ten unlike quadratics in three dimensions on the paper's random geometric graph.",
+    note="Ten heterogeneous quadratics in three dimensions on the paper's random geometric graph.",
 )

@@ -15,7 +15,7 @@ from holdfast.solvers import LocalProblem, Solver
 from holdfast.topology import server
 
 NODES, DIM = 10, 8
-UNLIKENESS = 0.3  # by how much the curvatures of a node differ from the others'
+HETEROGENEITY = 0.3  # by how much the curvatures of a node differ from the others'
 
 
 class Quadratics(ExactProblem):
@@ -103,7 +103,7 @@ def with_l1(l1: float) -> tuple[Quadratics, Tensor]:
 
 def _with_curvatures(typical: np.ndarray, lowest: float, flat: bool = False) -> Quadratics:
     rng = np.random.default_rng(7)
-    curvatures = typical * (1 + UNLIKENESS * rng.uniform(-1, 1, (NODES, DIM)))
+    curvatures = typical * (1 + HETEROGENEITY * rng.uniform(-1, 1, (NODES, DIM)))
     curvatures = curvatures.clip(lowest, 1)
     if flat:
         curvatures[np.arange(NODES), np.arange(NODES) % (DIM - 1)] = 0

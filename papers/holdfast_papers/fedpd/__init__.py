@@ -11,7 +11,7 @@ from holdfast_papers.fedpd.figure_2 import FIGURE_2, TABLE_1
 
 PAPER = Paper(
     id="fedpd",
-    title="FedPD: adapts to unlike data, and skips communication where they are alike",
+    title="FedPD: adapts to heterogeneous data, and skips communication where data are homogeneous",
     reference="Zhang, Hong, Dhople, Yin, Liu: FedPD: A Federated Learning Framework with Adaptivity to "
     "Non-IID Data (2021)",
     folder=Path(__file__).parent,

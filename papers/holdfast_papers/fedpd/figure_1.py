@@ -1,4 +1,4 @@
-"""Fig. 1 and Table III: how much communication may be skipped for a given unlikeness of the agents."""
+"""Fig. 1 and Table III: how much communication may be skipped for a given heterogeneity of the agents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bound(p: float) -> float:
 
 
 def curves(where: Circumstances) -> list[Row]:
-    """The allowed unlikeness eps/G^2 = 3 C(p), and Table III's two approximations, each through one point."""
+    """The allowed heterogeneity eps/G^2 = 3 C(p), and Table III's approximations through one point each."""
     small, large, far = 1e-3, 0.95, 0.995
     rows: list[Row] = [{"curve": BEYOND, "p": far, "c": bound(far), "c_3": c_3(far)}]
     for p in np.concatenate([np.geomspace(1e-3, 0.5, 40), 1 - np.geomspace(0.49, 1 - large, 60)]):
@@ -87,7 +87,7 @@ def logarithmic_from_the_turn(e: Evidence) -> Finding:
 
 FIGURE_1 = Experiment(
     id="figure-1",
-    title="Fig. 1 and Table III: skipped communication against unlikeness, the theory's curve",
+    title="Fig. 1 and Table III: skipped communication against heterogeneity, the theory's curve",
     compute=curves,
     claims=[
         Claim("C_3 is below 1 exactly for p < (1 − 2Lη)/(1 + Lη)", f"{TURN:.4f}", turn),

@@ -175,7 +175,7 @@ def panel(title: str, case: str) -> Panel:
 SMALL = ["problem.nodes=20", "rounds=300"]
 FIGURE_2 = Experiment(
     id="figure-2",
-    title="Fig. 2: stationary gap of FedPD, FedAvg and FedProx on weakly and strongly unlike agents",
+    title="Fig. 2: stationary gap of FedPD, FedAvg and FedProx on weakly and strongly heterogeneous agents",
     presets=[
         Preset(STEPS, [*SMALL, "evaluate_every=4", "algorithm.fedpd-gd-falling.skip.rounds=300"]),
         Preset(SGD, [*SMALL, "rounds=100", "algorithm.local_steps=100"]),
@@ -192,12 +192,16 @@ FIGURE_2 = Experiment(
         ),
         Claim("Skipping less and less often goes below skipping half", "1e-11 strong", falling_chance_helps),
         Claim(
-            "FedProx is comparable to FedPD on weakly unlike agents", "3e-13 both", fedprox_is_as_good_if_weak
+            "FedProx is comparable to FedPD on weakly heterogeneous agents",
+            "3e-13 both",
+            fedprox_is_as_good_if_weak,
         ),
-        Claim("FedProx stalls on strongly unlike agents", "3e-8", fedprox_stalls_if_strong),
+        Claim("FedProx stalls on strongly heterogeneous agents", "3e-8", fedprox_stalls_if_strong),
         Claim("FedPD-SGD ends below FedAvg-SGD", "1e-6, against 8e-4 and 5e-3", sgd_is_below_fedavgs),
     ],
-    layout=Layout([panel("(a) weakly unlike", "weak"), panel("(b) strongly unlike", "strong")], columns=2),
+    layout=Layout(
+        [panel("(a) weakly heterogeneous", "weak"), panel("(b) strongly heterogeneous", "strong")], columns=2
+    ),
 )
 
 
@@ -223,7 +227,7 @@ TABLE_1 = Experiment(
     layout=Layout(
         [
             Panel(
-                f"{case}ly unlike",
+                f"{case}ly heterogeneous",
                 [Line("FedPD-GD", "fedpd", {"heterogeneity": case})],
                 y=GAP,
                 y_label="‖∇f‖²",

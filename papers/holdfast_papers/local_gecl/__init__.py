@@ -14,7 +14,7 @@ from holdfast_papers.local_gecl.table_4 import TABLE_4
 
 PAPER = Paper(
     id="local-gecl",
-    title="Local G-ECL: a primal-dual method that holds on unlike data, with and without a server",
+    title="Local G-ECL: a primal-dual method that holds on heterogeneous data, with and without a server",
     reference="Tyou, Murata, Fukami, Takezawa, Niwa: A Localized Primal-Dual Method for Centralized/"
     "Decentralized Federated Learning Robust to Data Heterogeneity",
     folder=Path(__file__).parent,

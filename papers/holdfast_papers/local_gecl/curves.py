@@ -54,7 +54,7 @@ FIGURE_3 = Experiment(
     claims=[
         Claim("The curves of the corrected methods overlap for all h", "overlap", curves_overlap),
         Claim("Local G-ECL and D-SCAFFOLD have the same curves", "overlap", same_method),
-        Claim("Gossip gets worse as the nodes become unlike", "degraded as h falls", gossip_worsens),
+        Claim("Gossip gets worse as the nodes become heterogeneous", "degraded as h falls", gossip_worsens),
     ],
     layout=accuracy_and_loss(ON_A_GRAPH, each="h"),
 )

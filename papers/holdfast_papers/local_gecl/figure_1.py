@@ -1,4 +1,4 @@
-"""Fig. 1: curves, likeness of nodes and number of local steps, on a ring (a-c) and with a server (d-f)."""
+"""Fig. 1: curves, heterogeneity and number of local steps, on a ring (a-c) and with a server (d-f)."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Network(NamedTuple):
 GECL, SCAFFOLD, PLAIN = range(3)  # the order of the lines
 RING = Network("On a ring", "figure-1-ring-h", "figure-1-ring-k", ON_A_GRAPH)
 SERVER = Network("With a server", "figure-1-server-h", "figure-1-server-k", WITH_A_SERVER)
-UNLIKE, ALIKE = "0.1", "inf"
+HETEROGENEOUS, HOMOGENEOUS = "0.1", "inf"
 
 
 def loss_falls_faster(e: Evidence, network: Network) -> Finding:
-    plain = network.at_h(e, PLAIN, UNLIKE)
+    plain = network.at_h(e, PLAIN, HETEROGENEOUS)
     moments = [plain.rounds[-1] // 4, plain.rounds[-1] // 2, plain.rounds[-1]]
     gaps = [
-        plain.at("train_loss", r) - network.at_h(e, method, UNLIKE).at("train_loss", r)
+        plain.at("train_loss", r) - network.at_h(e, method, HETEROGENEOUS).at("train_loss", r)
         for method in (GECL, SCAFFOLD)
         for r in moments
     ]
@@ -64,7 +64,9 @@ def loss_falls_faster(e: Evidence, network: Network) -> Finding:
 
 
 def ahead_of_plain(e: Evidence, network: Network) -> Finding:
-    gap = final_accuracy(network.at_h(e, GECL, UNLIKE)) - final_accuracy(network.at_h(e, PLAIN, UNLIKE))
+    gap = final_accuracy(network.at_h(e, GECL, HETEROGENEOUS)) - final_accuracy(
+        network.at_h(e, PLAIN, HETEROGENEOUS)
+    )
     return ahead(e, gap.mean(), 4, f"{mean_text(gap)} points")
 
 
@@ -93,7 +95,9 @@ def flat_in_h(e: Evidence, network: Network) -> Finding:
 
 
 def plain_suffers(e: Evidence, network: Network) -> Finding:
-    loss = final_accuracy(network.at_h(e, PLAIN, ALIKE)) - final_accuracy(network.at_h(e, PLAIN, UNLIKE))
+    loss = final_accuracy(network.at_h(e, PLAIN, HOMOGENEOUS)) - final_accuracy(
+        network.at_h(e, PLAIN, HETEROGENEOUS)
+    )
     return ahead(e, loss.mean(), 4, f"{mean_text(loss)} points")
 
 
@@ -106,7 +110,7 @@ def many_steps_help(e: Evidence, network: Network) -> Finding:
 
 
 def server_is_faster(e: Evidence) -> Finding:
-    ring, server = (network.at_h(e, GECL, UNLIKE) for network in (RING, SERVER))
+    ring, server = (network.at_h(e, GECL, HETEROGENEOUS) for network in (RING, SERVER))
     quarter = ring.rounds[-1] // 4
     gap = ring.at("train_loss", quarter) - server.at("train_loss", quarter)
     ours = f"loss lower by {mean_text(gap, 3)} at round {quarter}"
@@ -126,11 +130,17 @@ def _claims(network: Network) -> list[Claim]:
             "curves",
             of(loss_falls_faster),
         ),
-        Claim(f"{where}, Local G-ECL ends above {plain} on very unlike nodes", "curves", of(ahead_of_plain)),
-        Claim(f"{where}, {corrected} can hardly be told apart", "curves", of(alike)),
-        Claim(f"{where}, unlike nodes cost Local G-ECL nothing", "flat in h", of(flat_in_h)),
         Claim(
-            f"{where}, {plain} loses accuracy as nodes become unlike", "falls as h falls", of(plain_suffers)
+            f"{where}, Local G-ECL ends above {plain} on very heterogeneous nodes",
+            "curves",
+            of(ahead_of_plain),
+        ),
+        Claim(f"{where}, {corrected} can hardly be told apart", "curves", of(alike)),
+        Claim(f"{where}, heterogeneous nodes cost Local G-ECL nothing", "flat in h", of(flat_in_h)),
+        Claim(
+            f"{where}, {plain} loses accuracy as nodes become heterogeneous",
+            "falls as h falls",
+            of(plain_suffers),
         ),
         Claim(f"{where}, Local G-ECL gains from many local steps", "lower at K = 1", of(many_steps_help)),
     ]
@@ -138,10 +148,10 @@ def _claims(network: Network) -> list[Claim]:
 
 def _panels(network: Network, letters: str) -> list[Panel]:
     by_h, by_k = in_preset(network.lines, network.by_h), in_preset(network.lines, network.by_k)
-    curves = in_preset(network.lines, network.by_h, h=UNLIKE)
+    curves = in_preset(network.lines, network.by_h, h=HETEROGENEOUS)
     return [
         Panel(f"({letters[0]}) {network.words.lower()}, h = 0.1", curves, y="train_loss"),
-        Panel(f"({letters[1]}) likeness of the nodes", by_h, x="h", x_label="h"),
+        Panel(f"({letters[1]}) heterogeneity of the nodes", by_h, x="h", x_label="h"),
         Panel(f"({letters[2]}) local steps", by_k, x="local_steps", x_label="K"),
     ]
 

@@ -7,7 +7,7 @@ import numpy as np
 from holdfast_papers.base import Line, Panel
 from holdfast_papers.evidence import Curve
 
-SPLITS = {"iid": "like nodes", "shards": "unlike nodes"}
+SPLITS = {"iid": "homogeneous nodes", "shards": "heterogeneous nodes"}
 
 # Few nodes, a small network without convolutions and larger steps: seconds per run instead of minutes.
 SMALL = (
@@ -26,7 +26,7 @@ def final_accuracy(curve: Curve, column: str = "average_accuracy") -> np.ndarray
 def both_splits(
     lines: list[Line], each: str = "", x: str = "round", x_label: str = "", letters: str = "ab"
 ) -> list[Panel]:
-    """A panel for like and one for unlike nodes, as in all the paper's figures."""
+    """A panel for homogeneous and one for heterogeneous nodes, as in all the paper's figures."""
     return [
         Panel(
             f"({letter}) {words}",

@@ -91,27 +91,29 @@ FIGURE_1 = Experiment(
         )
     ],
     claims=[
-        Claim("Like nodes: NET-FLEET ends as LD-SGD does", "similar performances", like_ld_sgd(1.5)),
+        Claim("Homogeneous nodes: NET-FLEET ends as LD-SGD does", "similar performances", like_ld_sgd(1.5)),
         Claim(
-            "Like nodes: it ends far above DSGD and GT-SGD, which take one gradient per round",
+            "Homogeneous nodes: it ends far above DSGD and GT-SGD, which take one gradient per round",
             "significantly outperform",
             leads("iid", ONE_GRADIENT, 3),
         ),
         Claim(
-            "Unlike nodes: it ends above LD-SGD (average model)", "5 points", leads("shards", ("ld-sgd",), 2)
+            "Heterogeneous nodes: it ends above LD-SGD (average model)",
+            "5 points",
+            leads("shards", ("ld-sgd",), 2),
         ),
         Claim(
-            "Unlike nodes: it ends above LD-SGD (mean of the nodes' own models)",
+            "Heterogeneous nodes: it ends above LD-SGD (mean of the nodes' own models)",
             "5 points",
             leads("shards", ("ld-sgd",), 2, "test_accuracy"),
         ),
         Claim(
-            "Unlike nodes: it ends above DSGD and GT-SGD (average model)",
+            "Heterogeneous nodes: it ends above DSGD and GT-SGD (average model)",
             "8 points",
             leads("shards", ONE_GRADIENT, 4),
         ),
         Claim(
-            "Unlike nodes: it ends above DSGD and GT-SGD (mean of the nodes' own models)",
+            "Heterogeneous nodes: it ends above DSGD and GT-SGD (mean of the nodes' own models)",
             "8 points",
             leads("shards", ONE_GRADIENT, 4, "test_accuracy"),
         ),
@@ -140,19 +142,19 @@ FIGURE_2 = Experiment(
         )
     ],
     claims=[
-        Claim("Like nodes: NET-FLEET ends as LD-SGD does", "similar performances", like_ld_sgd(None)),
+        Claim("Homogeneous nodes: NET-FLEET ends as LD-SGD does", "similar performances", like_ld_sgd(None)),
         Claim(
-            "Like nodes: it ends above DSGD and GT-SGD",
+            "Homogeneous nodes: it ends above DSGD and GT-SGD",
             "significantly outperform",
             leads("iid", ONE_GRADIENT, 0),
         ),
         Claim(
-            "Unlike nodes: it ends above all others",
+            "Heterogeneous nodes: it ends above all others",
             "higher test accuracy",
             leads("shards", ("ld-sgd", *ONE_GRADIENT), 0),
         ),
         Claim(
-            "Unlike nodes: it ends above all others (mean of the nodes' own models)",
+            "Heterogeneous nodes: it ends above all others (mean of the nodes' own models)",
             "higher test accuracy",
             leads("shards", ("ld-sgd", *ONE_GRADIENT), 0, "test_accuracy"),
         ),

@@ -28,7 +28,7 @@ SEEDS = (0, 1)
 
 
 def regression(nodes: int, seed: int, batch_size: int | None) -> ModelProblem:
-    """Least squares whose nodes have unlike optima; minibatches are noise. float64.
+    """Least squares whose nodes have different optima; minibatches are noise. float64.
 
     The optima lie in pairs on opposite sides, equally far out, so that noise does not depend on their number.
     """
@@ -156,13 +156,13 @@ def becomes_stationary(e: Evidence) -> Finding:
 
 THEOREM_1 = Experiment(
     id="theorem-1",
-    title="Theorem 1: exact with unlike nodes, and n times less noise with n nodes",
+    title="Theorem 1: exact with heterogeneous nodes, and n times less noise with n nodes",
     compute=computed,
     claims=[
         Claim("The mean of the trackers is the mean of the gradients, always", "identity", keeps_mean),
         Claim("With one step per round it is gradient tracking", "identity", is_tracking),
         Claim(
-            "With exact gradients it becomes stationary although the nodes are unlike",
+            "With exact gradients it becomes stationary although the nodes are heterogeneous",
             "yes",
             becomes_stationary,
         ),
@@ -183,7 +183,7 @@ THEOREM_1 = Experiment(
                 slope=True,
             ),
             Panel(
-                "(b) exact gradients, unlike nodes",
+                "(b) exact gradients, heterogeneous nodes",
                 [
                     Line("NET-FLEET, exact", "NET-FLEET, exact gradients"),
                     Line("LD-SGD, exact", "LD-SGD, exact gradients"),

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
-from federation_runs import Run, deploy, describe, make_data, simulate
+from federation_runs import Run, calm_run, deploy, describe, make_data, simulate
 from test_conformance import CASES as ALL_METHODS
 from test_conformance import Case
 
@@ -26,6 +27,12 @@ from holdfast.engines.deploy.wire.links import WaitLimitError
 from holdfast.experiments.federation import make_federation
 
 SERVER = {"topology": "server"}
+
+ADAMW = {
+    "name": "warmup-cosine",
+    "warmup": 3,
+    "inner": {"name": "clip", "inner": {"name": "adamw", "keep": True}},
+}
 
 CASES = {
     "local-gecl": ({"name": "local-gecl", "lr": 0.1, "local_steps": 3}, {}),
@@ -64,6 +71,22 @@ CASES = {
         {"name": "local-gecl", "lr": 0.1, "alpha": 0.1},
         {"network": SERVER},
     ),
+    "adamw, clipped and warmed up": (
+        {"name": "local-gecl", "lr": 0.01, "local_steps": 3, "optimizer": ADAMW},
+        {},
+    ),
+    "fedopt, ditto and cohorts": (
+        {
+            "name": "ditto",
+            "lr": 0.01,
+            "local_steps": 2,
+            "optimizer": ADAMW,
+            "server_lr": 0.1,
+            "server_optimizer": {"name": "fedyogi"},
+        },
+        {"network": SERVER | {"cohort": 2}, "nodes": 4},
+    ),
+    "fedrep": ({"name": "fedrep", "lr": 0.1, "head": 10, "head_steps": 2}, {}),
     "compressed": ({"name": "local-gecl", "lr": 0.1, "local_steps": 3}, {"compression": "lossless"}),
 }
 
@@ -152,7 +175,7 @@ def test_an_interrupted_member_comes_back_as_if_nothing_had_happened(
     algorithm: dict, network: dict, victim: str, tmp_path: Path
 ) -> None:
     raw = describe(algorithm, network=network, rounds=16)
-    calm = deploy(raw, tmp_path / "calm")
+    calm = calm_run(raw)
     disturbed = Run(make_federation(raw, "test"), tmp_path / "disturbed")
     run_with_interruptions(disturbed, victim, at_rounds=[0, 4, 9, 10])
     assert disturbed.models.keys() == calm.models.keys()
@@ -211,6 +234,16 @@ def test_a_node_leaves_its_model_metrics_and_report(tmp_path: Path) -> None:
     assert run.members["a"].status()["metrics"] == {}  # nothing is shared unless the file says so
 
 
+def test_a_node_leaves_its_personal_model_behind(tmp_path: Path) -> None:
+    run = deploy(describe({"name": "ditto", "lr": 0.1, "personal_steps": 2}, network=SERVER), tmp_path)
+    expected = simulate(run.federation).personal_models
+    for row, name in enumerate(run.federation.names):
+        left = safetensors.torch.load_file(tmp_path / name / "personal.safetensors")
+        personal = torch.cat([tensor.flatten() for tensor in left.values()])
+        assert sorted(personal.tolist()) == pytest.approx(sorted(expected[row].tolist()), rel=1e-4, abs=1e-6)
+        assert (expected[row] - run.models[name]).norm() > 1e-2
+
+
 def test_running_a_finished_node_again_gives_its_model_and_waits_for_nobody(tmp_path: Path) -> None:
     run = deploy(describe({"name": "local-gecl", "lr": 0.1}), tmp_path)
     with run.member("a") as again:
@@ -252,7 +285,7 @@ def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
             sender="a",
             round=1,
             exchange=0,
-            tensors=hub.wire_specs(hub.x0[None]),
+            tensors=specs(hub.x0[None]),
         )
         assert hub.admit(ahead)
         hub.arrived(ahead)

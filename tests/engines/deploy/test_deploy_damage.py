@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from federation_runs import Run, Started, deploy, describe, stopped
+from federation_runs import Run, Started, calm_run, deploy, describe, stopped
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile
-from holdfast.engines.deploy.wire.waiting import RefusedForGoodError
+from holdfast.engines.deploy.wire.dialling import RefusedForGoodError
 from holdfast.experiments.federation import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -132,9 +132,9 @@ def test_a_damaged_file_is_made_good_and_the_models_are_the_same(
     case: str, what: str, tmp_path: Path
 ) -> None:
     algorithm, network, victim = CASES[case]
-    raw = describe(algorithm, network=network, rounds=12)
-    calm = deploy(raw, tmp_path / "calm")
-    run = stopped(raw, tmp_path / "damaged", at=6)
+    raw = describe(algorithm, network=network, rounds=8)
+    calm = calm_run(raw)
+    run = stopped(raw, tmp_path / "damaged", at=4)
     damage(run.folder / victim, what)
     started = Started(run)
     started.end()

@@ -9,7 +9,7 @@ import pytest
 from federation_runs import Run, deploy, describe, stopped
 
 from holdfast.cli.run import report_runs
-from holdfast.engines.deploy.wire.waiting import WaitLimitError
+from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.experiments.federation import make_federation
 from holdfast.experiments.record import load_record, overlaid
 from holdfast.report.verdict import troubles
@@ -53,7 +53,7 @@ def test_a_server_and_its_clients_have_records_too(tmp_path: Path) -> None:
 
 
 def test_a_member_that_was_stopped_says_so_and_its_record_goes_on(tmp_path: Path) -> None:
-    raw = describe(GECL, rounds=200)
+    raw = describe(GECL, rounds=12)
     run = stopped(raw, tmp_path, at=3)
     record = load_record(tmp_path / "a")
     row = record.final_table()[0]
@@ -63,7 +63,7 @@ def test_a_member_that_was_stopped_says_so_and_its_record_goes_on(tmp_path: Path
     again = Run(run.federation, tmp_path).carry_out()
     assert not again.errors
     curve = load_record(tmp_path / "a").series("local_loss")[0]
-    assert curve.x == list(range(201))
+    assert curve.x == list(range(13))
 
 
 def test_a_member_that_failed_says_why(tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("topology", ["line", "server"])
+# A node's door is a server's.
+@pytest.mark.parametrize("topology", [pytest.param("line", marks=pytest.mark.slow), "server"])
 def test_idle_connections_of_a_stranger_stop_nobody(topology: str, tmp_path: Path) -> None:
     """600 connections to a member that may open 256 files, held to the end."""
     raw = describe(GECL, nodes=2, network={"topology": topology}, limits={"wait": PATIENCE})

@@ -122,7 +122,8 @@ class Impostor:
         self.server.start()
 
 
-@pytest.mark.parametrize("topology", ["ring", "server"])
+# A node's door is a server's.
+@pytest.mark.parametrize("topology", [pytest.param("ring", marks=pytest.mark.slow), "server"])
 def test_strangers_are_refused_and_logged_and_disturb_nothing(topology: str, tmp_path: Path) -> None:
     """On a ring a, b, c, d and with a server; the last node comes when the strangers have had their turn."""
     server = topology == "server"

@@ -109,7 +109,7 @@ def test_a_users_own_loss_is_called_in_every_step(monkeypatch) -> None:
     objective = dense().variant(loss=Annealed())
     before = Annealed.calls
     for step in range(10):
-        objective.minibatch_grads([objective.x0.expand(NODES, -1)], torch.arange(NODES), 0, step)
+        objective.minibatch_values_and_grads([objective.x0.expand(NODES, -1)], torch.arange(NODES), 0, step)
     assert Annealed.calls >= before + 10
 
 
@@ -134,7 +134,7 @@ def test_all_samples_of_equal_nodes_are_read_where_they_are() -> None:
     rows = torch.tensor([[1, 2], [5, 6], [9, 10]])
     copied = samples.gather(rows)
     assert all(torch.equal(*parts) for parts in zip(stretch, copied, strict=True))
-    assert stretch.x.untyped_storage()._cdata == samples._ready.untyped_storage()._cdata
+    assert stretch.x.untyped_storage()._cdata == samples._ready.x.untyped_storage()._cdata
     assert samples.stretch(others, 1, 3) is None  # these are not in the order of the samples
     unequal = ArraySource(hf.FederatedData(x, y, torch.tensor([4, 5, 3])), x, std=2.0)
     assert unequal.stretch(everybody, 1, 3) is None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from test_conformance import CASES, NODES, Case, case_id, every_case, method, network
+from test_conformance import CASES, NODES, Case, case_id, method, network
 from torch import nn
 
 import holdfast as hf
@@ -27,7 +29,7 @@ from holdfast.problem.gradients.layers import NarrowLinear, PlaneConv2d, ready_t
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
 
-ROUNDS = 20
+ROUNDS = 10
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -54,6 +56,12 @@ def row_by_row() -> ModelProblem:
     return dense(backend="loop")
 
 
+@cache
+def shared(make: Callable[[], ModelProblem]) -> ModelProblem:
+    """One problem for all cases, which trace its gradient only once."""
+    return make()
+
+
 def models(case: Case, objective: ModelProblem) -> torch.Tensor:
     simulation = Simulation(method(case), objective, network(case), seed=7)
     for _ in range(ROUNDS):
@@ -69,15 +77,20 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
 QUICK = {"local-gecl", "net-fleet", "scaffold", "fedavg", "fedpd", "dualfl", "dspodfl", "ecl"}
 
 
+def is_quick(case: Case) -> bool:
+    """Momentum is the same few lines in every method: one method of each kind tries it."""
+    return case.name in (QUICK if "optimizer" not in case.options else {"local-gecl", "scaffold", "fedavg"})
+
+
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if case.name in QUICK else pytest.mark.slow) for case in CASES],
+    [pytest.param(case, marks=() if is_quick(case) else pytest.mark.slow) for case in CASES],
     ids=case_id,
 )
 def test_executors_agree(case: Case) -> None:
-    stacked = models(case, dense())
+    stacked = models(case, shared(dense))
     for other in (in_chunks, row_by_row):
-        assert_close(models(case, other()), stacked)
+        assert_close(models(case, shared(other)), stacked)
 
 
 def replay_of(simulation: Simulation, rounds: int = ROUNDS) -> Replay:
@@ -90,9 +103,9 @@ def replay_of(simulation: Simulation, rounds: int = ROUNDS) -> Replay:
 
 
 def fused_models(case: Case, compiler) -> tuple[torch.Tensor, FusedRound]:
-    simulation = Simulation(method(case), dense(), network(case), seed=7)
+    simulation = Simulation(method(case), shared(dense), network(case), seed=7)
     replay = replay_of(simulation)
-    wide = _padded(replay)
+    wide = _padded(replay) if simulation.method.may_be_padded else replay.state
     assert simulation.problem.dim % 4 != 0  # otherwise no row is padded
     fused = FusedRound(replay.advance, tree_map(torch.clone, wide), simulation.problem, compiler)
     for round in range(ROUNDS):
@@ -126,14 +139,23 @@ def test_a_round_on_a_sparse_network_is_cut_into_pieces_too(monkeypatch) -> None
     assert any("sparse_product" in piece.program.code for piece in fused.pieces)
 
 
-@every_case
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, marks=() if "optimizer" not in case.options or is_quick(case) else pytest.mark.slow
+        )
+        for case in CASES
+    ],
+    ids=case_id,
+)
 def test_a_round_cut_into_pieces_is_the_same_round(case: Case) -> None:
     if reads_values(case):
         with pytest.raises(RuntimeError, match="data-dependent"):
             fused_models(case, compiler=lambda program: program)
         return
     got, fused = fused_models(case, compiler=lambda program: program)
-    assert_close(got, models(case, dense()))
+    assert_close(got, models(case, shared(dense)))
     assert len({id(piece.program) for piece in fused.pieces}) <= 4
 
 
@@ -196,7 +218,7 @@ def test_a_users_own_code_is_called_in_every_step(make, monkeypatch) -> None:
     objective = ModelProblem(flat, CrossEntropy(), data, batch_size=4, seed=0)
     before = Counting.calls
     for step in range(10):
-        objective.minibatch_grads([flat.x0.expand(2, -1)], torch.arange(2), 0, step)
+        objective.minibatch_values_and_grads([flat.x0.expand(2, -1)], torch.arange(2), 0, step)
     assert Counting.calls >= before + 10
 
 
@@ -254,7 +276,7 @@ def test_convolutions_on_a_cpu_are_computed_row_by_row_and_agree() -> None:
     assert not rows.stacked
     nodes = torch.arange(NODES)
     x = rows.x0 + 0.1 * torch.randn(NODES, rows.dim, generator=torch.Generator().manual_seed(0))
-    got, expected = (f.minibatch_grads([x], nodes, 0, 0)[0] for f in (rows, stacked))
+    got, expected = (f.minibatch_values_and_grads([x], nodes, 0, 0)[0][1] for f in (rows, stacked))
     assert_close(got, expected)
 
 
@@ -289,7 +311,7 @@ def test_a_gradient_that_was_traced_is_the_same_gradient(monkeypatch) -> None:
     def gradients(objective: ModelProblem) -> list[torch.Tensor]:
         """Of all nodes and of two of them, by turns."""
         some = [torch.arange(NODES), torch.arange(2)] * 5
-        return [objective.minibatch_grads([x[n]], n, 0, step)[0] for step, n in enumerate(some)]
+        return [objective.minibatch_values_and_grads([x[n]], n, 0, step)[0][1] for step, n in enumerate(some)]
 
     plain = gradients(dense())
     monkeypatch.setattr("holdfast.problem.gradients.stacked.TRACE_FROM_CALLS", 3)
@@ -303,8 +325,8 @@ def test_computing_in_bfloat16_keeps_models_in_float32() -> None:
     objective.model.compute = torch.bfloat16
     nodes = torch.arange(NODES)
     x = objective.x0.expand(NODES, -1).contiguous()
-    got = objective.minibatch_grads([x], nodes, 0, 0)[0]
-    expected = dense().minibatch_grads([x], nodes, 0, 0)[0]
+    got = objective.minibatch_values_and_grads([x], nodes, 0, 0)[0][1]
+    expected = dense().minibatch_values_and_grads([x], nodes, 0, 0)[0][1]
     assert got.dtype == torch.float32
     error = (got - expected).norm() / expected.norm()
     assert 1e-5 < error < 0.03  # eight bits of a number are kept: really computed in bfloat16

@@ -9,26 +9,22 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.carrier import wire_like
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.member.network import Costs, NetworkThread
-from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.storage.digests import digest
+from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
 from holdfast.engines.deploy.storage.incarnations import Dependencies
-from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, TensorSpec, specs
+from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.outbox import Outbox
-from holdfast.engines.deploy.storage.record import Record
-from holdfast.engines.deploy.storage.scarcity import Shortage
-from holdfast.engines.deploy.storage.store import Store
-from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.storage.results import Record
+from holdfast.engines.deploy.storage.scarcity import Shortage, insist
+from holdfast.engines.deploy.storage.store import Store, data_digest
+from holdfast.engines.deploy.wire.dialling import Wait
 from holdfast.engines.deploy.wire.links import Link
 from holdfast.engines.deploy.wire.service import Service
-from holdfast.engines.deploy.wire.waiting import Wait
 
 T = TypeVar("T")
 
@@ -49,21 +45,19 @@ class Member:
         folder: Path,
         x0: Tensor,
         *,
-        credentials: Credentials | None,
-        events: Events,
-        data_digest: str = "",
+        data: str = "",
         facts: dict[str, int] | None = None,
-        network: NetworkThread | None = None,
+        **hosting: Unpack[Hosting],
     ) -> None:
         self.federation, self.name, self.folder, self.x0 = federation, name, folder, x0
-        self.credentials, self.events = credentials, events
-        self.start = digest(x0)
+        self.credentials, self.events = hosting["credentials"], hosting["events"]
+        self.start = data_digest([x0.detach()])
         model = " ".join(filter(None, (federation.model_identity, self.start)))
-        identity = {"federation file": federation.id, "name": name, "model": model, "data": data_digest}
-        self.store = Store(folder, identity, events)
-        self._own_network = network is None
-        self.network = network or NetworkThread()
-        self.outbox = Outbox(self.store, events, self.network.loop)
+        identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
+        self.store = Store(folder, identity, self.events)
+        shared = hosting.get("network")
+        self._own_network, self.network = shared is None, shared or NetworkThread()
+        self.outbox = Outbox(self.store, self.events, self.network.loop)
         self.dependencies = Dependencies(
             name, self.store.incarnation, [member.name for member in federation.members]
         )
@@ -75,7 +69,7 @@ class Member:
             self.start,
             self.store,
             self.outbox,
-            events,
+            self.events,
             self.may_fetch,
             self.status,
             lambda: self.stage,
@@ -89,14 +83,13 @@ class Member:
         self.stage = 0  # as in ``Header.round``: the round under way
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
-        known = {"nodes": len(federation.node), "dimension": x0.numel()}
-        self.record = Record(folder, federation, name, known | (facts or {}))
+        self.record = Record(folder, federation, name, {"dimension": x0.numel(), **(facts or {})})
         self.began = time.monotonic()
         self.port: int | None = None
         self._server: Any = None
         self._waiting_on: Future[Any] | None = None
         self._stopping = False
-        self._clock_start = time.monotonic()
+        self._clock_start = self.began
         self._failure: HoldfastError | None = None
 
     # --- beginning and end ----------------------------------------------------------------------------
@@ -151,14 +144,10 @@ class Member:
             except OSError as error:
                 self.ask(partial(shortage.pause, error))
 
-    async def insist_on_loop(self, action: Callable[[], T]) -> T:
-        """``insist`` for the event loop, which must not be held up."""
-        shortage = Shortage(self.events, self.federation.limits.wait)
-        while True:
-            try:
-                return action()
-            except OSError as error:
-                await shortage.pause(error)
+    async def decide(self, stage: int, exchange: int, peer: str, active: bool) -> None:
+        """Writes down, for good and as soon as there is room, whether the link to ``peer`` took part."""
+        decide = partial(self.store.decide, stage, exchange, peer, active)
+        await insist(decide, self.events, self.federation.limits.wait)
 
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         """Puts a message into the outbox, as soon as there is room."""
@@ -193,6 +182,25 @@ class Member:
             raise Stopped
         if self._failure is not None:
             raise self._failure
+
+    def take_up(self, saved: MessageFile | None) -> None:
+        """Goes on from what is saved; None: from the beginning."""
+        self.done, self.costs = 0, Costs()
+        if saved is not None:
+            self.done = saved.header.round
+            self.costs = Costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
+            self.dependencies.add(saved.header.depends_on)
+        self._clock_start = time.monotonic() - self.costs.seconds
+        self.record.keep(upto=self.done if saved is not None else -1)
+
+    def save(self, done: int, state: Any, **notes: Any) -> None:
+        """Writes down the state after ``done`` rounds, as soon as there is room."""
+        before = time.monotonic()
+        self.costs.seconds = self.seconds
+        notes["costs"], known = self.cost_notes(), self.dependencies.known
+        self.insist(lambda: self.store.save_state(done, state, notes, known))
+        self.done = done
+        self.costs.saving += time.monotonic() - before
 
     def recovering(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
         """``run``; if a file turns out to be damaged, once more from what is saved, as after a crash."""
@@ -241,10 +249,6 @@ class Member:
             depends_on=self.dependencies.known,
         )
 
-    def wire_specs(self, message: Any) -> list[TensorSpec]:
-        """The tensors of ``message`` as they are sent."""
-        return specs(wire_like(self.federation.wire_channel, message))
-
     def may_fetch(self, who: str, stage: int) -> bool:
         """Whether ``who`` may have this member's messages of a round."""
         raise NotImplementedError
@@ -270,7 +274,7 @@ class Member:
 
     def status(self) -> dict[str, Any]:
         """For people and for other members: only metrics that the federation file lists are in it."""
-        waits = [str(wait) for wait in list(self.waits.values())]
+        waits = "; ".join(str(wait) for wait in list(self.waits.values()))
         sent, received = self.wire_bytes
         shared = {k: v for k, v in self.metrics.items() if k in self.federation.shared_metrics}
         return {
@@ -278,7 +282,7 @@ class Member:
             "federation": self.federation.id,
             "round": self.done,
             "rounds": self.federation.rounds,
-            "phase": self.phase if self.phase in ("finished", "starting") else "; ".join(waits) or self.phase,
+            "phase": self.phase if self.phase in ("finished", "starting") else waits or self.phase,
             "payload_bytes": self.payload_bytes,
             "wire_bytes_sent": sent,
             "wire_bytes_received": received,
@@ -288,14 +292,4 @@ class Member:
             "refused": dict(self.events.complaints),
             "last_error": self.events.last_error,
             "metrics": shared,
-        }
-
-    def report(self) -> dict[str, Any]:
-        """What taking part has cost, for the member's own people."""
-        costs = self.costs
-        return self.status() | {
-            "seconds": round(costs.seconds, 3),
-            "saving_seconds": round(costs.saving, 3),
-            "compute_seconds": round(costs.seconds - costs.waiting - costs.saving, 3),
-            "delivery_bytes": costs.delivery_bytes,
         }

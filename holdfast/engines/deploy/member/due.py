@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.randomness import cohort
+from holdfast.engines.common.carrier import wire_like
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.template import averaged_messages, client_template
+from holdfast.engines.deploy.storage.messages import TensorSpec, specs
 
 Key = tuple[int, int]  # stage, exchange
 
@@ -21,63 +23,55 @@ class Due:
 
     key: Key
     like: Any  # a tree like every message, on the device "meta"
+    wire: Any  # and like what travels of it
     names: list[str]  # whose messages are needed
 
-
-class Schedule(Protocol):
-    """The exchanges of a run."""
-
-    def due(self, key: Key) -> Due:
-        """The first exchange from ``key`` on; in the end, everybody's farewell."""
-
-    def after(self, done: int, published: Iterable[Key]) -> Due:
-        """What comes after so many saved rounds, and after all that is ``published``."""
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """Of every message, as it travels."""
+        return specs(self.wire)
 
 
-def last_stage(federation: Federation) -> int:
-    """The stage in which clients take leave."""
-    return federation.rounds + 1
+class Schedule:
+    """The exchanges of a run with models of dimension ``dim``.
 
-
-def schedule_of(federation: Federation, dim: int) -> Schedule:
-    """The exchanges of a run with models of dimension ``dim``."""
-    leads = isinstance(federation.method, ServerAlgorithm)
-    return Leading(federation, dim) if leads else Averaging(federation, dim)
-
-
-class Leading:
-    """A method with a state on the server: one exchange in each round, with the round's cohort."""
+    A method with a state on the server exchanges once in each round, with the round's cohort. A method
+    without a leader may exchange several times in a round, or not at all, with everybody.
+    """
 
     def __init__(self, federation: Federation, dim: int) -> None:
-        self.federation, self.like = federation, client_template(federation, dim)
+        self.federation, self.last = federation, federation.rounds + 1
+        self.leads = isinstance(federation.method, ServerAlgorithm)
+        of_clients = self._travelling([client_template(federation, dim)]) if self.leads else []
+
+        @lru_cache(2)
+        def messages(stage: int) -> list[tuple[Any, Any]]:
+            if self.leads:
+                return of_clients if stage else []
+            return self._travelling(averaged_messages(federation, dim, stage))
+
+        self.messages = messages
+
+    def _travelling(self, messages: list[Any]) -> list[tuple[Any, Any]]:
+        return [(like, wire_like(self.federation.wire_channel, like)) for like in messages]
 
     def due(self, key: Key) -> Due:
-        federation, names = self.federation, self.federation.names
-        if key[0] == last_stage(federation):
-            return Due(key, (), names)
-        chosen = cohort(federation.seed, key[0] - 1, len(names), federation.cohort).tolist()
-        return Due(key, self.like, [names[i] for i in chosen])
-
-    def after(self, done: int, published: Iterable[Key]) -> Due:
-        return self.due((done + 1, 0))
-
-
-class Averaging:
-    """A method without a leader: it may exchange several times in a round, or not at all, with everybody."""
-
-    def __init__(self, federation: Federation, dim: int) -> None:
-        self.federation = federation
-        self.messages = lru_cache(2)(lambda stage: averaged_messages(federation, dim, stage))
-
-    def due(self, key: Key) -> Due:
+        """The first exchange from ``key`` on; in the end, everybody's farewell in the stage ``last``."""
         stage, exchange = key
-        while stage < last_stage(self.federation):
+        while stage < self.last:
             messages = self.messages(stage)
             if exchange < len(messages):
-                return Due((stage, exchange), messages[exchange], self.federation.names)
+                return Due((stage, exchange), *messages[exchange], self._senders(stage))
             stage, exchange = stage + 1, 0
-        return Due((stage, 0), (), self.federation.names)
+        return Due((stage, 0), (), (), self.federation.names)
 
     def after(self, done: int, published: Iterable[Key]) -> Due:
+        """What comes after so many saved rounds, and after all means that are ``published``."""
         first = (done + 1 if done else 0, 0)
-        return self.due(max([first, *((stage, exchange + 1) for stage, exchange in published)]))
+        answered = [] if self.leads else [(stage, exchange + 1) for stage, exchange in published]
+        return self.due(max([first, *answered]))
+
+    def _senders(self, stage: int) -> list[str]:
+        names, round = self.federation.names, max(stage - 1, 0)
+        chosen = cohort(self.federation.seed, round, len(names), self.federation.cohort)
+        return [names[i] for i in chosen.tolist()]

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_json
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import Carrier, apart, carried, wire_like
 from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.member.arrivals import add_to
 from holdfast.engines.deploy.member.base import GRACE, Member
-from holdfast.engines.deploy.member.due import Key, last_stage, schedule_of
-from holdfast.engines.deploy.member.network import NetworkThread
-from holdfast.engines.deploy.member.recording import record_round, recorded
+from holdfast.engines.deploy.member.due import Key, Schedule
+from holdfast.engines.deploy.member.network import Hosting
+from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier
-from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.member.transport import add_to
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
 from holdfast.engines.deploy.storage.results import write_model
 from holdfast.engines.deploy.storage.store import message_key, message_name, remove
-from holdfast.engines.deploy.wire.credentials import Credentials
-from holdfast.engines.deploy.wire.waiting import Wait, WaitLimitError
+from holdfast.engines.deploy.wire.dialling import Wait, WaitLimitError
 from holdfast.problem.flat import FlatModel
 
 
@@ -39,41 +36,21 @@ class Hub(Member):
     """The server of a federation. ``run`` serves from wherever it stopped, to the end."""
 
     def __init__(
-        self,
-        federation: Federation,
-        folder: Path,
-        model: FlatModel,
-        *,
-        credentials: Credentials | None,
-        events: Events,
-        network: NetworkThread | None = None,
+        self, federation: Federation, folder: Path, model: FlatModel, **hosting: Unpack[Hosting]
     ) -> None:
         assert federation.server is not None
-        super().__init__(
-            federation,
-            federation.server.name,
-            folder,
-            model.x0,
-            credentials=credentials,
-            events=events,
-            network=network,
-        )
+        super().__init__(federation, federation.server.name, folder, model.x0, **hosting)
         self.model = model
         self.service.submissions = self
-        self.last = last_stage(federation)
         self.arrivals: dict[Key, set[str]] = {}
-        self.schedule = schedule_of(federation, model.dim)
+        self.schedule = Schedule(federation, model.dim)
+        self.last = self.schedule.last
         self._restore()
-        self._clock_start = time.monotonic() - self.costs.seconds
 
     def _restore(self) -> None:
         """What is saved, and what clients have sent since."""
-        saved = self._saved = self.store.saved_state()
-        self.done = saved.header.round if saved is not None else 0
-        if saved is not None:
-            self.costs = self.costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
-            self.dependencies.add(saved.header.depends_on)
-        self.record.keep(upto=self.done if saved is not None else -1)
+        self._saved = self.store.saved_state()
+        self.take_up(self._saved)
         # Clients may come before ``run`` gets there.
         self.due = self.schedule.after(self.done, [key[:2] for key in self.outbox.messages])
         self.stage = self.due.key[0]
@@ -107,8 +84,7 @@ class Hub(Member):
         else:
             self._average()
         self.phase = "finishing"
-        report = self.report()
-        self.insist(lambda: write_json(self.folder / "report.json", report))
+        write_report(self)
         try:
             self.ask(self._linger)
         except MixedRunsError as error:  # everybody had finished before somebody started anew
@@ -152,21 +128,14 @@ class Hub(Member):
         self.ask(self._everybody)
 
     def _save(self, done: int, state: Any) -> None:
-        before = time.monotonic()
-        self.costs.seconds = self.seconds
-        notes, known = {"costs": self.cost_notes()}, self.dependencies.known
-        self.insist(lambda: self.store.save_state(done, state, notes, known))
-        self.done = done
-        self.costs.saving += time.monotonic() - before
+        self.save(done, state)
         if done % self.federation.evaluate_every == 0 or done == self.federation.rounds:
             record_round(self, done, Work(), len(self.federation.names))
         self.events.log("round done", round=done)
 
     def _forget(self, done: int) -> None:
         """All messages of the rounds before the last finished one, which may have to be computed again."""
-        for stage, exchange, _ in list(self.outbox.messages):
-            if stage < done:
-                self.outbox.discard(stage, exchange)
+        self.outbox.prune(done, lambda stage: [])
         for key in list(self.arrivals):  # a copy: the event loop adds to it
             if key[0] < done:
                 self._drop(key)
@@ -224,7 +193,7 @@ class Hub(Member):
             raise HoldfastError(f"round: {key[0]}, exchange {key[1]}, has not begun")
         if header.sender not in due.names:
             raise HoldfastError(f"cohort: you are not in that of round {key[0]}")
-        if header.tensors != self.wire_specs(due.like):
+        if header.tensors != due.tensors:
             raise HoldfastError("tensors: not those that are expected from everybody")
         return True
 
@@ -234,7 +203,7 @@ class Hub(Member):
     async def _everybody(self) -> None:
         """Waits for all messages that are due; the limit counts from the last one that came."""
         due, since, before = self.due, time.monotonic(), None
-        size = sum(tensor.size for tensor in self.wire_specs(due.like))
+        size = sum(tensor.size for tensor in due.tensors)
         try:
             while missing := set(due.names) - self.arrivals.get(due.key, set()):
                 if missing != before:
@@ -257,12 +226,12 @@ class Hub(Member):
         return self.insist(self._add_up)
 
     def _add_up(self) -> Any:
-        due = self.due
+        due, channel = self.due, self.federation.wire_channel
         total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), due.like)
         for name in due.names:
             message = self._file(due.key, name)
             message.verify()  # it may have been on disk for long
-            add_to(total, message, self.federation.wire_channel)
+            add_to(total, message, channel, due.wire)
         return tree_map(lambda t: t.div_(len(due.names)), total)
 
     def _file(self, key: Key, name: str) -> MessageFile:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from holdfast.engines.common.counters import Traffic
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.wire.credentials import Credentials
 
 
 class NetworkThread:
@@ -22,6 +24,14 @@ class NetworkThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
+
+
+class Hosting(TypedDict):
+    """What surrounds a member."""
+
+    credentials: Credentials | None
+    events: Events
+    network: NotRequired[NetworkThread | None]  # shared by several members of one process
 
 
 @dataclass

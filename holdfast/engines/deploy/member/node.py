@@ -4,65 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_json
 from holdfast.core.randomness import cohort
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.carrier import Carrier, Slot, apart, carried, wire_like
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.member.arrivals import read
 from holdfast.engines.deploy.member.base import Member
-from holdfast.engines.deploy.member.network import Costs, NetworkThread
+from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
-from holdfast.engines.deploy.member.recording import record_round, recorded
+from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier, state_template
-from holdfast.engines.deploy.member.transport import NodeTransport
-from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.member.transport import Transport, read
 from holdfast.engines.deploy.site import Site
-from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
 from holdfast.engines.deploy.storage.results import read_model, write_model
 from holdfast.engines.deploy.storage.store import message_key, remove
-from holdfast.engines.deploy.wire.credentials import Credentials
 
 
 class Node(Member):
     """One node of a federation. ``run`` takes part from wherever it stopped, to the end."""
 
     def __init__(
-        self,
-        federation: Federation,
-        name: str,
-        folder: Path,
-        site: Site,
-        *,
-        credentials: Credentials | None,
-        events: Events,
-        network: NetworkThread | None = None,
+        self, federation: Federation, name: str, folder: Path, site: Site, **hosting: Unpack[Hosting]
     ) -> None:
+        facts = {} if site.test is None else {"test_samples": len(next(leaves(site.test)))}
         super().__init__(
-            federation,
-            name,
-            folder,
-            site.objective.x0,
-            credentials=credentials,
-            events=events,
-            data_digest=site.digest,
-            facts={} if site.test is None else {"test_samples": len(site.test[0])},
-            network=network,
+            federation, name, folder, site.objective.x0, data=site.digest, facts=facts, **hosting
         )
-        self.site, self.node = site, site.node
+        self.site, self.node, self.transport = site, site.node, Transport(self)
         self.work = Work()
         self.state: Any = None
         self._without_start = False
@@ -75,7 +54,6 @@ class Node(Member):
 
     def _run_on(self) -> Tensor:
         """From what is saved to the end."""
-        self._clock_start = time.monotonic() - self.costs.seconds
         if (self.folder / "report.json").exists():  # the server may be gone since
             model = self._read_results()
         else:
@@ -114,7 +92,7 @@ class Node(Member):
             self._save(0)
         self._forget_start()
         if self.federation.graph.is_server:
-            self._to_server_again()
+            self.transport.to_server_again()
         for r in range(self.done, self.federation.rounds):
             self.phase = f"computing round {r + 1}"
             state, slots = apart(self.state)
@@ -128,7 +106,7 @@ class Node(Member):
     def _peers(self, r: int, stage: int, carrier: Carrier) -> NodePeers:
         self.stage = stage
         graph, seed, traffic = self.federation.graph, self.federation.seed, self.costs.traffic
-        return NodePeers(self.node, graph, seed, r, NodeTransport(self), self.x0, traffic, carrier)
+        return NodePeers(self.node, graph, seed, r, self.transport, self.x0, traffic, carrier)
 
     def _carrier(self, r: int, slots: tuple[Slot, ...]) -> Carrier:
         return new_carrier(self.federation, r, slots, torch.tensor([self.node], device=self.x0.device))
@@ -154,18 +132,19 @@ class Node(Member):
         like, down = method.broadcast(method.init_server(row)), federation.wire_channel.down
         if not down.transparent:  # it comes as rows
             like = tree_map(lambda t: t[None], like)
+        wire = wire_like(down, like)
         if self.state is None:
             self.state = carried(method.init(self.x0[None]), channel_slots(federation, self.x0))
             self._save(0)
         self._forget_start()
-        self._to_server_again()
+        self.transport.to_server_again()
         for r in range(self.done, federation.rounds):
             if self.node not in cohort(federation.seed, r, len(federation.node), federation.cohort):
                 continue
             self.stage = r + 1
             self.phase = f"waiting for round {r + 1}"
-            file = self.from_server(0, wire_like(down, like))
-            received = self.insist(partial(read, file, down, like, self.x0.device))
+            file = self.transport.from_server(0, wire)
+            received = self.insist(partial(read, file, down, wire, like, self.x0.device))
             if not down.transparent:
                 received = tree_map(lambda t: t[0], received)
             self.phase = f"computing round {r + 1}"
@@ -178,46 +157,13 @@ class Node(Member):
             self.costs.traffic.count(1, message, sent.wire)
             self.state = carried(state, carrier.memory)
             self._save(r + 1)
-            self.to_server(published)
+            self.transport.to_server(published)
         self.stage = federation.rounds + 1
-        file = self.from_server(0, row)  # the finished model, as it is
+        file = self.transport.from_server(0, row)  # the finished model, as it is
         model: Tensor = self.insist(lambda: file.read(row, self.x0.device))
         self.done = federation.rounds
         self._measure(model[None])
         return model
-
-    def from_server(self, exchange: int, wire: Any) -> MessageFile:
-        """The server's message of the round under way, which travels as a tree like ``wire``."""
-        tensors = specs(wire)
-
-        async def fetch() -> MessageFile:
-            return await (await self.link(self.server_name)).fetch(self.stage, exchange, tensors)
-
-        return self.ask(fetch)
-
-    def to_server(self, message: MessageFile) -> None:
-        """Brings a message to the server. It is kept here until the next state is saved, lest it get lost."""
-
-        async def submit() -> None:
-            await (await self.link(self.server_name)).submit(message)
-
-        try:
-            self.ask(submit)
-        except DamagedError as error:
-            self.outbox.lose(message_key(message.path.name), error)
-            raise
-
-    def _to_server_again(self) -> None:
-        """What was computed before the last state was saved: the server may not have it."""
-        for message in list(self.outbox.messages.values()):
-            if message.header.round <= self.done:
-                self.to_server(message)
-
-    @property
-    def server_name(self) -> str:
-        """Of the server that all messages go through."""
-        assert self.federation.server is not None
-        return self.federation.server.name
 
     # --- what is kept ---------------------------------------------------------------------------------
 
@@ -226,12 +172,10 @@ class Node(Member):
         saved = self.store.saved_state(self.outbox.lost)
         if saved is None and self._without_start:
             raise HoldfastError("the start has to be computed again: start the same command once more")
-        self.done = self.stage = saved.header.round if saved is not None else 0
-        self.state, self.costs, self.work = None, Costs(), Work()
+        self.take_up(saved)
+        self.stage, self.state, self.work = self.done, None, Work()
         if saved is not None:
-            self.dependencies.add(saved.header.depends_on)
             self.state = saved.read(state_template(self.federation, self.node, self.x0), self.x0.device)
-            self.costs = Costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
             self.work = Work(**saved.header.notes["work"])
             self.metrics = saved.header.notes["metrics"]
         if any(self.done < round <= self.federation.rounds for round in self.outbox.lost):
@@ -239,18 +183,11 @@ class Node(Member):
         for path in self.store.received():
             if message_key(path.name)[0] > self.federation.rounds:  # asked for again: others wait for that
                 remove(path)
-        self.record.keep(upto=self.done if saved is not None else -1)
         self.outbox.lost.clear()
 
     def _save(self, done: int) -> None:
         """The round is finished: writes it down, then forgets what it took."""
-        before = time.monotonic()
-        self.costs.seconds = self.seconds
-        notes = {"costs": self.cost_notes(), "work": vars(self.work), "metrics": self.metrics}
-        known = self.dependencies.known
-        self.insist(lambda: self.store.save_state(done, self.state, notes, known))
-        self.done = done
-        self.costs.saving += time.monotonic() - before
+        self.save(done, self.state, work=vars(self.work), metrics=self.metrics)
         self.insist(lambda: self._forget(done))
         if self.federation.graph.activity is not None:
             self._release(done)
@@ -273,13 +210,19 @@ class Node(Member):
         record_round(self, min(r, self.federation.rounds), self.work, links)
 
     def _write_results(self, model: Tensor) -> None:
-        """The model, as its module's state, and the report of this node's traffic and waiting."""
+        """The model and the personal one, if any, as their modules' states, and the report of this node."""
         notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
         objective = self.site.objective
-        complete = objective.complete(model[None].to(objective.x0), objective.here)[0]
-        self.insist(lambda: write_model(self.folder, objective.model, complete, notes))
-        report = self.report() | {"metrics": self.metrics}
-        self.insist(lambda: write_json(self.folder / "report.json", report))
+
+        def write(row: Tensor, name: str) -> None:
+            complete = objective.complete(row[None].to(objective.x0), objective.here)[0]
+            self.insist(lambda: write_model(self.folder, objective.model, complete, notes, name))
+
+        personal = self.federation.method.personal(apart(self.state)[0])
+        if personal is not None:
+            write(personal[0], "personal")
+        write(model, "model")
+        write_report(self)
 
     def _read_results(self) -> Tensor:
         self.done = self.federation.rounds

@@ -10,7 +10,7 @@ from holdfast.core.files import write_atomic
 from holdfast.engines.deploy.member.base import GRACE
 from holdfast.engines.deploy.member.transport import together
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
-from holdfast.engines.deploy.wire.waiting import RefusedForGoodError, WaitLimitError
+from holdfast.engines.deploy.wire.dialling import RefusedForGoodError, WaitLimitError
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.member.node import Node
@@ -22,7 +22,7 @@ def part(node: Node) -> None:
     farewell = node.publish(node.header(0, ()), ())
     try:
         if node.federation.graph.is_server:
-            node.to_server(farewell)
+            node.transport.to_server(farewell)
             node.ask(lambda: _goodbye(node))
         else:
             node.ask(lambda: _all_parted(node))
@@ -34,7 +34,7 @@ def part(node: Node) -> None:
 
 async def _goodbye(node: Node) -> None:
     """The server need not stay for the node."""
-    await (await node.link(node.server_name)).release(node.stage)
+    await (await node.transport.server()).release(node.stage)
 
 
 async def _all_parted(node: Node) -> None:
@@ -56,6 +56,6 @@ async def _parted(node: Node, name: str) -> None:
             if time.monotonic() > until and node.store.decision(node.stage, 0, name):
                 return
         await farewell
-        await node.insist_on_loop(lambda: node.store.decide(node.stage, 0, name, True))
+        await node.decide(node.stage, 0, name, True)
     finally:
         farewell.cancel()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from functools import cached_property, partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,31 +16,11 @@ from holdfast.core.randomness import coin
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import Carrier, wire_like
 from holdfast.engines.common.counters import Traffic
-from holdfast.engines.deploy.member.arrivals import add_to, read
+from holdfast.engines.deploy.member.transport import Transport, add_to, read
 from holdfast.engines.deploy.storage.messages import MessageFile
 from holdfast.topology import Network
 
 M = TypeVar("M")
-T = TypeVar("T")
-
-
-class Transport(Protocol):
-    """How a node's messages travel; every call blocks until all that is due has come."""
-
-    def broadcast(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
-        """Sends ``message`` to all ``neighbours``; theirs."""
-
-    def sporadic(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
-        """The same, but without those neighbours with whom it did not work out, at either end."""
-
-    def scatter(self, exchange: int, messages: Mapping[int, Any]) -> dict[int, MessageFile]:
-        """Sends every neighbour something else."""
-
-    def through_server(self, exchange: int, message: Any, answer: Any) -> MessageFile:
-        """Sends ``message`` to the server; what it sends back, a tree like ``answer``."""
-
-    def insist(self, read: Callable[[], T]) -> T:
-        """What ``read`` gives; tried again from the start where files run out."""
 
 
 @dataclass
@@ -78,8 +57,9 @@ class NodePeers:
         self.carrier.check()
         if self.now.is_server:
             self.traffic.count(1, message, sent.wire)
-            file = self.transport.through_server(number, sent.wire, wire_like(channel.down, message))
-            mean = self.transport.insist(lambda: read(file, channel.down, message, self.like.device))
+            answer = wire_like(channel.down, message)
+            file = self.transport.through_server(number, sent.wire, answer)
+            mean = self.transport.insist(lambda: read(file, channel.down, answer, message, self.like.device))
             return self.carrier.from_server(sent, mean, self.now.nodes)
         weights = self.now.weights
         assert weights is not None
@@ -98,7 +78,7 @@ class NodePeers:
         self.traffic.count(len(received), message, sent.wire)
         row = weights[[self.node]].toarray()[0]
         mixing = {int(j): float(row[j]) for j in (*received, self.node)}
-        inbox = NodeInbox(sent.arrived, self.node, mixing, received, channel, self.transport)
+        inbox = NodeInbox(sent.arrived, sent.wire, self.node, mixing, received, channel, self.transport)
         return self.carrier.from_neighbours(sent, inbox, self)
 
     def coin(self, probability: float) -> bool:
@@ -128,6 +108,7 @@ class NodeInbox(Generic[M]):
     """What a node received from its neighbours in one exchange."""
 
     sent: M
+    wire: Any  # how it travelled; what was received travelled alike
     node: int
     weights: dict[int, float]  # of this node and of everybody whose message came
     received: dict[int, MessageFile]
@@ -136,25 +117,20 @@ class NodeInbox(Generic[M]):
 
     @cached_property
     def mixed(self) -> M:
-        return self.transport.insist(self._mixed)
+        return self.transport.insist(partial(self._sum, self.weights))
 
     @cached_property
     def neighbour_sum(self) -> M:
-        return self.transport.insist(self._neighbour_sum)
+        return self.transport.insist(partial(self._sum, dict.fromkeys(self.received, 1.0)))
 
-    def _mixed(self) -> M:
+    def _sum(self, weights: dict[int, float]) -> M:
+        """The messages of the nodes in ``weights``, weighted, in the order of their numbers."""
         total = tree_map(torch.zeros_like, self.sent)
-        for j in sorted(self.weights):
+        for j, weight in sorted(weights.items()):
             if j == self.node:
-                tree_map(lambda t, own: t.add_(own, alpha=self.weights[self.node]), total, self.sent)
+                tree_map(lambda t, own: t.add_(own, alpha=weights[self.node]), total, self.sent)
             else:
-                add_to(total, self.received[j], self.channel, self.weights[j])
-        return total
-
-    def _neighbour_sum(self) -> M:
-        total = tree_map(torch.zeros_like, self.sent)
-        for j in sorted(self.received):
-            add_to(total, self.received[j], self.channel)
+                add_to(total, self.received[j], self.channel, self.wire, weight)
         return total
 
 
@@ -190,5 +166,7 @@ class NodeEdges:
         rows = {j: tree_map(lambda t, i=i: t[i : i + 1], sent.wire) for i, j in enumerate(peers.neighbours)}
         received, channel = peers.transport.scatter(peers._next_exchange(), rows), peers.carrier.channel
         return peers.transport.insist(
-            lambda: torch.cat([read(received[j], channel, z[:1], z.device) for j in peers.neighbours])
+            lambda: torch.cat(
+                [read(received[j], channel, rows[j], z[:1], z.device) for j in peers.neighbours]
+            )
         )

@@ -7,9 +7,10 @@ from contextlib import suppress
 from typing import TypeVar
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_json
 from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.member.base import Member, Stopped
-from holdfast.engines.deploy.storage.record import Status
+from holdfast.engines.deploy.storage.results import Status
 
 T = TypeVar("T")
 
@@ -31,6 +32,19 @@ def record_round(member: Member, done: int, work: Work, links: int) -> None:
     }
     member.insist(lambda: member.record.add(done, member.metrics | wire, costs))
     member.insist(lambda: member.record.conclude("running", done, member.seconds))
+
+
+def write_report(member: Member) -> None:
+    """``report.json``: what taking part has cost, for the member's own people, and its own figures."""
+    costs = member.costs
+    report = member.status() | {
+        "seconds": round(costs.seconds, 3),
+        "saving_seconds": round(costs.saving, 3),
+        "compute_seconds": round(costs.seconds - costs.waiting - costs.saving, 3),
+        "delivery_bytes": costs.delivery_bytes,
+        "metrics": member.metrics,
+    }
+    member.insist(lambda: write_json(member.folder / "report.json", report))
 
 
 def recorded(member: Member, run: Callable[[], T]) -> T:

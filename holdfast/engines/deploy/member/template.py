@@ -53,8 +53,7 @@ def client_template(federation: Federation, dim: int) -> Any:
     """A tree like what a client of a server method sends, with models of dimension ``dim``, on "meta"."""
     method, nodes = federation.method, len(federation.node)
     assert isinstance(method, ServerAlgorithm)
-    one, two = (client_message(method, nodes, size) for size in (1, 2))
-    return grown(one, two, _model_like(federation, dim))
+    return grown(method, lambda size: client_message(method, nodes, size), _model_like(federation, dim))
 
 
 def averaged_messages(federation: Federation, dim: int, stage: int) -> list[Any]:
@@ -69,8 +68,7 @@ def averaged_messages(federation: Federation, dim: int, stage: int) -> list[Any]
         start, round = trial(method, federation.graph, size, lambda: _coins(federation, r), [r])
         return start.sent if stage == 0 else round.sent
 
-    like = _model_like(federation, dim)
-    return [grown(one, two, like) for one, two in zip(sent(1), sent(2), strict=True)]
+    return list(grown(method, sent, _model_like(federation, dim)))
 
 
 def _coins(federation: Federation, round: int) -> Flip:

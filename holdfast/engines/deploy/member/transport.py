@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.engines.deploy.storage.messages import MessageFile
+import torch
+
+from holdfast.contract import Channel
+from holdfast.core.tree import leaves, tree_map
+from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
+from holdfast.engines.deploy.storage.store import message_key
+from holdfast.engines.deploy.wire.links import Link
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.member.node import Node
@@ -14,17 +20,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class NodeTransport:
-    """How the messages of one node travel in the round under way."""
+class Transport:
+    """How the messages of one node travel in the round under way; every call waits for all that is due."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
 
     def broadcast(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
+        """Sends ``message`` to all ``neighbours``; theirs."""
         published = self.node.publish(self.node.header(exchange, message), message)
         return self._gather(exchange, dict.fromkeys(neighbours, published))
 
     def scatter(self, exchange: int, messages: Mapping[int, Any]) -> dict[int, MessageFile]:
+        """Sends every neighbour something else."""
         names = self.node.federation.names
         published = {
             j: self.node.publish(self.node.header(exchange, row), row, names[j])
@@ -43,6 +51,7 @@ class NodeTransport:
         return dict(zip(published, received, strict=True))
 
     def sporadic(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
+        """``broadcast``, but without those neighbours with whom it did not work out, at either end."""
         node, stage = self.node, self.node.stage
         tensors = node.publish(node.header(exchange, message), message).header.tensors
 
@@ -63,7 +72,7 @@ class NodeTransport:
             except TimeoutError:
                 node.events.log("inactive link", "warning", peer=name, round=stage)
             active = received is not None
-            await node.insist_on_loop(lambda: node.store.decide(stage, exchange, name, active))
+            await node.decide(stage, exchange, name, active)
             node.outbox.wake()
             return received
 
@@ -71,12 +80,62 @@ class NodeTransport:
         return {j: file for j, file in zip(neighbours, received, strict=True) if file is not None}
 
     def through_server(self, exchange: int, message: Any, answer: Any) -> MessageFile:
-        node = self.node
-        node.to_server(node.publish(node.header(exchange, message), message))
-        return node.from_server(exchange, answer)
+        """Sends ``message`` to the server; what it sends back, a tree like ``answer``."""
+        self.to_server(self.node.publish(self.node.header(exchange, message), message))
+        return self.from_server(exchange, answer)
+
+    def from_server(self, exchange: int, wire: Any) -> MessageFile:
+        """The server's message of the round under way, which travels as a tree like ``wire``."""
+        stage, tensors = self.node.stage, specs(wire)
+
+        async def fetch() -> MessageFile:
+            return await (await self.server()).fetch(stage, exchange, tensors)
+
+        return self.node.ask(fetch)
+
+    def to_server(self, message: MessageFile) -> None:
+        """Brings a message to the server. It is kept here until the next state is saved, lest it get lost."""
+
+        async def submit() -> None:
+            await (await self.server()).submit(message)
+
+        try:
+            self.node.ask(submit)
+        except DamagedError as error:
+            self.node.outbox.lose(message_key(message.path.name), error)
+            raise
+
+    def to_server_again(self) -> None:
+        """What was computed before the last state was saved: the server may not have it."""
+        for message in list(self.node.outbox.messages.values()):
+            if message.header.round <= self.node.done:
+                self.to_server(message)
+
+    async def server(self) -> Link:
+        """The way to the server that all messages go through."""
+        assert self.node.federation.server is not None
+        return await self.node.link(self.node.federation.server.name)
 
     def insist(self, read: Callable[[], T]) -> T:
+        """What ``read`` gives; tried again from the start where files run out."""
         return self.node.insist(read)
+
+
+def read(file: MessageFile, channel: Channel, wire: Any, like: Any, device: torch.device) -> Any:
+    """The message, a tree like ``like``, which travels as one like ``wire``; both may be on "meta"."""
+    arrived = file.read(wire, device)
+    if channel.transparent:
+        return arrived
+    return channel.decode(arrived, tree_map(lambda t: torch.empty_like(t, device=device), like))
+
+
+def add_to(total: Any, file: MessageFile, channel: Channel, wire: Any, weight: float = 1.0) -> None:
+    """Adds ``weight`` times the message to ``total``, in place; as it is, it need not be held as a whole."""
+    if channel.transparent:
+        file.add_to(total, weight)
+    else:
+        device = next(leaves(total)).device
+        tree_map(lambda t, part: t.add_(part, alpha=weight), total, read(file, channel, wire, total, device))
 
 
 async def together(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:

@@ -63,17 +63,8 @@ class Events:
 
 def json_lines(entry: dict[str, Any]) -> None:
     """Structured lines on standard error."""
-    _print(json.dumps(entry))
-
-
-def plain_lines(entry: dict[str, Any]) -> None:
-    """Lines for people on standard error."""
-    _print(describe(entry))
-
-
-def _print(line: str) -> None:
     with suppress(OSError):  # a log on a full disk: the member itself waits for room, and says so later
-        print(line, file=sys.stderr, flush=True)
+        print(json.dumps(entry), file=sys.stderr, flush=True)
 
 
 def describe(entry: dict[str, Any]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import html
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, MetricsHandler
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from holdfast.core.errors import HoldfastError
@@ -53,28 +52,24 @@ class _MemberMetrics(Collector):
 
 def serve_monitor(status: Status, port: int) -> ThreadingHTTPServer:
     """Serves ``/`` and ``/metrics`` on 127.0.0.1; shut it down when done."""
-    registry = CollectorRegistry()
-    registry.register(_MemberMetrics(status))
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Handler(MetricsHandler):
+        registry = CollectorRegistry()
+
+        def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
             if self.path == "/metrics":
-                self._reply(generate_latest(registry), CONTENT_TYPE_LATEST)
+                super().do_GET()
             elif self.path == "/":
-                self._reply(_page(status()), "text/html; charset=utf-8")
+                body = _page(status())
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
             else:
                 self.send_error(404)
 
-        def _reply(self, body: bytes, kind: str) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
+    Handler.registry.register(_MemberMetrics(status))
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as error:

@@ -22,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import named_leaves, tree_map
+from holdfast.core.files import settle
+from holdfast.core.tree import leaves, named_leaves, tree_map
 from holdfast.core.validation import LONGEST_REPR, explain, place
 
 CHUNK = 1 << 20  # bytes of one piece on the wire
@@ -86,10 +87,6 @@ class Header(BaseModel):
         """SHA-256 that has seen the header, and is to be given the tensors' bytes."""
         return hashlib.sha256(self.sealed().model_dump_json().encode())
 
-    def squeezed(self, piece: bytes) -> bytes:
-        """A piece of the tensors, compressed."""
-        return squeeze(piece, self.itemsize)
-
     @property
     def itemsize(self) -> int:
         """Bytes of every number; 1 where tensors are of several types."""
@@ -104,13 +101,8 @@ def numpy_type(dtype: DType) -> np.dtype[Any]:
 
 def specs(tree: Any) -> list[TensorSpec]:
     """The tensors of ``tree``."""
-    return [
-        TensorSpec(name=name, shape=list(t.shape), dtype=_dtype_name(t)) for name, t in named_leaves(tree)
-    ]
-
-
-def _dtype_name(tensor: Tensor) -> Any:
-    return str(tensor.dtype).removeprefix("torch.")
+    named = [(name, t.shape, str(t.dtype).removeprefix("torch.")) for name, t in named_leaves(tree)]
+    return [TensorSpec.model_validate({"name": n, "shape": list(s), "dtype": d}) for n, s, d in named]
 
 
 def parse(model: type[Any], text: bytes) -> Any:
@@ -155,34 +147,36 @@ class MessageFile:
                 left -= len(piece)
                 yield piece
 
-    def add_to(self, tree: Any, weight: float = 1.0) -> None:
-        """Adds ``weight`` times this message to ``tree``, in place."""
+    def frames(self, lossless: bool) -> Iterator[bytes]:
+        """The pieces as they are sent, compressed if ``lossless``."""
+        for piece in self.chunks():
+            yield squeeze(piece, self.header.itemsize) if lossless else piece
+
+    def numbers(self) -> Iterator[tuple[int, slice, np.ndarray]]:
+        """All numbers, in pieces: the tensor that they are of, and which of its numbers."""
         first = 0
-        for spec, (_, total) in zip(self.header.tensors, named_leaves(tree), strict=True):
-            flat, at = total.view(-1), 0
+        for i, spec in enumerate(self.header.tensors):
+            dtype, at = numpy_type(spec.dtype), 0
             for piece in self.chunks(first, spec.size):
-                numbers = _numbers(piece, spec.dtype).to(flat)
-                flat[at : at + len(numbers)].add_(numbers, alpha=weight)
+                numbers = np.frombuffer(piece, dtype)
+                yield i, slice(at, at + len(numbers)), numbers
                 at += len(numbers)
             first += spec.size
+
+    def add_to(self, tree: Any, weight: float = 1.0) -> None:
+        """Adds ``weight`` times this message to ``tree``, in place."""
+        totals = [total.view(-1) for total in leaves(tree)]
+        for i, where, numbers in self.numbers():
+            totals[i][where].add_(_tensor(numbers).to(totals[i]), alpha=weight)
 
     def read(self, like: Any, device: torch.device) -> Any:
         """A tree like ``like`` (its tensors may be on the device "meta") with this message's numbers."""
-        specs_left, first = iter(self.header.tensors), 0
-
-        def fill(template: Tensor) -> Tensor:
-            nonlocal first
-            spec = next(specs_left)
-            target = torch.empty(spec.shape, dtype=template.dtype, device=device)
-            flat, at = target.view(-1), 0
-            for piece in self.chunks(first, spec.size):
-                numbers = _numbers(piece, spec.dtype)
-                flat[at : at + len(numbers)] = numbers.to(flat)
-                at += len(numbers)
-            first += spec.size
-            return target
-
-        return tree_map(fill, like)
+        pairs = zip(self.header.tensors, leaves(like), strict=True)
+        tensors = [torch.empty(spec.shape, dtype=t.dtype, device=device) for spec, t in pairs]
+        for i, where, numbers in self.numbers():
+            tensors[i].view(-1)[where] = _tensor(numbers).to(tensors[i])
+        left = iter(tensors)
+        return tree_map(lambda _: next(left), like)
 
     def verify(self) -> None:
         """Raises a ``DamagedError`` unless header and numbers are those that were written."""
@@ -194,11 +188,8 @@ class MessageFile:
 
     def check_numbers(self) -> None:
         """Whether all numbers are finite."""
-        first = 0
-        for spec in self.header.tensors:
-            for piece in self.chunks(first, spec.size):
-                require_finite(np.frombuffer(piece, numpy_type(spec.dtype)))
-            first += spec.size
+        for _, _, numbers in self.numbers():
+            require_finite(numbers)
 
     def _open(self) -> BinaryIO:
         return self.path.open("rb", buffering=0)
@@ -263,46 +254,25 @@ def put(file: BinaryIO, piece: bytes | memoryview) -> None:
         view = view[file.write(view) :]
 
 
-def settle(temporary: Path, path: Path) -> None:
-    """Makes a synced temporary file the file ``path``, for good."""
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def _content(tensors: list[TensorSpec], tree: Any) -> Iterator[memoryview]:
-    for spec, (_, tensor) in zip(tensors, named_leaves(tree), strict=True):
-        yield from _pieces(spec, tensor)
+    """The bytes of ``tree`` as ``tensors`` say; refuses numbers that a message must not hold."""
+    for spec, tensor in zip(tensors, leaves(tree), strict=True):
+        flat, target = tensor.detach().reshape(-1), numpy_type(spec.dtype)
+        for part in torch.split(flat, CHUNK // target.itemsize):
+            piece = np.ascontiguousarray(part.cpu().numpy().astype(target, copy=False))
+            require_finite(piece, "the training diverged: a number became infinite or NaN; try a smaller lr")
+            yield piece.view(np.uint8).data
 
 
-def _pieces(spec: TensorSpec, tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of ``tensor`` as ``spec`` wants them; refuses numbers that a message must not hold."""
-    flat, target = tensor.detach().reshape(-1), numpy_type(spec.dtype)
-    step = CHUNK // target.itemsize
-    for at in range(0, len(flat), step):
-        numbers = flat[at : at + step].cpu().numpy()
-        piece = np.ascontiguousarray(numbers.astype(target, copy=False))
-        if not is_finite(piece):
-            raise HoldfastError("the training diverged: a number became infinite or NaN; try a smaller lr")
-        yield piece.view(np.uint8).data
+def require_finite(numbers: np.ndarray, complaint: str = "a number is infinite or NaN") -> None:
+    """Refuses NaN and infinity."""
+    if not np.isfinite(numbers).all():
+        raise HoldfastError(complaint)
 
 
-def is_finite(numbers: np.ndarray) -> bool:
-    """Whether no number is NaN or infinite."""
-    return bool(np.isfinite(numbers).all())
-
-
-def require_finite(numbers: np.ndarray) -> None:
-    """Refuses a message with other numbers."""
-    if not is_finite(numbers):
-        raise HoldfastError("a number is infinite or NaN")
-
-
-def _numbers(piece: bytes, dtype: DType) -> Tensor:
-    return torch.from_numpy(np.frombuffer(piece, numpy_type(dtype)).astype(np.dtype(dtype)))
+def _tensor(numbers: np.ndarray) -> Tensor:
+    """A copy, in this machine's byte order."""
+    return torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("=")))
 
 
 # --- compression: of each piece on its own, so that nothing is held as a whole -----------------------------

@@ -87,12 +87,6 @@ class Outbox:
             self.floors[peer] = round
             self.wake()
 
-    def discard(self, round: int, exchange: int) -> None:
-        """Forgets a message that is safe elsewhere."""
-        message = self.messages.pop((round, exchange, ""), None)
-        if message is not None:
-            remove(message.path)
-
     def prune(self, below: int, recipients: Callable[[int], list[str]]) -> None:
         """Forgets messages of rounds before ``below`` that nobody will ask for.
 

@@ -1,30 +1,40 @@
-"""The model that a member leaves behind for its people."""
+"""What a member leaves behind for its people: its model, and a record for ``holdfast report``."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from holdfast.engines.deploy.storage.messages import settle
+from holdfast.core.files import settle, write_atomic, write_json
+from holdfast.engines.deploy.federation import Federation
 from holdfast.problem.flat import FlatModel
 
+Status = Literal["running", "done", "interrupted", "failed"]
 
-def write_model(folder: Path, model: FlatModel, row: Tensor, notes: dict[str, Any]) -> None:
-    """The module with parameters ``row`` [d] as ``model.safetensors``."""
+COSTS = ("payload_bytes", "payload_bytes_per_link", "gradient_evaluations", "sample_gradients", "seconds")
+OVERALL = {"running": "running", "done": "complete", "interrupted": "interrupted", "failed": "interrupted"}
+
+
+def write_model(
+    folder: Path, model: FlatModel, row: Tensor, notes: dict[str, Any], name: str = "model"
+) -> None:
+    """The module with parameters ``row`` [d] as ``model.safetensors``, or under another ``name``."""
     tensors, memory = {}, set()
-    for name, tensor in model.module(row).state_dict().items():
+    for key, tensor in model.module(row).state_dict().items():
         shared = tensor.data_ptr() in memory  # tied weights, which safetensors would refuse
         memory.add(tensor.data_ptr())
-        tensors[name] = tensor.clone() if shared else tensor.contiguous()
-    temporary = folder / ".model.safetensors.partial"
+        tensors[key] = tensor.clone() if shared else tensor.contiguous()
+    temporary = folder / f".{name}.safetensors.partial"
     try:
         safetensors.torch.save_file(tensors, temporary, {"holdfast": json.dumps(notes)})
     except safetensors.SafetensorError as error:  # it hides a full disk in its text
@@ -35,10 +45,44 @@ def write_model(folder: Path, model: FlatModel, row: Tensor, notes: dict[str, An
         raise OSError(code, os.strerror(code), str(temporary)) from None
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
-    settle(temporary, folder / "model.safetensors")
+    settle(temporary, folder / f"{name}.safetensors")
 
 
 def read_model(folder: Path, model: FlatModel) -> Tensor:
     """The parameters, [d], that ``write_model`` wrote."""
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     return torch.cat([tensors[name].flatten() for name in model.shapes])
+
+
+class Record:
+    """``metrics.csv`` and ``summary.json`` of a member: a run with a single job."""
+
+    def __init__(self, folder: Path, federation: Federation, member: str, facts: dict[str, int]) -> None:
+        self.folder, self.federation = folder, federation
+        self.job = {"algorithm": federation.algorithm_name, "seed": federation.seed}
+        facts = {"nodes": len(federation.node), **facts}
+        self.about = {"name": federation.name, "member": member, "digest": federation.id, "facts": facts}
+        self.rows: list[dict[str, Any]] = []
+
+    def keep(self, upto: int) -> None:
+        """Reads what was recorded, up to a round; later ones are computed again."""
+        path = self.folder / "metrics.csv"
+        if path.exists():
+            recorded = csv.DictReader(io.StringIO(path.read_text()))
+            self.rows = [row for row in recorded if int(row["round"]) <= upto]
+
+    def add(self, round: int, figures: dict[str, float], costs: dict[str, float]) -> None:
+        """Records the ``figures`` of a round, and the ``costs`` so far, of those that all runs have."""
+        row = self.job | {"round": round} | figures | {name: costs[name] for name in COSTS}
+        self.rows = [*(before for before in self.rows if int(before["round"]) < round), row]
+        text = io.StringIO(newline="")
+        writer: csv.DictWriter[str] = csv.DictWriter(text, list(row), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomic(self.folder / "metrics.csv", text.getvalue().encode())
+
+    def conclude(self, status: Status, done: int, seconds: float, message: str = "") -> None:
+        """Notes how far the member is, and why it ended, if it failed."""
+        job = self.job | {"axes": {}, "status": status, "round": done, "rounds": self.federation.rounds}
+        job |= {"seconds": round(seconds, 3)} | ({"message": message} if message else {})
+        write_json(self.folder / "summary.json", self.about | {"status": OVERALL[status], "jobs": [job]})

@@ -6,13 +6,17 @@ import asyncio
 import errno
 import resource
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.ops.events import Events
 
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
 PAUSE = 1.0  # seconds between attempts
+
+T = TypeVar("T")
 
 
 def raise_file_limit() -> int:
@@ -22,6 +26,16 @@ def raise_file_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 2**20 if limit == resource.RLIM_INFINITY else limit
+
+
+async def insist(action: Callable[[], T], events: Events, limit: float) -> T:
+    """What ``action`` gives; while there is no room for its files, it is tried again from the start."""
+    shortage = Shortage(events, limit)
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            await shortage.pause(error)
 
 
 class Shortage:

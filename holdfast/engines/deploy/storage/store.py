@@ -9,15 +9,19 @@ on. ``inbox`` holds what came in for the last finished round and for the one und
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_atomic, write_json
+from holdfast.core.files import settle, write_atomic, write_json
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.incarnations import new_incarnation
 from holdfast.engines.deploy.storage.messages import (
@@ -25,7 +29,6 @@ from holdfast.engines.deploy.storage.messages import (
     Header,
     Incarnations,
     MessageFile,
-    settle,
     specs,
     write_partial,
 )
@@ -211,3 +214,13 @@ def remove(path: Path) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
+
+
+def data_digest(tensors: Iterable[Tensor]) -> str:
+    """A short digest of a node's data or model, so that a run is not resumed with others."""
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        if tensor.numel():
+            total.update(np.ascontiguousarray(tensor.cpu().numpy()).reshape(-1).view(np.uint8).data)
+    return total.hexdigest()[:16]

@@ -25,6 +25,7 @@ from holdfast.core.files import write_atomic
 AUTHORITY_DAYS = 3650
 CURVE = ec.SECP256R1  # see __init__.py: other kinds of keys would let TLS 1.2 in
 SKEW = timedelta(hours=1)  # clocks may differ
+PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True)
@@ -46,35 +47,27 @@ class Credentials:
 
 def load_credentials(folder: Path, name: str) -> Credentials:
     """The files ``ca.crt``, ``name.crt`` and ``name.key`` in ``folder``, checked."""
+    paths = folder / f"{name}.key", folder / f"{name}.crt", folder / "ca.crt"
     try:
-        found = Credentials(
-            key=(folder / f"{name}.key").read_bytes(),
-            certificate=(folder / f"{name}.crt").read_bytes(),
-            authority=(folder / "ca.crt").read_bytes(),
-        )
+        found = Credentials(*(path.read_bytes() for path in paths))
     except OSError as error:
         raise HoldfastError(
             f"{error.filename} cannot be read ({error.strerror}): make certificates with 'holdfast "
             "federation certs', or ask for one with 'holdfast federation csr', and name the folder (--certs)"
         ) from None
-    certificate = _certificate(found.certificate, folder / f"{name}.crt")
-    now = datetime.now(UTC)
-    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-        until = certificate.not_valid_after_utc
-        raise HoldfastError(
-            f"{folder / f'{name}.crt'} is not valid now, but until {until:%Y-%m-%d %H:%M} UTC"
-        )
+    own_key, own, authority = paths
+    certificate = _certificate(found.certificate, own)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not begin <= datetime.now(UTC) <= end:
+        raise HoldfastError(f"{own} is not valid now, but until {end:%Y-%m-%d %H:%M} UTC")
     if _subject_names(certificate) != [name]:
-        raise HoldfastError(
-            f"{folder / f'{name}.crt'} is for {_subject_names(certificate)}, not for {name!r}"
-        )
+        raise HoldfastError(f"{own} is for {_subject_names(certificate)}, not for {name!r}")
     try:
-        certificate.verify_directly_issued_by(_certificate(found.authority, folder / "ca.crt"))
+        certificate.verify_directly_issued_by(_certificate(found.authority, authority))
     except Exception:  # whatever cryptography objects to
-        raise HoldfastError(f"{folder / f'{name}.crt'} was not signed by the authority in ca.crt") from None
-    key = _private_key(folder / f"{name}.key")
-    if key.public_key() != certificate.public_key():
-        raise HoldfastError(f"{folder / f'{name}.key'} is not the key of {name}.crt")
+        raise HoldfastError(f"{own} was not signed by the authority in ca.crt") from None
+    if _private_key(own_key).public_key() != certificate.public_key():
+        raise HoldfastError(f"{own_key} is not the key of {name}.crt")
     return found
 
 
@@ -110,25 +103,13 @@ def make_authority(folder: Path, federation: str) -> None:
             f"{folder / 'ca.key'} is missing: only the holder of the authority's key can sign; to be an "
             "authority yourself, take another folder (--certs)"
         )
-    key = ec.generate_private_key(CURVE())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"holdfast {federation}")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
-        .not_valid_after(now + timedelta(days=AUTHORITY_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
+    key, subject = ec.generate_private_key(CURVE()), _name(f"holdfast {federation}")
+    certificate = _builder(subject, subject, key.public_key(), AUTHORITY_DAYS, signs=True).add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
     )
     folder.mkdir(parents=True, exist_ok=True)
     _write_key(folder / "ca.key", key)
-    write_atomic(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    write_atomic(folder / "ca.crt", certificate.sign(key, hashes.SHA256()).public_bytes(PEM))
 
 
 def make_request(folder: Path, name: str) -> Path:
@@ -139,12 +120,12 @@ def make_request(folder: Path, name: str) -> Path:
         _write_key(path, ec.generate_private_key(CURVE()))
     request = (
         x509.CertificateSigningRequestBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .subject_name(_name(name))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .sign(_private_key(path), hashes.SHA256())
     )
     target = folder / f"{name}.csr"
-    write_atomic(target, request.public_bytes(serialization.Encoding.PEM))
+    write_atomic(target, request.public_bytes(PEM))
     return target
 
 
@@ -157,15 +138,9 @@ class Request:
 
     @property
     def fingerprint(self) -> str:
-        """For people to compare, over the telephone for example."""
-        return fingerprint(self.key)
-
-
-def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """SHA-256 of a public key, in groups of four digits."""
-    encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    digits = hashlib.sha256(key.public_bytes(encoding, form)).hexdigest()
-    return ":".join(digits[i : i + 4] for i in range(0, len(digits), 4))
+        """SHA-256 of the key, for people to compare, over the telephone for example."""
+        encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        return hashlib.sha256(self.key.public_bytes(encoding, form)).digest().hex(":", 2)
 
 
 def check_request(folder: Path, path: Path, members: list[str], *, replace: bool = False) -> Request:
@@ -205,28 +180,16 @@ def check_request(folder: Path, path: Path, members: list[str], *, replace: bool
 def sign_request(folder: Path, path: Path, members: list[str], days: float, *, replace: bool = False) -> Path:
     """The certificate for the request in ``path``, by the authority in ``folder``; see ``check_request``."""
     request = check_request(folder, path, members, replace=replace)
-    name = request.name
-    authority = _certificate((folder / "ca.crt").read_bytes(), folder / "ca.crt")
-    now = datetime.now(UTC)
+    name, authority = request.name, _certificate((folder / "ca.crt").read_bytes(), folder / "ca.crt")
+    uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-        .issuer_name(authority.subject)
-        .public_key(request.key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now - SKEW, now + timedelta(days=days) - SKEW))
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        _builder(_name(name), authority.subject, request.key, days, signs=False)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-            critical=False,
-        )
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         .sign(_private_key(folder / "ca.key"), hashes.SHA256())
     )
     target = folder / f"{name}.crt"
-    write_atomic(target, certificate.public_bytes(serialization.Encoding.PEM))
+    write_atomic(target, certificate.public_bytes(PEM))
     return target
 
 
@@ -245,11 +208,19 @@ def make_certificates(folder: Path, federation: str, members: list[str], days: f
         request.unlink()
 
 
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float, *, signs: bool
+) -> x509.CertificateBuilder:
+    """What the certificates of authority (``signs``) and members have in common."""
+    now, end = datetime.now(UTC), datetime.now(UTC) + timedelta(days=days)
+    usage = x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
@@ -257,12 +228,21 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, end) - SKEW)
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=signs, path_length=0 if signs else None), critical=True)
+        .add_extension(usage, critical=True)
+    )
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    pem = key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(pem)
 

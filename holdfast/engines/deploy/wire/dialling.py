@@ -1,12 +1,14 @@
-"""Connections to other members, and what gRPC says when they fail."""
+"""Connections to other members, what gRPC says when they fail, and the two ends of waiting in vain."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from holdfast.core.errors import printable
+from holdfast.core.errors import HoldfastError, printable
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.protocol import CONNECTION
@@ -36,3 +38,25 @@ def reason(error: Any) -> str:
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         return "it cannot be reached" + (" (certificate)" if "erification" in details else "")
     return printable(details)[:LONGEST_REASON] or error.code().name
+
+
+class WaitLimitError(HoldfastError):
+    """A neighbour was waited for in vain; the member can be started again."""
+
+
+class RefusedForGoodError(HoldfastError):
+    """Another member will never give what was asked for: going on together is impossible."""
+
+
+@dataclass
+class Wait:
+    """Who is waited for, since when, and what the matter is."""
+
+    peer: str
+    since: float
+    problem: str = ""
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.since
+        passed = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        return f"waiting for {self.peer} ({passed})" + (f": {self.problem}" if self.problem else "")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.files import settle
 from holdfast.engines.deploy.storage.messages import (
     CHUNK,
     Header,
@@ -22,7 +23,6 @@ from holdfast.engines.deploy.storage.messages import (
     numpy_type,
     put,
     require_finite,
-    settle,
 )
 from holdfast.engines.deploy.storage.store import remove
 
@@ -75,10 +75,6 @@ class Incoming:
         self.temporary = path.with_name(f".{path.name}.{id(self):x}.partial")
         self.file = self.temporary.open("wb", buffering=0)
 
-    def begin(self) -> None:
-        """Writes the header."""
-        begin(self.file, self.header)
-
     def take(self, frame: bytes) -> None:
         """The next piece."""
         expected = min(CHUNK, self.header.size - self.got)
@@ -106,8 +102,6 @@ class Incoming:
             MessageFile(self.temporary).check_numbers()
         if keep:
             os.fsync(self.file.fileno())
-        self.file.close()
-        if keep:
             settle(self.temporary, self.path)
         else:
             self.temporary.replace(self.path)
@@ -134,7 +128,7 @@ async def receive(
     checking: asyncio.Future[Any] | None = None
     waiting: list[bytes] = []
     try:
-        incoming.begin()
+        begin(incoming.file, header)
         async for frame in frames:
             waiting.append(frame)
             if checking is not None and (checking.done() or len(waiting) == MOST_WAITING):

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,14 @@ from holdfast.engines.deploy.storage.messages import DamagedError, Header, Messa
 from holdfast.engines.deploy.storage.scarcity import SCARCE
 from holdfast.engines.deploy.storage.store import message_name, remove
 from holdfast.engines.deploy.wire.credentials import Credentials
-from holdfast.engines.deploy.wire.dialling import LONGEST_REASON, open_channel, reason
+from holdfast.engines.deploy.wire.dialling import (
+    LONGEST_REASON,
+    RefusedForGoodError,
+    Wait,
+    WaitLimitError,
+    open_channel,
+    reason,
+)
 from holdfast.engines.deploy.wire.incoming import check_header, receive
 from holdfast.engines.deploy.wire.protocol import (
     FOR_GOOD,
@@ -34,36 +42,35 @@ from holdfast.engines.deploy.wire.protocol import (
     Ask,
 )
 from holdfast.engines.deploy.wire.status import read_status
-from holdfast.engines.deploy.wire.waiting import RefusedForGoodError, Wait, WaitLimitError
 
 T = TypeVar("T")
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
 
 
+@dataclass
 class Link:
     """The way to one other member. All of it runs on the event loop."""
 
-    def __init__(
-        self,
-        federation: Federation,
-        name: str,
-        peer: str,
-        start: str,
-        inbox: Path,
-        credentials: Credentials | None,
-        events: Events,
-        waits: dict[str, Wait],
-        dependencies: Dependencies,
-    ) -> None:
-        self.federation, self.name, self.peer, self.start = federation, name, peer, start
-        self.inbox, self.events, self.waits, self.dependencies = inbox, events, waits, dependencies
-        self.channel = open_channel(federation, peer, credentials)
-        said = {NAME_KEY: "" if credentials else name, MODEL_KEY: federation.model_identity}
+    federation: Federation
+    name: str
+    peer: str
+    start: str
+    inbox: Path
+    credentials: Credentials | None
+    events: Events
+    waits: dict[str, Wait]
+    dependencies: Dependencies
+    round: int = 0  # where the peer is, as far as we know
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    retries: int = 0
+
+    def __post_init__(self) -> None:
+        self.channel = open_channel(self.federation, self.peer, self.credentials)
+        said = {NAME_KEY: "" if self.credentials else self.name, MODEL_KEY: self.federation.model_identity}
         self.metadata = tuple((key, value) for key, value in said.items() if value) or None
-        self.pool = ThreadPoolExecutor(1, f"from-{peer}")
-        self.round = 0  # where the peer is, as far as we know
-        self.bytes_received = self.bytes_sent = self.retries = 0
+        self.pool = ThreadPoolExecutor(1, f"from-{self.peer}")
         self._introduced = False
 
     async def close(self) -> None:
@@ -87,8 +94,7 @@ class Link:
         """Whether the peer, who decides, counts the sporadic link between us as active."""
 
         async def attempt() -> bool | None:
-            answer = await self._ask("Agree", round, exchange)
-            return answer.active
+            return (await self._ask("Agree", round, exchange)).active
 
         return await self._patiently(attempt, size=0)
 
@@ -106,10 +112,10 @@ class Link:
             if not self._introduced:  # so that the server knows first which run the message is of
                 await self._ask("Release", message.header.round, 0)
                 self._introduced = True
-            pieces = message.chunks()
-            first = list(islice(pieces, 1))  # gRPC would hide from us that the file cannot be opened
-            frames = self._frames(message.header, chain(first, pieces))
-            call = self._method("stream_unary", "Submit")(frames, metadata=self.metadata)
+            frames = message.frames(self.federation.compression == "lossless")
+            first = list(islice(frames, 1))  # gRPC would hide from us that the file cannot be opened
+            stream = self._stream(message.header, chain(first, frames))
+            call = self._method("stream_unary", "Submit")(stream, metadata=self.metadata)
             try:
                 answer = parse(Answer, await call)
             except grpc.aio.AioRpcError:  # is our own file as it was written?
@@ -186,8 +192,8 @@ class Link:
             self.waits.pop(self.peer, None)
 
     async def _fetch(self, round: int, exchange: int, tensors: list[TensorSpec]) -> MessageFile | None:
-        method = self._method("unary_stream", "Fetch")
-        call = method(self._question(round, exchange), metadata=self.metadata)
+        question = self._question(round, exchange)
+        call = self._method("unary_stream", "Fetch")(question, metadata=self.metadata)
         try:
             first = await asyncio.wait_for(call.read(), SILENCE)
             if first is grpc.aio.EOF:
@@ -246,11 +252,9 @@ class Link:
             self.bytes_received += len(frame)
             yield frame
 
-    async def _frames(self, header: Header, pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    async def _stream(self, header: Header, frames: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield header.model_dump_json().encode()
-        for piece in pieces:
-            lossless = self.federation.compression == "lossless"
-            frame = header.squeezed(piece) if lossless else piece
+        for frame in frames:
             self.bytes_sent += len(frame)
             yield frame
 

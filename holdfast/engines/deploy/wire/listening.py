@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import asyncio
+import ipaddress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 
 from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.scarcity import raise_file_limit
 from holdfast.engines.deploy.wire.credentials import Credentials, speaks_tls_1_2
 from holdfast.engines.deploy.wire.doorkeeper import Doorkeeper
-from holdfast.engines.deploy.wire.protocol import CONNECTION, SERVICE
+from holdfast.engines.deploy.wire.protocol import CONNECTION, LARGEST_FRAME, NAME_KEY, SERVICE, SILENCE
+
+Frames = AsyncIterator[bytes]
 
 HANDSHAKE = 10.0  # seconds in which a caller has to prove who it is
 
@@ -57,3 +62,45 @@ async def serve(
         await server.stop(0)
         raise HoldfastError("gRPC was loaded before holdfast and would accept TLS 1.2; import holdfast first")
     return server, port, door
+
+
+# --- who calls -------------------------------------------------------------------------------------------
+
+
+def caller_name(context: Any, secure: bool) -> str:
+    """The name in the caller's certificate, or without certificates the name it gives; "" if it has none."""
+    if secure:
+        names = context.auth_context().get("x509_subject_alternative_name", [])
+    else:
+        metadata = context.invocation_metadata() or ()
+        names = [str(value).encode() for key, value in metadata if key == NAME_KEY]
+    return str(names[0].decode(errors="replace")) if len(names) == 1 else ""
+
+
+async def first_frame(frames: Frames) -> bytes:
+    """The first frame, which says what is wanted, or what follows."""
+    async with asyncio.timeout(SILENCE):
+        async for frame in frames:
+            return frame
+    raise HoldfastError(f"nothing, or a frame above {LARGEST_FRAME} bytes")
+
+
+# --- without certificates, a member talks to its own machine only ----------------------------------------
+
+
+def is_loopback(address: str) -> bool:
+    """Whether host:port can be reached from this machine only."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def require_loopback(federation: Federation, listen: str | None) -> None:
+    """No unencrypted traffic leaves the machine."""
+    for address in [*(member.address for member in federation.members if member.address), listen]:
+        if address is not None and not is_loopback(address):
+            raise HoldfastError(
+                f"--insecure: only for loopback addresses such as 127.0.0.1:7001, not {address}"
+            )

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,15 +21,24 @@ from holdfast.engines.deploy.own_model import describe_identity
 from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, parse
 from holdfast.engines.deploy.storage.outbox import Outbox
-from holdfast.engines.deploy.storage.store import START_ANEW, Store, message_key, message_name, remove
-from holdfast.engines.deploy.wire.callers import Frames, caller_model, caller_name, first_frame
+from holdfast.engines.deploy.storage.store import START_ANEW, Store, message_key, message_name
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.incoming import check_header, receive
-from holdfast.engines.deploy.wire.listening import serve
-from holdfast.engines.deploy.wire.protocol import FOR_GOOD, PATIENCE, SILENCE, Answer, Ask
+from holdfast.engines.deploy.wire.listening import Frames, caller_name, first_frame, serve
+from holdfast.engines.deploy.wire.protocol import FOR_GOOD, MODEL_KEY, PATIENCE, SILENCE, Answer, Ask
+
+Code = grpc.StatusCode
 
 MOST_STRANGERS = 4096  # connections without a member, at most half of what the process may open
 MOST_CALLS = 16  # of one member at a time; each may hold a frame in memory
+
+
+class RefusedError(HoldfastError):
+    """A call that is answered with an error ``code`` other than INVALID_ARGUMENT."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class Submissions(Protocol):
@@ -41,38 +51,36 @@ class Submissions(Protocol):
         """The message is in the inbox, for good."""
 
 
+@dataclass
 class Service:
     """The questions that other members may ask, and the answers."""
 
-    def __init__(
-        self,
-        federation: Federation,
-        name: str,
-        start: str,
-        store: Store,
-        outbox: Outbox,
-        events: Events,
-        may_fetch: Callable[[str, int], bool],
-        status: Callable[[], dict[str, Any]],
-        current_round: Callable[[], int],
-        dependencies: Dependencies,
-        give_up: Callable[[HoldfastError], None],
-    ) -> None:
-        self.federation, self.name, self.start = federation, name, start
-        self.store, self.outbox, self.events = store, outbox, events
-        self.may_fetch, self.status, self.current_round = may_fetch, status, current_round
-        self.dependencies, self.give_up = dependencies, give_up
-        self.submissions: Submissions | None = None
-        self.secure = True
-        self.members = {member.name for member in federation.members}
+    federation: Federation
+    name: str
+    start: str
+    store: Store
+    outbox: Outbox
+    events: Events
+    may_fetch: Callable[[str, int], bool]
+    status: Callable[[], dict[str, Any]]
+    current_round: Callable[[], int]
+    dependencies: Dependencies
+    give_up: Callable[[HoldfastError], None]
+    submissions: Submissions | None = None
+    secure: bool = True
+    bytes_served: int = 0
+    seen: dict[str, tuple[float, int]] = field(
+        default_factory=dict
+    )  # when each member asked, for which round
+    released: dict[str, int] = field(default_factory=dict)  # before which each member will ask for nothing
+    fetched: dict[str, int] = field(default_factory=dict)  # the last round that each member has fetched
+    served: dict[str, Path] = field(default_factory=dict)  # the last message that each member was sent
+    calls: Counter[str] = field(default_factory=Counter)  # of each member, under way
+    submitting: dict[str, asyncio.Timeout] = field(default_factory=dict)  # what each member is sending
+
+    def __post_init__(self) -> None:
+        self.members = {member.name for member in self.federation.members}
         self.pool = ThreadPoolExecutor(2, "checking")
-        self.bytes_served = 0
-        self.seen: dict[str, tuple[float, int]] = {}  # when each member last asked, and for which round
-        self.released: dict[str, int] = {}  # the round before which each member has said to ask for nothing
-        self.fetched: dict[str, int] = {}  # the last round of which each member has fetched a message
-        self.served: dict[str, Path] = {}  # the last message that each member was sent
-        self.calls: Counter[str] = Counter()  # of each member, under way
-        self.submitting: dict[str, asyncio.Timeout] = {}  # the message that each member is sending
         self._keeping: asyncio.Task[None] | None = None
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
@@ -104,21 +112,19 @@ class Service:
             now = self.current_round()  # looked at first: what is published meanwhile is not gone
             message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
             if message is None:
-                await self._refuse_if_gone(context, who, ask, now)
+                self._refuse_if_gone(who, ask, now)
                 message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
             if message is None:
                 yield self._answer()
                 return
             if self.served.get(who) == message.path:  # it did not arrive well: is the file as it was written?
-                await self._verify(context, who, message)
+                await self._verify(message)
             self.served[who] = message.path
-            lossless = self.federation.compression == "lossless"
             if ask.round > self.federation.rounds and self.submissions is None:
                 # Written down before it has our farewell: then it may be gone, and must not be waited for.
                 self.store.decide(ask.round, 0, who, True)
             yield self._answer(header=message.header)
-            for piece in message.chunks():
-                frame = message.header.squeezed(piece) if lossless else piece
+            for frame in message.frames(self.federation.compression == "lossless"):
                 self.bytes_served += len(frame)
                 yield frame
             self.fetched[who] = max(ask.round, self.fetched.get(who, 0))
@@ -130,7 +136,7 @@ class Service:
             ask = await self._question(who, frames, context)
             now = self.current_round()  # looked at first, as in ``fetch``
             if self.store.decision(ask.round, ask.exchange, who) is None:
-                await self._refuse_if_gone(context, who, ask, now)
+                self._refuse_if_gone(who, ask, now)
             until = self.outbox.loop.time() + PATIENCE
             while (decision := self.store.decision(ask.round, ask.exchange, who)) is None:
                 if not await self.outbox.changed(until - self.outbox.loop.time()):
@@ -149,9 +155,8 @@ class Service:
         """A client's message to a server, in pieces; answered when it is safe on disk."""
         async with self._call(context) as who:
             if self.submissions is None:
-                await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, who, "this is no server")
-            assert self.submissions is not None
-            await self._same_model(context, who)
+                raise RefusedError(Code.PERMISSION_DENIED, "this is no server")
+            self._same_model(context, who)
             header = parse(Header, await first_frame(frames))
             check_header(
                 header,
@@ -186,7 +191,7 @@ class Service:
         try:
             self.dependencies.add(header.depends_on)
         except HoldfastError:
-            remove(path)
+            path.unlink(missing_ok=True)
             raise
 
     async def tell_status(self, frames: Frames, context: Any) -> bytes:
@@ -199,84 +204,75 @@ class Service:
     @asynccontextmanager
     async def _call(self, context: Any) -> AsyncIterator[str]:
         """A call under way: who calls, and an answer for whatever goes wrong."""
-        who = await self._who(context)
+        who = caller_name(context, self.secure)
+        if who not in self.members:
+            await self._refuse(context, who, Code.PERMISSION_DENIED, "not a member of the federation")
         if self.calls[who] >= MOST_CALLS:
-            await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, who, "too many calls at a time")
+            await self._refuse(context, who, Code.RESOURCE_EXHAUSTED, "too many calls at a time")
         self.calls[who] += 1
         try:
             yield who
-        except MixedRunsError as error:
-            await self._refuse_mixed(context, who, error)
+        except RefusedError as error:
+            await self._refuse(context, who, error.code, str(error))
+        except MixedRunsError as error:  # both ends stop: neither can tell which of the two runs is wanted
+            try:
+                await self._refuse(context, who, FOR_GOOD, str(error))
+            finally:  # after the answer is on its way
+                self.give_up(error)
         except HoldfastError as error:
-            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, who, str(error))
+            await self._refuse(context, who, Code.INVALID_ARGUMENT, str(error))
         except TimeoutError:
-            await self._refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, who, "too slow, or sent anew")
+            await self._refuse(context, who, Code.DEADLINE_EXCEEDED, "too slow, or sent anew")
         except OSError as error:  # such as a full disk: the caller tries again
-            reason = f"cannot be read or saved: {error.strerror}"
-            await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, who, reason)
+            await self._refuse(
+                context, who, Code.RESOURCE_EXHAUSTED, f"cannot be read or saved: {error.strerror}"
+            )
         finally:
             self.calls[who] -= 1
 
+    async def _refuse(self, context: Any, who: str, code: grpc.StatusCode, reason: str) -> None:
+        self.events.complain("refused", peer=who[:80] or "somebody", reason=reason)
+        await context.abort(code, reason)
+
     async def _question(self, who: str, frames: Frames, context: Any) -> Ask:
         """What is asked, checked."""
-        await self._same_model(context, who)
+        self._same_model(context, who)
         ask: Ask = parse(Ask, await first_frame(frames))
-        code = grpc.StatusCode.INVALID_ARGUMENT
         if ask.federation != self.federation.id:
-            code = grpc.StatusCode.FAILED_PRECONDITION
-            await self._refuse(context, code, who, "another federation file; compare yours with theirs")
+            raise RefusedError(Code.FAILED_PRECONDITION, "another federation file; compare yours with theirs")
         if ask.start != self.start:
-            code = grpc.StatusCode.FAILED_PRECONDITION
-            await self._refuse(
-                context, code, who, "another initial model; compare the versions of torch and of your model"
-            )
+            reason = "another initial model; compare the versions of torch and of your model"
+            raise RefusedError(Code.FAILED_PRECONDITION, reason)
         if ask.round > self.federation.rounds + 1:
-            await self._refuse(context, code, who, f"round: there is no {ask.round}")
+            raise HoldfastError(f"round: there is no {ask.round}")
         if not self.may_fetch(who, ask.round):
-            code = grpc.StatusCode.PERMISSION_DENIED
-            await self._refuse(context, code, who, "not a neighbour")
+            raise RefusedError(Code.PERMISSION_DENIED, "not a neighbour")
         self.dependencies.check(ask.depends_on)
         self._saw(who, ask.round)
         self.outbox.raise_floor(who, min(ask.round, self.current_round() + 1))
         return ask
 
-    async def _who(self, context: Any) -> str:
-        """The name in the asker's certificate, if it is one of ours."""
-        name = caller_name(context, self.secure)
-        if name not in self.members:
-            code = grpc.StatusCode.PERMISSION_DENIED
-            await self._refuse(context, code, name[:80] or "somebody", "not a member of the federation")
-        return name
-
-    async def _same_model(self, context: Any, who: str) -> None:
+    def _same_model(self, context: Any, who: str) -> None:
         """Whether the asker trains the model that we train, as far as that is a site's own code."""
-        theirs, ours = caller_model(context), self.federation.model_identity
-        if theirs != ours:
-            await self._refuse(
-                context,
-                grpc.StatusCode.FAILED_PRECONDITION,
-                who,
+        metadata = context.invocation_metadata() or ()
+        theirs = next((str(value) for key, value in metadata if key == MODEL_KEY), "")
+        if theirs != (ours := self.federation.model_identity):
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
                 f"another model: {who} has {describe_identity(theirs)}, {self.name} has "
                 f"{describe_identity(ours)}; give every member the same source with --model",
             )
 
-    async def _refuse_mixed(self, context: Any, who: str, error: MixedRunsError) -> None:
-        """Both ends stop: neither can tell which of the two runs is the one that is wanted."""
-        try:
-            await self._refuse(context, FOR_GOOD, who, str(error))
-        finally:  # after the answer is on its way
-            self.give_up(error)
-
-    async def _refuse_if_gone(self, context: Any, who: str, ask: Ask, now: int) -> None:
+    def _refuse_if_gone(self, who: str, ask: Ask, now: int) -> None:
         """What is not here of a round before ``now`` will never be: the asker was put back too far."""
         if ask.round < now and ask.round not in self.outbox.lost:  # what is lost is computed again
-            reason = (
+            raise RefusedError(
+                FOR_GOOD,
                 f"round {ask.round} is over: {self.name} is at round {now} and has no message of it left, so "
-                f"that {who} cannot catch up: put back its newest folder, or {START_ANEW}"
+                f"that {who} cannot catch up: put back its newest folder, or {START_ANEW}",
             )
-            await self._refuse(context, FOR_GOOD, who, reason)
 
-    async def _verify(self, context: Any, who: str, message: MessageFile) -> None:
+    async def _verify(self, message: MessageFile) -> None:
         """Refuses a message that is damaged on our disk, and has it computed again."""
         try:
             await self.outbox.loop.run_in_executor(self.pool, message.verify)
@@ -285,12 +281,8 @@ class Service:
             if self.outbox.messages.get(key) is message:  # and not computed again already
                 self.outbox.lose(key, error)
                 self.give_up(error)
-            code = grpc.StatusCode.FAILED_PRECONDITION
-            await self._refuse(context, code, who, "the message is damaged, and is being computed again")
-
-    async def _refuse(self, context: Any, code: grpc.StatusCode, who: str, reason: str) -> None:
-        self.events.complain("refused", peer=who, reason=reason)
-        await context.abort(code, reason)
+            reason = "the message is damaged, and is being computed again"
+            raise RefusedError(Code.FAILED_PRECONDITION, reason) from None
 
     def _saw(self, who: str, round: int) -> None:
         self.seen[who] = (self.outbox.loop.time(), max(round, self.seen.get(who, (0.0, 0))[1]))

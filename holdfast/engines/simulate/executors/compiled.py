@@ -42,14 +42,14 @@ def compiled_gradient(problem: Problem) -> MinibatchGradient:
     """Drawing, gathering, normalising and differentiating fused into one program."""
     owner = weakref.ref(problem)  # what is compiled is never forgotten by torch, but the data must be
 
-    def minibatch_gradient(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
+    def minibatch_gradient(x: Tensor, nodes: Tensor, round: Word, step: Word) -> tuple[Tensor, Tensor]:
         alive = owner()
         assert alive is not None
-        return alive.minibatch_grads([x], nodes, round, step)[0]
+        return alive.minibatch_values_and_grads([x], nodes, round, step)[0]
 
     program = torch.compile(minibatch_gradient, dynamic=False)
 
-    def on_device(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
+    def on_device(x: Tensor, nodes: Tensor, round: Word, step: Word) -> tuple[Tensor, Tensor]:
         # As tensors, so that a new round or step is no new program.
         words = [word if isinstance(word, Tensor) else nodes.new_full((), word) for word in (round, step)]
         return program(x, nodes, *words)

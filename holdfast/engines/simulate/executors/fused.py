@@ -8,6 +8,7 @@ two or three are compiled, however many steps there are.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -33,14 +34,14 @@ _PROGRAMS: weakref.WeakKeyDictionary[Problem, dict[Hashable, Program]] = weakref
 
 
 @torch.library.custom_op("holdfast::minibatch_gradient", mutates_args=())
-def _gradient(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
-    """Stands for a gradient while a round is traced; what it returns is never used."""
-    return torch.empty_like(x)
+def _gradient(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Stands for losses and gradients while a round is traced; what it returns is never used."""
+    return x.new_empty(len(x)), torch.empty_like(x)
 
 
 @_gradient.register_fake
-def _(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
-    return torch.empty_like(x)
+def _(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(len(x)), torch.empty_like(x)
 
 
 _GRADIENT = torch.ops.holdfast.minibatch_gradient.default
@@ -133,11 +134,11 @@ def _trace(advance: Advance, state: Any) -> fx.GraphModule:
     Tracing takes no memory, as its tensors hold no numbers. What is made once and kept must be there already.
     """
 
-    def mark(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
+    def mark(x: Tensor, nodes: Tensor, round: Word, step: Word) -> tuple[Tensor, Tensor]:
         # As tensors from outside, the numbers are inputs of a piece; so the pieces of all steps are alike.
         with disable_proxy_modes_tracing(), unset_fake_temporarily():  # these do hold numbers
             words = [torch.as_tensor(word, device=x.device) for word in (round, step)]
-        marked: Tensor = _gradient(x, nodes, *words)
+        marked: tuple[Tensor, Tensor] = _gradient(x, nodes, *words)
         return marked
 
     def flat(*tensors: Tensor) -> list[Tensor]:
@@ -170,13 +171,18 @@ def _cut(nodes: list[fx.Node], dim: int) -> Iterator[list[fx.Node]]:
     run: list[fx.Node] = []
     for node in nodes:
         steps = any(other.target is _GRADIENT for other in run)
-        before_a_step = node.target is _GRADIENT and any(other.target is not _GRADIENT for other in run)
+        before_a_step = node.target is _GRADIENT and not all(map(_of_gradient, run))
         if before_a_step or (steps and _moves_rows(node, dim)):
             yield run
             run = []
         run.append(node)
     if run:
         yield run
+
+
+def _of_gradient(node: fx.Node) -> bool:
+    """Whether ``node`` is a gradient, or one of the two results of one."""
+    return node.target is _GRADIENT or (node.target is operator.getitem and _of_gradient(node.args[0]))  # type: ignore[arg-type]
 
 
 def _structural_hash(run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> Hashable:
@@ -195,10 +201,10 @@ def _as_function(
     # What is compiled is never forgotten by torch; held weakly, the problem and its data are let go.
     owner = weakref.ref(problem)
 
-    def gradient(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> Tensor:
+    def gradient(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         alive = owner()
         assert alive is not None
-        return alive.minibatch_grads([x], nodes, round, step)[0]
+        return alive.minibatch_values_and_grads([x], nodes, round, step)[0]
 
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"given_{index}") for index, node in enumerate(inputs)}

@@ -6,16 +6,46 @@ that stops early, sporadic nodes) cannot be recorded.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
+from holdfast.engines.common.simulation import Look
 from holdfast.engines.simulate.executors.replay import Program, Replay
+
+log = logging.getLogger(__name__)
 
 
 def recorded(make: Callable[[Replay], Program]) -> Callable[[Replay], Program]:
     """What ``make`` makes of a round, as a graph."""
     return lambda replay: _record(make(replay))
+
+
+def look_recorded(look: Look) -> Look:
+    """``look``, a function of what stays in place, recorded when it is first called again.
+
+    The first call makes what is kept and found once. What cannot be recorded is called as it is.
+    """
+    calls = 0
+    result, replay = torch.empty(0), None
+
+    def looked() -> Tensor:
+        nonlocal calls, result, replay
+        calls += 1
+        if calls == 2:
+            result = look()
+            try:
+                replay = _record(lambda: result.copy_(look()))
+            except RuntimeError as error:
+                log.info("measuring is not recorded: %s", str(error).splitlines()[0])
+        if replay is None:
+            return look()
+        replay()
+        return result
+
+    return looked
 
 
 def _record(program: Program) -> Program:

@@ -22,7 +22,7 @@ from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.counters import Counters
 from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.common.rounds import Inputs
-from holdfast.engines.common.simulation import Simulation, Stepwise
+from holdfast.engines.common.simulation import Look, Simulation, Stepwise
 from holdfast.engines.simulate.executors.inputs import ChangingFieldError, MethodInputs, NotReplayableError
 
 # Why a round may not be prepared, where it still runs step by step.
@@ -33,6 +33,7 @@ REFUSALS = (
     *(TypeError, ValueError, AttributeError),  # the method uses an input in a way that only a number allows
     OSError,  # no compiler on this machine, or no place for what it writes
 )
+RECORD_FROM_LOOKS = 10  # recording a look takes the time of a few
 Program = Callable[[], object]  # runs a round on the state of its ``Replay``
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class Replaying:
 
     ``ways``: for so many rounds of a simulation, the ways that pay, the fastest first; none for short runs.
     ``done``: what happens to rounds there, for people. ``stepwise``: how to run rounds if no way works.
+    ``record``: a function of a state that stays in place, as one that is faster to call.
     """
 
     def __init__(
@@ -105,8 +107,9 @@ class Replaying:
         ways: Callable[[Simulation, int], list[Way]],
         done: str,
         stepwise: Callable[[Simulation, int], Stepwise],
+        record: Callable[[Look], Look] = lambda look: look,
     ) -> None:
-        self.ways, self.done, self.make_stepwise = ways, done, stepwise
+        self.ways, self.done, self.make_stepwise, self.record = ways, done, stepwise, record
         self.stepwise = Stepwise()
         self.replay: Replay | None = None  # while rounds are replayed
 
@@ -146,6 +149,14 @@ class Replaying:
 
     def put(self, old: Any, new: Any) -> Any:
         return new if self.replay is None else tree_map(lambda buffer, value: buffer.copy_(value), old, new)
+
+    def repeated(self, simulation: Simulation, look: Look, times: int) -> Look:
+        replay = self.replay
+        # Only the state of replayed rounds stays in place. Where ranks have to meet, nothing is recorded.
+        if replay is None or times < RECORD_FROM_LOOKS or simulation.world.size > 1:
+            return look
+        recorded = self.record(look)
+        return lambda: recorded() if self.replay is replay else look()
 
     def _fall_back(self, simulation: Simulation, refusal: Refusal) -> None:
         """From here on rounds run step by step; logs why."""
@@ -197,8 +208,9 @@ def _first_that_works(
     return None, "", refusals
 
 
-def _no_gradient(x: Tensor, nodes: Tensor, round: Word, step: Word) -> Tensor:
-    return x.new_zeros(()).expand_as(x)
+def _no_gradient(x: Tensor, nodes: Tensor, round: Word, step: Word) -> tuple[Tensor, Tensor]:
+    zero = x.new_zeros(())
+    return zero.expand(len(x)), zero.expand_as(x)
 
 
 def _apart(after: Any, before: Any) -> Any:

@@ -15,7 +15,7 @@ from holdfast.engines.simulate.executors.compiled import (
     compiled_gradient,
     with_compiled_gradients,
 )
-from holdfast.engines.simulate.executors.graph import recorded
+from holdfast.engines.simulate.executors.graph import look_recorded, recorded
 from holdfast.engines.simulate.executors.replay import REFUSALS, Replaying, Way
 
 # On a GPU, compiling takes ten seconds or more (two, if it was done before), and a step gains a fraction of a
@@ -29,7 +29,7 @@ COMPILE_FROM_WORK = 2e12
 def executor_for(device: torch.device) -> Executor:
     """Recorded rounds on a GPU; elsewhere rounds that are compiled if it pays."""
     if device.type == "cuda":
-        return Replaying(gpu_ways, "recorded", gpu_stepwise)
+        return Replaying(gpu_ways, "recorded", gpu_stepwise, look_recorded)
     return Replaying(cpu_ways, "compiled", lambda simulation, rounds: Stepwise())
 
 
@@ -39,7 +39,8 @@ def gpu_ways(simulation: Simulation, rounds: int) -> list[Way]:
     if _gpu_compiles(simulation, rounds):
         words = "rounds replayed from a CUDA graph, only gradients compiled"
         ways.insert(0, Way(words, recorded(with_compiled_gradients)))
-        if simulation.world.size == 1:  # otherwise a round waits for other ranks in the middle
+        # On several ranks, a round waits for others in the middle.
+        if simulation.world.size == 1 and simulation.problem.fuses:
             ways.insert(0, Way("rounds replayed from a CUDA graph, compiled", recorded(compiled)))
     return ways
 

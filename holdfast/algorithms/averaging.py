@@ -1,0 +1,46 @@
+"""A local phase after which everybody's mean model tells each node how far its gradients are off."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from holdfast.contract import Gradient, LocalOptimizer, Memory, Peers
+
+
+class Progress(NamedTuple):
+    x: Tensor
+    v: Tensor  # mean gradient of the round that the optimiser saw
+
+
+class Averaged(NamedTuple):
+    """What a node knows after the exchange."""
+
+    x: Tensor  # its own model before
+    mean: Tensor  # everybody's mean model
+    excess: Tensor  # its mean gradient of the round minus everybody's
+    memory: Memory  # the optimiser's
+
+
+def descend_and_average(
+    optimizer: LocalOptimizer,
+    start: Tensor,
+    gradient: Gradient,
+    lr: float,
+    steps: int,
+    memory: Memory,
+    peers: Peers,
+) -> Averaged:
+    """Local steps from a common ``start``, and an exchange of models behind a server.
+
+    Models alone tell the excess, (mean - x)/(steps lr), as the start is the same. Only where the optimiser
+    rescales gradients, their mean has to be sent as well.
+    """
+    if optimizer.rescales:
+        x, v, memory = optimizer.descend_and_track(start, gradient, lr, steps, memory)
+        mixed = peers.exchange(Progress(x, v)).mixed
+        return Averaged(x, mixed.x, v - mixed.v, memory)
+    x, memory = optimizer.descend(start, gradient, lr, steps, memory)
+    mean = peers.exchange(x).mixed
+    return Averaged(x, mean, (mean - x) / (steps * lr), memory)

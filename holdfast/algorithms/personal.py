@@ -1,0 +1,110 @@
+"""Personalised methods: every node ends with a model of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.algorithms.fedavg import FedAvg
+from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.contract.schedules import Rate
+from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Count, NonNegative
+from holdfast.optimizers import PLAIN
+
+
+class Client(NamedTuple):
+    v: Tensor  # the client's personal model
+    common: Memory  # the optimiser's, of the steps on the common model
+    own: Memory  # and of those on the personal one
+
+
+@ALGORITHMS.register("ditto", family="personalised", paper="Li et al. 2021, Alg. 1")
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """FedAvg, and beside it a personal model per client, pulled towards the common one (Li et al. 2021).
+
+    Personal models tend to the minimisers of f_i(v) + (rho/2) ||v - x||^2, where x is FedAvg's model.
+    """
+
+    columnwise: ClassVar[bool] = True
+
+    rho: NonNegative = 0.1  # the paper's lambda: 0 is training alone, large values give the common model
+    personal_steps: Count = 1
+    personal_lr: Rate | None = None  # by default lr
+
+    def init(self, x0: Tensor) -> Client:
+        return Client(v=x0, common=self.optimizer.memory(x0), own=self.optimizer.memory(x0))
+
+    def client(self, s: Client, received: Tensor, oracle: Oracle) -> tuple[Client, Tensor]:
+        common, change = super().client(s.common, received, oracle)
+        lr = self.lr if self.personal_lr is None else self.personal_lr
+        v, own = self.optimizer.descend(
+            s.v, lambda v: oracle.grad(v) + self.rho * (v - received), lr, self.personal_steps, s.own
+        )
+        return Client(v, common, own), change
+
+    def personal(self, s: Client) -> Tensor:
+        return s.v
+
+
+class Node(NamedTuple):
+    x: Tensor  # the shared body's numbers, then the node's own head
+    body: Memory = ()  # the optimiser's, of the steps on the body
+    head: Memory = ()
+
+
+@ALGORITHMS.register("fedrep", family="personalised", paper="Collins et al. 2021, Alg. 1")
+@dataclass(frozen=True)
+class FedRep(Algorithm):
+    """A shared body under a head of each node's own, trained in turn (Collins et al. 2021).
+
+    Only the body is sent. The head is the end of the model: the last ``head`` numbers of its trainable
+    parameters.
+    """
+
+    lr: Rate
+    head: Count
+    head_steps: Count = 1  # tau: on the head, with the body as it was received
+    local_steps: Count = 1  # then on the body, with the new head; several drift apart
+    optimizer: Optimizer = PLAIN  # of both, each with a memory of its own
+
+    @property
+    def least_dim(self) -> int:
+        return self.head + 1
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
+        if x0.shape[-1] < self.least_dim:
+            raise HoldfastError(
+                f"FedRep.head: should be less than the model's {x0.shape[-1]} trainable numbers, got "
+                f"{self.head}; count those of its last layers, the others are the body"
+            )
+        body, head = self.parts(x0)
+        return Node(x=x0, body=self.optimizer.memory(body), head=self.optimizer.memory(head))
+
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The body and the head of models or gradients, [..., d - head] and [..., head]."""
+        return x[..., : -self.head], x[..., -self.head :]
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        body, head = self.parts(s.x)
+
+        def head_gradient(head: Tensor) -> Tensor:
+            return self.parts(oracle.grad(torch.cat([body, head], -1)))[1]
+
+        def body_gradient(body: Tensor) -> Tensor:
+            return self.parts(oracle.grad(torch.cat([body, head], -1)))[0]
+
+        head, head_memory = self.optimizer.descend(head, head_gradient, self.lr, self.head_steps, s.head)
+        moved, body_memory = self.optimizer.descend(body, body_gradient, self.lr, self.local_steps, s.body)
+        shared = peers.exchange(moved).mixed
+        return Node(x=torch.cat([shared, head], -1), body=body_memory, head=head_memory)
+
+    def model(self, s: Node) -> Tensor:
+        return s.x
+
+    def personal(self, s: Node) -> Tensor:
+        return s.x

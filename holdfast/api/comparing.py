@@ -1,0 +1,202 @@
+"""``hf.compare``: several methods on the same problem, over several seeds."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import shutil
+import signal
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from torch import nn
+
+from holdfast.api.calls import CALLER, needs_folder, watchers
+from holdfast.api.options import TrainOptions
+from holdfast.api.results import data_frame
+from holdfast.api.training import given_plan
+from holdfast.contract import Method
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.files import read_tensors
+from holdfast.core.precision import switches_restored
+from holdfast.core.validation import quoted
+from holdfast.data.federated import FederatedData
+from holdfast.experiments.callbacks import Callback
+from holdfast.experiments.choices import Named, as_method
+from holdfast.experiments.given import Contender, open_run
+from holdfast.experiments.record import RunRecord, load_record
+from holdfast.experiments.runner import Interrupted
+from holdfast.report.terminal import plain_text, summary_table
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+NodeData = FederatedData | Sequence[Any]
+"""The data of all nodes, as ``hf.train`` takes it."""
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What ``hf.compare`` found. Printing it shows the table of results."""
+
+    record: RunRecord = field(compare=False)
+    _make_model: Callable[[int], nn.Module] = field(compare=False)
+
+    @property
+    def path(self) -> Path:
+        """The run directory; a temporary one if none was chosen."""
+        return self.record.path
+
+    @property
+    def statuses(self) -> dict[tuple[str, int], str]:
+        """How each job ended, by name and seed."""
+        return {(job["algorithm"], job["seed"]): job["status"] for job in self.record.summary["jobs"]}
+
+    def __repr__(self) -> str:
+        return self.table()
+
+    def table(self, width: int = 100) -> str:
+        """One line per method at its last round, means over the seeds, in at most ``width`` characters."""
+        return plain_text(summary_table([self.record], width), width)
+
+    def plot(self, metric: str | None = None, axis: str = "round") -> Figure:
+        """One metric of all methods, the mean over the seeds with a band from the lowest to the highest.
+
+        ``metric``: by default the first that was recorded. ``axis``: "round", "payload_bytes" or
+        "gradient_evaluations".
+        """
+        from holdfast.report.figures import curves_figure
+
+        return curves_figure([self.record], metric or self.record.metrics[0], axis)
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the report, one HTML file that needs nothing else, as ``holdfast run`` does."""
+        from holdfast.report.html import write_report
+
+        write_report([self.record], Path(path))
+        return Path(path)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """All rows of all jobs as a data frame (needs ``pip install 'holdfast[pandas]'``)."""
+        return data_frame(self.record.rows)
+
+    def model(self, name: str, seed: int | None = None) -> nn.Module:
+        """The average model of one method; ``seed``: by default the first."""
+        jobs = [job for job in self.record.summary["jobs"] if job["algorithm"] == name]
+        if not jobs:
+            raise unknown("algorithm", name, {job["algorithm"] for job in self.record.summary["jobs"]})
+        chosen = jobs[0]["seed"] if seed is None else seed
+        found = next((job for job in jobs if job["seed"] == chosen), None)
+        if found is None:
+            raise HoldfastError(f"{name!r} was not run with seed {chosen}")
+        file = self.path / "models" / f"{found['id']}.safetensors"
+        if not file.is_file():
+            raise HoldfastError(f"{name!r} with seed {chosen} left no model: it is {found['status']}")
+        module = self._make_model(chosen).cpu()
+        module.load_state_dict(read_tensors(file)[0])
+        return module
+
+
+@switches_restored()
+def compare(
+    algorithms: Mapping[str, Method | Named],
+    *,
+    model: nn.Module | Named | Callable[[], nn.Module],
+    data: NodeData | Callable[[int], NodeData],
+    rounds: int,
+    seeds: Sequence[int] = (0,),
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    **options: Unpack[TrainOptions],
+) -> Comparison:
+    """Trains every method with every seed on the same problem, and compares them.
+
+    All methods meet the same data, network, minibatches and, for each seed, the same initial model.
+
+    ``algorithms``: the methods, by the names that tables and plots give them.
+    ``model``: a function without arguments that makes the initial model, called after
+    ``torch.manual_seed(seed)``; a name, as for ``hf.train``; or a module, from which every seed starts.
+    ``data``: as for ``hf.train``; or a function from the seed to that, so that each seed draws its own split.
+    ``rounds``: communication rounds. ``seeds``: one job of each method for each.
+    ``callbacks``, ``progress``: as for ``hf.train``, over all jobs.
+    ``run_dir``: a new folder for metrics, checkpoints, models; by default a temporary one that goes with the
+    result. ``resume``: go on with the comparison in ``run_dir``, if there is one; all arguments must be the
+    same. ``checkpoint_every``: rounds from one checkpoint to the next; by default 50, and without a
+    ``run_dir`` only at the end.
+    ``options``: the other arguments of ``hf.train``: ``topology``, ``batch_size``, ``loss``, ``test``,
+    ``metrics``, ``evaluate_every``, ``device`` and so on.
+
+    Returns a ``Comparison``: print it for a table; ``plot(metric)``, ``report(path)``, ``to_pandas()``,
+    ``model(name)``. Ctrl-C ends it after the round, and what there is is returned. A method that diverges or
+    fails does not stop the others; the table says so, and a warning.
+    """
+    if not isinstance(algorithms, Mapping) or not algorithms:
+        raise HoldfastError(
+            f'algorithms: expected names and methods, such as {{"ours": hf.LocalGECL(lr=0.05)}}, '
+            f"got {quoted(algorithms)}"
+        )
+    make_model, make_data = model_maker(model), data_maker(data)
+    plan = given_plan(
+        "hf.compare",
+        [Contender(name, as_method(method)) for name, method in algorithms.items()],
+        make_model,
+        make_data,
+        seeds=seeds,
+        rounds=rounds,
+        checkpoint_every=checkpoint_every or (50 if run_dir is not None else rounds),
+        options=options,
+    )
+    for text in plan.warnings():
+        warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
+    runner = open_run(plan, folder_for(run_dir, resume=resume), resume=resume)
+    with contextlib.suppress(Interrupted):  # what there is is returned
+        runner.execute(watchers(callbacks, progress, [job.info for job in runner.left]), [signal.SIGINT])
+    record = load_record(runner.folder)
+    for row in record.final_table():
+        if row.status in ("diverged", "failed"):
+            warnings.warn(f"{row.label}: {row.note}", RuntimeWarning, stacklevel=CALLER)
+    result = Comparison(record, lambda seed: deepcopy(plan.make_setting(seed).make_module()))
+    if run_dir is None:
+        weakref.finalize(result, shutil.rmtree, runner.folder, ignore_errors=True)
+    return result
+
+
+def folder_for(run_dir: str | Path | None, *, resume: bool) -> Path:
+    """``run_dir``, or a new temporary folder."""
+    needs_folder(run_dir, resume=resume)
+    return Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="holdfast-"))
+
+
+def model_maker(
+    model: nn.Module | Named | Callable[[], nn.Module],
+) -> Callable[[int], nn.Module | Named]:
+    """The initial model of each seed, or its name."""
+
+    def make(seed: int) -> nn.Module | Named:
+        if isinstance(model, nn.Module | str | Mapping):
+            return model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return model()
+
+    if not callable(model) and not isinstance(model, str | Mapping):
+        raise HoldfastError(f"model: expected a function that makes one, or a module, got {quoted(model)}")
+    return make
+
+
+def data_maker(data: NodeData | Callable[[int], NodeData]) -> Callable[[int], NodeData]:
+    """The data of each seed: a function of one argument makes them."""
+    if callable(data) and len(inspect.signature(data).parameters) == 1:
+        return data
+    return lambda seed: data  # type: ignore[return-value]

@@ -1,0 +1,40 @@
+"""The arguments of ``hf.train`` that ``hf.compare`` and ``hf.tune`` pass on, as editors see them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+import torch
+
+from holdfast.channels import Channel
+from holdfast.core.precision import Precision
+from holdfast.experiments.assembly import Topology
+from holdfast.experiments.choices import Named
+from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Weighting
+from holdfast.problem.gradients.backend import BackendName
+from holdfast.problem.losses import Loss, LossFunction, Step
+from holdfast.problem.statistics import Buffers
+
+
+class TrainOptions(TypedDict, total=False):
+    """As in ``hf.train``, with its defaults."""
+
+    topology: Topology
+    batch_size: BatchSize
+    loss: Loss | LossFunction | Named
+    step: Step | None
+    test: Any
+    l2: float
+    l1: float
+    nonconvex: float
+    weights: Weighting
+    backend: BackendName
+    buffers: Buffers
+    cohort: Cohort
+    channel: Channel | Named
+    evaluate_every: Cadence
+    metrics: Metrics | dict[str, Any] | tuple[str | dict[str, Any], ...]
+    personalize: int
+    device: str | torch.device
+    dtype: torch.dtype | Literal["float32", "float64"]
+    precision: Precision

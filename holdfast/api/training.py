@@ -1,0 +1,299 @@
+"""``hf.train``: a module on split data."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from holdfast.api.calls import CALLER, check_call, execute, needs_folder, number_type, settled, watchers
+from holdfast.api.options import TrainOptions
+from holdfast.api.results import History, TrainResult
+from holdfast.channels import Channel
+from holdfast.contract import Method
+from holdfast.core.precision import Precision, switches_restored
+from holdfast.core.validation import Count, Seed, Whole, check
+from holdfast.data.federated import FederatedData, read_tests
+from holdfast.experiments.assembly import (
+    Setting,
+    Topology,
+    as_network,
+)
+from holdfast.experiments.callbacks import Callback
+from holdfast.experiments.choices import Named, as_channel, as_loss, as_method, as_module
+from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Terms, Weighting
+from holdfast.experiments.execution import Run, stop_signals
+from holdfast.experiments.given import Contender, GivenPlan, open_run
+from holdfast.experiments.metric_choice import choose_metrics
+from holdfast.problem.gradients.backend import BackendName
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
+from holdfast.problem.statistics import Buffers
+
+MOST_CLASSES = 1000  # that a report shows
+
+
+@switches_restored()
+def train(
+    algorithm: Method | Named,
+    *,
+    model: nn.Module | Named,
+    data: FederatedData | Sequence[Any],
+    topology: Topology = "server",
+    rounds: int,
+    batch_size: BatchSize = 32,
+    loss: Loss | LossFunction | Named = "cross-entropy",
+    step: Step | None = None,
+    test: Any = None,
+    seed: int = 0,
+    l2: float = 0.0,
+    l1: float = 0.0,
+    nonconvex: float = 0.0,
+    weights: Weighting = "uniform",
+    backend: BackendName = "auto",
+    buffers: Buffers = "local",
+    cohort: Cohort = "all",
+    channel: Channel | Named = "identity",
+    evaluate_every: Cadence = "auto",
+    metrics: Metrics | dict[str, Any] | tuple[str | dict[str, Any], ...] = ("default", "minibatch_loss"),
+    personalize: int = 0,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_every: int = 50,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | Literal["float32", "float64"] = "float32",
+    precision: Precision = "tf32",
+) -> TrainResult:
+    """Trains ``model`` with ``algorithm`` on every node's own data, all nodes simulated on one device.
+
+    Arguments are called as in an experiment file (docs/experiments.md). As there, ``algorithm``, ``model``,
+    ``loss`` and ``channel`` may be names, registered or your own "module:attribute". Parameters stand beside
+    the name in a dictionary, such as {"name": "mlp", "hidden": [64]}.
+
+    ``algorithm``: the method with its hyperparameters, such as ``hf.LocalGECL(lr=0.05, local_steps=8)``.
+    ``model``: the module that every node starts from; it is copied, not changed.
+    ``data``: the result of ``holdfast.partition``; or, for each node, a pair (x, y), a dictionary of tensors
+    or a torch Dataset. x may be a tensor, a dictionary of the model's keyword arguments or a tuple of its
+    arguments.
+    ``loss``: a name such as "cross-entropy" or "mse", or a function of outputs and targets that gives a mean
+    over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
+    ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
+    ``data``: ``step=lambda model, batch: model(**batch).loss``.
+    ``test``: samples like a node's that all models are tested on, or a list with a set for each node.
+    ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
+    parameters), a graph (mixed with Metropolis weights), or a ``Network``.
+    ``rounds``: communication rounds.
+    ``batch_size``: samples per gradient, drawn with replacement; "full" takes all of a node's data.
+    ``seed``: of the minibatches, cohorts and random topologies; the initial weights are the model's own.
+    ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
+    ``weights``: whether nodes count alike ("uniform") or samples do ("samples").
+    ``backend``: how gradients are computed, all nodes "stacked" in one call, in a "loop" over the nodes, or
+    as "adapters" with the frozen part of the model run once over all nodes' batches; "auto" chooses by what
+    is trained and how fast its layers are.
+    ``buffers``: the running statistics of BatchNorm that a node's model is tested with: of its own data,
+    "local", or the "average" over all nodes, which ``result.model`` has in any case.
+    ``cohort``: clients sampled per round (server methods), or "all".
+    ``channel``: how messages travel, such as "half" or ``hf.Half()``.
+    ``evaluate_every``: rounds between measurements; "auto" chooses them so that measuring costs at most a
+    fifth of training, counted in samples. The initial and the last models are always measured.
+    ``metrics``: their names; "default" are all that are cheap. "minibatch_loss" is free. A dictionary has
+    your own: functions of (outputs, targets) or objects of torchmetrics; see docs/experiments.md.
+    ``personalize``: so many local steps from the common model make a node's personal one, for the metrics
+    "personal_accuracy" and the like.
+    ``callbacks``: who watches, such as ``hf.EarlyStopping("train_loss")``; see ``hf.Callback``.
+    ``progress``: whether to show a progress bar; by default in a terminal and in a notebook.
+    ``run_dir``: a new folder for metrics, checkpoints and models, which ``holdfast report`` understands.
+    ``resume``: go on with the run in ``run_dir``, if there is one, as if it had never stopped; all other
+    arguments must be the same. ``checkpoint_every``: rounds from one checkpoint in ``run_dir`` to the next.
+    ``device``: "cpu", "cuda" or "cuda:N". ``dtype``: of the models, float32 or float64.
+    ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
+    steps in it, here or there, while the models stay in ``dtype``.
+
+    Returns a ``TrainResult``: ``history`` (metrics by round), ``status``, ``model`` (the average of all
+    nodes' models), ``models`` [n, d], ``node_model(i)``, ``plot()``, ``save(path)``. Ctrl-C ends training
+    after the round, and the result so far is returned with the status "interrupted".
+    """
+    needs_folder(run_dir, resume=resume)
+    options: TrainOptions = {
+        "topology": topology,
+        "batch_size": batch_size,
+        "loss": loss,
+        "step": step,
+        "test": test,
+        "l2": l2,
+        "l1": l1,
+        "nonconvex": nonconvex,
+        "weights": weights,
+        "backend": backend,
+        "buffers": buffers,
+        "cohort": cohort,
+        "channel": channel,
+        "evaluate_every": evaluate_every,
+        "metrics": metrics,
+        "personalize": personalize,
+        "device": device,
+        "dtype": dtype,
+        "precision": precision,
+    }
+    method = as_method(algorithm)
+    plan = given_plan(
+        "hf.train",
+        [Contender(type(method).__name__, method)],
+        lambda seed: model,
+        lambda seed: data,
+        seeds=[seed],
+        rounds=rounds,
+        checkpoint_every=checkpoint_every,
+        options=options,
+    )
+    for text in plan.warnings():
+        warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
+    [job] = plan.jobs
+    watching = watchers(callbacks, progress, [job.info])
+    if run_dir is None:
+        run = Run(plan.simulation(job), rounds, evaluate_every, plan.setting(job).evaluation)
+        status = execute(run, job.info, watching)
+    else:
+        runner = open_run(plan, Path(run_dir), resume=resume)
+        with stop_signals(signal.SIGINT) as asked_to_stop:
+            run, outcome = runner.run(job, watching, asked_to_stop)
+        status = settled(run, job.info, outcome)
+        if status != "interrupted":
+            runner.close()
+    models, objective = run.simulation.models.detach(), plan.setting(job).objective
+    personal = run.simulation.personal_models
+    own = models if personal is None else personal.detach()
+    average = objective.model.module(objective.complete(models.mean(0, keepdim=True))[0])
+    statistics = objective.complete(own, objective.here)[:, objective.dim :]
+    ended = (History(run.rows), status, average, own.clone())
+    return TrainResult(*ended, objective.model.module, statistics.clone())
+
+
+def given_plan(
+    origin: str,
+    contenders: Sequence[Contender],
+    make_model: Callable[[int], nn.Module | Named],
+    make_data: Callable[[int], FederatedData | Sequence[Any]],
+    *,
+    seeds: Sequence[int],
+    rounds: int,
+    checkpoint_every: int,
+    options: TrainOptions,
+) -> GivenPlan:
+    """Every method with every seed, checked; ``make_model`` and ``make_data`` are called with a seed."""
+    full: dict[str, Any] = {**TRAIN_DEFAULTS, **options}
+    check_call(rounds, full["cohort"])
+    for seed in seeds:
+        check("seed", Seed, seed)
+    check("checkpoint_every", Count, checkpoint_every)
+
+    def make_setting(seed: int) -> Setting:
+        return _setting(make_model(seed), make_data(seed), seed, **full)
+
+    plan = GivenPlan(
+        origin=origin,
+        name=origin.removeprefix("hf."),
+        contenders=contenders,
+        seeds=list(seeds),
+        rounds=rounds,
+        evaluate_every=check("evaluate_every", Cadence, full["evaluate_every"]),
+        checkpoint_every=checkpoint_every,
+        make_setting=make_setting,
+        arguments=lambda: {
+            "algorithm": contenders,
+            "model": make_model(seeds[0]),
+            "data": make_data(seeds[0]),
+            **{name: value for name, value in full.items() if name not in ("device", "evaluate_every")},
+        },
+        device=str(full["device"]),
+        cohort=full["cohort"],
+        channel=as_channel(full["channel"]),
+    )
+    plan.check()
+    return plan
+
+
+def _setting(
+    model: nn.Module | Named,
+    data: FederatedData | Sequence[Any],
+    seed: int,
+    *,
+    topology: Topology,
+    batch_size: BatchSize,
+    loss: Loss | LossFunction | Named,
+    step: Step | None,
+    test: Any,
+    l2: float,
+    l1: float,
+    nonconvex: float,
+    weights: Weighting,
+    backend: BackendName,
+    buffers: Buffers,
+    evaluate_every: Cadence,
+    metrics: Any,
+    personalize: int,
+    device: str | torch.device,
+    dtype: torch.dtype | Literal["float32", "float64"],
+    precision: Precision,
+    **of_methods: Any,
+) -> Setting:
+    """What all methods meet alike; the arguments are those of ``train``."""
+    for name, annotation, value in (
+        ("evaluate_every", Cadence, evaluate_every),
+        ("personalize", Whole, personalize),
+        ("precision", Precision, precision),
+    ):
+        check(name, annotation, value)
+    wanted: Metrics = check("metrics", Metrics, metrics)
+    numbers = number_type(dtype)
+    weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
+    terms = Terms.of({"batch_size": batch_size, "backend": backend, "buffers": buffers, **weighed})
+    split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
+    chosen_loss = as_loss(loss) if step is None else OwnStep(step)
+    module = as_module(model, split, chosen_loss, seed)
+    tested, own_tests = read_tests(test, split.nodes)
+    return Setting(
+        data=split,
+        test_data=tested,
+        test_counts=own_tests,
+        network=as_network(topology, split.nodes, seed),
+        loss=chosen_loss,
+        metrics=choose_metrics(
+            wanted,
+            has_test=test is not None,
+            classes=split.classes or 0 if chosen_loss.has_accuracy else None,
+            nodes=split.nodes,
+        ),
+        personalize=personalize,
+        make_module=lambda: module,
+        terms=terms,
+        seed=seed,
+        device=str(device),
+        dtype=numbers,
+        precision=precision,
+        labels=_label_table(split),
+    )
+
+
+def _label_table(split: FederatedData) -> np.ndarray:
+    """[n, classes]: samples of each class at each node; no column where targets are not labels."""
+    labels = split.targets
+    if labels is None or labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
+        return np.empty((split.nodes, 0), np.int64)
+    classes = int(labels.max()) + 1
+    return split.label_table(classes) if classes <= MOST_CLASSES else np.empty((split.nodes, 0), np.int64)
+
+
+TRAIN_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(train).parameters.items()
+    if name in TrainOptions.__annotations__
+}

@@ -1,0 +1,92 @@
+"""What a user chooses: the thing itself, or its name, registered or ``module:attribute``, with parameters.
+
+For the user's own calls and files. A federation file may come from others: it names registered things only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.algorithms.load import build_algorithm
+from holdfast.channels import CHANNELS, Channel
+from holdfast.contract import Method
+from holdfast.core.errors import HoldfastError
+from holdfast.core.user_code import import_named, make_own
+from holdfast.core.validation import check, quoted
+from holdfast.data import FederatedData
+from holdfast.experiments.config import Choice
+from holdfast.models import load_model
+from holdfast.problem.losses import LOSSES, Loss, LossFunction
+from holdfast.problem.losses import as_loss as given_loss
+
+Named = str | Mapping[str, Any]
+"""A name, or a dictionary with a name and parameters, as in an experiment file."""
+
+
+def as_choice(where: str, value: Named) -> Choice:
+    """``value`` as an experiment file would have it."""
+    table = {"name": value} if isinstance(value, str) else dict(value)
+    if not isinstance(table.get("name"), str):
+        raise HoldfastError(
+            f"{where}: expected a name among the keys, such as {{'name': 'torus', 'rows': 2}}, got "
+            f"{quoted(value)}"
+        )
+    return Choice(**table)
+
+
+def as_method(algorithm: Method | Named) -> Method:
+    """The algorithm itself, or the one that is named."""
+    if isinstance(algorithm, str | Mapping):
+        choice = as_choice("algorithm", algorithm)
+        return build_algorithm(choice.name, choice.parameters)
+    if not isinstance(algorithm, Method):
+        raise HoldfastError(
+            f"algorithm: expected one such as holdfast.LocalGECL(lr=0.05), got {quoted(algorithm)}"
+        )
+    return algorithm
+
+
+def as_loss(loss: Loss | LossFunction | Named | Choice) -> Loss:
+    """The loss itself, of a function of outputs and targets, or the one that is named."""
+    if not isinstance(loss, str | Mapping | Choice):
+        return given_loss(loss)
+    choice = loss if isinstance(loss, Choice) else as_choice("loss", loss)
+    name, parameters = choice.name, choice.parameters
+    if ":" not in name:
+        return LOSSES.build(name, parameters)
+    found = import_named("loss", name, "my_module:my_loss")
+    if inspect.isfunction(found) and not parameters:
+        return given_loss(found)
+    return given_loss(make_own("loss", name, parameters, Loss, nn.Module))
+
+
+def as_channel(channel: Channel | Named | Choice) -> Channel:
+    """The channel itself, or the one that is named."""
+    if isinstance(channel, str | Mapping | Choice):
+        choice = channel if isinstance(channel, Choice) else as_choice("channel", channel)
+        if ":" not in choice.name:
+            return CHANNELS.build(choice.name, choice.parameters)
+        channel = make_own("channel", choice.name, choice.parameters, Channel)
+    given: Channel = check("channel", Channel, channel)
+    return given
+
+
+def as_module(model: nn.Module | Named, data: FederatedData, loss: Loss, seed: int) -> nn.Module:
+    """The model itself, or the one that is named, made for samples like ``data`` and drawn from ``seed``."""
+    if isinstance(model, str | Mapping):
+        outputs = loss.outputs(data.classes)
+        return initial_module(as_choice("model", model), data.input_shape, outputs, seed)
+    given: nn.Module = check("model", nn.Module, model)
+    return given
+
+
+def initial_module(choice: Choice, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    """The chosen model as everybody starts from it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return load_model(choice.name, choice.parameters, input_shape, outputs)

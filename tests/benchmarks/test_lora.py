@@ -1,0 +1,28 @@
+"""The benchmark of LoRA on a tiny model: it runs, and one client alone follows the Trainer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_one_client_follows_the_trainer(tmp_path, monkeypatch) -> None:
+    for library in ("peft", "transformers", "accelerate"):
+        pytest.importorskip(library)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import lora
+
+    table = tmp_path / "lora.json"
+    given = ["--tiny", "--device=cpu", "--rounds=1", "--trainer-steps=4", f"--output={table}"]
+    monkeypatch.setattr(sys, "argv", ["lora.py", *given])
+    lora.main()
+    found = json.loads(table.read_text())
+    losses = [theirs for _, theirs in found["losses"]]
+    assert max(losses) - min(losses) > 0.05  # otherwise following them would mean little
+    assert found["largest_difference"] < 1e-3
+    assert len(found["tokens_per_second"]) == 8

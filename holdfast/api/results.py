@@ -118,7 +118,8 @@ class TrainResult(_Result):
         """
         # Copies: safetensors takes no tensors that share memory, as tied weights do.
         state = {f"model.{name}": value.clone() for name, value in self.model.state_dict().items()}
-        tensors = {"models": self.models, "statistics": self._statistics, **state}
+        own = {"statistics": self._statistics} if self._statistics.numel() else {}
+        tensors = {"models": self.models, **own, **state}
         notes = {"kind": "result", "status": self.status, "history": self.history.rows}
         try:
             write_tensors(Path(path), {k: t.detach().cpu().contiguous() for k, t in tensors.items()}, notes)

@@ -130,7 +130,7 @@ class FlatModel:
             samples = map_inputs(
                 lambda part: part.to(self.compute) if part.is_floating_point() else part, samples
             )
-        with CountedDropout(key) if self.draws else nullcontext():
+        with CountedDropout(key) if self.draws and self._counted else nullcontext():
             return self._run(True, given, call, samples)
 
     def copy(self) -> FlatModel:
@@ -142,7 +142,7 @@ class FlatModel:
 
     def _call_through(self) -> None:
         self._called = {True: Called(self._training), False: Called(self._evaluation)}
-        self._run = self._by_itself
+        self._run, self._counted = self._by_itself, True
 
     def evaluate(self, row: Tensor, call: Call, samples: Any) -> Tensor:
         """``call`` of the model in eval mode; ``row`` [d + 2 s] has its statistics."""
@@ -184,7 +184,8 @@ class FlatModel:
     def through(self, run: Callable[..., Any]) -> FlatModel:
         """The same, but where its module would be called, ``run(given, args, kwargs)`` is.
 
-        ``given``: the tensors of the call by their names in the module.
+        ``given``: the tensors of the call by their names in the module. Calls of torch's dropout are not
+        counted: it is not known here for how many nodes ``run`` makes them.
         """
 
         def instead(training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
@@ -193,7 +194,7 @@ class FlatModel:
             return result
 
         changed = copy(self)
-        changed._run = instead
+        changed._run, changed._counted = instead, False
         return changed
 
     def _by_itself(self, training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:

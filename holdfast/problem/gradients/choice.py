@@ -61,7 +61,7 @@ def _adapters(loss: RowLoss, activations: Activations, wanted: BackendName) -> A
     else:
         types = {loss.model.compute, *(p.dtype for p in loss.model.template.parameters())}
         if not all(map(torch.equal, random_state(loss.model.x0.device), random)):
-            obstacle = "dropout of torch, for which rows are kept apart, would be drawn for all nodes at once"
+            obstacle = "dropout of torch would be drawn for all nodes at once; holdfast.models.Dropout is not"
         elif difference <= max(ROUNDING.get(dtype, 0.0) for dtype in types):
             return backend
         else:

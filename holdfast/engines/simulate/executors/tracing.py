@@ -34,12 +34,10 @@ def compiled(program: Program) -> Program:
 
 
 def _compile(program: Program, inputs: Sequence[Tensor]) -> Program:
-    from torch._inductor.compile_fx import compile_fx
-
     with torch.no_grad():
         traced = make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-        constants = _as_inputs(traced)
-        ready: Any = compile_fx(traced, [*inputs, *constants])
+    constants = _as_inputs(traced)
+    ready: Any = torch.compile(traced, dynamic=False)
 
     def run(*inputs: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():
@@ -51,7 +49,8 @@ def _compile(program: Program, inputs: Sequence[Tensor]) -> Program:
 
 def _as_inputs(traced: fx.GraphModule) -> list[Tensor]:
     """Makes inputs of the tensors that ``traced`` holds, such as samples, so that no program owns any."""
-    graph, constants = traced.graph, []
+    graph = traced.graph
+    constants: list[Tensor] = []
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         tensor = getattr(traced, str(node.target))

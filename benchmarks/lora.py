@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trainer-steps", type=int, default=20)
     parser.add_argument("--profile", action="store_true", help="where the time of a compiled round goes")
+    parser.add_argument("--only", nargs="*", help="names of the ways to time, such as 'FedAvg, bfloat16'")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     size, device = TINY if given.tiny else Size(), given.device
@@ -212,6 +213,8 @@ def main() -> None:
     worst = max(abs(ours - theirs) for ours, theirs in pairs)
     print(f"Trainer: losses from {pairs[0][1]:.4f} to {pairs[-1][1]:.4f}, ours differ by at most {worst:.1e}")
     for name, method, precision, rounds in ways:
+        if given.only and name not in given.only:
+            continue
         _empty(device)
         executor = None if rounds is None else executor_for(torch.device(device))
         run = simulation(size, device, method(lr=LR, local_steps=size.steps), executor, precision)
@@ -245,6 +248,7 @@ def _profile(run: Simulation) -> None:
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         run.step()
+    print("breaks in what was compiled:", dict(torch._dynamo.utils.counters["graph_break"]) or "none")
     print(seen.key_averages().table(sort_by="self_cuda_time_total", row_limit=20, max_name_column_width=60))
 
 

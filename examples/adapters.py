@@ -24,7 +24,7 @@ from torch import nn
 import holdfast as hf
 
 SAMPLES, BATCH, TEST = 200, 4, 100
-STEP_SIZES = (0.05, 0.1, 0.2, 0.4)
+STEP_SIZES = (0.1, 0.2, 0.4, 0.8)
 
 
 @dataclass(frozen=True)

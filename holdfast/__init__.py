@@ -31,9 +31,14 @@ _HOMES = {
     "holdfast.experiments.tensorboard": "TensorBoard",
     "holdfast.experiments.trackers": "MLflow WandB",
     "holdfast.report.progress": "Progress",
+    "holdfast.core.randomness": "random_uniform random_normal",
     "holdfast.data": (
-        "DATASETS partition FederatedData Dataset IID Dirichlet Shards ClassesPerNode NaturalGroups Unequal"
+        "DATASETS partition partition_dataset FederatedData Dataset IID Dirichlet Shards ClassesPerNode "
+        "NaturalGroups Unequal"
     ),
+    "holdfast.data.frames": "from_frame",
+    "holdfast.data.images": "ImageFolder image_folder image_folders",
+    "holdfast.data.lazy": "from_datasets LazyData Stream",
     "holdfast.models": "MODELS",
     "holdfast.optimizers": (
         "OPTIMIZERS LocalOptimizer Momentum PlainSGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
@@ -80,10 +85,18 @@ if TYPE_CHECKING:
         halving as halving, linear as linear,
     )
     from holdfast.core.errors import HoldfastError as HoldfastError
+    from holdfast.core.randomness import random_normal as random_normal, random_uniform as random_uniform
     from holdfast.data import (
         ClassesPerNode as ClassesPerNode, DATASETS as DATASETS, Dataset as Dataset, Dirichlet as Dirichlet,
         FederatedData as FederatedData, IID as IID, NaturalGroups as NaturalGroups, Shards as Shards,
-        Unequal as Unequal, partition as partition,
+        Unequal as Unequal, partition as partition, partition_dataset as partition_dataset,
+    )
+    from holdfast.data.frames import from_frame as from_frame
+    from holdfast.data.images import (
+        ImageFolder as ImageFolder, image_folder as image_folder, image_folders as image_folders,
+    )
+    from holdfast.data.lazy import (
+        LazyData as LazyData, Stream as Stream, from_datasets as from_datasets,
     )
     from holdfast.engines.common.simulation import Simulation as Simulation
     from holdfast.experiments.assembly import build_problem as build_problem

@@ -27,7 +27,7 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import read_tensors
 from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
-from holdfast.data.federated import FederatedData
+from holdfast.data.lazy import AnyData, as_data
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import Named, as_method
 from holdfast.experiments.given import Contender, open_run
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-NodeData = FederatedData | Sequence[Any]
+NodeData = AnyData | Sequence[Any]
 """The data of all nodes, as ``hf.train`` takes it."""
 
 
@@ -199,4 +199,5 @@ def data_maker(data: NodeData | Callable[[int], NodeData]) -> Callable[[int], No
     """The data of each seed: a function of one argument makes them."""
     if callable(data) and len(inspect.signature(data).parameters) == 1:
         return data
-    return lambda seed: data  # type: ignore[return-value]
+    given = as_data(data)  # type: ignore[arg-type]
+    return lambda seed: given

@@ -13,6 +13,8 @@ from holdfast.experiments.choices import Named
 from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Weighting
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, Step
+from holdfast.problem.model_problem import Augment
+from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
 
 
@@ -21,6 +23,8 @@ class TrainOptions(TypedDict, total=False):
 
     topology: Topology
     batch_size: BatchSize
+    sampling: SamplingName
+    augment: Augment | None
     loss: Loss | LossFunction | Named
     step: Step | None
     test: Any

@@ -21,6 +21,7 @@ from holdfast.contract import Method
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Count, Seed, Whole, check
 from holdfast.data.federated import FederatedData, read_tests
+from holdfast.data.lazy import AnyData, as_data
 from holdfast.experiments.assembly import (
     Setting,
     Topology,
@@ -34,6 +35,8 @@ from holdfast.experiments.given import Contender, GivenPlan, open_run
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
+from holdfast.problem.model_problem import Augment
+from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
 
 MOST_CLASSES = 1000  # that a report shows
@@ -44,10 +47,12 @@ def train(
     algorithm: Method | Named,
     *,
     model: nn.Module | Named,
-    data: FederatedData | Sequence[Any],
+    data: AnyData | Sequence[Any],
     topology: Topology = "server",
     rounds: int,
     batch_size: BatchSize = 32,
+    sampling: SamplingName = "replacement",
+    augment: Augment | None = None,
     loss: Loss | LossFunction | Named = "cross-entropy",
     step: Step | None = None,
     test: Any = None,
@@ -80,9 +85,9 @@ def train(
 
     ``algorithm``: the method with its hyperparameters, such as ``hf.LocalGECL(lr=0.05, local_steps=8)``.
     ``model``: the module that every node starts from; it is copied, not changed.
-    ``data``: the result of ``holdfast.partition``; or, for each node, a pair (x, y), a dictionary of tensors
-    or a torch Dataset. x may be a tensor, a dictionary of the model's keyword arguments or a tuple of its
-    arguments.
+    ``data``: the result of ``hf.partition``, ``hf.from_frame`` or ``hf.from_datasets``; an ``hf.Stream``; or,
+    for each node, a pair (x, y), a dictionary of tensors or a map-style Dataset (docs/data.md). x may be a
+    tensor, a dictionary of the model's keyword arguments or a tuple of its arguments.
     ``loss``: a name such as "cross-entropy" or "mse", or a function of outputs and targets that gives a mean
     over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
     ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
@@ -91,7 +96,11 @@ def train(
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``rounds``: communication rounds.
-    ``batch_size``: samples per gradient, drawn with replacement; "full" takes all of a node's data.
+    ``batch_size``: samples per gradient; "full" takes all of a node's data. An ``hf.Stream`` has its own.
+    ``sampling``: "replacement"; "epochs", every sample once before any is taken again, anew in every round;
+    or "poisson", each sample with probability batch_size / N_i.
+    ``augment``: ``augment(samples, key)`` changes a node's minibatch on the device, drawing from ``key`` by
+    ``hf.random_uniform`` and ``hf.random_normal``; metrics read the samples as they are.
     ``seed``: of the minibatches, cohorts and random topologies; the initial weights are the model's own.
     ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
     ``weights``: whether nodes count alike ("uniform") or samples do ("samples").
@@ -125,6 +134,8 @@ def train(
     options: TrainOptions = {
         "topology": topology,
         "batch_size": batch_size,
+        "sampling": sampling,
+        "augment": augment,
         "loss": loss,
         "step": step,
         "test": test,
@@ -143,12 +154,12 @@ def train(
         "dtype": dtype,
         "precision": precision,
     }
-    method = as_method(algorithm)
+    method, split = as_method(algorithm), as_data(data)
     plan = given_plan(
         "hf.train",
         [Contender(type(method).__name__, method)],
         lambda seed: model,
-        lambda seed: data,
+        lambda seed: split,
         seeds=[seed],
         rounds=rounds,
         checkpoint_every=checkpoint_every,
@@ -181,7 +192,7 @@ def given_plan(
     origin: str,
     contenders: Sequence[Contender],
     make_model: Callable[[int], nn.Module | Named],
-    make_data: Callable[[int], FederatedData | Sequence[Any]],
+    make_data: Callable[[int], AnyData | Sequence[Any]],
     *,
     seeds: Sequence[int],
     rounds: int,
@@ -223,11 +234,13 @@ def given_plan(
 
 def _setting(
     model: nn.Module | Named,
-    data: FederatedData | Sequence[Any],
+    data: AnyData | Sequence[Any],
     seed: int,
     *,
     topology: Topology,
     batch_size: BatchSize,
+    sampling: SamplingName,
+    augment: Augment | None,
     loss: Loss | LossFunction | Named,
     step: Step | None,
     test: Any,
@@ -255,8 +268,9 @@ def _setting(
     wanted: Metrics = check("metrics", Metrics, metrics)
     numbers = number_type(dtype)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
-    terms = Terms.of({"batch_size": batch_size, "backend": backend, "buffers": buffers, **weighed})
-    split = data if isinstance(data, FederatedData) else FederatedData.of_nodes(data)
+    computed = {"backend": backend, "buffers": buffers}
+    terms = Terms.of({"batch_size": batch_size, "sampling": sampling, **computed, **weighed})
+    split = as_data(data)
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
     module = as_module(model, split, chosen_loss, seed)
     tested, own_tests = read_tests(test, split.nodes)
@@ -271,9 +285,11 @@ def _setting(
             has_test=test is not None,
             classes=split.classes or 0 if chosen_loss.has_accuracy else None,
             nodes=split.nodes,
+            finite=split.finite,
         ),
         personalize=personalize,
         make_module=lambda: module,
+        augment=augment,
         terms=terms,
         seed=seed,
         device=str(device),
@@ -283,13 +299,15 @@ def _setting(
     )
 
 
-def _label_table(split: FederatedData) -> np.ndarray:
-    """[n, classes]: samples of each class at each node; no column where targets are not labels."""
-    labels = split.targets
-    if labels is None or labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
-        return np.empty((split.nodes, 0), np.int64)
+def _label_table(split: AnyData) -> np.ndarray:
+    """[n, classes]: samples of each class at each node; no column where they are not known to be labels."""
+    unknown = np.empty((split.nodes, 0), np.int64)
+    if not isinstance(split, FederatedData) or (labels := split.targets) is None:
+        return unknown
+    if labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
+        return unknown
     classes = int(labels.max()) + 1
-    return split.label_table(classes) if classes <= MOST_CLASSES else np.empty((split.nodes, 0), np.int64)
+    return split.label_table(classes) if classes <= MOST_CLASSES else unknown
 
 
 TRAIN_DEFAULTS = {

@@ -60,6 +60,8 @@ def _parts(value: Any, inner: Callable[[Any], Any]) -> Any:
         return [value.__qualname__, _code(value.__code__), closed, inner(value.__defaults__)]
     if isinstance(value, partial):
         return ["partial", inner(value.func), inner(value.args), inner(value.keywords)]
+    if not isinstance(value, type) and hasattr(type(value), "known_by"):  # what a class says counts
+        return [_name(type(value)), inner(value.known_by())]
     if isinstance(value, type) or not hasattr(value, "__dict__"):
         return _name(value)
     own = sorted(field.name for field in fields(value)) if is_dataclass(value) else sorted(vars(value))

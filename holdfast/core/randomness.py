@@ -7,6 +7,8 @@ whatever was drawn before.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated
 
@@ -32,7 +34,10 @@ class Stream(IntEnum):
     COMPUTE = 4
     CAPABILITY = 5
     CHANNEL = 6
+    ORDER = 7
+    TRANSFORM = 8
     DROPOUT = 1 << 16  # the layers of a model count up from here
+    AUGMENT = 1 << 24  # the draws of an augmentation count up from here
     DRAW = 1 << 31  # and here the calls of torch's dropout in a forward pass
 
 
@@ -70,6 +75,44 @@ def batch_indices(seed: Word, nodes: Tensor, counts: Tensor, round: Word, step: 
     blocks = torch.arange(-(-batch // 4), device=nodes.device)
     words = philox((blocks, step, round, nodes[:, None]), (seed, int(Stream.BATCH)))
     return words.flatten(-2)[..., :batch] * counts[:, None] >> 32
+
+
+def shuffled(
+    seed: Word, nodes: Tensor, counts: Tensor, longest: int, round: Word, draw: Word
+) -> tuple[Tensor, Tensor]:
+    """The samples of each of ``nodes`` [m] in a random order: random words, ascending, and sample numbers.
+
+    Both are [m, longest]. Behind the ``counts`` [m] samples of a node follow words of 2**32 with numbers that
+    it does not have. ``draw``, an int or [m, 1], tells orders of one round apart.
+    """
+    blocks = torch.arange(-(-longest // 4), device=nodes.device)
+    words = philox((blocks, draw, round, nodes[:, None]), (seed, int(Stream.ORDER))).flatten(-2)[:, :longest]
+    beyond = torch.arange(longest, device=nodes.device) >= counts[:, None]
+    # A stable sort, so that equal words fall into the same order on every device.
+    ordered, places = torch.where(beyond, _MASK + 1, words).sort(dim=-1, stable=True)
+    return ordered, places
+
+
+def random_uniform(key: Tensor, shape: Sequence[int], draw: int = 0) -> Tensor:
+    """Numbers of ``shape`` in [0, 1), float32, for an augmentation: a pure function of ``key`` and ``draw``.
+
+    ``key`` [4] is what ``augment(batch, key)`` is given. Give each call in it a ``draw`` of its own, 0, 1,
+    ..., or they draw the same numbers.
+    """
+    return (_words(key, math.prod(shape), draw) >> 8).to(torch.float32).mul(2.0**-24).view(*shape)
+
+
+def random_normal(key: Tensor, shape: Sequence[int], draw: int = 0) -> Tensor:
+    """The same for a normal distribution with mean 0 and variance 1 (Box and Muller)."""
+    size = math.prod(shape)
+    first, second = ((_words(key, 2 * size, draw) >> 8).to(torch.float32) * 2.0**-24).view(2, size).unbind()
+    return ((-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)).view(*shape)
+
+
+def _words(key: Tensor, size: int, draw: int) -> Tensor:
+    seed, node, round, step = key.unbind()
+    blocks = torch.arange(-(-size // 4), device=key.device)
+    return philox((blocks, step, round, node), (seed, Stream.AUGMENT + draw)).flatten()[:size]
 
 
 def uniform(seed: int, stream: Stream, round: Word, step: Word, index: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from holdfast.data.partition import (
     Shards,
     Unequal,
     partition,
+    partition_dataset,
 )
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "Unequal",
     "load_data",
     "partition",
+    "partition_dataset",
     "prepare",
 ]

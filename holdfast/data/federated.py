@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
+from holdfast.core.validation import Count, check
 from holdfast.data.arrays import labels_below
+from holdfast.data.items import is_dataset, items_in, read_items, stack_items
 from holdfast.data.samples import Pair, as_tree, described, targets_of
 
 ITEMS_READ_AGAIN = 8  # of a Dataset: a transform that changes every second item is noticed too
@@ -39,6 +39,11 @@ class FederatedData:
     """Samples of the original data that no node got."""
     held: np.ndarray | None = None
     """[m] int64, ascending: the nodes whose samples are here; None: all."""
+    how: str = ""
+    """How they came here, for people."""
+    names: tuple[str, ...] | None = None
+    """What the nodes are called, such as hospitals; None: by their numbers."""
+    finite = True
 
     def __post_init__(self) -> None:
         samples = as_tree("data", self.x if self.y is None else (self.x, self.y))
@@ -70,6 +75,17 @@ class FederatedData:
     def numbers(self) -> int:
         """How many numbers all inputs here have."""
         return sum(part.numel() for part in leaves(self.x))
+
+    @property
+    def bytes_everywhere(self) -> int:
+        """What the inputs of all nodes take, those held elsewhere included."""
+        sizes = sum(part[0].numel() * part.element_size() for part in leaves(self.x))
+        return int(self.counts.sum()) * sizes
+
+    @property
+    def numbers_everywhere(self) -> int:
+        """How many numbers that are."""
+        return int(self.counts.sum()) * sum(part[0].numel() for part in leaves(self.x))
 
     @property
     def targets(self) -> Tensor | None:
@@ -125,6 +141,20 @@ class FederatedData:
         rows = slice(int(self.starts[i]), int(self.starts[i] + self.counts[i]))
         return tree_map(lambda part: part[rows], self.samples)
 
+    def local_steps(self, epochs: int, batch_size: int) -> int:
+        """Steps in which every node passes over its samples ``epochs`` times, for ``sampling="epochs"``.
+
+        That must be the same number for all nodes, since all take as many steps in a round.
+        """
+        check("epochs", Count, epochs)
+        steps = -(-self.counts // check("batch_size", Count, batch_size))
+        if len(differs := np.flatnonzero(steps != steps[0])):
+            raise HoldfastError(
+                f"local_steps: an epoch is {steps[0]} steps for node 0 and {steps[differs[0]]} for node "
+                f"{differs[0]}; nodes take as many steps in a round, so say how many"
+            )
+        return int(epochs * steps[0])
+
     def label_table(self, classes: int) -> np.ndarray:
         """[n, classes] int64: how many samples of each class each node owns."""
         labels = self.targets
@@ -177,10 +207,8 @@ def no_empty_node(counts: np.ndarray) -> None:
 
 def read_samples(where: str, part: Any) -> Any:
     """The samples of a pair (x, y), a dictionary or a map-style torch Dataset, checked."""
-    if isinstance(part, TorchDataset):
-        if isinstance(part, IterableDataset) or not hasattr(part, "__len__"):
-            raise HoldfastError(f"{where}: an iterable torch Dataset has no length; expected a map-style one")
-        part = _stack(where, part)
+    if is_dataset(part):
+        part = stack_items(where, read_items(part, range(items_in(where, part))))
     return as_tree(where, part)
 
 
@@ -208,17 +236,14 @@ def read_tests(test: Any, nodes: int) -> tuple[Any, list[int] | None]:
 
 def warn_if_random(where: str, part: Any, samples: Any) -> bool:
     """Warns if ``part`` is a torch Dataset whose items are not what they were when ``samples`` were read."""
-    if not isinstance(part, TorchDataset):
+    if not is_dataset(part):
         return False
-    items: Any = part
-    columns = list(samples.values() if isinstance(samples, dict) else samples)
-    for i in range(min(ITEMS_READ_AGAIN, len(items))):
-        again = items[i].values() if isinstance(items[i], Mapping) else items[i]
-        if not all(_alike(now, kept[i]) for now, kept in zip(again, columns, strict=True)):
+    for i in range(min(ITEMS_READ_AGAIN, len(part))):
+        if not alike(as_tree(where, stack_items(where, [part[i]])), samples, i):
             warnings.warn(
                 f"{where}: item {i} of the Dataset differs on a second read. Items are read once, before "
-                "training, so random transforms are drawn once and frozen. Leave them out, or give several "
-                "transformed copies of the samples",
+                "training, so random transforms are drawn once and frozen. Leave them out, or, for training "
+                "data, use hf.from_datasets, which reads items whenever they are drawn",
                 UserWarning,
                 stacklevel=2,
             )
@@ -226,32 +251,7 @@ def warn_if_random(where: str, part: Any, samples: Any) -> bool:
     return False
 
 
-def _alike(again: Any, kept: Tensor) -> bool:
-    value = again.detach() if isinstance(again, Tensor) else torch.as_tensor(np.asarray(again))
-    return value.shape == kept.shape and torch.equal(value.to(kept), kept)
-
-
-def _stack(where: str, dataset: Any) -> Any:
-    """All items (x, y), or dictionaries, of a map-style torch Dataset as columns."""
-    items = [dataset[i] for i in range(len(dataset))]
-    if not items:
-        return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
-    if isinstance(items[0], Mapping):
-        return {name: _column(where, [item[name] for item in items]) for name in items[0]}
-    for i, item in enumerate(items):
-        if not (isinstance(item, (tuple, list)) and len(item) == 2):
-            raise HoldfastError(
-                f"{where}: item {i} is {type(item).__name__}; expected a pair (x, y) or a dictionary"
-            )
-    return tuple(_column(where, [item[part] for item in items]) for part in (0, 1))
-
-
-def _column(where: str, values: list[Any]) -> Any:
-    try:
-        if isinstance(values[0], Tensor):
-            return torch.stack(values)
-        return np.stack([np.asarray(value) for value in values])
-    except (TypeError, ValueError, RuntimeError):
-        raise HoldfastError(
-            f"{where}: the items are not tensors or arrays of one shape; convert them"
-        ) from None
+def alike(one: Any, samples: Any, row: int) -> bool:
+    """Whether a tree of a single sample is what ``samples`` have at ``row``."""
+    pairs = zip(leaves(one), leaves(samples), strict=True)
+    return all(a.shape[1:] == b.shape[1:] and torch.equal(a[0], b[row]) for a, b in pairs)

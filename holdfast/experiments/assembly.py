@@ -16,9 +16,9 @@ from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, compute_in
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import tree_map
 from holdfast.core.world import ALONE, World
-from holdfast.data import FederatedData
+from holdfast.data.lazy import AnyData
 from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.common.dry_run import Footprint, dry_run
@@ -34,10 +34,11 @@ from holdfast.experiments.metrics import Metric
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
-from holdfast.problem.model_problem import ModelProblem
+from holdfast.problem.model_problem import Augment, ModelProblem
 from holdfast.problem.problem import Problem
 from holdfast.problem.reference.curvature import why_not_convex
 from holdfast.problem.regulariser import Regulariser
+from holdfast.problem.sampling import SamplingName
 from holdfast.problem.source import MOST_READY
 from holdfast.problem.statistics import Buffers
 from holdfast.topology import Network, build_network, read_chance
@@ -62,11 +63,13 @@ def torch_device(name: str) -> torch.device:
 
 def build_problem(
     model: nn.Module,
-    data: FederatedData,
+    data: AnyData,
     *,
     loss: Loss | LossFunction | Named = "cross-entropy",
     step: Step | None = None,
     batch_size: BatchSize = 32,
+    sampling: SamplingName = "replacement",
+    augment: Augment | None = None,
     l2: float = 0.0,
     l1: float = 0.0,
     nonconvex: float = 0.0,
@@ -91,6 +94,8 @@ def build_problem(
         as_loss(loss) if step is None else OwnStep(step),
         data,
         batch_size=None if batch_size == "full" else batch_size,
+        sampling=sampling,
+        augment=augment,
         seed=seed,
         regulariser=Regulariser(l2=l2, l1=l1, nonconvex=nonconvex),
         weights=weights,
@@ -177,7 +182,7 @@ def convexity_warning(title: str, method: Method, problem: Problem) -> str | Non
 class Setting:
     """What all methods meet alike for one seed: data, network, problem. The model is made when needed."""
 
-    data: FederatedData
+    data: AnyData
     test_data: Any  # a tree of samples, such as a pair (x, y); None: no test set
     network: Network
     loss: Loss
@@ -190,6 +195,7 @@ class Setting:
     precision: Precision
     mean: float = 0.0  # samples enter the model as (x - mean)/std
     std: float = 1.0
+    augment: Augment | None = None  # what is done to minibatches on the device
     on_meta: bool = False  # whether ``make_module`` works on torch's device "meta", without any memory
     # [n, classes] int64: samples of each class at each node; no column if there are no classes
     labels: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
@@ -214,6 +220,7 @@ class Setting:
             self.data,
             loss=self.loss,
             **self.terms.options,
+            augment=self.augment,
             seed=self.seed,
             mean=self.mean,
             std=self.std,
@@ -253,7 +260,7 @@ class Setting:
         check_fit(method, self.data.nodes, self.network, cohort_size(cohort), channel)
         rows = self.memory(dry_run(method, self.network, cohort_size(cohort), channel=channel))
         if self.device == "cpu":
-            rows -= self._data_bytes  # which are there already
+            rows -= self.data.bytes_everywhere  # which are there already
         ranks = self.world.on_this_machine if self.device == "cpu" else 1
         # In two steps: a model that is far too large is not even made.
         needed = rows * ranks / self.world.size
@@ -263,17 +270,7 @@ class Setting:
 
     def memory(self, footprint: Footprint) -> int:
         """Estimated bytes of all rows of a method and of the data, without activations."""
-        prepared = self._numbers * self.dtype.itemsize
+        prepared = self.data.numbers_everywhere * self.dtype.itemsize
         full_batch = self.terms.batch_size == "full" and self.device == "cpu" and prepared <= MOST_READY
         rows = footprint.memory(self.data.nodes, self.dim, self.dtype.itemsize)
-        return int(rows + self._data_bytes + (prepared if full_batch else 0))
-
-    @property
-    def _numbers(self) -> int:
-        """In all samples of all nodes."""
-        return int(self.data.counts.sum()) * sum(part[0].numel() for part in leaves(self.data.x))
-
-    @property
-    def _data_bytes(self) -> int:
-        sizes = sum(part[0].numel() * part.element_size() for part in leaves(self.data.x))
-        return int(self.data.counts.sum()) * sizes
+        return int(rows + self.data.bytes_everywhere + (prepared if full_batch else 0))

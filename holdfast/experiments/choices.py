@@ -19,6 +19,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.user_code import import_named, make_own
 from holdfast.core.validation import check, quoted
 from holdfast.data import FederatedData
+from holdfast.data.lazy import AnyData
 from holdfast.experiments.config import Choice
 from holdfast.models import load_model
 from holdfast.problem.losses import LOSSES, Loss, LossFunction
@@ -76,9 +77,11 @@ def as_channel(channel: Channel | Named | Choice) -> Channel:
     return given
 
 
-def as_module(model: nn.Module | Named, data: FederatedData, loss: Loss, seed: int) -> nn.Module:
+def as_module(model: nn.Module | Named, data: AnyData, loss: Loss, seed: int) -> nn.Module:
     """The model itself, or the one that is named, made for samples like ``data`` and drawn from ``seed``."""
     if isinstance(model, str | Mapping):
+        if not isinstance(data, FederatedData):
+            raise HoldfastError("model: a name needs samples in memory, to fit them; give the module itself")
         outputs = loss.outputs(data.classes)
         return initial_module(as_choice("model", model), data.input_shape, outputs, seed)
     given: nn.Module = check("model", nn.Module, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, cast
 
 from holdfast.core.errors import HoldfastError
@@ -21,18 +22,20 @@ Mode = Literal["max", "min"]
 """Whether more or less of a metric is better."""
 
 FALLING = (
-    *("average_loss", "train_loss", "consensus", "grad_norm2", "stationarity", "rel_energy"),
-    *("optimum_distance", "dual_error", "test_loss", "local_loss", "unfinished_solves"),
+    *("consensus", "grad_norm2", "stationarity", "rel_energy"),
+    *("optimum_distance", "dual_error", "unfinished_solves"),
 )
+ONE_OF_SEVERAL = r"_(node|class)\d+$"  # the end of a column's name, such as that of accuracy_node3
 
 
 def better(metric: str, mode: Mode | None) -> Mode:
     """``mode``, or what is known of the metric."""
     if (chosen := checked_mode(mode)) is not None:
         return chosen
-    if metric.endswith("accuracy"):
+    figure = re.sub(ONE_OF_SEVERAL, "", metric)
+    if figure.endswith("accuracy"):
         return "max"
-    if metric in FALLING:
+    if figure in FALLING or figure.endswith("loss"):
         return "min"
     raise HoldfastError(f"metric {metric!r}: say mode='max' if it should rise, or mode='min'")
 

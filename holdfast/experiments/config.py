@@ -17,6 +17,7 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision
 from holdfast.core.validation import Count, NonNegative, Section, Seed, Whole, quoted
 from holdfast.problem.gradients.backend import BackendName
+from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
 
 
@@ -63,6 +64,7 @@ class Terms(Section):
     """What the objective adds up, how many samples of it a gradient reads, and how it is computed."""
 
     batch_size: BatchSize = 32
+    sampling: SamplingName = "replacement"  # how minibatches are drawn
     l2: NonNegative = 0.0
     l1: NonNegative = 0.0
     nonconvex: NonNegative = 0.0

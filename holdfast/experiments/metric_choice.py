@@ -40,6 +40,7 @@ class Choosing:
     has_test: bool
     classes: int | None
     scores: dict[str, Score] = field(default_factory=dict)
+    finite: bool = True  # whether all training samples can be read
 
     def metrics(self, name: str) -> dict[str, Metric]:
         """The metric called ``name``, or the columns that it stands for."""
@@ -53,6 +54,8 @@ class Choosing:
         return found
 
     def _lacking(self, metric: Metric) -> str | None:
+        if not self.finite and metric.reads in (Reads.TRAIN, Reads.TRAIN_GRADIENT):
+            return "training samples that come to an end"
         if metric.needs_test and not self.has_test:
             return "a test set"
         return "a loss with classes" if metric.accuracy and self.classes is None else None
@@ -111,11 +114,11 @@ class Choosing:
 
 
 def choose_metrics(
-    wanted: Metrics, *, has_test: bool, classes: int | None, nodes: int = 1
+    wanted: Metrics, *, has_test: bool, classes: int | None, nodes: int = 1, finite: bool = True
 ) -> dict[str, Metric]:
     """``wanted``, checked, column by column; "default" stands for all that are available and cheap.
 
-    A score of the user's may be named as ``module:attribute``.
+    A score of the user's may be named as ``module:attribute``. ``finite``: whether samples have an end.
     """
     scores: dict[str, Score] = {}
     names: list[str] = []
@@ -126,7 +129,7 @@ def choose_metrics(
         own = {item.partition(":")[2]: item} if isinstance(item, str) else item
         scores |= {name: _score(name, score) for name, score in own.items()}
         names += own
-    choosing = Choosing(nodes, has_test, classes, scores)
+    choosing = Choosing(nodes, has_test, classes, scores, finite)
     chosen: dict[str, Metric] = {}
     for name in names:
         chosen |= choosing.metrics(name)

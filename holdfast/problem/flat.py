@@ -21,6 +21,9 @@ from holdfast.problem.gradients.support import Call, Called, check_supported, pr
 from holdfast.problem.problem import PADDED_TO
 from holdfast.problem.statistics import by_batch, measuring, pooled, to_measure, tracked
 
+Run = Callable[[dict[str, Tensor], tuple[Any, ...], dict[str, Any]], Any]
+"""Stands for a call of the module: the tensors that it is given by name, and its arguments."""
+
 
 class FlatModel:
     """The trainable parameters of ``module`` laid end to end; frozen ones and buffers stay inside.
@@ -122,7 +125,9 @@ class FlatModel:
             name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=False)
         }
 
-    def train(self, parameters: dict[str, Tensor], call: Call, samples: Any, key: Tensor) -> Tensor:
+    def train(
+        self, parameters: dict[str, Tensor], call: Call, samples: Any, key: Tensor, run: Run | None = None
+    ) -> Tensor:
         """``call`` of the model while training; ``key`` [4] = (seed, node, round, step) feeds dropout."""
         cast = {name: value.to(self.compute) for name, value in parameters.items()}
         given = {place: cast[name] for place, name in self._places} | dict.fromkeys(self._dropout_keys, key)
@@ -130,8 +135,10 @@ class FlatModel:
             samples = map_inputs(
                 lambda part: part.to(self.compute) if part.is_floating_point() else part, samples
             )
-        with CountedDropout(key) if self.draws and self._counted else nullcontext():
-            return self._run(True, given, call, samples)
+        # Where ``run`` calls the module, it is not known here for how many nodes it does.
+        counted = self.draws and run is None
+        with CountedDropout(key) if counted else nullcontext():
+            return self._run(True, given, call, samples, run)
 
     def copy(self) -> FlatModel:
         """The same model with modules of its own, for another thread; tensors are shared."""
@@ -142,13 +149,12 @@ class FlatModel:
 
     def _call_through(self) -> None:
         self._called = {True: Called(self._training), False: Called(self._evaluation)}
-        self._run, self._counted = self._by_itself, True
 
-    def evaluate(self, row: Tensor, call: Call, samples: Any) -> Tensor:
+    def evaluate(self, row: Tensor, call: Call, samples: Any, run: Run | None = None) -> Tensor:
         """``call`` of the model in eval mode; ``row`` [d + 2 s] has its statistics."""
         parameters = self.parameters(row)
         given = {place: parameters[name] for place, name in self._places}
-        return self._run(False, given | self._statistics(row, "model."), call, samples)
+        return self._run(False, given | self._statistics(row, "model."), call, samples, run)
 
     def measured(self, row: Tensor, call: Call, samples: Any) -> Tensor:
         """Means and variances [2, s] of what BatchNorm sees in ``call`` on a batch; ``row`` [d]."""
@@ -181,23 +187,13 @@ class FlatModel:
         keys = [key.removeprefix("model.") for key in self._dropout_keys]
         return (self._training, [*places, *keys]), (self._evaluation, places)
 
-    def through(self, run: Callable[..., Any]) -> FlatModel:
-        """The same, but where its module would be called, ``run(given, args, kwargs)`` is.
-
-        ``given``: the tensors of the call by their names in the module. Calls of torch's dropout are not
-        counted: it is not known here for how many nodes ``run`` makes them.
-        """
-
-        def instead(training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
+    def _run(
+        self, training: bool, given: dict[str, Tensor], call: Call, samples: Any, run: Run | None
+    ) -> Tensor:
+        if run is not None:
             named = {place.removeprefix("model."): tensor for place, tensor in given.items()}
-            result: Tensor = call(lambda *args, **kwargs: run(named, args, kwargs), samples)
-            return result
-
-        changed = copy(self)
-        changed._run, changed._counted = instead, False
-        return changed
-
-    def _by_itself(self, training: bool, given: dict[str, Tensor], call: Call, samples: Any) -> Tensor:
+            answer: Tensor = call(lambda *args, **kwargs: run(named, args, kwargs), samples)
+            return answer
         result: Tensor = functional_call(self._called[training], given, (call, samples), tie_weights=False)
         return result
 

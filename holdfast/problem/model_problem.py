@@ -14,17 +14,20 @@ from torch.func import vmap
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
 from holdfast.core.tree import Tree, leaves, tree_map
-from holdfast.data.federated import FederatedData
-from holdfast.data.samples import TARGET_NAMES, targets_of
+from holdfast.data.lazy import AnyData
+from holdfast.data.samples import TARGET_NAMES, describe, targets_of
 from holdfast.problem.convexity import SquaredOutputs, convexity_of
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName
 from holdfast.problem.gradients.choice import choose_backend
+from holdfast.problem.gradients.support import reason
 from holdfast.problem.losses import Loss
 from holdfast.problem.problem import Convexity
 from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.row_loss import RowLoss
-from holdfast.problem.source import ArraySource, Batch, Source, Weighting
+from holdfast.problem.sampling import SamplingName
+from holdfast.problem.source import Batch, Source, Weighting
+from holdfast.problem.sources import source_of
 from holdfast.problem.statistics import Buffers, from_moments, moments, pooled
 
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
@@ -34,10 +37,15 @@ GPU_CHUNK_SAMPLES = 65536  # a GPU wants few large calls
 STATISTICS_SAMPLES = 256
 
 
-class ArrayOptions(TypedDict, total=False):
-    """How samples in memory are read, see ``ArraySource``."""
+Augment = Callable[[Any, Tensor], Any]
+"""(samples [B, ...] of one node, key [4]) -> samples, drawn from the key alone; see ``random_uniform``."""
+
+
+class SourceOptions(TypedDict, total=False):
+    """How samples are read, see ``ArraySource``."""
 
     batch_size: int | None
+    sampling: SamplingName
     weights: Weighting
     mean: float
     std: float
@@ -46,7 +54,8 @@ class ArrayOptions(TypedDict, total=False):
 class ModelProblem:
     """f_i(x) = scale_i * mean loss over node i's samples + regulariser.
 
-    ``data``: samples in memory, which are read as ``options`` say, or any other source.
+    ``data``: samples, which are read as ``options`` say, or any source.
+    ``augment``: what is done to the samples of a minibatch on the device, never where all data are read.
     ``backend``: how many rows are computed, "stacked", "loop" or "adapters"; "auto" lets a rule choose.
     ``buffers``: whose running statistics BatchNorm has where a node's model is evaluated, see ``Buffers``.
     ``samples_at_once``: so many samples of all nodes are computed together; by default what memory allows.
@@ -59,28 +68,34 @@ class ModelProblem:
         self,
         model: FlatModel,
         loss: Loss,
-        data: FederatedData | Source,
+        data: AnyData | Source,
         *,
         seed: int,
         regulariser: Regulariser | None = None,
         backend: BackendName = "auto",
         buffers: Buffers = "local",
         samples_at_once: int | None = None,
-        **options: Unpack[ArrayOptions],
+        augment: Augment | None = None,
+        **options: Unpack[SourceOptions],
     ) -> None:
+        self.source: Source
         self.model, self.loss, self.seed = model, loss.to(model.x0), seed
         # On a GPU as a tensor, so that programs compiled for one seed serve for all.
         self._seed: Word = torch.tensor(seed, device=model.x0.device) if model.x0.is_cuda else seed
         self.regulariser = regulariser or Regulariser()
         self.l1, self.smooth = self.regulariser.l1, loss.curvature != math.inf
-        if isinstance(data, FederatedData):
-            data = ArraySource(data, model.x0, seed=self._seed, **options)
+        if isinstance(data, AnyData):
+            self.source = source_of(data, model.x0, seed, self._seed, options)
         elif options:
-            raise HoldfastError(f"{', '.join(options)}: only for samples in memory; a source has its own")
-        self.source: Source = data
-        self.x0, self.dim, self.nodes, self.here = model.x0, model.dim, data.nodes, data.here
+            raise HoldfastError(
+                f"{', '.join(options)}: only for samples in memory or in Datasets; a source has its own"
+            )
+        else:
+            self.source = data
+        self.augment = augment
+        self.x0, self.dim, self.nodes, self.here = model.x0, model.dim, data.nodes, self.source.here
         self.row_loss = RowLoss(model, self.loss)
-        example = data.some(2 if model.statistics else 1)  # a variance needs two samples
+        example = self.source.some(2 if model.statistics else 1)  # a variance needs two samples
         self.activations = Activations(self.row_loss, example, samples_at_once)
         self._wanted, self.buffers = (backend, samples_at_once), buffers
 
@@ -102,6 +117,8 @@ class ModelProblem:
         if not self.stochastic:
             return [self._full(x, nodes) for x in points]
         batch, keys = self.source.batch(nodes, round, step), self._keys(nodes, round, step)
+        if self.augment is not None:
+            batch = batch._replace(samples=self._augmented(batch.samples, keys))
         computed = [self.backend.values_and_gradients(x, batch, keys) for x in points]
         return [
             (value, self.regulariser.add_grad(gradient, x))
@@ -156,8 +173,8 @@ class ModelProblem:
                 yield tree_map(lambda part: part[0], batch._replace(weight=batch.weight / self.nodes))
 
     def _keys(self, nodes: Tensor, round: Word, step: Word) -> Tensor:
-        """(seed, node, round, step) of every node, [m, 4]: what dropout, if any, draws its masks from."""
-        if not self.model.draws:
+        """(seed, node, round, step) of every node, [m, 4]: what dropout and ``augment`` draw from."""
+        if not self.model.draws and self.augment is None:
             return nodes.unsqueeze(-1).expand(-1, 4)
         parts = [
             part.expand(len(nodes)) if isinstance(part, Tensor) else nodes.new_full((len(nodes),), part)
@@ -191,7 +208,7 @@ class ModelProblem:
 
     @property
     def how(self) -> str:
-        return self.backend.how
+        return "; ".join(filter(None, (self.backend.how, self.source.how)))
 
     def get_ready(self) -> None:
         _ = self.activations.at_once, self.backend
@@ -201,7 +218,7 @@ class ModelProblem:
         """What the activations take while all nodes here compute a gradient."""
         if self.source.batch_size is None:
             return self.backend.step_bytes(1, min(self.samples(self.here), self._at_once))
-        return self.backend.step_bytes(len(self.here), self.source.batch_size)
+        return self.backend.step_bytes(len(self.here), self.source.width or self.source.batch_size)
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         size = self.source.batch_size
@@ -302,6 +319,7 @@ class ModelProblem:
             backend=self._wanted[0],
             buffers=self.buffers,
             samples_at_once=self._wanted[1],
+            augment=self.augment,
         )
 
     # --- what is known about it ---------------------------------------------------------------------------
@@ -315,18 +333,58 @@ class ModelProblem:
 
         return convexity_of(exact.row_loss, self.regulariser, exact.source.some(64).samples, gram)
 
-    def identity(self) -> tuple[list[object], list[Tensor]]:
+    def identity(self) -> tuple[list[object], list[Tensor]] | None:
+        if (of_source := self.source.identity()) is None:
+            return None
         module, trained = self.model.template, self.model.shapes
         frozen = {name: tensor for name, tensor in module.state_dict().items() if name not in trained}
-        words, tensors = self.source.identity()
+        words, tensors = of_source
         words = [module, trained, list(frozen), self.loss, self.regulariser, *words]
         return words, [*tensors, *frozen.values()]
+
+    # --- augmentation --------------------------------------------------------------------------------------
+
+    def _augmented(self, samples: Any, keys: Tensor) -> Any:
+        """The samples [m, B, ...] of all nodes, each with its own key [4]."""
+        assert self.augment is not None
+        if self.stacked:
+            return vmap(self.augment)(samples, keys)
+        nodes = range(len(keys))
+        each = [self.augment(tree_map(lambda part, i=i: part[i], samples), keys[i]) for i in nodes]
+        return tree_map(lambda *parts: torch.stack(parts), *each)
+
+    def _check_augment(self, samples: Any) -> Any:
+        """``samples`` [B, ...] augmented; refuses a function that does not suit them."""
+        twice = tree_map(lambda part: torch.stack([part] * 2), samples)
+        keys = self._keys(self.here[:1].repeat(2), 0, 0)
+        try:
+            once, again = (self._augmented(twice, keys) for _ in range(2))
+        except Exception as error:  # the user's own code
+            raise HoldfastError(
+                f"augment fails on a batch of {describe(samples)}: {reason(error)}"
+            ) from error
+        if describe(once) != describe(twice):
+            raise HoldfastError(f"augment gives {describe(once)}; expected, as before, {describe(twice)}")
+        if not all(torch.equal(a, b) for a, b in zip(leaves(once), leaves(again), strict=True)):
+            raise HoldfastError(
+                "augment gives other numbers for the same key: draw from the key alone, with "
+                "hf.random_uniform or hf.random_normal"
+            )
+        return tree_map(lambda part: part[0], once)
 
     # --- before training -----------------------------------------------------------------------------------
 
     def check_model(self, test: Any = None) -> None:
         """Refuses a model that does not suit the data, and targets that do not suit the loss."""
+        if self.source.padded and not self.loss.per_sample:
+            raise HoldfastError(
+                "batches have different numbers of samples, so they are padded, and a loss that gives one "
+                "number for a batch would count the padding: give one per sample, or a batch_size that "
+                "divides every node's samples, or draw with replacement"
+            )
         some = self.source.some(2).samples
+        if self.augment is not None:
+            some = self._check_augment(some)
         outputs = self.row_loss.probe(some, stacked=False)
         for targets in [self.source.targets] if test is None else [self.source.targets, targets_of(test)]:
             self.loss.check(outputs, targets)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from holdfast.problem.flat import FlatModel
+from holdfast.problem.flat import FlatModel, Run
 from holdfast.problem.forward import forward
 from holdfast.problem.losses import Loss
 from holdfast.problem.source import Batch
@@ -19,7 +19,8 @@ class RowLoss:
     """A loss of a model: weighted sums over the samples of a batch.
 
     A loss gives a number for each sample, [B], which are weighted one by one; or, where it is not
-    ``per_sample``, one number [] for the batch, which counts with the sum of all weights.
+    ``per_sample``, one number [] for the batch, which counts with the sum of all weights. ``run``, if it is
+    given, is called instead of the model's module.
     """
 
     def __init__(self, model: FlatModel, loss: Loss) -> None:
@@ -30,13 +31,11 @@ class RowLoss:
         """The same with a model of its own, for another thread: modules are altered while they are called."""
         return RowLoss(self.model.copy(), self.loss)
 
-    def through(self, run: Callable[..., Any]) -> RowLoss:
-        """The same with another way to run the model's modules."""
-        return RowLoss(self.model.through(run), self.loss)
-
-    def differentiable(self, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> Tensor:
+    def differentiable(
+        self, parameters: dict[str, Tensor], batch: Batch, key: Tensor, run: Run | None = None
+    ) -> Tensor:
         """A number whose gradient is that of ``value``; of the model's parameters by name."""
-        losses = self.model.train(parameters, self.loss.slopes, batch.samples, key)
+        losses = self.model.train(parameters, self.loss.slopes, batch.samples, key, run)
         return (losses * batch.weight).sum()
 
     def backward(self, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> Tensor:
@@ -53,9 +52,9 @@ class RowLoss:
 
         return self.model.train(parameters, call, batch.samples, key)
 
-    def value(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
+    def value(self, row: Tensor, batch: Batch, key: Tensor, run: Run | None = None) -> Tensor:
         """The weighted sum of losses in training."""
-        losses = self.model.train(self.model.parameters(row), self.loss.costs, batch.samples, key)
+        losses = self.model.train(self.model.parameters(row), self.loss.costs, batch.samples, key, run)
         return (losses * batch.weight).sum()
 
     def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
@@ -79,13 +78,13 @@ class RowLoss:
         """The statistics [2, s] of BatchNorm on a batch."""
         return self.model.measured(row, self.loss.costs, samples)
 
-    def tested(self, row: Tensor, samples: Any) -> Tensor:
+    def tested(self, row: Tensor, samples: Any, run: Run | None = None) -> Tensor:
         """[2]: the number of samples that are classified correctly, and the sum of losses, in eval mode."""
-        return self.model.evaluate(row, self.loss.tested, samples)
+        return self.model.evaluate(row, self.loss.tested, samples, run)
 
-    def outputs(self, row: Tensor, samples: Any) -> Any:
+    def outputs(self, row: Tensor, samples: Any, run: Run | None = None) -> Any:
         """The model's outputs in eval mode."""
-        return self.model.evaluate(row, forward, samples)
+        return self.model.evaluate(row, forward, samples, run)
 
     def probe(self, samples: Any, stacked: bool) -> Any:
         """The outputs in training; raises, naming the layer, if copies of the model cannot be trained."""

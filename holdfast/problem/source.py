@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import Word, batch_indices
+from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves, tree_map
-from holdfast.data.dataset import prepare
 from holdfast.data.federated import FederatedData
 from holdfast.data.samples import Pair, described, map_inputs, targets_of
+from holdfast.problem.entrance import Entrance
+from holdfast.problem.sampling import SamplingName, build_sampling, weights_of
 
 MOST_READY = 2**30  # bytes of samples that are prepared once, beside those that are stored
-# On a CPU, drawing the minibatches of several steps takes hardly longer than those of one, if they are few.
-STEPS_DRAWN_AT_ONCE = 16
-PICKS_DRAWN_AT_ONCE = 2**15
 
 Weighting = Literal["uniform", "samples"]
 
@@ -39,11 +36,21 @@ class Source(Protocol):
 
     nodes: int
     here: Tensor  # [k]: the nodes whose samples are in this process
-    batch_size: int | None  # samples of a node in a step; None: all
+    batch_size: int | None  # samples of a node in a step, on average if that varies; None: all
+    finite: bool  # whether there is an end of samples, so that they can all be read
+    how: str  # where samples come from, for people; empty: they lie in memory
+
+    @property
+    def width(self) -> int | None:
+        """Rows of a node in a batch, those of weight 0 included; None: all its samples."""
+
+    @property
+    def padded(self) -> bool:
+        """Whether some of these rows may have weight 0."""
 
     @property
     def targets(self) -> Tensor | None:
-        """All targets here, if samples name them, which the loss checks before training."""
+        """Targets, if samples name them, which the loss checks before training: all, or some if not known."""
 
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
         """What each of ``nodes`` [m] sees in a step: a function of (node, round, step) alone."""
@@ -72,17 +79,26 @@ class Source(Protocol):
     def in_dtype(self, dtype: torch.dtype) -> Source:
         """The same samples as numbers of another type."""
 
-    def identity(self) -> tuple[list[object], list[Tensor]]:
-        """All that the samples and weights depend on, for a hash."""
+    def identity(self) -> tuple[list[object], list[Tensor]] | None:
+        """All that the samples and weights depend on, for a hash; None where that is not known."""
+
+
+def scale_of(counts: Tensor, weights: Weighting, dtype: torch.dtype) -> Tensor:
+    """[n]: what the mean loss of each node counts."""
+    if weights == "uniform":
+        return torch.ones(len(counts), device=counts.device, dtype=dtype)
+    return (counts.double() * len(counts) / counts.sum()).to(dtype)
 
 
 class ArraySource:
-    """Samples of all nodes in one tree of tensors, gathered where the model is; drawn with replacement.
+    """Samples of all nodes in one tree of tensors, gathered where the model is.
 
     ``weights = "uniform"`` counts every node alike (scale 1); ``"samples"`` counts every sample alike: then
     scale_i = n N_i / N, so that (1/n) sum_i f_i is the mean over all samples, whatever the method.
-    ``like``: a tensor with the type and device of the model.
+    ``like``: a tensor with the type and device of the model. ``sampling``: see ``build_sampling``.
     """
+
+    finite = True
 
     def __init__(
         self,
@@ -90,6 +106,7 @@ class ArraySource:
         like: Tensor,
         *,
         batch_size: int | None = None,
+        sampling: SamplingName = "replacement",
         seed: Word = 0,
         weights: Weighting = "uniform",
         mean: float = 0.0,
@@ -98,28 +115,35 @@ class ArraySource:
         self.batch_size, self.seed, self.weights, self.mean, self.std = batch_size, seed, weights, mean, std
         self.nodes = data.nodes
         device, self.dtype = like.device, like.dtype
+        self.entrance = Entrance(like, mean, std)
         self.given = described(data.samples)  # before targets take the model's number type
-        self.stored = self._placed(data.samples, device)
+        self.stored = self.entrance.place(data.samples)
         self.size = len(data)
         self.counts = torch.as_tensor(data.counts, device=device)
         self.starts = torch.as_tensor(data.starts, device=device)
         self.here = torch.as_tensor(data.here, device=device)
-        self.scale = torch.ones(self.nodes, device=device, dtype=self.dtype)
-        if weights == "samples":
-            self.scale = (self.counts.double() * self.nodes / self.counts.sum()).to(self.dtype)
-        self.prepare = partial(prepare, mean=mean, std=std, dtype=self.dtype)
+        self.scale = scale_of(self.counts, weights, self.dtype)
+        self.how, self.sampling = data.how, sampling
+        self.draws = build_sampling(sampling, seed, self.counts, batch_size)
         self._longest = int(data.counts.max())
-        self._drawn: tuple[int, int, Tensor, Tensor] | None = None  # round, first step, nodes, their picks
+
+    @property
+    def width(self) -> int | None:
+        return None if self.draws is None else self.draws.width
+
+    @property
+    def padded(self) -> bool:
+        return self.draws is not None and self.draws.padded
 
     @property
     def targets(self) -> Tensor | None:
         return targets_of(self.stored)
 
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
-        assert self.batch_size is not None
-        picks = self.picks(nodes, round, step)
-        weight = self.scale.index_select(0, nodes).div_(self.batch_size).unsqueeze(-1).expand(picks.shape)
-        return Batch(self.gather(self.starts.index_select(0, nodes).unsqueeze(-1) + picks), weight)
+        assert self.draws is not None
+        drawn = self.draws.draw(nodes, round, step)
+        rows = self.starts.index_select(0, nodes).unsqueeze(-1) + drawn.places
+        return Batch(self.gather(rows), weights_of(drawn, self.scale.index_select(0, nodes)))
 
     def all_of(self, nodes: Tensor, at_once: int) -> Iterator[Batch]:
         counts, starts, scale = self.counts[nodes], self.starts[nodes], self.scale[nodes]
@@ -141,7 +165,7 @@ class ArraySource:
         stored = self.stored if self._ready is None else self._ready
         for first in range(0, self.size, at_once):
             samples, own = tree_map(lambda part, a=first: part[a : a + at_once], (stored, weight))
-            ready = map_inputs(self.prepare, samples) if self._ready is None else samples
+            ready = map_inputs(self.entrance.prepare, samples) if self._ready is None else samples
             yield Batch(ready, own.to(self.dtype))
 
     def some(self, count: int) -> Batch:
@@ -152,23 +176,16 @@ class ArraySource:
         return self.size if len(nodes) == self.nodes else int(self.counts[nodes].sum())
 
     def test_set(self, samples: Any) -> Any:
-        given, own = described(samples), self.given
-        if list(given) != list(own):
-            raise HoldfastError(f"test: columns are {list(given)}, for training {list(own)}")
-        for name in own:
-            if given[name] != own[name]:
-                raise HoldfastError(f"test {name}: samples are {given[name]}, for training {own[name]}")
-        return self._placed(samples, self.counts.device)
+        self.entrance.check_alike(samples, self.given)
+        return self.entrance.place(samples)
 
     def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
-        for first in range(0, len(next(leaves(stored))), at_once):
-            some = slice(first, first + at_once)
-            yield map_inputs(self.prepare, tree_map(lambda part, some=some: part[some], stored))
+        return self.entrance.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> ArraySource:
         x, y = self.stored if isinstance(self.stored, Pair) else (self.stored, None)
-        data = FederatedData(x, y, self.counts.cpu().numpy(), held=self.here.cpu().numpy())
-        names = ("batch_size", "seed", "weights", "mean", "std")
+        data = FederatedData(x, y, self.counts.cpu().numpy(), held=self.here.cpu().numpy(), how=self.how)
+        names = ("batch_size", "sampling", "seed", "weights", "mean", "std")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return ArraySource(data, self.scale.to(dtype), **options)
 
@@ -181,7 +198,7 @@ class ArraySource:
         # On a CPU, index_select is ten times as fast as indexing by a tensor.
         flat, ready = rows.flatten(), self._ready
         picked = tree_map(lambda part: part.index_select(0, flat), self.stored if ready is None else ready)
-        samples = map_inputs(self.prepare, picked) if ready is None else picked
+        samples = map_inputs(self.entrance.prepare, picked) if ready is None else picked
         return tree_map(lambda part: part.view(*rows.shape, *part.shape[1:]), samples)
 
     def stretch(self, nodes: Tensor, first: int, last: int) -> Any:
@@ -189,20 +206,6 @@ class ArraySource:
         if self._by_node is None or not torch.equal(nodes, torch.arange(self.nodes)):
             return None
         return tree_map(lambda part: part[:, first:last], self._by_node)
-
-    def picks(self, nodes: Tensor, round: Word, step: Word) -> Tensor:
-        """Which of its samples each of ``nodes`` [m] takes in a step, [m, B]."""
-        assert self.batch_size is not None
-        counts, size = self.counts.index_select(0, nodes), self.batch_size
-        if isinstance(round, Tensor) or isinstance(step, Tensor) or nodes.is_cuda or step == 0:
-            return batch_indices(self.seed, nodes, counts, round, step, size)
-        at_once = max(1, min(STEPS_DRAWN_AT_ONCE, PICKS_DRAWN_AT_ONCE // (len(nodes) * size)))
-        first = step - (step - 1) % at_once
-        if self._drawn is None or self._drawn[:2] != (round, first) or self._drawn[2] is not nodes:
-            steps = torch.arange(first, first + at_once)[:, None, None]
-            picks = batch_indices(self.seed, nodes, counts, round, steps, size)
-            self._drawn = (round, first, nodes, picks)
-        return self._drawn[3][step - first]
 
     @cached_property
     def _ready(self) -> Any:
@@ -213,7 +216,11 @@ class ArraySource:
         if self.batch_size is not None or self.counts.is_cuda:
             return None
         numbers = sum(part.numel() for part in leaves(self.stored))
-        return map_inputs(self.prepare, self.stored) if numbers * self.dtype.itemsize <= MOST_READY else None
+        return (
+            map_inputs(self.entrance.prepare, self.stored)
+            if numbers * self.dtype.itemsize <= MOST_READY
+            else None
+        )
 
     @cached_property
     def _by_node(self) -> Any:
@@ -222,12 +229,3 @@ class ArraySource:
         if self._ready is None or not equal:
             return None
         return tree_map(lambda part: part.view(self.nodes, -1, *part.shape[1:]), self._ready)
-
-    def _placed(self, samples: Any, device: torch.device) -> Any:
-        """``samples`` where the model is; real targets in its type of numbers."""
-        there = tree_map(lambda part: part.to(device), samples)
-        target = targets_of(there)
-        if target is None or not target.is_floating_point() or target.dtype == self.dtype:
-            return there
-        cast = target.to(self.dtype)
-        return tree_map(lambda part: cast if part is target else part, there)

@@ -82,10 +82,12 @@ def test_an_experiment_file_gives_the_same(tmp_path: Path) -> None:
         batch_size=8,
         evaluate_every=2,
         test=(digits.x_test, digits.y_test),
+        metrics=["test_accuracy", "train_loss", "consensus"],
         seeds=[0, 1],
         run_dir=tmp_path / "python",
     )
-    assert rows(found.path) == rows(run_plan(make_plan(tmp_path, "seeds=[0,1]"), tmp_path))
+    changes = ("seeds=[0,1]", 'metrics=["test_accuracy","train_loss","consensus"]')
+    assert rows(found.path) == rows(run_plan(make_plan(tmp_path, *changes), tmp_path))
 
 
 def test_the_table(comparison: hf.Comparison) -> None:

@@ -38,7 +38,8 @@ def net() -> nn.Module:
 def result() -> hf.TrainResult:
     data = [(X[i::4], Y[i::4]) for i in range(4)]
     method = hf.LocalGECL(lr=0.1, local_steps=2)
-    return hf.train(method, model=net(), data=data, topology="ring", rounds=4, batch_size=4, test=(X, Y))
+    options = {"topology": "ring", "rounds": 4, "batch_size": 4, "evaluate_every": 1}
+    return hf.train(method, model=net(), data=data, test=(X, Y), **options)
 
 
 def test_the_model_of_each_node(result: hf.TrainResult) -> None:

@@ -80,7 +80,10 @@ def test_tensors_and_arrays_of_any_layout_give_the_same() -> None:
         ({"x": np.where(X == 7, np.nan, X)}, "x: sample 7 has a value that is not finite"),
         ({"y": np.where(Y == 3, np.inf, Y)}, "y: sample .* not finite"),
         ({"y": Y - 1}, "y: class label -1 is negative"),
-        ({"y": np.stack([Y, Y], axis=1)}, r"class labels have shape \[1200, 2\]"),
+        (
+            {"y": np.stack([Y, Y], axis=1), "how": Dirichlet(0.5)},
+            r"one class label per sample, got targets of shape \[2\]",
+        ),
         ({"x": np.array(["a"] * N)}, "x: expected numbers"),
         ({"x": X.astype(np.float16)}, "samples are float16; convert"),
         ({"x": [[1.0], [1.0, 2.0]]}, "x: the rows do not all have the same shape"),

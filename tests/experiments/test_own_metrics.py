@@ -12,6 +12,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
+from holdfast.experiments.columns import better
 from holdfast.experiments.metric_choice import choose_metrics
 
 NODES = 4
@@ -286,3 +287,12 @@ def test_a_method_with_personal_models_is_measured_by_them() -> None:
         assert last[f"loss_node{i}"] == last[f"personal_loss_node{i}"] == pytest.approx(loss, rel=1e-9)
     common = nn.functional.cross_entropy(outputs(simulation.models[0], TEST[0]), TEST[1]).item()
     assert last["average_loss"] == pytest.approx(common, rel=1e-9)
+
+
+def test_which_way_a_figure_is_better() -> None:
+    for name in ("worst_personal_accuracy", "accuracy_node12", "accuracy_class0"):
+        assert better(name, None) == "max"
+    for name in ("minibatch_loss", "personal_loss_node3", "consensus"):
+        assert better(name, None) == "min"
+    with pytest.raises(HoldfastError, match="metric 'mae': say mode='max'"):
+        better("mae", None)

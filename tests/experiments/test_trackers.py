@@ -6,6 +6,7 @@ import json
 import math
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,13 @@ def wandb_history(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]],
     def values(items: Any) -> dict[str, Any]:
         return {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in items}
 
-    for data in wandb_records(file):
-        record = pb.Record()
-        record.ParseFromString(data)
+    records = [pb.Record.FromString(data) for data in wandb_records(file)]
+    deadline = time.monotonic() + 60
+    while not any(record.HasField("exit") for record in records):  # written a moment after finish returns
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        records = [pb.Record.FromString(data) for data in wandb_records(file)]
+    for record in records:
         config |= values(record.run.config.update)
         summary |= values(record.summary.update)
         if row := values(record.history.item):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from devices import every_device
@@ -16,6 +18,7 @@ from holdfast.data.samples import Pair
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import gpu_ways
 from holdfast.models import Dropout
+from holdfast.problem.model_problem import ModelProblem
 
 
 def frozen(module: nn.Module) -> nn.Module:
@@ -25,6 +28,10 @@ def frozen(module: nn.Module) -> nn.Module:
 def head_on_images() -> nn.Module:
     body = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(288, 8))
     return nn.Sequential(frozen(body), nn.LayerNorm(8), Dropout(0.2), nn.Linear(8, 3))
+
+
+def gradients(problem: ModelProblem, x: Tensor, nodes: Tensor, *words: Any) -> Tensor:
+    return problem.minibatch_values_and_grads([x], nodes, *words)[0][1]
 
 
 class BesideFrozen(nn.Module):
@@ -77,6 +84,8 @@ def test_it_is_chosen_and_agrees_with_the_loop(model, device) -> None:
     test = chosen.test_set(Pair(*images()))
     for ask in (
         lambda f: f.minibatch_values_and_grads([x, v], nodes, 3, 2)[1][1],
+        lambda f: f.minibatch_values_and_grads([x], nodes, 3, 2)[0][0],
+        lambda f: f.backend.outputs(x, test),
         lambda f: f.full_grads(x, nodes),
         lambda f: f.values(x, nodes),
         lambda f: f.hessian_products(x, v, nodes),
@@ -92,12 +101,12 @@ def test_compiled_gradients_are_one_program_with_the_same_result() -> None:
     nodes, words = torch.arange(3), (torch.tensor(2), torch.tensor(1))
     problem.get_ready()
     program = make_fx(
-        lambda x: problem.minibatch_values_and_grads([x], nodes, *words)[0][1],
+        lambda x: gradients(problem, x, nodes, *words),
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
     )(x)
     for at in (x, 2 * x):
-        assert close(program(at), problem.minibatch_values_and_grads([at], nodes, *words)[0][1])
+        assert close(program(at), gradients(problem, at, nodes, *words))
 
 
 def test_rows_are_kept_apart_where_torchs_dropout_is_drawn() -> None:
@@ -126,10 +135,7 @@ def test_parts_that_fit_the_memory_give_the_same() -> None:
     whole, parts = objective(low_rank), objective(low_rank, samples_at_once=8)
     x = torch.randn(3, whole.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
-    assert close(
-        whole.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-        parts.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-    )
+    assert close(gradients(whole, x, nodes, 0, 0), gradients(parts, x, nodes, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -144,12 +150,18 @@ def test_a_model_it_would_be_wrong_for_is_stacked(model, why) -> None:
     assert chosen.how.startswith(f"all nodes stacked, as {why}")
     x = torch.randn(3, chosen.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
-    assert close(
-        chosen.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-        loop.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-    )
+    assert close(gradients(chosen, x, nodes, 0, 0), gradients(loop, x, nodes, 0, 0))
     with pytest.raises(HoldfastError, match=f'backend = "adapters": {why}.*; use backend = "stacked"'):
         _ = objective(model, "adapters").backend
+
+
+class NotFinite(Mixing):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.flatten(1))) / 0.0
+
+
+def test_without_a_finite_gradient_nothing_is_known() -> None:
+    assert "as the gradient of the first sample is not finite" in objective(NotFinite).how
 
 
 class OverSequences(nn.Module):
@@ -170,10 +182,7 @@ def test_a_frozen_layer_that_cannot_be_stacked_is_no_obstacle() -> None:
     chosen.check_model(None)
     x = torch.randn(3, chosen.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
-    assert close(
-        chosen.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-        loop.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-    )
+    assert close(gradients(chosen, x, nodes, 0, 0), gradients(loop, x, nodes, 0, 0))
     assert close(chosen.full_grads(x, nodes), loop.full_grads(x, nodes))
 
 
@@ -186,10 +195,7 @@ def test_a_model_that_is_trained_as_a_whole_is_stacked_unless_asked() -> None:
     assert asked.how == 'all nodes end to end over one frozen model, as backend = "adapters" asks for'
     x = torch.randn(3, asked.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
-    assert close(
-        asked.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-        stacked.minibatch_values_and_grads([x], nodes, 0, 0)[0][1],
-    )
+    assert close(gradients(asked, x, nodes, 0, 0), gradients(stacked, x, nodes, 0, 0))
 
 
 def test_frozen_weights_are_no_activations() -> None:
@@ -202,3 +208,11 @@ def test_frozen_weights_are_no_activations() -> None:
         )
 
     assert objective(model).activations.of_sample < 8 * 2048
+
+
+def test_the_frozen_part_is_there_once() -> None:
+    """For training, for evaluation, and in the copies that compute for all nodes."""
+    problem = objective(head_on_images)
+    [[training, _], [evaluation, _]] = problem.model.parts
+    modules = [training, evaluation, problem.backend._training.module, problem.backend._evaluation.module]
+    assert len({module[0][0].weight.data_ptr() for module in modules}) == 1

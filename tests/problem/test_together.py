@@ -125,3 +125,13 @@ def test_a_step_that_leaves_the_model_alone_is_told() -> None:
         Together(module, ["0.weight"]).values(
             lambda run, own, batch: batch["x"].sum(), rows_near(module), batch_of_nodes()
         )
+
+
+def test_a_step_that_calls_the_model_twice_is_told() -> None:
+    module = frozen_but(nn.Sequential(nn.Linear(WIDTH, 5)), "0.weight")
+
+    def twice(model: Callable[..., Tensor], batch: dict[str, Tensor]) -> Tensor:
+        return (model(batch["x"]) - model(-batch["x"])).square().mean()
+
+    with pytest.raises(RuntimeError, match="calls the model more than once"):
+        Together(module, ["0.weight"]).values(task(twice), rows_near(module), batch_of_nodes())

@@ -6,6 +6,8 @@ transform is needed for it: rows do not interact, so the gradient of the sum of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,8 +15,7 @@ from torch import Tensor
 from torch.func import grad
 
 from holdfast.core.tree import tree_map
-from holdfast.problem.gradients.backend import Activations, in_parts, no_key, row_value_and_gradient
-from holdfast.problem.gradients.loop import Loop
+from holdfast.problem.gradients.backend import Activations, Backend, in_parts, no_key, row_value_and_gradient
 from holdfast.problem.gradients.together import Together
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
@@ -29,28 +30,31 @@ ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-2, torch.float16: 0.2, torch.
 
 
 class Adapters:
-    """All rows in one call of the model, in parts where their activations would not fit the memory."""
+    """All rows in one call of the model, in parts where their activations would not fit the memory.
+
+    ``second``: makes the backend for second derivatives, which are seldom asked for.
+    """
 
     stacked = True
     vmapped = False
     fuses = False
     traceable = False
 
-    def __init__(self, loss: RowLoss, activations: Activations, why: str = "") -> None:
+    def __init__(
+        self, loss: RowLoss, activations: Activations, second: Callable[[], Backend], why: str = ""
+    ) -> None:
         self.loss = loss
         self.activations = activations.allowing(SHARE_FOR_ACTIVATIONS, BACKWARD_OVER_FORWARD)
-        _ = self.activations.at_once  # found before anything is compiled
         self.how = "all nodes end to end over one frozen model" + (f", {why}" if why else "")
         self._training, self._evaluation = (Together(*part) for part in loss.model.parts)
-        self._second = Loop(loss, activations, "")  # for second derivatives, which are seldom asked for
+        self._make_second = second
 
     def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         return in_parts(self._some, self.activations.at_once, x, batch, keys)
 
     def _some(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         def value(run: Any, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-            loss = self.loss.through(run)
-            return loss.differentiable(loss.model.parameters(row), batch, key)
+            return self.loss.differentiable(self.loss.model.parameters(row), batch, key, run)
 
         def total(x: Tensor) -> tuple[Tensor, Tensor]:
             values = self._training.values(value, x, batch, keys)
@@ -66,13 +70,13 @@ class Adapters:
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         def value(run: Any, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-            return self.loss.through(run).value(row, batch, key)
+            return self.loss.value(row, batch, key, run)
 
         return self._training.values(value, x, batch, keys)
 
     def tested(self, x: Tensor, samples: Any) -> Tensor:
         def figures(run: Any, row: Tensor) -> Tensor:
-            return self.loss.through(run).tested(row, samples)
+            return self.loss.tested(row, samples, run)
 
         return self._evaluation.values(figures, x)
 
@@ -80,7 +84,11 @@ class Adapters:
         return self.loss.evaluated(row, batch)
 
     def outputs(self, x: Tensor, samples: Any) -> Any:
-        return self._second.outputs(x, samples)
+        return self._evaluation.values(lambda run, row: self.loss.outputs(row, samples, run), x)
+
+    @cached_property
+    def _second(self) -> Backend:
+        return self._make_second()
 
     def hessians(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         return self._second.hessians(x, batch, keys)
@@ -97,6 +105,7 @@ class Adapters:
         It is large if samples of different nodes mix, as by batch statistics, or if a layer that is trained
         is used other than by calling it.
         """
+        _ = self.activations.at_once  # has to be found before anything is compiled, as this has to
         x0, model = self.loss.model.x0, self.loss.model
         noise = torch.sin(torch.arange(2 * len(x0), device=x0.device, dtype=torch.float64)).view(2, -1)
         x = x0 + noise.to(x0.dtype) * (0.1 * x0.square().mean().sqrt() + 0.01)
@@ -104,13 +113,11 @@ class Adapters:
         batch = tree_map(lambda part: torch.stack([part, part.roll(1)]), self.activations.example)
         keys = torch.stack([no_key(x)] * 2)
         _, found = self._some(x, batch, keys)
-        worst = 0.0
+        distances = []
         for row in range(2):
             own = tree_map(lambda part, row=row: part[row], batch)
             _, alone = row_value_and_gradient(self.loss, x[row], own, keys[row])
             pairs = zip(model.parameters(found[row]).values(), model.parameters(alone).values(), strict=True)
-            floor = 1e-3 * float(alone.norm())
-            worst = max(
-                worst, *(float((a - b).norm()) / max(float(b.norm()), floor, 1e-30) for a, b in pairs)
-            )
-        return worst
+            floor = 1e-3 * float(alone.norm()) + 1e-30
+            distances += [float((a - b).norm()) / max(float(b.norm()), floor) for a, b in pairs]
+        return float(torch.tensor(distances).max())  # NaN if any is

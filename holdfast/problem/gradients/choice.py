@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -19,57 +20,60 @@ from holdfast.problem.source import Batch
 
 
 def choose_backend(loss: RowLoss, activations: Activations, wanted: BackendName = "auto") -> Backend:
-    """Stacked, unless rows are faster one by one or cannot be stacked; ``wanted`` overrules that.
+    """Adapters where little is trained; otherwise stacked, unless rows are faster one by one or cannot be.
 
-    It calls the model, so it has to be asked before anything is compiled.
+    ``wanted`` overrules that. It calls the model, so it has to be asked before anything is compiled.
     """
     if wanted == "loop":
         return Loop(loss, activations, 'as backend = "loop" asks for')
-    model = loss.model
     why = ""
-    if wanted == "adapters" or (wanted == "auto" and model.trained_share <= SMALL_PART):
-        adapters = _adapters(loss, activations, wanted)
-        if isinstance(adapters, Adapters):
-            return adapters
-        why = f"as {adapters}"
-    convolutional = any(isinstance(part, CONVOLUTIONS) for part in model.template.modules())
-    if wanted == "auto" and model.x0.device.type == "cpu" and (convolutional or model.recurrent):
-        return Loop(
-            loss, activations, f"as {'convolutions' if convolutional else 'recurrent layers'} want it"
-        )
-    obstacle = _obstacle(loss, activations.example)
-    if wanted == "stacked":
-        if obstacle is not None:
+    if wanted == "adapters" or (wanted == "auto" and loss.model.trained_share <= SMALL_PART):
+        asked = 'as backend = "adapters" asks for' if wanted == "adapters" else ""
+        backend = Adapters(loss, activations, lambda: _stacked_or_loop(loss, activations), asked)
+        obstacle = _obstacle_to_one_batch(backend)
+        if obstacle is None:
+            return backend
+        if wanted == "adapters":
             loss.probe(activations.example.samples, stacked=False)  # a plain mistake is told as such
-            raise HoldfastError(f'backend = "stacked": {obstacle}; use backend = "loop"')
-        return Stacked(loss, activations, 'as backend = "stacked" asks for')
-    return (
-        Loop(loss, activations, "as the model cannot be stacked")
-        if obstacle
-        else Stacked(loss, activations, why)
-    )
+            raise HoldfastError(f'backend = "adapters": {obstacle}; use backend = "stacked" or "loop"')
+        why = f"as {obstacle}"
+    return _stacked_or_loop(loss, activations, why, asked=wanted == "stacked")
 
 
-def _adapters(loss: RowLoss, activations: Activations, wanted: BackendName) -> Adapters | str:
-    """One call of the model for all rows, if that gives the same as row by row; else what is against it."""
-    backend = Adapters(loss, activations, 'as backend = "adapters" asks for' if wanted == "adapters" else "")
-    random = random_state(loss.model.x0.device)
+def _stacked_or_loop(
+    loss: RowLoss, activations: Activations, why: str = "", asked: bool = False
+) -> Stacked | Loop:
+    model = loss.model
+    convolutional = any(isinstance(part, CONVOLUTIONS) for part in model.template.modules())
+    if not asked and model.x0.device.type == "cpu" and (convolutional or model.recurrent):
+        layers = "convolutions" if convolutional else "recurrent layers"
+        return Loop(loss, activations, f"as {layers} want it")
+    obstacle = _obstacle(loss, activations.example)
+    if asked and obstacle is not None:
+        loss.probe(activations.example.samples, stacked=False)  # a plain mistake is told as such
+        raise HoldfastError(f'backend = "stacked": {obstacle}; use backend = "loop"')
+    if obstacle is not None:
+        return Loop(loss, activations, "as the model cannot be stacked")
+    return Stacked(loss, activations, 'as backend = "stacked" asks for' if asked else why)
+
+
+def _obstacle_to_one_batch(backend: Adapters) -> str | None:
+    """What is against one call of the model for all rows: it has to give the same as row by row."""
+    device = backend.loss.model.x0.device
+    random = random_state(device)
     try:
         difference = backend.difference()
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
-        obstacle = f"the model cannot take the samples of all nodes as one batch ({reason(error)})"
-    else:
-        types = {loss.model.compute, *(p.dtype for p in loss.model.template.parameters())}
-        if not all(map(torch.equal, random_state(loss.model.x0.device), random)):
-            obstacle = "dropout of torch would be drawn for all nodes at once; holdfast.models.Dropout is not"
-        elif difference <= max(ROUNDING.get(dtype, 0.0) for dtype in types):
-            return backend
-        else:
-            obstacle = "samples of different nodes would affect one another in one batch"
-    if wanted == "adapters":
-        loss.probe(activations.example.samples, stacked=False)  # a plain mistake is told as such
-        raise HoldfastError(f'backend = "adapters": {obstacle}; use backend = "stacked" or "loop"')
-    return obstacle
+        return f"the model cannot take the samples of all nodes as one batch ({reason(error)})"
+    if not all(map(torch.equal, random_state(device), random)):
+        return "dropout of torch would be drawn for all nodes at once; holdfast.models.Dropout is not"
+    if not math.isfinite(difference):
+        return "the gradient of the first sample is not finite"
+    model = backend.loss.model
+    types = {model.compute, *(p.dtype for p in model.template.parameters())}
+    if difference > max(ROUNDING.get(dtype, 0.0) for dtype in types):
+        return "samples of different nodes would affect one another in one batch"
+    return None
 
 
 def _obstacle(loss: RowLoss, example: Batch) -> str | None:

@@ -79,16 +79,23 @@ class Together:
         """
         own, args, kwargs = self._asked(task, of_nodes)
         self._nodes = len(next(iter(own.values())))
-        args, kwargs = pytree.tree_map_only(Tensor, lambda given: given.flatten(0, 1), (args, kwargs))
+        args, kwargs = _mapped(lambda given: given.flatten(0, 1), (args, kwargs))
         try:
             outputs = functional_call(self.module, own, args, kwargs, tie_weights=False)
-            split = pytree.tree_map_only(Tensor, self._split, outputs)
+            split = _mapped(self._split, outputs)
         finally:
             self._losses.clear()
         tensors, others, form = _parted(split)
 
         def go_on(tensors: list[Tensor], *part: Any) -> Tensor:
-            return task(lambda *_: _joined(tensors, others, form), *part)
+            answers = [_joined(tensors, others, form)]
+
+            def run(*_: Any) -> Any:
+                if not answers:
+                    raise RuntimeError("the step calls the model more than once")
+                return answers.pop()
+
+            return task(run, *part)
 
         values: Tensor = vmap(go_on)(tensors, *of_nodes)
         return values
@@ -146,6 +153,11 @@ def _joined(tensors: Sequence[Tensor], others: list[Any], form: pytree.TreeSpec)
     """The tree that ``_parted`` has taken apart, with other tensors."""
     given = iter(tensors)
     return pytree.tree_unflatten([next(given) if leaf is None else leaf[0] for leaf in others], form)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    tensors, others, form = _parted(tree)
+    return _joined([function(tensor) for tensor in tensors], others, form)
 
 
 def _run_by_node(layer: nn.Module, names: list[str]) -> None:

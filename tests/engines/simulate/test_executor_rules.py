@@ -22,7 +22,8 @@ from holdfast.engines.simulate.executors.compiled import compiled
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.problem.losses import CrossEntropy
-from holdfast.problem.source import STEPS_DRAWN_AT_ONCE, ArraySource
+from holdfast.problem.sampling import STEPS_DRAWN_AT_ONCE
+from holdfast.problem.source import ArraySource
 
 RING = hf.Network.of(hf.ring(NODES))
 TWO_PRECISIONS = """
@@ -117,10 +118,10 @@ def test_a_users_own_loss_is_called_in_every_step(monkeypatch) -> None:
 def test_steps_drawn_ahead_are_those_drawn_one_by_one(nodes: int) -> None:
     counts = torch.full((nodes,), 50)
     data = hf.FederatedData(torch.zeros(50 * nodes, 2), torch.zeros(50 * nodes), counts)
-    samples = ArraySource(data, torch.zeros(1), batch_size=8, seed=7)
+    samples = ArraySource(data, torch.zeros(1), batch_size=8, seed=7).draws
     everybody = torch.arange(nodes)
     for step in (1, 2, 16, 17, 18, 1):
-        got = samples.picks(everybody, 4, step)
+        got = samples.draw(everybody, 4, step).places
         assert torch.equal(got, batch_indices(7, everybody, counts, 4, step, 8))
     assert samples._drawn is not None
     assert len(samples._drawn[3]) == (STEPS_DRAWN_AT_ONCE if nodes == 3 else 2)  # 2**15 picks at once
@@ -144,8 +145,9 @@ def test_evaluation_keeps_to_the_memory_for_activations() -> None:
     whole = dense().global_value_and_grad(dense().x0)[1]
     objective = dense(samples_at_once=30)
     seen = []
-    prepare = objective.source.prepare
-    objective.source.prepare = lambda x: seen.append(len(x)) or prepare(x)
+    entrance = objective.source.entrance
+    prepare = entrance.prepare
+    entrance.prepare = lambda x: seen.append(len(x)) or prepare(x)
     assert_close(objective.global_value_and_grad(objective.x0)[1], whole)
     assert max(seen) == 30
 

@@ -7,7 +7,8 @@ that stops early, sporadic nodes) cannot be recorded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ def _record(program: Program) -> Program:
     warm.wait_stream(torch.cuda.current_stream())
     mode = torch.cuda.get_sync_debug_mode()
     try:
-        with torch.cuda.stream(warm):
+        with torch.cuda.stream(warm), _as_if_recording():
             program()
             # From now on a value read on the host, which would break the recording, is an error.
             torch.cuda.set_sync_debug_mode("error")
@@ -69,3 +70,17 @@ def _record(program: Program) -> Program:
         graph.replay()
 
     return replay
+
+
+@contextmanager
+def _as_if_recording() -> Iterator[None]:
+    """Who asks torch whether a stream is being recorded hears yes.
+
+    Libraries ask before they look at values on the host, and leave it out where the answer is yes.
+    """
+    asked = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked

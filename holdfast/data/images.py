@@ -1,0 +1,118 @@
+"""Folders of images: one folder per class, or one per node with its class folders inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from holdfast.core.errors import HoldfastError
+from holdfast.data.federated import FederatedData
+from holdfast.data.lazy import LazyData, from_datasets
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+Transform = Callable[[Tensor], Any]
+
+
+class ImageFolder(TorchDataset[tuple[Any, int]]):
+    """Items (image, label): a uint8 tensor [channels, height, width], and the number of its class."""
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        targets: Sequence[int],
+        classes: tuple[str, ...],
+        size: tuple[int, int] | None,
+        mode: str,
+        transform: Transform | None,
+    ) -> None:
+        self.files, self.classes, self.size = list(files), classes, size
+        self.mode, self.transform = mode, transform
+        self.targets = np.array(targets, dtype=np.int64)
+        """[N]: the labels, for partitioners."""
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, item: int) -> tuple[Any, int]:
+        try:
+            from PIL import Image
+        except ImportError:
+            raise HoldfastError("reading images needs Pillow: pip install pillow") from None
+        with Image.open(self.files[item]) as opened:
+            image = opened.convert(self.mode)
+            if self.size is not None:
+                image = image.resize(self.size[::-1])
+        pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).movedim(-1, 0)
+        pixels = pixels.contiguous()
+        return pixels if self.transform is None else self.transform(pixels), int(self.targets[item])
+
+
+def image_folder(
+    path: str | Path,
+    *,
+    size: tuple[int, int] | None = None,
+    mode: str = "RGB",
+    transform: Transform | None = None,
+) -> ImageFolder:
+    """The images in ``path/class/...``, as a Dataset; classes are numbered in the order of their names.
+
+    ``size``: (height, width) to which all are resized. ``mode``: of Pillow, "RGB" or "L" for grey.
+    ``transform``: done to every image; it may draw from the global generators.
+    """
+    classes = _folders(Path(path), "class")
+    return _images(Path(path), classes, size, mode, transform)
+
+
+def image_folders(
+    path: str | Path,
+    *,
+    size: tuple[int, int] | None = None,
+    mode: str = "RGB",
+    transform: Transform | None = None,
+    workers: int = 0,
+    streaming: bool | None = None,
+) -> FederatedData | LazyData:
+    """The images in ``path/node/class/...``, a node for each folder, whose names are kept in ``names``.
+
+    Classes are numbered in the order of all their names, those that a node lacks included. ``workers`` and
+    ``streaming``: see ``from_datasets``; other arguments as for ``image_folder``.
+    """
+    nodes = _folders(Path(path), "node")
+    classes = tuple(sorted({name for node in nodes for name in _folders(Path(path) / node, "class")}))
+    parts = [_images(Path(path) / node, classes, size, mode, transform) for node in nodes]
+    return from_datasets(parts, workers=workers, streaming=streaming, names=nodes)
+
+
+def _folders(path: Path, kind: str) -> tuple[str, ...]:
+    if not path.is_dir():
+        raise HoldfastError(f"{str(path)!r} is no folder")
+    names = tuple(sorted(inner.name for inner in path.iterdir() if inner.is_dir()))
+    if not names:
+        raise HoldfastError(f"{str(path)!r} has no folder in it; expected one per {kind}")
+    return names
+
+
+def _images(
+    path: Path,
+    classes: tuple[str, ...],
+    size: tuple[int, int] | None,
+    mode: str,
+    transform: Transform | None,
+) -> ImageFolder:
+    found = [
+        (file, label)
+        for label, name in enumerate(classes)
+        for file in sorted((path / name).rglob("*"))
+        if file.suffix.lower() in SUFFIXES
+    ]
+    if not found:
+        raise HoldfastError(f"{str(path)!r} has no image in its class folders ({', '.join(classes)})")
+    files, labels = zip(*found, strict=True)
+    return ImageFolder(files, labels, classes, size, mode, transform)

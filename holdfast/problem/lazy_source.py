@@ -1,0 +1,259 @@
+"""Sources whose batches are read on the host when a step asks for them: data sets and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.randomness import Stream as Purpose
+from holdfast.core.randomness import Word, philox
+from holdfast.core.tree import leaves, tree_map
+from holdfast.data.lazy import LazyData, Part, Stream
+from holdfast.data.samples import described, targets_of
+from holdfast.problem.entrance import Entrance
+from holdfast.problem.reading import Reading, joined
+from holdfast.problem.sampling import SamplingName, build_sampling, weights_of
+from holdfast.problem.source import Batch, Weighting, scale_of
+
+# What is read for evaluation has the number of no round, and so random transforms of its own.
+EVALUATION = 2**32 - 1
+SOME = 64  # items whose targets are checked before training
+
+
+class Schedule:
+    """Which step most likely follows: the next of the round, whose number of steps the last round tells."""
+
+    def __init__(self) -> None:
+        self._last, self._steps = (-1, -1), 2**31
+
+    def after(self, round: int, step: int) -> tuple[int, int]:
+        """The step after this one."""
+        if (self._last[0] + 1, 0) == (round, step) and self._last[1] >= 0:
+            self._steps = self._last[1] + 1
+        self._last = (round, step)
+        return (round, step + 1) if step + 1 < self._steps else (round + 1, 0)
+
+
+class HostSource:
+    """What sources that are read on the host have in common: minibatches, and how they reach the device."""
+
+    def __init__(self, entrance: Entrance, seed: int, reading: Reading) -> None:
+        self.entrance, self.seed, self.reading = entrance, seed, reading
+        self.schedule = Schedule()
+        self._asked: tuple[Tensor, int, Tensor] | None = None
+
+    def fetch(self, nodes: Tensor, round: Word, step: Word, items: Any, rows: int) -> Any:
+        """Samples [m, rows, ...] on the device; ``items`` (nodes, round, step) -> [m] tuples to read."""
+        if isinstance(round, Tensor) or isinstance(step, Tensor):
+            raise HoldfastError("samples are read on the host, step by step")
+        there = self.on_host(nodes)
+        numbers = there.tolist()
+
+        def groups(round: int, step: int) -> Any:
+            seeds = philox((0, step, round, there), (self.seed, int(Purpose.TRANSFORM))).tolist()
+            picked = items(there, round, step)
+            parts = [
+                Part(node, round, step, own, (tuple(words),), rows)
+                for node, words, own in zip(numbers, seeds, picked, strict=True)
+            ]
+            return self.reading.groups(parts)
+
+        trees = self.reading(groups(round, step))
+        self.reading.prefetch(groups(*self.schedule.after(round, step)) if self.reading.workers else [])
+        return self.entrance.enter(joined(trees))
+
+    def on_host(self, nodes: Tensor) -> Tensor:
+        """``nodes`` [m] on the host, kept while the same are asked for: fetching them waits for a GPU."""
+        if self._asked is None or self._asked[0] is not nodes or self._asked[1] != nodes._version:
+            self._asked = (nodes, nodes._version, nodes.to("cpu", copy=True))
+        return self._asked[2]
+
+    def test_set(self, samples: Any, own: Any) -> Any:
+        """``samples`` where the model is, if they are like ``own``."""
+        self.entrance.check_alike(samples, described(own))
+        return self.entrance.place(samples)
+
+
+class LazySource:
+    """A data set per node; see ``LazyData`` and ``ArraySource``, whose samples and numbers are the same."""
+
+    def __init__(
+        self,
+        data: LazyData,
+        like: Tensor,
+        *,
+        seed: int = 0,
+        batch_size: int | None = None,
+        sampling: SamplingName = "replacement",
+        weights: Weighting = "uniform",
+        mean: float = 0.0,
+        std: float = 1.0,
+        reading: Reading | None = None,
+    ) -> None:
+        self._options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "sampling": sampling}
+        self._options |= {"weights": weights, "mean": mean, "std": std}
+        self.data, self.batch_size, self.like = data, batch_size, like
+        self.host = HostSource(Entrance(like, mean, std), seed, reading or Reading(data))
+        self.nodes, self.how, self.finite = data.nodes, data.how, True
+        self.here = torch.as_tensor(data.here, device=like.device)
+        self.counts = torch.as_tensor(data.counts)
+        self.scale = scale_of(self.counts, weights, like.dtype)
+        self.draws = build_sampling(sampling, seed, self.counts, batch_size)
+
+    @property
+    def width(self) -> int | None:
+        return None if self.draws is None else self.draws.width
+
+    @property
+    def padded(self) -> bool:
+        return self.draws is not None and self.draws.padded
+
+    @property
+    def targets(self) -> Tensor | None:
+        return targets_of(self.some(SOME).samples)
+
+    def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
+        draws = self.draws
+        assert draws is not None
+
+        def items(nodes: Tensor, round: int, step: int) -> list[tuple[int, ...]]:
+            return [tuple(row) for row in draws.draw(nodes, round, step).places.tolist()]
+
+        samples = self.host.fetch(nodes, round, step, items, draws.width)
+        there = self.host.on_host(nodes)
+        weight = weights_of(draws.draw(there, round, step), self.scale[there])
+        return Batch(samples, self.host.entrance.send(weight.contiguous()))
+
+    def all_of(self, nodes: Tensor, at_once: int) -> Iterator[Batch]:
+        there = nodes.cpu()
+        counts, scale = self.counts[there].unsqueeze(-1), self.scale[there].unsqueeze(-1)
+        size, longest = max(1, at_once // len(nodes)), int(counts.max())
+        for first in range(0, longest, size):
+            last = min(first + size, longest)
+            weight = (torch.arange(first, last) < counts) * (scale / counts)
+            parts = [
+                self._part(node, range(min(first, count - 1), min(last, count)), last - first)
+                for node, count in zip(there.tolist(), counts.flatten().tolist(), strict=True)
+            ]
+            trees = self.host.reading(self.host.reading.groups(parts))
+            weight = weight.to(self.like.dtype).to(nodes.device)
+            yield Batch(self.host.entrance.enter(joined(trees)), weight)
+
+    def everything(self, at_once: int) -> Iterator[Batch]:
+        for node in self.here.tolist():
+            count = int(self.counts[node])
+            per_sample = float(self.scale[node]) / (self.nodes * count)
+            for first in range(0, count, at_once):
+                samples = self._items(node, range(first, min(first + at_once, count)))
+                weight = self.like.new_full((len(next(leaves(samples))),), per_sample)
+                yield Batch(self.host.entrance.enter(samples), weight)
+
+    def some(self, count: int) -> Batch:
+        node = int(self.here[0])
+        samples = self._items(node, range(min(count, int(self.counts[node]))))
+        weight = self.like.new_ones(len(next(leaves(samples))))
+        return Batch(self.host.entrance.enter(samples), weight)
+
+    def samples(self, nodes: Tensor) -> int:
+        return int(self.counts[nodes.cpu()].sum())
+
+    def test_set(self, samples: Any) -> Any:
+        own = self._items(int(self.here[0]), range(1))
+        return self.host.test_set(samples, own)
+
+    def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
+        return self.host.entrance.in_parts(stored, at_once)
+
+    def in_dtype(self, dtype: torch.dtype) -> LazySource:
+        return LazySource(self.data, self.like.to(dtype), **self._options, reading=self.host.reading)
+
+    def identity(self) -> None:
+        return None  # what data sets hold is not known without reading them
+
+    def _items(self, node: int, items: range) -> Any:
+        """The items of one node as evaluation sees them, [B, ...], on the host."""
+        piece = -(-len(items) // max(1, self.host.reading.workers))
+        pieces = [items[first : first + piece] for first in range(0, len(items), piece)]
+        trees = self.host.reading([(self._part(node, own, len(own)),) for own in pieces])
+        return tree_map(lambda part: part[0], joined(trees, dim=1))
+
+    def _part(self, node: int, items: Sequence[int], rows: int) -> Part:
+        """Items of a node for evaluation: their transforms depend on the item alone, and never change."""
+        counter = (torch.tensor(list(items)), 0, EVALUATION, node)
+        seeds = philox(counter, (self.host.seed, int(Purpose.TRANSFORM))).tolist()
+        return Part(node, EVALUATION, 0, tuple(items), tuple(map(tuple, seeds)), rows)
+
+
+class StreamSource:
+    """Batches that a function makes; there is no end of samples, so nothing can read them all."""
+
+    padded = False
+    finite = False
+
+    def __init__(
+        self,
+        data: Stream,
+        like: Tensor,
+        *,
+        seed: int = 0,
+        mean: float = 0.0,
+        std: float = 1.0,
+        reading: Reading | None = None,
+    ) -> None:
+        self.data, self.like = data, like
+        self._options: dict[str, Any] = {"seed": seed, "mean": mean, "std": std}
+        self.host = HostSource(Entrance(like, mean, std), seed, reading or Reading(data))
+        self.nodes, self.how = data.nodes, data.how
+        self.here = torch.arange(data.nodes, device=like.device)
+        words = philox((0, 0, 0, 0), (seed, int(Purpose.TRANSFORM))).tolist()
+        self._first = data.read(Part(0, 0, 0, (), (tuple(words),), 0))
+        self.batch_size: int | None = len(next(leaves(self._first)))
+
+    @property
+    def width(self) -> int | None:
+        return self.batch_size
+
+    @property
+    def targets(self) -> Tensor | None:
+        return targets_of(self._first)
+
+    def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
+        assert self.batch_size is not None
+        samples = self.host.fetch(nodes, round, step, lambda nodes, *_: [()] * len(nodes), self.batch_size)
+        return Batch(samples, self.like.new_full((len(nodes), self.batch_size), 1 / self.batch_size))
+
+    def all_of(self, nodes: Tensor, at_once: int) -> Iterator[Batch]:
+        self._no_end()
+
+    def everything(self, at_once: int) -> Iterator[Batch]:
+        self._no_end()
+
+    def some(self, count: int) -> Batch:
+        samples = tree_map(lambda part: part[:count], self._first)
+        return Batch(self.host.entrance.enter(samples), self.like.new_ones(len(next(leaves(samples)))))
+
+    def samples(self, nodes: Tensor) -> int:
+        return 0  # that could be counted
+
+    def test_set(self, samples: Any) -> Any:
+        return self.host.test_set(samples, self._first)
+
+    def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
+        return self.host.entrance.in_parts(stored, at_once)
+
+    def in_dtype(self, dtype: torch.dtype) -> StreamSource:
+        return StreamSource(self.data, self.like.to(dtype), **self._options, reading=self.host.reading)
+
+    def identity(self) -> None:
+        return None
+
+    @staticmethod
+    def _no_end() -> NoReturn:
+        raise HoldfastError(
+            "a Stream has no end, so what reads all of a node's data (full gradients, exact solves, metrics "
+            "such as train_loss) is not possible on it"
+        )

@@ -1,0 +1,159 @@
+"""Tables whose rows name their organisation, folders of images, and partitioners on all kinds of data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import holdfast as hf
+
+pandas = pytest.importorskip("pandas")
+
+
+def patients() -> Any:
+    return pandas.DataFrame(
+        {
+            "age": [40, 51, 62, 33, 70, 25],
+            "hospital": ["south", "north", "south", "east", "north", "south"],
+            "blood": ["A", "B", "A", "0", "A", "B"],
+            "smokes": [True, False, True, False, True, False],
+            "ill": [1, 0, 1, 0, 1, 0],
+        }
+    )
+
+
+def test_a_frame_whose_rows_name_their_hospital(tmp_path) -> None:
+    data = hf.from_frame(patients(), target="ill", node="hospital", one_hot=["blood"])
+    assert data.names == ("east", "north", "south")
+    assert data.counts.tolist() == [1, 2, 3]
+    x, y = data.node(2)
+    assert x.tolist() == [[40, 0, 1, 0, 1], [62, 0, 1, 0, 1], [25, 0, 0, 1, 0]]  # age, 0, A, B, smokes
+    assert x.dtype == torch.float32
+    assert y.tolist() == [1, 1, 0]
+    patients().to_csv(tmp_path / "patients.csv", index=False)
+    read = hf.from_frame(tmp_path / "patients.csv", target="ill", node="hospital", one_hot=["blood"])
+    assert torch.equal(read.x, data.x)
+    assert read.names == data.names
+    result = hf.train(hf.FedAvg(lr=1e-4), model=nn.Linear(5, 2), data=data, rounds=2)
+    assert np.isfinite(result.history["train_loss"]).all()
+
+
+def test_targets_of_a_frame() -> None:
+    frame = patients().drop(columns="hospital")
+    words = hf.from_frame(frame.drop(columns="ill"), target="blood")
+    assert words.y.tolist() == [1, 2, 1, 0, 1, 2]
+    assert words.nodes == 1
+    real = hf.from_frame(frame.assign(ill=frame.ill / 2), target="ill", one_hot=["blood"])
+    assert real.y.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (lambda f: f, {}, "column 'blood' holds '0', 'A', 'B', .* name it in one_hot, or leave it out"),
+        (lambda f: f, {"target": "il"}, "unknown column 'il'.*'ill'"),
+        (lambda f: f.assign(age=[1, None, 3, None, 5, 6]), {}, "values are missing: 'age' in 2 rows; fill"),
+        (lambda f: f[["ill", "hospital"]], {}, "there is no column of inputs beside 'ill'"),
+        (lambda f: f[:0], {}, "the table has no rows"),
+        (lambda f: 3, {}, "expected a pandas frame or the path of a CSV file, got int"),
+        (lambda f: "nowhere.csv", {}, "cannot read 'nowhere.csv'"),
+        (lambda f: f.assign(hospital=[0.5] * 6), {"one_hot": ["blood"]}, "hospital: expected one integer"),
+    ],
+)
+def test_tables_that_cannot_be(change, options, message) -> None:
+    with pytest.raises(hf.HoldfastError, match=message) as caught:
+        hf.from_frame(change(patients()), **{"target": "ill", "node": "hospital", **options})
+    assert "\n" not in str(caught.value)
+
+
+# --- images --------------------------------------------------------------------------------------------
+
+
+def paint(path: Path, shade: int, size: tuple[int, int] = (4, 3)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((size[1], size[0], 3), shade, dtype=np.uint8)).save(path)
+
+
+def test_class_folders(tmp_path) -> None:
+    for name, shades in (("dog", [200, 210]), ("cat", [10, 20, 30])):
+        for shade in shades:
+            paint(tmp_path / name / f"{shade}.png", shade)
+    (tmp_path / "dog" / "readme.txt").write_text("not an image")
+    images = hf.image_folder(tmp_path)
+    assert images.classes == ("cat", "dog")
+    assert images.targets.tolist() == [0, 0, 0, 1, 1]
+    x, y = images[4]
+    assert (x.shape, x.dtype, int(x[0, 0, 0]), y) == ((3, 3, 4), torch.uint8, 210, 1)
+    small = hf.image_folder(tmp_path, size=(2, 5), mode="L")
+    assert small[0][0].shape == (1, 2, 5)
+    parts = hf.partition_dataset(images, hf.ClassesPerNode(1), 2, labels=images.targets)
+    assert sorted(len(part) for part in parts) == [2, 3]
+    assert all(len({label for _, label in part}) == 1 for part in parts)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+    result = hf.train(hf.FedAvg(lr=0.1), model=model, data=parts, rounds=5, batch_size=2)
+    assert result.history["train_loss"][-1] < result.history["train_loss"][0]
+
+
+def test_folders_of_nodes_with_classes(tmp_path) -> None:
+    for node, name, shade in (("rome", "cat", 10), ("oslo", "dog", 200), ("oslo", "elk", 90)):
+        paint(tmp_path / node / name / "one.png", shade)
+    data = hf.image_folders(tmp_path)
+    assert data.names == ("oslo", "rome")
+    assert data.y.tolist() == [1, 2, 0]  # cat, dog, elk
+    lazy = hf.image_folders(tmp_path, transform=lambda image: image + torch.randint(5, ()).byte())
+    assert isinstance(lazy, hf.LazyData)
+    assert lazy.names == data.names
+
+
+def test_folders_without_images(tmp_path) -> None:
+    with pytest.raises(hf.HoldfastError, match="has no folder in it; expected one per class"):
+        hf.image_folder(tmp_path)
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(hf.HoldfastError, match="has no image in its class folders"):
+        hf.image_folder(tmp_path)
+    with pytest.raises(hf.HoldfastError, match="is no folder"):
+        hf.image_folder(tmp_path / "nowhere")
+
+
+# --- partitioners --------------------------------------------------------------------------------------
+
+
+def test_partitioners_on_trees() -> None:
+    words = torch.arange(24).view(12, 2)
+    columns = {"input_ids": words, "labels": words + 100}
+    data = hf.partition(columns, None, hf.IID(), nodes=3)
+    assert data.counts.tolist() == [4, 4, 4]
+    assert torch.equal(data.x["labels"], data.x["input_ids"] + 100)
+    masks = hf.partition({"image": words.float()}, words, hf.Unequal(0.5), nodes=2)  # [N, 2] whole numbers
+    assert torch.equal(masks.x["image"].long(), masks.y)
+    classes = hf.partition({"a": words, "label": torch.arange(12) % 3}, None, hf.ClassesPerNode(1), nodes=3)
+    assert all(len(classes.node(i)["label"].unique()) == 1 for i in range(3))
+    with pytest.raises(
+        hf.HoldfastError, match=r"'dirichlet' needs one class label per sample, .* shape \[2\]"
+    ):
+        hf.partition(columns, None, hf.Dirichlet(0.1), nodes=2)
+    with pytest.raises(hf.HoldfastError, match="'shards' needs one class label per sample"):
+        hf.partition({"input_ids": words}, None, hf.Shards(), nodes=2)
+
+
+def test_groups_are_named_by_words() -> None:
+    x, y = torch.arange(6.0)[:, None], torch.zeros(6, dtype=torch.int64)
+    hospitals = ["south", "north", "south", "east", "north", "south"]
+    data = hf.partition(x, y, hf.NaturalGroups(), nodes=3, groups=hospitals)
+    assert data.names == ("east", "north", "south")
+    assert data.node(2)[0].flatten().tolist() == [0, 2, 5]
+    two = hf.partition(x, y, hf.NaturalGroups(), nodes=2, groups=np.array(hospitals))
+    assert two.names == ("east, south", "north")
+    assert hf.partition(x, y, hf.IID(), nodes=2, groups=hospitals).names is None
+    parts = hf.partition_dataset(
+        torch.utils.data.TensorDataset(x, y), hf.NaturalGroups(), 3, groups=hospitals
+    )
+    assert [part.indices for part in parts] == [[3], [1, 4], [0, 2, 5]]
+    with pytest.raises(hf.HoldfastError, match=r"groups: expected a name or a whole number each, got 0\.5"):
+        hf.partition(x, y, hf.NaturalGroups(), nodes=2, groups=np.array(["a", 0.5] * 3, dtype=object))

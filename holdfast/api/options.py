@@ -15,6 +15,7 @@ from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, Step
 from holdfast.problem.sampling import SamplingName
+from holdfast.problem.statistics import Buffers
 
 
 class TrainOptions(TypedDict, total=False):
@@ -32,6 +33,7 @@ class TrainOptions(TypedDict, total=False):
     nonconvex: float
     weights: Weighting
     backend: BackendName
+    buffers: Buffers
     cohort: Cohort
     channel: Channel | Named
     evaluate_every: Cadence

@@ -98,7 +98,8 @@ class TrainResult(_Result):
 
     model: nn.Module  # the average of all nodes' models; of a personalised method, the common one
     models: Tensor  # [n, d]: every node's trainable parameters, flat; those of its personal model, if any
-    _module: Callable[[Tensor], nn.Module] = field(compare=False)  # from a row of ``models``
+    _module: Callable[[Tensor], nn.Module] = field(compare=False)  # from a row of ``models``, and statistics
+    _statistics: Tensor = field(compare=False)  # [n, 2 s]: of BatchNorm in every node's model, if it has any
 
     def __repr__(self) -> str:
         nodes, dim = self.models.shape
@@ -108,7 +109,7 @@ class TrainResult(_Result):
         """The model of one node, 0 to n - 1, as a module of its own on the CPU."""
         if not 0 <= node < len(self.models):
             raise HoldfastError(f"node {node} does not exist: expected 0..{len(self.models) - 1}")
-        return self._module(self.models[node])
+        return self._module(torch.cat([self.models[node], self._statistics[node]]))
 
     def save(self, path: str | Path) -> None:
         """Writes history, status and all models as one safetensors file, which ``hf.load_result`` reads.
@@ -117,7 +118,8 @@ class TrainResult(_Result):
         """
         # Copies: safetensors takes no tensors that share memory, as tied weights do.
         state = {f"model.{name}": value.clone() for name, value in self.model.state_dict().items()}
-        tensors = {"models": self.models, **state}
+        own = {"statistics": self._statistics} if self._statistics.numel() else {}
+        tensors = {"models": self.models, **own, **state}
         notes = {"kind": "result", "status": self.status, "history": self.history.rows}
         try:
             write_tensors(Path(path), {k: t.detach().cpu().contiguous() for k, t in tensors.items()}, notes)
@@ -146,7 +148,9 @@ def load_result(path: str | Path, model: nn.Module) -> TrainResult:
     template = deepcopy(model).cpu()
     template.load_state_dict(state)  # frozen parts and buffers too: nodes share them
     module = FlatModel(template, torch.device("cpu"), tensors["models"].dtype).module
-    return TrainResult(History(notes["history"]), notes["status"], template, tensors["models"], module)
+    models = tensors["models"]
+    statistics = tensors.get("statistics", models[:, :0])
+    return TrainResult(History(notes["history"]), notes["status"], template, models, module, statistics)
 
 
 @dataclass(frozen=True, repr=False)

@@ -37,6 +37,7 @@ from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 from holdfast.problem.sampling import SamplingName
+from holdfast.problem.statistics import Buffers
 
 MOST_CLASSES = 1000  # that a report shows
 
@@ -61,6 +62,7 @@ def train(
     nonconvex: float = 0.0,
     weights: Weighting = "uniform",
     backend: BackendName = "auto",
+    buffers: Buffers = "local",
     cohort: Cohort = "all",
     channel: Channel | Named = "identity",
     evaluate_every: Cadence = "auto",
@@ -105,6 +107,8 @@ def train(
     ``backend``: how gradients are computed, all nodes "stacked" in one call, in a "loop" over the nodes, or
     as "adapters" with the frozen part of the model run once over all nodes' batches; "auto" chooses by what
     is trained and how fast its layers are.
+    ``buffers``: the running statistics of BatchNorm that a node's model is tested with: of its own data,
+    "local", or the "average" over all nodes, which ``result.model`` has in any case.
     ``cohort``: clients sampled per round (server methods), or "all".
     ``channel``: how messages travel, such as "half" or ``hf.Half()``.
     ``evaluate_every``: rounds between measurements; "auto" chooses them so that measuring costs at most a
@@ -140,6 +144,7 @@ def train(
         "nonconvex": nonconvex,
         "weights": weights,
         "backend": backend,
+        "buffers": buffers,
         "cohort": cohort,
         "channel": channel,
         "evaluate_every": evaluate_every,
@@ -174,10 +179,13 @@ def train(
         status = settled(run, job.info, outcome)
         if status != "interrupted":
             runner.close()
-    models, module = run.simulation.models.detach(), plan.setting(job).objective.model.module
+    models, objective = run.simulation.models.detach(), plan.setting(job).objective
     personal = run.simulation.personal_models
     own = models if personal is None else personal.detach()
-    return TrainResult(History(run.rows), status, module(models.mean(0)), own.clone(), module)
+    average = objective.model.module(objective.complete(models.mean(0, keepdim=True))[0])
+    statistics = objective.complete(own, objective.here)[:, objective.dim :]
+    ended = (History(run.rows), status, average, own.clone())
+    return TrainResult(*ended, objective.model.module, statistics.clone())
 
 
 def given_plan(
@@ -241,6 +249,7 @@ def _setting(
     nonconvex: float,
     weights: Weighting,
     backend: BackendName,
+    buffers: Buffers,
     evaluate_every: Cadence,
     metrics: Any,
     personalize: int,
@@ -259,7 +268,8 @@ def _setting(
     wanted: Metrics = check("metrics", Metrics, metrics)
     numbers = number_type(dtype)
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
-    terms = Terms.of({"batch_size": batch_size, "sampling": sampling, "backend": backend, **weighed})
+    computed = {"backend": backend, "buffers": buffers}
+    terms = Terms.of({"batch_size": batch_size, "sampling": sampling, **computed, **weighed})
     split = as_data(data)
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
     module = as_module(model, split, chosen_loss, seed)

@@ -41,6 +41,7 @@ from holdfast.problem.reference.curvature import why_not_convex
 from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.source import MOST_READY
+from holdfast.problem.statistics import Buffers
 from holdfast.topology import Network, build_network, read_chance
 from holdfast.topology.graphs import Graph
 
@@ -75,6 +76,7 @@ def build_problem(
     nonconvex: float = 0.0,
     weights: Weighting = "uniform",
     backend: BackendName = "auto",
+    buffers: Buffers = "local",
     seed: int = 0,
     mean: float = 0.0,
     std: float = 1.0,
@@ -99,6 +101,7 @@ def build_problem(
         regulariser=Regulariser(l2=l2, l1=l1, nonconvex=nonconvex),
         weights=weights,
         backend=backend,
+        buffers=buffers,
         mean=mean,
         std=std,
     )

@@ -18,6 +18,7 @@ from holdfast.core.precision import Precision
 from holdfast.core.validation import Count, NonNegative, Section, Seed, Whole, quoted
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.sampling import SamplingName
+from holdfast.problem.statistics import Buffers
 
 
 class Choice(BaseModel):
@@ -69,6 +70,7 @@ class Terms(Section):
     nonconvex: NonNegative = 0.0
     weights: Weighting = "uniform"
     backend: BackendName = "auto"  # how all nodes' gradients are computed, see docs/architecture.md
+    buffers: Buffers = "local"  # whose statistics BatchNorm has in a node's model, its own or the "average"
 
     @property
     def options(self) -> dict[str, Any]:

@@ -80,6 +80,11 @@ class Measured:
         own = of_models.expand(len(nodes))
         return self.world.sum(own.new_zeros(self.objective.nodes).index_copy(0, nodes, own))
 
+    @cached_property
+    def common(self) -> Tensor:
+        """The average model with all that evaluation needs, see ``Problem.complete``."""
+        return self.objective.complete(self.average[None], None, self.world.sum)[0]
+
     # --- on the test set ----------------------------------------------------------------------------------
 
     @cached_property
@@ -89,7 +94,7 @@ class Measured:
         personal = self.simulation.personal_models
         if personal is None and self.one_model and self.test.own is None:
             accuracy, loss = self.average_test
-            figures = self._scored(self.average.unsqueeze(0), self.test.common, Reads.NODES_ON_TEST)
+            figures = self._scored(self.common.unsqueeze(0), self.test.common, Reads.NODES_ON_TEST)
             return {"accuracy": accuracy, "loss": loss, **figures}
         return self._node_tests(self.simulation.models if personal is None else personal, Reads.NODES_ON_TEST)
 
@@ -119,7 +124,7 @@ class Measured:
 
     def _node_tests(self, models: Tensor, reads: Reads) -> dict[str, Tensor]:
         assert self.test is not None
-        models = models.detach()
+        models = self.objective.complete(models.detach(), self.simulation.nodes, self.world.sum)
         if self.test.own is None:
             return self._tested(models, self.test.common, reads)
         own = [self.test.own[node] for node in self.simulation.nodes.tolist()]
@@ -141,9 +146,10 @@ class Measured:
         mine = tree_map(lambda part: part[self.world.rank :: self.world.size], self.test.common)
         samples = len(next(leaves(mine)))
         figures = torch.zeros(2, 1, dtype=torch.float64, device=self.average.device)
+        common = self.common.unsqueeze(0)
         if samples:
             share = samples / self.test.samples
-            figures = torch.stack(self.objective.test(self.average.unsqueeze(0), mine)) * share
+            figures = torch.stack(self.objective.test(common, mine)) * share
         accuracy, loss = self.world.sum(figures)
         return accuracy, loss
 
@@ -151,7 +157,7 @@ class Measured:
     def average_scores(self) -> dict[str, Tensor]:
         """The user's scores of the average model, each [1]; every process takes all samples."""
         assert self.test is not None
-        return self._scored(self.average.unsqueeze(0), self.test.common, Reads.AVERAGE_ON_TEST)
+        return self._scored(self.common.unsqueeze(0), self.test.common, Reads.AVERAGE_ON_TEST)
 
     @cached_property
     def class_accuracies(self) -> Tensor:
@@ -165,7 +171,7 @@ class Measured:
             raise HoldfastError("metric 'class_accuracy' needs one class number per test sample as target")
         classes = int(targets.max()) + 1
         correct = targets.new_zeros(classes, dtype=torch.float64)
-        for outputs, labels in self.objective.outputs(self.average.unsqueeze(0), self.test.common):
+        for outputs, labels in self.objective.outputs(self.common.unsqueeze(0), self.test.common):
             hits = self.objective.correct(tree_map(lambda part: part[0], outputs), labels)
             correct.index_add_(0, labels, hits.double())
         return torch.div(correct, torch.bincount(targets, minlength=classes))
@@ -176,7 +182,7 @@ class Measured:
     def global_gradient(self) -> Tensor:
         """Gradient of f at the average model, [d]."""
         with unrounded():  # in TF32, its norm would never fall below a thousandth of its terms
-            return self.world.sum(self.objective.global_value_and_grad(self.average)[1])
+            return self.world.sum(self.objective.global_value_and_grad(self.common)[1])
 
     @cached_property
     def consensus(self) -> Tensor:

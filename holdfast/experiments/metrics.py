@@ -75,7 +75,7 @@ def average_loss(m: Measured) -> Tensor:
 def train_loss(m: Measured) -> Tensor:
     """The common objective f at the average model, regulariser included."""
     with unrounded():
-        return m.world.sum(m.objective.global_value(m.average))
+        return m.world.sum(m.objective.global_value(m.common))
 
 
 @metric(Reads.NOTHING)

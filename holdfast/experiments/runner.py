@@ -191,9 +191,10 @@ class Runner:
         """Writes the average of all nodes' models."""
         setting = self.plan.setting(job)
         average = self.world.mean(run.simulation.models.detach(), setting.data.nodes)
+        complete = setting.objective.complete(average[None], None, self.world.sum)[0]
         if not self.world.leads:
             return
-        consensus = setting.objective.model.module(average)
+        consensus = setting.objective.model.module(complete)
         target = self.folder / "models" / f"{job.id}.safetensors"
         target.parent.mkdir(exist_ok=True)
         # Copies: safetensors takes no tensors that share memory, as tied weights do.

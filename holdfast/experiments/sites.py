@@ -41,6 +41,11 @@ def open_site(federation: FederationFile, name: str, dataset: Dataset | Columns,
     if counts[node] not in (0, own):
         raise HoldfastError(f"data: there are {own} samples, the federation file says {counts[node]}")
     counts[node] = own
+    if federation.problem.buffers != "local":
+        raise HoldfastError(
+            f'buffers = "{federation.problem.buffers}": a deployed node knows the statistics of its own data '
+            'only; use buffers = "local"'
+        )
     module = _initial_module(federation)
     x, y = train if isinstance(train, Pair) else (train, None)
     objective = build_problem(

@@ -15,6 +15,7 @@ from holdfast.core.validation import Whole, check
 class Dropout(nn.Module):
     """Zeroes each element with probability ``p`` while training and scales the others by 1 / (1 - p).
 
+    Torch's own ``nn.Dropout`` trains as well here; this layer is for those who call models by themselves.
     Give each layer of a model its own number ``layer``, or their masks coincide. The training step supplies
     the buffer ``key`` = (seed, node, round, step); without it every mask is the same.
     """

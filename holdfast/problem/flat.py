@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from copy import deepcopy
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy, deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,14 +14,12 @@ from torch.func import functional_call
 
 from holdfast.core.errors import HoldfastError
 from holdfast.data.samples import map_inputs
-from holdfast.models import dropout_keys
+from holdfast.models import CountedDropout, dropout_keys, may_draw
 from holdfast.problem.gradients.layers import ready_to_stack
-from holdfast.problem.gradients.support import Called, check_supported, probe, watched
+from holdfast.problem.gradients.recurrent import stackable_recurrence
+from holdfast.problem.gradients.support import Call, Called, check_supported, probe, probe_evaluation, watched
 from holdfast.problem.problem import PADDED_TO
-
-Call = Callable[[Any, Any], Any]
-"""What is done with a model and a batch of samples, such as the forward pass, or that and the loss."""
-
+from holdfast.problem.statistics import by_batch, measuring, pooled, to_measure, tracked
 
 Run = Callable[[dict[str, Tensor], tuple[Any, ...], dict[str, Any]], Any]
 """Stands for a call of the module: the tensors that it is given by name, and its arguments."""
@@ -30,7 +29,11 @@ class FlatModel:
     """The trainable parameters of ``module`` laid end to end; frozen ones and buffers stay inside.
 
     Modules are run as they are handed over: a part that the user has put into eval mode stays there. Frozen
-    parameters and buffers of another type than the trainable ones keep it, such as a bfloat16 backbone.
+    parameters and buffers of another type than the trainable ones keep it, such as a bfloat16 backbone; all
+    copies of the model share them.
+
+    ``statistics``: s, the means that BatchNorm needs in eval mode, and as many variances. Rows that are
+    evaluated or become a module have them behind their parameters, [d + 2 s].
     """
 
     def __init__(
@@ -44,9 +47,11 @@ class FlatModel:
         self.template = module
         self.compute = compute or dtype  # what a training step is computed in; the parameters stay in dtype
         try:
-            self._training = _placed(deepcopy(module), device, dtype)
+            self._training = _placed(module, device, dtype)
         except RuntimeError as error:  # such as torch.nn.utils.weight_norm's
             raise HoldfastError(f"the model cannot be copied for every node: {error}") from None
+        self._tracked = tracked(self._training)
+        self.statistics = sum(layer.features for layer in self._tracked)
         trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         self.shapes = {name: p.shape for name, p in trainable.items()}
         self.sizes = [p.numel() for p in trainable.values()]
@@ -54,11 +59,14 @@ class FlatModel:
         self.x0 = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
         for name, piece in self.parameters(self.x0).items():
             trainable[name].data = piece  # calls bring their own, so the modules need no copies
-        self._evaluation = deepcopy(self._training, {id(p): p for p in self._training.parameters()}).eval()
+        stackable_recurrence(self._training)
+        self._evaluation = to_measure(_sharing_tensors(self._training)).eval()
+        by_batch(self._training)
         for used in (self._training, self._evaluation):
             ready_to_stack(used, device)
+        self.draws = may_draw(self._training)  # whether a training step may draw random numbers, as dropout
         self._dropout_keys = [f"model.{name}" for name in dropout_keys(self._training)]
-        self._called = {True: Called(self._training), False: Called(self._evaluation)}
+        self._call_through()
         # Every place of a parameter once, also of shared ones and in shared layers: torch's own search for
         # them leaves a layer that has two names with the parameters of the last call.
         names = {id(p): name for name, p in trainable.items()}
@@ -75,14 +83,14 @@ class FlatModel:
         return any(isinstance(layer, nn.RNNBase) for layer in self.template.modules())
 
     @property
+    def trial_row(self) -> Tensor:
+        """[d + 2 s]: the initial parameters with any statistics."""
+        return torch.cat([self.x0, self.x0.new_ones(2 * self.statistics)])
+
+    @property
     def trained_share(self) -> float:
         """Of all parameters, those that are trained."""
         return self.dim / sum(p.numel() for p in self.template.parameters())
-
-    @property
-    def draws(self) -> bool:
-        """Whether a training step draws random numbers, as dropout does."""
-        return bool(self._dropout_keys)
 
     def forget_start(self) -> None:
         """Lets go of the initial parameters: what is left of ``x0`` is its form, type and device."""
@@ -99,6 +107,11 @@ class FlatModel:
         """
         return probe(self._training, call, samples, stacked)
 
+    def probe_evaluation(self, call: Call, samples: Any) -> None:
+        """Raises, naming the layer, if models in eval mode cannot be called, or not twice with one result."""
+        run = partial(self.evaluate, self.trial_row, call, samples)
+        probe_evaluation(self._evaluation, run, self.x0.device)
+
     def watched(self) -> AbstractContextManager[list[str]]:
         """The layers whose forward is under way, innermost last; those of a call that failed stay."""
         return watched(self._training, self._evaluation)
@@ -106,7 +119,7 @@ class FlatModel:
     def parameters(self, row: Tensor) -> dict[str, Tensor]:
         """The flat vector ``row`` [d], which may be padded, cut into the module's named parameters."""
         behind = len(row) - self.dim
-        assert 0 <= behind < PADDED_TO
+        assert 0 <= behind < PADDED_TO + 2 * self.statistics
         pieces = torch.split(row, [*self.sizes, behind] if behind else self.sizes)
         return {
             name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=False)
@@ -122,17 +135,50 @@ class FlatModel:
             samples = map_inputs(
                 lambda part: part.to(self.compute) if part.is_floating_point() else part, samples
             )
-        return self._run(True, given, call, samples, run)
+        # Where ``run`` calls the module, it is not known here for how many nodes it does.
+        counted = self.draws and run is None
+        with CountedDropout(key) if counted else nullcontext():
+            return self._run(True, given, call, samples, run)
 
     def copy(self) -> FlatModel:
-        """The same model with modules of its own, for another thread."""
-        return FlatModel(self.template, self.x0.device, self.x0.dtype, self.compute)
+        """The same model with modules of its own, for another thread; tensors are shared."""
+        twin = copy(self)
+        twin._training, twin._evaluation = map(_sharing_tensors, (self._training, self._evaluation))
+        twin._call_through()
+        return twin
+
+    def _call_through(self) -> None:
+        self._called = {True: Called(self._training), False: Called(self._evaluation)}
 
     def evaluate(self, row: Tensor, call: Call, samples: Any, run: Run | None = None) -> Tensor:
-        """``call`` of the model in eval mode."""
+        """``call`` of the model in eval mode; ``row`` [d + 2 s] has its statistics."""
         parameters = self.parameters(row)
         given = {place: parameters[name] for place, name in self._places}
-        return self._run(False, given, call, samples, run)
+        return self._run(False, given | self._statistics(row, "model."), call, samples, run)
+
+    def measured(self, row: Tensor, call: Call, samples: Any) -> Tensor:
+        """Means and variances [2, s] of what BatchNorm sees in ``call`` on a batch; ``row`` [d]."""
+        with measuring() as found:
+            self.evaluate(torch.cat([row[: self.dim], row.new_zeros(2 * self.statistics)]), call, samples)
+        layers = [
+            pooled(torch.stack(found[layer.place]).view(-1, 2, layer.features))
+            if layer.place in found
+            else row.new_tensor([0.0, 1.0])[:, None].expand(2, layer.features)  # it does not run
+            for layer in self._tracked
+        ]
+        return torch.cat(layers, -1)
+
+    def _statistics(self, row: Tensor, prefix: str) -> dict[str, Tensor]:
+        """The running statistics at the end of ``row`` by the names of their buffers."""
+        if not self._tracked:
+            return {}
+        assert len(row) == self.dim + 2 * self.statistics, "a row without its statistics"
+        parts = torch.split(row[self.dim :].view(2, -1), [layer.features for layer in self._tracked], -1)
+        given: dict[str, Tensor] = {}
+        for layer, (mean, variance) in zip(self._tracked, parts, strict=True):
+            path = f"{prefix}{layer.place}." if layer.place else prefix
+            given |= {f"{path}running_mean": mean, f"{path}running_var": variance}
+        return given
 
     @property
     def parts(self) -> tuple[tuple[nn.Module, list[str]], tuple[nn.Module, list[str]]]:
@@ -152,22 +198,43 @@ class FlatModel:
         return result
 
     def module(self, row: Tensor) -> nn.Module:
-        """A copy of the user's module, in its own dtype and on the CPU, that holds the parameters ``row``."""
+        """A copy of the user's module, in its own dtype and on the CPU, that holds ``row`` [d + 2 s].
+
+        Where the statistics are not given, [d], they are NaN: a server has no data to estimate them from.
+        """
         module = deepcopy(self.template).cpu()
-        values = self.parameters(row.detach().cpu())
+        row = row.detach().cpu()
+        if len(row) == self.dim:
+            row = torch.cat([row, row.new_full((2 * self.statistics,), torch.nan)])
+        values = self.parameters(row) | self._statistics(row, "")
         with torch.no_grad():
-            for name, parameter in module.named_parameters():
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 if name in values:
-                    parameter.copy_(values[name])
+                    tensor.copy_(values[name])
         return module
 
 
 def _placed(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """``module`` on ``device``, in ``dtype`` where it has the type of its trainable parameters."""
-    own = next(p.dtype for p in module.parameters() if p.requires_grad)
+    """A copy on ``device``, in ``dtype`` where the module has the type of its trainable parameters.
 
-    module.to(device)
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.dtype == own:
+    Frozen parameters that are there already, in their type, are not copied.
+    """
+    own = next(p.dtype for p in module.parameters() if p.requires_grad)
+    frozen = {id(p): _moved(p, device, dtype, own) for p in module.parameters() if not p.requires_grad}
+    placed = deepcopy(module, dict(frozen))  # deepcopy notes in it what it has copied
+    placed.to(device)
+    kept = set(map(id, frozen.values()))
+    for tensor in (*placed.parameters(), *placed.buffers()):
+        if tensor.dtype == own and id(tensor) not in kept:
             tensor.data = tensor.data.to(dtype)
-    return module
+    return placed
+
+
+def _moved(frozen: nn.Parameter, device: torch.device, dtype: torch.dtype, own: torch.dtype) -> nn.Parameter:
+    data = frozen.detach().to(device, dtype if frozen.dtype == own else frozen.dtype)
+    return nn.Parameter(data, requires_grad=False)
+
+
+def _sharing_tensors(module: nn.Module) -> nn.Module:
+    """A copy of ``module`` with the same parameters and buffers, which calls only read."""
+    return deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})

@@ -27,10 +27,13 @@ from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.source import Batch, Source, Weighting
 from holdfast.problem.sources import source_of
+from holdfast.problem.statistics import Buffers, from_moments, moments, pooled
 
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
 CHUNK_SAMPLES = 8192
 GPU_CHUNK_SAMPLES = 65536  # a GPU wants few large calls
+# Of every node, for the statistics of BatchNorm; at least a minibatch.
+STATISTICS_SAMPLES = 256
 
 
 class SourceOptions(TypedDict, total=False):
@@ -49,6 +52,7 @@ class ModelProblem:
     ``data``: samples, which are read as ``options`` say, or any source.
     ``augment``: what is done to the samples of a minibatch on the device, never where all data are read.
     ``backend``: how many rows are computed, "stacked", "loop" or "adapters"; "auto" lets a rule choose.
+    ``buffers``: whose running statistics BatchNorm has where a node's model is evaluated, see ``Buffers``.
     ``samples_at_once``: so many samples of all nodes are computed together; by default what memory allows.
 
     Where the source holds only some nodes, so does the objective: the others can't be asked for, and what is
@@ -64,6 +68,7 @@ class ModelProblem:
         seed: int,
         regulariser: Regulariser | None = None,
         backend: BackendName = "auto",
+        buffers: Buffers = "local",
         samples_at_once: int | None = None,
         augment: Augment | None = None,
         **options: Unpack[SourceOptions],
@@ -85,8 +90,9 @@ class ModelProblem:
         self.augment = augment
         self.x0, self.dim, self.nodes, self.here = model.x0, model.dim, data.nodes, self.source.here
         self.row_loss = RowLoss(model, self.loss)
-        self.activations = Activations(self.row_loss, self.source.some(1), samples_at_once)
-        self._wanted = (backend, samples_at_once)
+        example = self.source.some(2 if model.statistics else 1)  # a variance needs two samples
+        self.activations = Activations(self.row_loss, example, samples_at_once)
+        self._wanted, self.buffers = (backend, samples_at_once), buffers
 
     @cached_property
     def backend(self) -> Backend:
@@ -138,10 +144,10 @@ class ModelProblem:
     def _sum(self, start: Tree, nodes: Tensor, part: Callable[..., Tree], *rows: Tensor) -> Tree:
         """``start`` plus what ``part`` gives for ``rows`` on all samples of ``nodes``, some at a time.
 
-        Shorter nodes are padded. A loss that gives one number for a batch would count the padding, so then
-        nodes are asked one by one.
+        Shorter nodes are padded. A loss that gives one number for a batch would count the padding, and so
+        would BatchNorm; then nodes are asked one by one.
         """
-        if not self.loss.per_sample and len(nodes) > 1:
+        if (not self.loss.per_sample or self.model.statistics) and len(nodes) > 1:
             alone: list[Tree] = []
             for i in range(len(nodes)):
                 begin, node, *own = tree_map(lambda part, i=i: part[i : i + 1], (start, nodes, *rows))
@@ -219,18 +225,70 @@ class ModelProblem:
     # --- the common objective at one point --------------------------------------------------------------
 
     def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        row, x = self._with_statistics(x), x[: self.dim]
         value, total = torch.zeros((), dtype=x.dtype, device=x.device), torch.zeros_like(x)
         for batch in self._every_batch():
-            part, gradient = self.row_loss.evaluated_gradient(x, batch)
+            part, gradient = self.row_loss.evaluated_gradient(row, batch)
             value, total = value + part, total + gradient
         share = len(self.here) / self.nodes
         added = self.regulariser.add_grad(torch.zeros_like(x), x)
         return value + share * self.regulariser.value(x), total + share * added
 
     def global_value(self, x: Tensor) -> Tensor:
+        row = self._with_statistics(x)
         with torch.no_grad():
-            parts = [self.backend.evaluated(x, batch) for batch in self._every_batch()]
-        return torch.stack(parts).sum() + len(self.here) / self.nodes * self.regulariser.value(x)
+            parts = [self.backend.evaluated(row, batch) for batch in self._every_batch()]
+        share = len(self.here) / self.nodes
+        return torch.stack(parts).sum() + share * self.regulariser.value(x[: self.dim])
+
+    # --- the statistics of BatchNorm ----------------------------------------------------------------------
+
+    def complete(
+        self, rows: Tensor, nodes: Tensor | None = None, total: Callable[[Tensor], Tensor] = torch.clone
+    ) -> Tensor:
+        if not self.model.statistics:
+            return rows
+        with torch.no_grad():
+            if nodes is not None and self.buffers == "local":
+                statistics = self._statistics(rows, nodes)
+            else:
+                here = rows.expand(len(self.here), -1) if nodes is None else rows
+                found = moments(self._statistics(here, self.here))
+                # One more column counts the nodes.
+                sums = total(torch.cat([found.sum(0).flatten(), found.new_full((1,), len(found))]))
+                common = from_moments((sums[:-1] / sums[-1]).view(found.shape[1:]))
+                statistics = common.expand(len(rows), *common.shape)
+        return torch.cat([rows, statistics.flatten(1)], 1)
+
+    def _with_statistics(self, x: Tensor) -> Tensor:
+        """``x`` [d], a common model, with the statistics of the nodes here; or as it is if it has its own."""
+        return self.complete(x[None])[0] if len(x) == self.dim else x
+
+    def _statistics(self, rows: Tensor, nodes: Tensor) -> Tensor:
+        """Means and variances [m, 2, s] in the model ``rows`` [m, d] of each of ``nodes`` on its own data.
+
+        They are those of the minibatches of the first steps, whichever the round: a fixed part of the data.
+        """
+        size = self.source.batch_size
+        if size is None:  # one by one: shorter nodes are padded
+            first = [next(iter(self.source.all_of(node[None], STATISTICS_SAMPLES))) for node in nodes]
+            return torch.cat(
+                [self._measured(row[None], b.samples) for row, b in zip(rows, first, strict=True)]
+            )
+        steps = range(-(-STATISTICS_SAMPLES // size))
+        found = [self._measured(rows, self.source.batch(nodes, 0, step).samples) for step in steps]
+        return pooled(torch.stack(found))
+
+    def _measured(self, rows: Tensor, samples: Any) -> Tensor:
+        if self.backend.vmapped:
+            found: Tensor = vmap(self.row_loss.measured)(rows, samples)
+            return found
+        return torch.stack(
+            [
+                self.row_loss.measured(row, tree_map(lambda part, i=i: part[i], samples))
+                for i, row in enumerate(rows)
+            ]
+        )
 
     # --- the same with something changed ------------------------------------------------------------------
 
@@ -254,6 +312,7 @@ class ModelProblem:
             seed=self.seed,
             regulariser=regulariser or self.regulariser,
             backend=self._wanted[0],
+            buffers=self.buffers,
             samples_at_once=self._wanted[1],
             augment=self.augment,
         )
@@ -294,6 +353,7 @@ class ModelProblem:
         outputs = self.row_loss.probe(some, stacked=False)
         for targets in [self.source.targets] if test is None else [self.source.targets, targets_of(test)]:
             self.loss.check(outputs, targets)
+        self.model.probe_evaluation(self.loss.first_part, some)
         if self.backend.vmapped:
             self.row_loss.probe(some, stacked=True)
 
@@ -304,6 +364,8 @@ class ModelProblem:
         return self.source.test_set(samples)
 
     def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+        if rows.shape[1] == self.dim:
+            rows = self.complete(rows)
         total = torch.zeros(len(rows), 2, dtype=torch.float64, device=rows.device)
         with torch.no_grad():
             for some in self.source.prepared(samples, max(1, self._at_once // len(rows))):
@@ -317,6 +379,8 @@ class ModelProblem:
                 "metrics of outputs need targets: call a column of the test set one of "
                 f"{', '.join(TARGET_NAMES)}"
             )
+        if rows.shape[1] == self.dim:
+            rows = self.complete(rows)
         for some in self.source.prepared(samples, max(1, self._at_once // len(rows))):
             with torch.no_grad():
                 outputs = self.backend.outputs(rows, some)

@@ -107,7 +107,19 @@ class Problem(Protocol):
         """f(x) at one common point ``x`` [d]."""
 
     def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
-        """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on a tree of ``samples``."""
+        """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on a tree of ``samples``.
+
+        Rows without statistics, see ``complete``, count as models that all nodes share.
+        """
+
+    def complete(
+        self, rows: Tensor, nodes: Tensor | None = None, total: Callable[[Tensor], Tensor] = torch.clone
+    ) -> Tensor:
+        """``rows`` [m, d] with what evaluation needs behind: the running statistics of BatchNorm, if any.
+
+        ``nodes`` [m]: whose models these are, all of them here; None: one model [1, d] that all share.
+        ``total`` sums a tensor over all processes. What has no statistics gives ``rows`` back.
+        """
 
     def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
         """Outputs [m, B, ...] of every model in ``rows`` and the targets [B, ...], some samples at a time."""
@@ -178,6 +190,11 @@ class ExactProblem(ABC):
 
     def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
         raise HoldfastError("functions have no samples, so they cannot be tested on any")
+
+    def complete(
+        self, rows: Tensor, nodes: Tensor | None = None, total: Callable[[Tensor], Tensor] = torch.clone
+    ) -> Tensor:
+        return rows
 
     def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
         raise HoldfastError("functions have no samples, so they have no outputs for any")

@@ -25,6 +25,7 @@ class RowLoss:
 
     def __init__(self, model: FlatModel, loss: Loss) -> None:
         self.model, self.loss = model, loss
+        model.draws |= not loss.traceable  # a user's own loss or step may call dropout, too
 
     def copy(self) -> RowLoss:
         """The same with a model of its own, for another thread: modules are altered while they are called."""
@@ -37,6 +38,20 @@ class RowLoss:
         losses = self.model.train(parameters, self.loss.slopes, batch.samples, key, run)
         return (losses * batch.weight).sum()
 
+    def backward(self, parameters: dict[str, Tensor], batch: Batch, key: Tensor) -> Tensor:
+        """Adds the gradient of ``differentiable``, which is returned, to that of ``parameters``.
+
+        All within one call of the model: a part with gradient checkpointing is computed again in the backward
+        pass, and must find the same parameters there.
+        """
+
+        def call(model: Any, samples: Any) -> Tensor:
+            total: Tensor = (self.loss.slopes(model, samples) * batch.weight).sum()
+            total.backward()  # type: ignore[no-untyped-call]
+            return total.detach()
+
+        return self.model.train(parameters, call, batch.samples, key)
+
     def value(self, row: Tensor, batch: Batch, key: Tensor, run: Run | None = None) -> Tensor:
         """The weighted sum of losses in training."""
         losses = self.model.train(self.model.parameters(row), self.loss.costs, batch.samples, key, run)
@@ -48,12 +63,20 @@ class RowLoss:
 
     def evaluated_gradient(self, row: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """``evaluated`` and its gradient [d]."""
+        at = row.detach().requires_grad_()
+
+        def call(model: Any, samples: Any) -> Any:  # both at once, for the reason in ``backward``
+            value = (self.loss.costs(model, samples) * batch.weight).sum()
+            return value.detach(), *torch.autograd.grad(value, at, materialize_grads=True)
+
         plain = without_fused_layers() if self.model.recurrent else nullcontext()
         with torch.enable_grad(), plain:
-            at = row.detach().requires_grad_()
-            value = self.evaluated(at, batch)
-            [gradient] = torch.autograd.grad(value, at, materialize_grads=True)
-        return value.detach(), gradient
+            value, gradient = self.model.evaluate(at, call, batch.samples)
+        return value, gradient[: self.model.dim]
+
+    def measured(self, row: Tensor, samples: Any) -> Tensor:
+        """The statistics [2, s] of BatchNorm on a batch."""
+        return self.model.measured(row, self.loss.costs, samples)
 
     def tested(self, row: Tensor, samples: Any, run: Run | None = None) -> Tensor:
         """[2]: the number of samples that are classified correctly, and the sum of losses, in eval mode."""

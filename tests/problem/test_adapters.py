@@ -9,6 +9,7 @@ import torch
 from devices import every_device
 from test_backends import close, images, objective
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import holdfast as hf
@@ -98,9 +99,23 @@ def test_compiled_gradients_are_one_program_with_the_same_result() -> None:
     problem = objective(low_rank)
     x = torch.randn(3, problem.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes, words = torch.arange(3), (torch.tensor(2), torch.tensor(1))
-    program = torch.compile(lambda x: gradients(problem, x, nodes, *words), backend="eager", fullgraph=True)
     problem.get_ready()
-    assert close(program(x), gradients(problem, x, nodes, *words))
+    program = make_fx(
+        lambda x: gradients(problem, x, nodes, *words),
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+    )(x)
+    for at in (x, 2 * x):
+        assert close(program(at), gradients(problem, at, nodes, *words))
+
+
+def test_rows_are_kept_apart_where_torchs_dropout_is_drawn() -> None:
+    def dropping() -> nn.Module:
+        return nn.Sequential(low_rank(), nn.Dropout(0.01))
+
+    assert "dropout of torch" in objective(dropping).how
+    with pytest.raises(HoldfastError, match="dropout of torch"):
+        _ = objective(dropping, "adapters").backend
 
 
 def test_on_a_gpu_gradients_are_compiled_without_the_updates() -> None:

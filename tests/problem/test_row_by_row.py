@@ -1,4 +1,4 @@
-"""Models that cannot be stacked are trained and evaluated one row after the other, and agree with torch."""
+"""Recurrent models and those that cannot be stacked are trained and evaluated, and agree with torch."""
 
 from __future__ import annotations
 
@@ -78,11 +78,13 @@ def sequences(samples: int = 60) -> tuple[Tensor, Tensor]:
     return x, (x.sum((1, 2)) > 0).long()
 
 
-def objective(model: nn.Module, device: str, dtype=torch.float64, batch_size=5) -> ModelProblem:
+def objective(
+    model: nn.Module, device: str, dtype=torch.float64, batch_size=5, backend="auto"
+) -> ModelProblem:
     x, y = sequences(24)
     data = hf.FederatedData(x.to(dtype), y, np.array([10, 8, 6]))
     flat = FlatModel(model, torch.device(device), dtype)
-    return ModelProblem(flat, CrossEntropy(), data, batch_size=batch_size, seed=7)
+    return ModelProblem(flat, CrossEntropy(), data, batch_size=batch_size, seed=7, backend=backend)
 
 
 def points(problem: ModelProblem) -> Tensor:
@@ -105,7 +107,6 @@ def loss_of(problem: ModelProblem, row: Tensor, node: int) -> Tensor:
 @every_model
 def test_rows_agree_with_torch(model, device) -> None:
     problem = objective(seeded(model), device)
-    assert not problem.stacked
     x, nodes = points(problem), torch.arange(NODES, device=device)
     losses, gradients = [], []
     for node, row in enumerate(x):
@@ -182,13 +183,63 @@ def test_the_executor_of_the_device_runs_the_same_rounds(device) -> None:
     given = objective(seeded(lambda: Recurrent(nn.GRU)), device)
     executor = executor_for(torch.device(device))
     fast = Simulation(algorithm, given, network, seed=7, executor=executor)
-    how = fast.prepare(10**6)
-    assert "compiled" not in how or "not compiled" in how
+    fast.prepare(10**6)
     for _ in range(5):
         plain.step()
         fast.step()
     assert torch.allclose(fast.models, plain.models, rtol=1e-9, atol=1e-12)
-    assert given.how.endswith("as the model cannot be stacked")
+    assert given.stacked == (device == "cuda")
+
+
+@every_device
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_layers": 2, "bidirectional": True},
+        {"bias": False, "num_layers": 2, "dropout": 0.5},
+        {"proj_size": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [*KINDS, "relu"])
+def test_stacked_recurrence_is_that_of_torch(kind, options, device) -> None:
+    """In eval mode, against torch's kernels on the user's own module; states that are handed over, too."""
+    if "proj_size" in options and kind is not nn.LSTM:
+        pytest.skip("only an LSTM has projections")
+    more = {"nonlinearity": "relu"} if kind == "relu" else {}
+    layer = seeded(lambda: (nn.RNN if kind == "relu" else kind)(3, 4, **options, **more)).double().to(device)
+    layer.eval()
+    flat = FlatModel(layer, torch.device(device), torch.float64)
+    draw = torch.Generator().manual_seed(2)
+    x = torch.randn(2, 5, 6, 3, dtype=torch.float64, generator=draw).to(device)  # [nodes, T, B, 3]
+
+    def run(module: nn.Module, given: tuple[Tensor, ...]) -> list[Tensor]:
+        first, state = module(given[0])
+        second, final = module(given[0].flip(0), state)
+        alone, _ = module(given[0][:, 0])
+        return [first, second, alone, *(final if isinstance(final, tuple) else [final])]
+
+    rows = flat.x0.expand(2, -1)
+    stacked = torch.func.vmap(lambda row, given: flat.evaluate(row, run, (given,)))(rows, x)
+    for node in range(2):
+        for got, expected in zip(stacked, run(layer, (x[node],)), strict=True):
+            assert torch.allclose(got[node], expected, rtol=1e-9, atol=1e-12)
+
+
+@every_device
+@every_model
+def test_both_backends_have_the_same_gradients(model, device) -> None:
+    if model is WithOwnOperation:
+        pytest.skip("it cannot be stacked")
+    found = []
+    for backend in ("stacked", "loop"):
+        problem = objective(seeded(model), device, backend=backend)
+        x, nodes = points(problem), torch.arange(NODES, device=device)
+        [(_, drawn)] = problem.minibatch_values_and_grads([x], nodes, 0, 1)
+        found.append((drawn, problem.full_grads(x, nodes)))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-8, atol=1e-11)
 
 
 class Noisy(WithOwnOperation):
@@ -213,10 +264,6 @@ class Counting(WithOwnOperation):
     [
         (Noisy, r"the model \(Noisy\) fails.*draws random numbers"),
         (Counting, r"the model \(Counting\) fails.*changes a buffer in place"),
-        (
-            lambda: Recurrent(nn.LSTM, num_layers=2, dropout=0.5),
-            r"layer 'read' \(LSTM\) cannot be trained here: its random numbers",
-        ),
     ],
 )
 def test_what_may_not_be_in_a_model_is_refused_here_too(model, message, device) -> None:

@@ -25,7 +25,7 @@ class Site:
         # The objective knows of this node only, whose share in the common one is 1/n.
         metrics = {"local_loss": self.objective.nodes * float(self.objective.global_value(row[0]))}
         if self.test is not None:
-            accuracy, loss = self.objective.test(row, self.test)
+            accuracy, loss = self.objective.test(self.objective.complete(row, self.objective.here), self.test)
             if self.objective.loss.has_accuracy:
                 metrics["test_accuracy"] = float(accuracy[0])
             metrics["test_loss"] = float(loss[0])

@@ -65,7 +65,7 @@ class Backend(Protocol):
 class Activations:
     """The memory that gradients take beside their rows.
 
-    ``example``: a batch of one sample. ``at_once``: samples whose activations are kept together, of all rows;
+    ``example``: a batch of one or two samples. ``at_once``: samples of all rows whose activations are kept;
     by default as many as a share of the memory holds. Both are found on first use, which must come before
     anything is compiled or recorded.
     """
@@ -109,7 +109,7 @@ class Activations:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             value = self.loss.differentiable(model.parameters(row), self.example, no_key(row))
         del value  # alive until here, so that no two tensors were given the same place
-        return max(1, sum(kept.values()))
+        return max(1, sum(kept.values()) // len(self.example.weight))
 
     def of_step(self, samples: int) -> int:
         """Bytes while a gradient of so many samples is computed."""
@@ -146,9 +146,7 @@ def row_value_and_gradient(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor
     parameters = loss.model.parameters(row.detach())
     for parameter, place in zip(parameters.values(), loss.model.parameters(gradient).values(), strict=True):
         parameter.requires_grad_().grad = place
-    value = loss.differentiable(parameters, batch, key)
-    value.backward()  # type: ignore[no-untyped-call]
-    return value.detach(), gradient
+    return loss.backward(parameters, batch, key), gradient
 
 
 def no_key(row: Tensor) -> Tensor:

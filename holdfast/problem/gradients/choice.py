@@ -14,7 +14,7 @@ from holdfast.problem.gradients.adapters import ROUNDING, SMALL_PART, Adapters
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName, no_key
 from holdfast.problem.gradients.loop import CONVOLUTIONS, Loop
 from holdfast.problem.gradients.stacked import Stacked, stacked_value_and_gradient
-from holdfast.problem.gradients.support import reason
+from holdfast.problem.gradients.support import random_state, reason
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
 
@@ -45,8 +45,9 @@ def _stacked_or_loop(
 ) -> Stacked | Loop:
     model = loss.model
     convolutional = any(isinstance(part, CONVOLUTIONS) for part in model.template.modules())
-    if not asked and convolutional and model.x0.device.type == "cpu":
-        return Loop(loss, activations, "as convolutions want it")
+    if not asked and model.x0.device.type == "cpu" and (convolutional or model.recurrent):
+        layers = "convolutions" if convolutional else "recurrent layers"
+        return Loop(loss, activations, f"as {layers} want it")
     obstacle = _obstacle(loss, activations.example)
     if asked and obstacle is not None:
         loss.probe(activations.example.samples, stacked=False)  # a plain mistake is told as such
@@ -58,10 +59,14 @@ def _stacked_or_loop(
 
 def _obstacle_to_one_batch(backend: Adapters) -> str | None:
     """What is against one call of the model for all rows: it has to give the same as row by row."""
+    device = backend.loss.model.x0.device
+    random = random_state(device)
     try:
         difference = backend.difference()
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
         return f"the model cannot take the samples of all nodes as one batch ({reason(error)})"
+    if not all(map(torch.equal, random_state(device), random)):
+        return "dropout of torch would be drawn for all nodes at once; holdfast.models.Dropout is not"
     if not math.isfinite(difference):
         return "the gradient of the first sample is not finite"
     model = backend.loss.model
@@ -81,7 +86,7 @@ def _obstacle(loss: RowLoss, example: Batch) -> str | None:
         warnings.simplefilter("ignore")  # that an operation is slow if it is stacked
         try:
             with torch.no_grad():
-                vmap(loss.tested)(rows, batch.samples)
+                vmap(loss.tested)(loss.model.trial_row.expand(2, -1), batch.samples)
             stacked_value_and_gradient(loss)(rows, batch, keys)
         except RuntimeError as error:  # what torch's function transforms raise for what they cannot batch
             return f"{running[-1] if running else 'the loss'} cannot be stacked: {reason(error)}"

@@ -14,21 +14,24 @@ from torch.func import functional_call, grad, vmap
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import is_tree, leaves, tree_map
 from holdfast.data.samples import Pair, describe
-from holdfast.models import Dropout, dropout_keys
+from holdfast.models import CountedDropout, Dropout, dropout_keys
+from holdfast.problem.statistics import tracks
 
-_RUNNING_STATISTICS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_RUNNING_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 # What torch says when a forward pass cannot be stacked, and what it means.
 _REASONS = (
-    ("random operation", "it draws random numbers; use holdfast.models.Dropout, or leave the randomness out"),
+    (
+        "random operation",
+        "it draws random numbers other than dropout's; use dropout of torch, or leave the randomness out",
+    ),
     ("mutate a captured Tensor", "it changes a buffer in place; keep no running state in the model"),
     (".item()", "it reads the value of a tensor (.item(), or 'if' on a tensor); use torch.where"),
 )
 _RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
+
+Call = Callable[[Any, Any], Any]
+"""What is done with a model and a batch of samples, such as the forward pass, or that and the loss."""
 
 
 class Called(nn.Module):
@@ -38,7 +41,7 @@ class Called(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, call: Callable[[nn.Module, Any], Any], samples: Any) -> Any:
+    def forward(self, call: Call, samples: Any) -> Any:
         return call(self.model, samples)
 
 
@@ -59,9 +62,7 @@ def check_supported(module: nn.Module) -> None:
     _check_parameters({name: p for name, p in module.named_parameters() if p.requires_grad})
 
 
-def probe(
-    module: nn.Module, call: Callable[[nn.Module, Any], Any], samples: Any, stacked: bool = True
-) -> Any:
+def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True) -> Any:
     """Tries ``call`` and its gradients with two copies on a batch; errors name the layer that failed.
 
     ``stacked``: both in one call, which finds out whether the model draws random numbers or keeps a state; or
@@ -71,33 +72,41 @@ def probe(
     buffers, device = dict(trial.named_buffers()), next(leaves(samples)).device
     trainable = {name: p.detach() for name, p in trial.named_parameters() if p.requires_grad}
     weights = {name: p.expand(2, *p.shape) for name, p in trainable.items()}
-    keys = {name: torch.zeros(2, 4, dtype=torch.int64, device=device) for name in dropout_keys(trial)}
+    keys = torch.zeros(2, 4, dtype=torch.int64, device=device)
     called = Called(trial)
 
-    def total(weights: dict[str, Tensor], keys: dict[str, Tensor], samples: Any) -> tuple[Tensor, Any]:
-        given = {f"model.{name}": value for name, value in (weights | keys).items()}
-        outputs = functional_call(called, given, (call, samples))
+    def total(outputs: Any) -> Tensor:
         if not is_tree(outputs):
             raise TypeError(f"it must give tensors, got {type(outputs).__name__}")
-        return torch.stack(
-            [part.sum() for part in leaves(outputs) if part.is_floating_point()]
-        ).sum(), outputs
+        return torch.stack([part.sum() for part in leaves(outputs) if part.is_floating_point()]).sum()
+
+    def run(weights: dict[str, Tensor], key: Tensor, samples: Any, call: Call = call) -> Any:
+        given = weights | dict.fromkeys(dropout_keys(trial), key)
+        with CountedDropout(key):
+            named = {f"model.{name}": value for name, value in given.items()}
+            return functional_call(called, named, (call, samples))
+
+    def stacked_total(weights: dict[str, Tensor], key: Tensor, samples: Any) -> tuple[Tensor, Any]:
+        outputs = run(weights, key, samples)
+        return total(outputs), outputs
+
+    def with_gradient(model: nn.Module, samples: Any) -> Any:
+        outputs = call(model, samples)
+        torch.autograd.grad(total(outputs), list(row.values()), allow_unused=True)
+        return outputs
 
     with watched(trial) as running:
         try:
-            call(
-                trial, samples
-            )  # first by itself: a plain mistake, such as a wrong shape, is then told plainly
+            with CountedDropout(keys[0]):
+                call(trial, samples)  # first by itself, so that a plain mistake is told plainly
             if stacked:
                 twice = tree_map(lambda part: torch.stack([part] * 2), samples)
-                outputs = vmap(grad(total, has_aux=True))(weights, keys, twice)[1]
+                outputs = vmap(grad(stacked_total, has_aux=True))(weights, keys, twice)[1]
                 outputs = tree_map(lambda part: part[0], outputs)
             else:
                 row = {name: p.clone().requires_grad_() for name, p in trainable.items()}
-                one_key = {name: key[0] for name, key in keys.items()}
                 with _without_trace(trial, device):
-                    value, outputs = total(row, one_key, samples)
-                    torch.autograd.grad(value, list(row.values()), allow_unused=True)
+                    outputs = run(row, keys[0], samples, with_gradient)
         except Exception as error:
             layer = running[-1] if running else _describe("", module)
             raise HoldfastError(f"{layer} fails on a batch of {_shapes(samples)}: {reason(error)}") from error
@@ -115,21 +124,34 @@ def _shapes(samples: Any) -> str:
     return describe(samples)
 
 
+def probe_evaluation(module: nn.Module, run: Callable[[], object], device: torch.device) -> None:
+    """Runs what calls ``module`` in eval mode; refuses one that draws random numbers or keeps a state."""
+    with watched(module) as running, torch.no_grad():
+        try:
+            with _without_trace(module, device):
+                run()
+        except RuntimeError as error:
+            layer, why = running[-1] if running else _describe("", module), reason(error)
+            if why == _RANDOM:
+                why = "it draws random numbers in eval mode; call dropout with training=self.training"
+            raise HoldfastError(f"{layer} cannot be evaluated: {why}") from error
+
+
 @contextmanager
 def _without_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Refuses what draws torch's random numbers or changes a buffer of ``module``.
 
     In stacked calls, torch itself refuses that.
     """
-    buffers, random = [buffer.clone() for buffer in module.buffers()], _random_state(device)
+    buffers, random = [buffer.clone() for buffer in module.buffers()], random_state(device)
     yield
-    if not all(map(torch.equal, _random_state(device), random)):
+    if not all(map(torch.equal, random_state(device), random)):
         raise RuntimeError(_RANDOM)
     if not all(map(torch.equal, module.buffers(), buffers)):
         raise RuntimeError(_IN_PLACE)
 
 
-def _random_state(device: torch.device) -> list[Tensor]:
+def random_state(device: torch.device) -> list[Tensor]:
     """Of the generators that a model on ``device`` may draw from."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
@@ -163,16 +185,11 @@ def _objection(layer: nn.Module) -> str | None:
         return "max_norm changes the weights in forward; leave max_norm out"
     if not layer.training:
         return None
-    if isinstance(layer, _RUNNING_STATISTICS) and layer.track_running_stats:
+    if isinstance(layer, _RUNNING_STATISTICS) and layer.track_running_stats and not tracks(layer):
         return (
             "it keeps running statistics, which nodes do not exchange; use torch.nn.GroupNorm, or "
             "track_running_stats=False (batch statistics, in evaluation too), or freeze this layer by .eval()"
         )
-    dropout = layer.p if isinstance(layer, _DROPOUT) else 0.0
-    if isinstance(layer, nn.RNNBase) and layer.num_layers > 1:
-        dropout = layer.dropout
-    if dropout > 0:
-        return "its random numbers depend on where it runs; use holdfast.models.Dropout"
     return None
 
 

@@ -212,11 +212,16 @@ class Node(Member):
     def _write_results(self, model: Tensor) -> None:
         """The model and the personal one, if any, as their modules' states, and the report of this node."""
         notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
+        objective = self.site.objective
+
+        def write(row: Tensor, name: str) -> None:
+            complete = objective.complete(row[None].to(objective.x0), objective.here)[0]
+            self.insist(lambda: write_model(self.folder, objective.model, complete, notes, name))
+
         personal = self.federation.method.personal(apart(self.state)[0])
         if personal is not None:
-            own = personal[0]
-            self.insist(lambda: write_model(self.folder, self.site.objective.model, own, notes, "personal"))
-        self.insist(lambda: write_model(self.folder, self.site.objective.model, model, notes))
+            write(personal[0], "personal")
+        write(model, "model")
         write_report(self)
 
     def _read_results(self) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holdfast.core.randomness import Word
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.oracle import MinibatchGradient
+from holdfast.engines.simulate.executors import tracing
 from holdfast.engines.simulate.executors.fused import FusedRound
 from holdfast.engines.simulate.executors.replay import Program, Replay
 from holdfast.problem.problem import PADDED_TO, Problem
@@ -47,12 +47,13 @@ def compiled_gradient(problem: Problem) -> MinibatchGradient:
         assert alive is not None
         return alive.minibatch_values_and_grads([x], nodes, round, step)[0]
 
-    program = torch.compile(minibatch_gradient, dynamic=False)
+    program = tracing.compiled(minibatch_gradient)
 
     def on_device(x: Tensor, nodes: Tensor, round: Word, step: Word) -> tuple[Tensor, Tensor]:
         # As tensors, so that a new round or step is no new program.
         words = [word if isinstance(word, Tensor) else nodes.new_full((), word) for word in (round, step)]
-        return program(x, nodes, *words)
+        value, gradient = program(x, nodes, *words)
+        return value, gradient
 
     return on_device
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +24,9 @@ from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.common.products import PRODUCTS
 from holdfast.engines.simulate.executors.inputs import NotReplayableError
+from holdfast.engines.simulate.executors.tracing import Program, compiled
 from holdfast.problem.problem import Problem
 
-Program = Callable[..., Sequence[Tensor]]
 Advance = Callable[[Any, MinibatchGradient], Any]  # from a state to the state after the round
 
 # What was compiled for rounds on a problem: other step sizes and seeds need nothing new.
@@ -55,10 +55,6 @@ class Piece(NamedTuple):
     inputs: list[str]
     outputs: list[str]
     done_with: list[str]  # values that no later piece needs
-
-
-def compiled(program: Program) -> Program:
-    return torch.compile(program, dynamic=False)
 
 
 class FusedRound:

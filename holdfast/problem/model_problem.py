@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word

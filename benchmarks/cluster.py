@@ -53,7 +53,7 @@ def random_graph(nodes: int) -> Network:
 NETWORKS: dict[str, Callable[[int], Network]] = {"ring": ring, "erdos-renyi": random_graph}
 
 
-def make_objective(model: str, nodes: int, here: np.ndarray) -> ModelProblem:
+def make_problem(model: str, nodes: int, here: np.ndarray) -> ModelProblem:
     """Only the samples of the nodes ``here`` are made."""
     rng = np.random.default_rng(0)
     samples = len(here) * SAMPLES_PER_NODE
@@ -67,9 +67,9 @@ def make_objective(model: str, nodes: int, here: np.ndarray) -> ModelProblem:
 
 
 def on_ranks(world: Ranks, model: str, network: Network, steps: int) -> Simulation:
-    objective = make_objective(model, network.nodes, place(network, world.size)[world.rank])
+    problem = make_problem(model, network.nodes, place(network, world.size)[world.rank])
     method = hf.LocalGECL(lr=0.01, local_steps=steps)
-    simulation = Simulation(method, objective, network, place=RankPlace(world, network))
+    simulation = Simulation(method, problem, network, place=RankPlace(world, network))
     simulation.prepare(rounds=1)
     return simulation
 
@@ -92,7 +92,7 @@ def weak_scaling(world: Ranks, rounds: int) -> None:
         for name, make in NETWORKS.items():
             network = make(RANKS * nodes)
             method = hf.LocalGECL(lr=0.01, local_steps=STEPS[model])
-            alone = Simulation(method, make_objective(model, nodes, np.arange(nodes)), make(nodes))
+            alone = Simulation(method, make_problem(model, nodes, np.arange(nodes)), make(nodes))
             alone.prepare(rounds)
             both = on_ranks(world, model, network, STEPS[model])
             times: list[tuple[float, float]] = []

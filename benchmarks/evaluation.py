@@ -27,7 +27,7 @@ from holdfast.experiments.assembly import Setting
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.config import Cadence, Metrics, Terms
 from holdfast.experiments.evaluation import Evaluation
-from holdfast.experiments.execution import Run
+from holdfast.experiments.execution import Execution
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.models import MODELS
 from holdfast.problem.losses import CrossEntropy
@@ -121,7 +121,7 @@ def once(given: Setting, method: Method, case: str, rounds: int, device: str) ->
     cadence, wanted = CASES[case]
     metrics = choose_metrics(wanted, has_test=True, classes=3)
     simulation = given.simulation(method, "all")
-    run = Run(simulation, LONG_RUN, cadence, Evaluation(metrics, given.test))
+    run = Execution(simulation, LONG_RUN, cadence, Evaluation(metrics, given.test))
     whole = -(-max(rounds, run.every) // run.every) * run.every if case != "bare" else rounds
     # From one measurement to another, so that every cadence gets its share.
     first = -(-WARM_UP // run.every) * run.every if case != "bare" else WARM_UP

@@ -12,7 +12,7 @@ from pathlib import Path
 import networkx as nx
 import torch
 from matplotlib.figure import Figure
-from workloads import METHODS, Workload, linear, make_objective, mlp, network_of, seconds
+from workloads import METHODS, Workload, linear, make_problem, mlp, network_of, seconds
 
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
@@ -28,9 +28,7 @@ def time_round(load: Workload, device: str, network: Network | None = None) -> f
     """Milliseconds per round."""
     where = network or network_of(METHOD, load.nodes)
     executor = executor_for(torch.device(device))
-    simulation = Simulation(
-        METHODS[METHOD](load.steps), make_objective(load, device), where, executor=executor
-    )
+    simulation = Simulation(METHODS[METHOD](load.steps), make_problem(load, device), where, executor=executor)
     simulation.prepare(SHORT_RUN)
     return 1e3 * seconds(simulation.step, device, 5)
 

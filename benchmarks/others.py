@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from workloads import Workload, linear, make_objective, make_simulation, mlp, plain_loop, seconds
+from workloads import Workload, linear, make_problem, make_simulation, mlp, plain_loop, seconds
 
 from holdfast.engines.simulate.executors.rules import executor_for
 
@@ -150,21 +150,21 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     print(f"{'workload':24} {'simulator':10} {'ms a round':>11} {'over ours':>10}")
     for load in [WORKLOADS[name] for name in given.models]:
-        objective = make_objective(load, given.device)
-        x = objective.source.stored.x.view(load.nodes, load.samples_per_node, *load.shape)
-        y = objective.source.stored.y.view(load.nodes, load.samples_per_node)
-        executor = executor_for(objective.x0.device)
+        problem = make_problem(load, given.device)
+        x = problem.source.stored.x.view(load.nodes, load.samples_per_node, *load.shape)
+        y = problem.source.stored.y.view(load.nodes, load.samples_per_node)
+        executor = executor_for(problem.x0.device)
         simulation = make_simulation(load, "fedavg", given.device, executor=executor)
         simulation.prepare(10**6)
         times = {
             "ours": seconds(simulation.step, given.device, 10),
-            "loop": seconds(plain_loop(load, objective, load.nodes), given.device, 2),
+            "loop": seconds(plain_loop(load, problem, load.nodes), given.device, 2),
         }
         for name, make in OTHERS.items():
             if importlib.util.find_spec(name) is None:
                 times[name] = math.nan
                 continue
-            run = make(load, objective.model.module(objective.x0), x, y, given.device)
+            run = make(load, problem.model.module(problem.x0), x, y, given.device)
             times[name] = (timed(run, 1 + given.rounds) - timed(run, 1)) / given.rounds
         for name, took in times.items():
             shown = (

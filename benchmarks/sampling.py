@@ -37,9 +37,9 @@ def federation(clients: int, local_steps: int, batch_size: int) -> Simulation:
     model = FlatModel(
         MODELS.build("linear", {}, input_shape=(784,), outputs=10), torch.device("cpu"), torch.float32
     )
-    objective = ModelProblem(model, CrossEntropy(), data, batch_size=batch_size, seed=0, mean=0.5, std=0.5)
+    problem = ModelProblem(model, CrossEntropy(), data, batch_size=batch_size, seed=0, mean=0.5, std=0.5)
     algorithm = hf.SCAFFOLD(lr=0.01, local_steps=local_steps)
-    return Simulation(algorithm, objective, hf.server(clients), cohort_size=COHORT)
+    return Simulation(algorithm, problem, hf.server(clients), cohort=COHORT)
 
 
 def median_times(simulations: list[Simulation]) -> list[float]:

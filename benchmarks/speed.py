@@ -20,7 +20,7 @@ from workloads import (
     device_rates,
     lenet,
     linear,
-    make_objective,
+    make_problem,
     make_simulation,
     mlp,
     plain_loop,
@@ -115,9 +115,9 @@ def main() -> None:
         if given.nodes and load.nodes not in given.nodes:
             continue
         clients = min(load.nodes, LOOPED_CLIENTS)
-        objective = make_objective(load, given.device, given.precision)
-        loop_s = seconds(plain_loop(load, objective, clients), given.device, 2) * load.nodes / clients
-        del objective
+        problem = make_problem(load, given.device, given.precision)
+        loop_s = seconds(plain_loop(load, problem, clients), given.device, 2) * load.nodes / clients
+        del problem
         for method in given.methods:
             result = measure(load, method, loop_s, rates, given)
             results.append(asdict(result))

@@ -76,7 +76,7 @@ def network_of(method: str, nodes: int) -> Network:
     return hf.server(nodes) if method in ("fedavg", "scaffold") else Network.of(hf.ring(nodes))
 
 
-def make_objective(
+def make_problem(
     load: Workload, device: str, precision: Precision = "tf32", backend: BackendName = "auto"
 ) -> ModelProblem:
     rng = torch.Generator().manual_seed(0)
@@ -99,18 +99,18 @@ def make_simulation(
     executor: Executor | None = None,
     backend: BackendName = "auto",
 ) -> Simulation:
-    objective = make_objective(load, device, precision, backend)
+    problem = make_problem(load, device, precision, backend)
     network = network_of(method, load.nodes)
-    return Simulation(METHODS[method](load.steps), objective, network, executor=executor)
+    return Simulation(METHODS[method](load.steps), problem, network, executor=executor)
 
 
-def plain_loop(load: Workload, objective: ModelProblem, clients: int) -> Callable[[], None]:
+def plain_loop(load: Workload, problem: ModelProblem, clients: int) -> Callable[[], None]:
     """FedAvg as a researcher writes it: for every client, K steps of an optimizer; then average."""
-    device = objective.x0.device
-    server = deepcopy(objective.model.template).to(device)
+    device = problem.x0.device
+    server = deepcopy(problem.model.template).to(device)
     client = deepcopy(server)
-    x = objective.source.stored.x.view(load.nodes, load.samples_per_node, *load.shape)
-    y = objective.source.stored.y.view(load.nodes, load.samples_per_node)
+    x = problem.source.stored.x.view(load.nodes, load.samples_per_node, *load.shape)
+    y = problem.source.stored.y.view(load.nodes, load.samples_per_node)
 
     def round() -> None:
         total = [torch.zeros_like(p) for p in server.parameters()]
@@ -150,19 +150,19 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def round_flops(load: Workload, objective: ModelProblem) -> float:
+def round_flops(load: Workload, problem: ModelProblem) -> float:
     """Floating-point operations of all nodes' gradients in a round, counted by torch for one node's."""
-    first = torch.zeros(1, dtype=torch.int64, device=objective.x0.device)
+    first = torch.zeros(1, dtype=torch.int64, device=problem.x0.device)
     with FlopCounterMode(display=False) as counter:
-        objective.minibatch_values_and_grads([objective.x0[None]], first, 0, 0)
+        problem.minibatch_values_and_grads([problem.x0[None]], first, 0, 0)
     return float(counter.get_total_flops()) * load.nodes * load.steps
 
 
-def round_bytes(load: Workload, objective: ModelProblem) -> float:
+def round_bytes(load: Workload, problem: ModelProblem) -> float:
     """The least traffic with memory: per step, rows read by the model; gradients written; both read and rows
     written by the update; and activations written and read once."""
-    rows = 5 * objective.dim * 4
-    activations = 2 * objective.activations.of_sample * load.batch
+    rows = 5 * problem.dim * 4
+    activations = 2 * problem.activations.of_sample * load.batch
     return float((rows + activations) * load.nodes * load.steps)
 
 

@@ -29,10 +29,10 @@ class Quadratics(quadratics_of_dualfl.Quadratics):
         """[n, d]: every node's gradient at its own row of ``x``."""
         return self.full_grads(x, torch.arange(self.nodes))
 
-    def run(self, algorithm, rounds: int, topology=None, cohort_size=None) -> Tensor:
+    def run(self, algorithm, rounds: int, topology=None, cohort="all") -> Tensor:
         """[rounds + 1, n, d]: every node's model after every round."""
         network = as_network(topology, self.nodes)
-        simulation = Simulation(algorithm, self, network, seed=3, cohort_size=cohort_size)
+        simulation = Simulation(algorithm, self, network, seed=3, cohort=cohort)
         path = [simulation.models.clone()]
         for _ in range(rounds):
             simulation.step()

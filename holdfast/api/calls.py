@@ -10,24 +10,23 @@ from pathlib import Path
 import torch
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.validation import Count, check, quoted
+from holdfast.core.validation import Cohort, Count, check, quoted
 from holdfast.experiments.callbacks import Callback, JobInfo
-from holdfast.experiments.config import Cohort
-from holdfast.experiments.execution import Run, stop_signals
+from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.statuses import JobStatus, Outcome
 from holdfast.report.progress import Progress, somebody_watches
 
 CALLER = 3  # stacklevel of the user's line, from inside them: their decorator is between
 
 
-def execute(run: Run, job: JobInfo, callbacks: Sequence[Callback]) -> JobStatus:
+def execute(run: Execution, job: JobInfo, callbacks: Sequence[Callback]) -> JobStatus:
     """Runs all rounds; how it ended."""
     with stop_signals(signal.SIGINT) as asked_to_stop:
         outcome = run.execute(job, callbacks, asked_to_stop)
     return settled(run, job, outcome, depth=2)
 
 
-def settled(run: Run, job: JobInfo, outcome: Outcome, depth: int = 1) -> JobStatus:
+def settled(run: Execution, job: JobInfo, outcome: Outcome, depth: int = 1) -> JobStatus:
     """The status of a job that ended; an error that ended it is raised."""
     if outcome.error is not None:
         raise outcome.error

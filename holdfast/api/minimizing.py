@@ -15,20 +15,18 @@ from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import switches_restored
-from holdfast.core.validation import Seed, check, quoted
+from holdfast.core.validation import Cohort, Seed, check, quoted
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.experiments.assembly import (
     Topology,
     as_network,
     build_simulation,
-    cohort_size,
 )
 from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.choices import Named, as_channel, as_method
-from holdfast.experiments.config import Cohort
 from holdfast.experiments.evaluation import Evaluation
-from holdfast.experiments.execution import Run
+from holdfast.experiments.execution import Execution
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.problem import FunctionProblem
 
@@ -69,14 +67,14 @@ def minimize(
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
     problem = FunctionProblem(functions, start)
     network, name = as_network(topology, problem.nodes, seed), type(method).__name__
-    check_fit(method, problem.nodes, network, cohort_size(cohort), carrying)
-    rows = dry_run(method, network, cohort_size(cohort), channel=carrying)
+    check_fit(method, problem.nodes, network, cohort, carrying)
+    rows = dry_run(method, network, cohort, channel=carrying)
     needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)
     needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
     require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
     simulation = build_simulation(method, problem, network, seed=seed, cohort=cohort, channel=carrying)
     figures = choose_metrics(["train_loss", "consensus", "grad_norm2"], has_test=False, classes=None)
-    run = Run(simulation, rounds, 1, Evaluation(figures))
+    run = Execution(simulation, rounds, 1, Evaluation(figures))
     path, job = _Path(run), JobInfo(f"{name}-seed{seed}", name, rounds)
     status = execute(run, job, [path, *watchers(callbacks, progress, [job])])
     return MinimizeResult(History(run.rows), status, torch.stack(path.models))
@@ -85,7 +83,7 @@ def minimize(
 class _Path(Callback):
     """Keeps the models after every round."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Execution) -> None:
         self.run = run
         self.models: list[Tensor] = []
 

@@ -8,9 +8,10 @@ import torch
 
 from holdfast.channels import Channel
 from holdfast.core.precision import Precision
+from holdfast.core.validation import Cohort
 from holdfast.experiments.assembly import Topology
 from holdfast.experiments.choices import Named
-from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Weighting
+from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, Step

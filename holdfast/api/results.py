@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import read_tensors, write_tensors
-from holdfast.experiments.callbacks import Row
+from holdfast.experiments.callbacks import Measurements
 from holdfast.experiments.statuses import JobStatus
 from holdfast.problem.flat import FlatModel
 
@@ -28,7 +28,7 @@ HEADLINES = ("test_accuracy", "average_loss", "train_loss")  # what a repr shows
 class History:
     """What was recorded: one row of metrics per evaluated round."""
 
-    rows: list[Row]
+    rows: list[Measurements]
 
     def __len__(self) -> int:
         return len(self.rows)

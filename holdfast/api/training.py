@@ -19,7 +19,7 @@ from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel
 from holdfast.contract import Method
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Count, Seed, Whole, check
+from holdfast.core.validation import Cohort, Count, Seed, Whole, check
 from holdfast.data.federated import FederatedData, read_tests
 from holdfast.data.lazy import AnyData, as_data
 from holdfast.experiments.assembly import (
@@ -29,8 +29,8 @@ from holdfast.experiments.assembly import (
 )
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import Named, as_channel, as_loss, as_method, as_module
-from holdfast.experiments.config import BatchSize, Cadence, Cohort, Metrics, Terms, Weighting
-from holdfast.experiments.execution import Run, stop_signals
+from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weighting
+from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.given import Contender, GivenPlan, open_run
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.augmentation import Augment
@@ -170,7 +170,7 @@ def train(
     [job] = plan.jobs
     watching = watchers(callbacks, progress, [job.info])
     if run_dir is None:
-        run = Run(plan.simulation(job), rounds, evaluate_every, plan.setting(job).evaluation)
+        run = Execution(plan.simulation(job), rounds, evaluate_every, plan.setting(job).evaluation)
         status = execute(run, job.info, watching)
     else:
         runner = open_run(plan, Path(run_dir), resume=resume)
@@ -179,13 +179,13 @@ def train(
         status = settled(run, job.info, outcome)
         if status != "interrupted":
             runner.close()
-    models, objective = run.simulation.models.detach(), plan.setting(job).objective
+    models, problem = run.simulation.models.detach(), plan.setting(job).problem
     personal = run.simulation.personal_models
     own = models if personal is None else personal.detach()
-    average = objective.model.module(objective.complete(models.mean(0, keepdim=True))[0])
-    statistics = objective.complete(own, objective.here)[:, objective.dim :]
+    average = problem.model.module(problem.complete(models.mean(0, keepdim=True))[0])
+    statistics = problem.complete(own, problem.here)[:, problem.dim :]
     ended = (History(run.rows), status, average, own.clone())
-    return TrainResult(*ended, objective.model.module, statistics.clone())
+    return TrainResult(*ended, problem.model.module, statistics.clone())
 
 
 def given_plan(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.federation_app import federation, node, server
-from holdfast.cli.options import DataDir, Device, Experiment, Overrides, Processes, Quiet, TensorBoard
+from holdfast.cli.options import DataDir, Device, ExperimentPath, Overrides, Processes, Quiet, TensorBoard
 
 app = typer.Typer(
     name="holdfast",
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 @app.command()
 def run(
-    experiment: Experiment = None,
+    experiment: ExperimentPath = None,
     overrides: Overrides = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
@@ -76,7 +76,7 @@ def resume(
 
 @app.command()
 def tune(
-    experiment: Experiment = None,
+    experiment: ExperimentPath = None,
     overrides: Overrides = None,
     parameter: Annotated[str, typer.Option(help="The hyperparameter, a positive number.")] = "lr",
     values: Annotated[
@@ -156,7 +156,7 @@ def list_(
 
 @app.command()
 def inspect(
-    experiment: Experiment = None,
+    experiment: ExperimentPath = None,
     overrides: Overrides = None,
     data_dir: DataDir = None,
     device: Device = "cpu",

@@ -24,7 +24,7 @@ from holdfast.engines.deploy.wire.credentials import (
     make_request,
     sign_request,
 )
-from holdfast.engines.deploy.wire.links import Link
+from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.experiments.config import apply_override
 from holdfast.experiments.federation import FederationFile, make_federation, read_federation
@@ -200,7 +200,9 @@ async def _ask_all(federation: FederationFile, asker: str, credentials: Any) -> 
 
     async def ask(peer: str) -> dict[str, Any]:
         nothing = Dependencies(asker, "", ())  # who only looks on takes part in no run
-        link = Link(federation, asker, peer, "", Path(), credentials, Events(asker, silence), {}, nothing)
+        link = Connection(
+            federation, asker, peer, "", Path(), credentials, Events(asker, silence), {}, nothing
+        )
         try:
             return await link.status(timeout=5.0)
         finally:

@@ -37,9 +37,9 @@ def inspect_experiment(
     console.print(f"partition: {len(data):,} samples on {data.nodes} nodes, {data.unused:,} unused")
     console.print(partition_table(setting, console.width))
     console.print(_network_lines(setting))
-    objective = setting.objective
-    size = bytes_text(objective.dim * objective.x0.element_size())
-    console.print(f"model: {objective.dim:,} parameters = {size}")
+    problem = setting.problem
+    size = bytes_text(problem.dim * problem.x0.element_size())
+    console.print(f"model: {problem.dim:,} parameters = {size}")
     console.print(_cost_table(plan, shared))
     for stem in _save_pictures(setting, output):
         print_path(console, "picture", stem.with_suffix(".png"))
@@ -84,7 +84,7 @@ def _network_lines(setting: Setting) -> str:
 
 
 def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
-    objective = plan.setting(jobs[0]).objective
+    problem = plan.setting(jobs[0]).problem
     table = Table(box=None, pad_edge=False, collapse_padding=True, caption_justify="left")
     table.add_column("algorithm", overflow="fold", vertical="bottom", min_width=10)
     for column in (
@@ -100,7 +100,7 @@ def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
     for job in jobs:
         footprint, rounds = plan.footprint(job), job.experiment.rounds
         seconds, bytes_per_number = _tried(plan, job)
-        vector = objective.dim * bytes_per_number
+        vector = problem.dim * bytes_per_number
         total = (footprint.vectors_at_start + rounds * footprint.vectors_per_round) * vector
         table.add_row(
             " ".join([job.label, *job.axis_labels]),

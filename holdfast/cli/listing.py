@@ -17,7 +17,7 @@ from holdfast.contract.schedules import SCHEDULES
 from holdfast.core.errors import unknown
 from holdfast.core.registry import Registry
 from holdfast.core.validation import accepts, hints
-from holdfast.data import DATASETS, PARTITIONS
+from holdfast.data import DATASETS, PARTITIONERS
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.experiments.metrics import METRICS
 from holdfast.models import MODELS
@@ -31,7 +31,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "topologies": TOPOLOGIES,
     "mixings": MIXINGS,
     "datasets": DATASETS,
-    "partitions": PARTITIONS,
+    "partitions": PARTITIONERS,
     "models": MODELS,
     "losses": LOSSES,
     "schedules": SCHEDULES,

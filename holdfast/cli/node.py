@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files
 from holdfast.engines.deploy.member.base import Member, Stopped
-from holdfast.engines.deploy.member.hub import Hub
 from holdfast.engines.deploy.member.node import Node
+from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
@@ -76,17 +76,17 @@ def run_server(options: MemberOptions) -> None:
     credentials = options.credentials(federation)
     folder = options.folder or options.file.parent / f"server-{name}"
     model = initial_model(federation)
-    _run(options, lambda events: Hub(federation, folder, model, credentials=credentials, events=events))
+    _run(options, lambda events: Server(federation, folder, model, credentials=credentials, events=events))
 
 
-def _run(options: MemberOptions, make: Callable[[Events], Node | Hub]) -> None:
+def _run(options: MemberOptions, make: Callable[[Events], Node | Server]) -> None:
     """To the end, watched; a signal stops it wherever it is, since every instant is safe to stop at."""
     events = Events(options.name, json_lines)
     with ExitStack() as stack:
         stack.enter_context(watch_handshakes(events))
         member = make(events)
         stack.enter_context(member)
-        if isinstance(member, Hub) or member.federation.server is None:
+        if isinstance(member, Server) or member.federation.server is None:
             member.listen(options.listen or _bind(member.federation.member(options.name).address))
         if options.monitor is not None:
             from holdfast.engines.deploy.ops.monitor import serve_monitor

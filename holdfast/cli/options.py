@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Experiment = Annotated[
+ExperimentPath = Annotated[
     Path | None,
     typer.Argument(
         metavar="EXPERIMENT.toml", help="The experiment file; without one, the default experiment."

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 
@@ -22,6 +22,7 @@ Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Cohort = Count | Literal["all"]  # clients that take part in a round
 
 LONGEST_REPR = 80  # characters of a value quoted in an error
 

@@ -25,7 +25,7 @@ Concentration = Annotated[float, Field(gt=0)]  # may be infinite
 DIRICHLET_REDRAWS = 20_000  # about a second
 
 
-class Partition(ABC):
+class Partitioner(ABC):
     """A rule that says which node owns which sample."""
 
     @abstractmethod
@@ -38,11 +38,11 @@ class Partition(ABC):
         """
 
 
-PARTITIONS: Registry[Partition] = Registry("partition")
+PARTITIONERS: Registry[Partitioner] = Registry("partition")
 
 
 def partition(
-    x: Any, y: Any, how: Partition, nodes: int, seed: int = 0, groups: Any | None = None
+    x: Any, y: Any, how: Partitioner, nodes: int, seed: int = 0, groups: Any | None = None
 ) -> FederatedData:
     """Divides samples x [N, ...] and targets y [N, ...] (numpy or torch) among ``nodes`` as ``how`` says.
 
@@ -71,7 +71,7 @@ def partition(
 
 
 def partition_dataset(
-    dataset: Any, how: Partition, nodes: int, *, labels: Any = None, groups: Any = None, seed: int = 0
+    dataset: Any, how: Partitioner, nodes: int, *, labels: Any = None, groups: Any = None, seed: int = 0
 ) -> list[Subset[Any]]:
     """Divides the items of a map-style Dataset as ``partition`` does samples: one part of it for each node.
 
@@ -84,12 +84,12 @@ def partition_dataset(
 
 
 def _rows(
-    labels: np.ndarray | None, count: int, how: Partition, nodes: int, seed: int, owners: Grouping | None
+    labels: np.ndarray | None, count: int, how: Partitioner, nodes: int, seed: int, owners: Grouping | None
 ) -> list[np.ndarray]:
     """Row numbers of each node, checked."""
     check("partition: nodes", Count, nodes)
     check("partition: seed", Seed, seed)
-    if not isinstance(how, Partition):
+    if not isinstance(how, Partitioner):
         raise HoldfastError(f"partition: how should be a Partition such as Dirichlet(0.1), got {how!r}")
     for name, column in (("labels", labels), ("groups", None if owners is None else owners.of_row)):
         if column is not None and len(column) != count:
@@ -114,9 +114,9 @@ def _names(rows: list[np.ndarray], owners: Grouping | None) -> tuple[str, ...]:
     return tuple(", ".join(owners.names[group] for group in of_node) for of_node in groups)
 
 
-@PARTITIONS.register("iid")
+@PARTITIONERS.register("iid")
 @dataclass(frozen=True)
-class IID(Partition):
+class IID(Partitioner):
     """Shuffled and divided evenly: node sizes differ by at most one sample.
 
     ``samples``, by default all, are drawn at random; the others stay unused.
@@ -137,9 +137,9 @@ class IID(Partition):
         return np.array_split(rng.permutation(len(labels))[: self.samples], nodes)
 
 
-@PARTITIONS.register("dirichlet")
+@PARTITIONERS.register("dirichlet")
 @dataclass(frozen=True)
-class Dirichlet(Partition):
+class Dirichlet(Partitioner):
     """Each class divided by proportions from Dirichlet(h): small h, few classes per node; h = inf, equal.
 
     All proportions are redrawn until every node has ``min_samples``. With h = inf every node gets exactly the
@@ -190,9 +190,9 @@ class Dirichlet(Partition):
         )
 
 
-@PARTITIONS.register("shards")
+@PARTITIONERS.register("shards")
 @dataclass(frozen=True)
-class Shards(Partition):
+class Shards(Partitioner):
     """Sorted by label and cut into shards; each node draws a few of them, so it sees few labels."""
 
     per_node: Count = 2
@@ -219,9 +219,9 @@ class Shards(Partition):
         return [stacked[of_node].reshape(-1) for of_node in drawn]
 
 
-@PARTITIONS.register("classes-per-node")
+@PARTITIONERS.register("classes-per-node")
 @dataclass(frozen=True)
-class ClassesPerNode(Partition):
+class ClassesPerNode(Partitioner):
     """Each node holds a fixed number of classes; a class is divided evenly among the nodes that hold it.
 
     One node after the other takes the classes that the fewest nodes hold so far, ties broken at random.
@@ -260,9 +260,9 @@ class ClassesPerNode(Partition):
         return [np.concatenate(of_node) for of_node in pieces]
 
 
-@PARTITIONS.register("groups")
+@PARTITIONERS.register("groups")
 @dataclass(frozen=True)
-class NaturalGroups(Partition):
+class NaturalGroups(Partitioner):
     """Each node gets the samples of a natural owner (writer, hospital); surplus owners are dealt round again.
 
     Owners in ascending order go to nodes 0, 1, ..., n-1, 0, 1, ...: with 100 owners and 90 nodes the first 10
@@ -298,9 +298,9 @@ class NaturalGroups(Partition):
         return np.split(rows[np.argsort(node_of_row, kind="stable")], ends[:-1])
 
 
-@PARTITIONS.register("unequal")
+@PARTITIONERS.register("unequal")
 @dataclass(frozen=True)
-class Unequal(Partition):
+class Unequal(Partitioner):
     """Shuffled; log-normal node sizes, proportional to exp(sigma * N(0, 1)) and at least one sample."""
 
     sigma: NonNegative = 1.0

@@ -17,6 +17,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, compute_in
 from holdfast.core.tree import tree_map
+from holdfast.core.validation import Cohort
 from holdfast.core.world import ALONE, World
 from holdfast.data.lazy import AnyData
 from holdfast.engines.cluster.place import RankPlace
@@ -27,7 +28,7 @@ from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.experiments.choices import Named, as_choice, as_loss
-from holdfast.experiments.config import BatchSize, Cohort, NetworkConfig, Terms, Weighting
+from holdfast.experiments.config import BatchSize, NetworkConfig, Terms, Weighting
 from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.measured import HeldOut
 from holdfast.experiments.metrics import Metric
@@ -157,16 +158,11 @@ def build_simulation(
         problem,
         network,
         seed=seed,
-        cohort_size=cohort_size(cohort),
+        cohort=cohort,
         channel=channel,
         place=place,
         executor=executor_for(problem.x0.device),
     )
-
-
-def cohort_size(cohort: Cohort) -> int | None:
-    """Clients per round as engines take it: None for everybody."""
-    return None if cohort == "all" else cohort
 
 
 # --- checks ------------------------------------------------------------------------------------------------
@@ -208,13 +204,13 @@ class Setting:
     def dim(self) -> int:
         """Number of trainable parameters, counted before there are any if that is possible."""
         if not self.on_meta:
-            return self.objective.dim
+            return self.problem.dim
         with torch.device("meta"):
             module = self.make_module()
         return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
     @cached_property
-    def objective(self) -> ModelProblem:
+    def problem(self) -> ModelProblem:
         """The nodes' local objectives, all from the same initial model."""
         return build_problem(
             self.make_module(),
@@ -235,7 +231,7 @@ class Setting:
         """The test set, if there is one, where the objective computes."""
         if self.test_data is None:
             return None
-        common = self.objective.test_set(self.test_data)
+        common = self.problem.test_set(self.test_data)
         if self.test_counts is None:
             return HeldOut(common)
         ends = np.cumsum(self.test_counts).tolist()
@@ -254,20 +250,20 @@ class Setting:
         """The method in this setting, ready to run."""
         compute_in(self.precision)  # jobs before may have been computed in another
         options: Any = {"seed": self.seed, "cohort": cohort, "channel": channel, "world": self.world}
-        return build_simulation(method, self.objective, self.network, **options)
+        return build_simulation(method, self.problem, self.network, **options)
 
     def check(self, title: str, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> None:
         """Refuses a method or channel unfit for the network, and what is too large for memory or model."""
-        check_fit(method, self.data.nodes, self.network, cohort_size(cohort), channel)
-        rows = self.memory(dry_run(method, self.network, cohort_size(cohort), channel=channel))
+        check_fit(method, self.data.nodes, self.network, cohort, channel)
+        rows = self.memory(dry_run(method, self.network, cohort, channel=channel))
         if self.device == "cpu":
             rows -= self.data.bytes_everywhere  # which are there already
         ranks = self.world.on_this_machine if self.device == "cpu" else 1
         # In two steps: a model that is far too large is not even made.
         needed = rows * ranks / self.world.size
         require_memory(title, needed, self.device)
-        self.objective.check_model(None if self.test is None else self.test.common)
-        require_memory(title, needed + self.objective.step_bytes * ranks, self.device)
+        self.problem.check_model(None if self.test is None else self.test.common)
+        require_memory(title, needed + self.problem.step_bytes * ranks, self.device)
 
     def memory(self, footprint: Footprint) -> int:
         """Estimated bytes of all rows of a method and of the data, without activations."""

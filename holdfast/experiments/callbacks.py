@@ -13,7 +13,7 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.columns import Mode, better
 from holdfast.experiments.statuses import Outcome
 
-Row = dict[str, float]
+Measurements = dict[str, float]
 """The metrics of a round, and what it has cost so far, by name."""
 
 
@@ -43,13 +43,13 @@ class Callback:
     def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         """Before the first round, which is ``simulation.round``, unless a job is resumed 0."""
 
-    def on_resume(self, job: JobInfo, rows: Sequence[Row]) -> None:
+    def on_resume(self, job: JobInfo, rows: Sequence[Measurements]) -> None:
         """A resumed job goes on: ``rows`` are those that were recorded before, the first one first."""
 
     def on_prepared(self, job: JobInfo, how: str) -> None:
         """Rounds are about to run; ``how`` says in which way, for people."""
 
-    def on_evaluate(self, job: JobInfo, row: Row) -> None:
+    def on_evaluate(self, job: JobInfo, row: Measurements) -> None:
         """Metrics were measured: ``row`` has the round, each metric and the costs, by name."""
 
     def on_round(self, job: JobInfo, round: int) -> None:
@@ -83,17 +83,17 @@ class EarlyStopping(Callback):
     def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         self.best, self.waited = -math.inf, 0
 
-    def on_resume(self, job: JobInfo, rows: Sequence[Row]) -> None:
+    def on_resume(self, job: JobInfo, rows: Sequence[Measurements]) -> None:
         for row in rows:
             self._look(row)
 
-    def on_evaluate(self, job: JobInfo, row: Row) -> None:
+    def on_evaluate(self, job: JobInfo, row: Measurements) -> None:
         self._look(row)
         if self.waited >= self.patience:
             best = self.sign * self.best
             raise Stop(f"{self.metric} has not improved on {best:.4g} in {self.waited} measurements")
 
-    def _look(self, row: Row) -> None:
+    def _look(self, row: Measurements) -> None:
         if self.metric not in row:
             raise HoldfastError(
                 f"EarlyStopping: no metric {self.metric!r} is recorded; there are {', '.join(row)}"

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from holdfast.algorithms import ALGORITHMS
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision
-from holdfast.core.validation import Count, NonNegative, Section, Seed, Whole, quoted
+from holdfast.core.validation import Cohort, Count, NonNegative, Section, Seed, Whole, quoted
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
@@ -53,7 +53,6 @@ def _as_list(metrics: Any) -> Any:
 
 
 BatchSize = Count | Literal["full"]
-Cohort = Count | Literal["all"]
 Cadence = Count | Literal["auto"]
 Metrics = Annotated[list[str | dict[str, Any]] | Literal["default"], BeforeValidator(_as_list)]
 """Names, and the user's own by name; a table alone adds them to the default."""

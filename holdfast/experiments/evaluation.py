@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import ServerAlgorithm
+from holdfast.core.validation import Cohort
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
@@ -60,7 +61,7 @@ class Evaluation:
     def diverged(self, figures: Sequence[float]) -> bool:
         """Whether a model is not finite, or what is known of the objective; accuracies always are."""
         decisive = [
-            value for value, metric in zip(figures, self.metrics.values(), strict=False) if metric.objective
+            value for value, metric in zip(figures, self.metrics.values(), strict=False) if metric.problem
         ]
         return not figures[-1] or not all(map(math.isfinite, decisive))
 
@@ -94,7 +95,7 @@ class Evaluation:
         Counted are forward passes of a sample, not seconds: the cadence is the same on every machine.
         """
         rounds, problem = simulation.rounds, simulation.problem
-        cohort = None if rounds.cohort_size == problem.nodes else rounds.cohort_size
+        cohort: Cohort = "all" if rounds.cohort_size == problem.nodes else rounds.cohort_size
         cost = dry_run(simulation.method, simulation.network, cohort)
         nodes = torch.arange(problem.nodes, device=simulation.nodes.device)
         samples = cost.minibatches_per_round * problem.samples_per_minibatch(nodes)

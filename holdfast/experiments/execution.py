@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Look, Simulation
-from holdfast.experiments.callbacks import Callback, JobInfo, Row, Stop
+from holdfast.experiments.callbacks import Callback, JobInfo, Measurements, Stop
 from holdfast.experiments.config import Cadence
 from holdfast.experiments.evaluation import Evaluation, costs
 from holdfast.experiments.reading import Reading, Stopwatch
@@ -20,7 +20,7 @@ from holdfast.experiments.statuses import Outcome
 
 
 @dataclass
-class Run:
+class Execution:
     """A simulation under way, with what it has recorded."""
 
     simulation: Simulation
@@ -28,7 +28,7 @@ class Run:
     evaluate_every: Cadence  # rounds; also measured are the initial models, and those of the last round
     evaluation: Evaluation
     seconds: float = 0.0  # spent in rounds, without measuring
-    rows: list[Row] = field(default_factory=list)  # of a resumed job, those recorded before too
+    rows: list[Measurements] = field(default_factory=list)  # of a resumed job, those recorded before too
     diverged: bool = False
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Run:
                 return Outcome("interrupted")
         return Outcome("done")
 
-    def _next(self, watch: Stopwatch, begins: bool, late: bool) -> list[Row]:
+    def _next(self, watch: Stopwatch, begins: bool, late: bool) -> list[Measurements]:
         """Runs a round, unless the run only ``begins``, and measures it if that is due.
 
         Returns the rows that are known by now: its own, or, if rows may come ``late``, the one before.
@@ -122,14 +122,14 @@ class Run:
             known += [] if late and done < self.rounds else self._read()
         return known
 
-    def _read(self) -> list[Row]:
+    def _read(self) -> list[Measurements]:
         """The row that was measured last, unless it has been read already."""
         if self._unread is None:
             return []
         reading, self._unread = self._unread, None
         figures, self.seconds = reading.figures(), reading.seconds()
         named = self.evaluation.row(figures)
-        row: Row = {"round": reading.round, **named, **reading.costs, "seconds": self.seconds}
+        row: Measurements = {"round": reading.round, **named, **reading.costs, "seconds": self.seconds}
         self.rows.append(row)
         self.diverged = self.simulation.world.any(self.evaluation.diverged(figures))
         return [row]

@@ -64,11 +64,13 @@ class FederationFile(Federation):
             del common["channel"]
         common["members"] = [[node.name, node.samples] for node in self.node]
         if "path" in self.network.topology.parameters:  # the links stand in a file of each site
-            common["links"] = [sorted(map(int, self.graph.neighbours(i))) for i in range(len(self.node))]
+            common["links"] = [
+                sorted(map(int, self.member_network.neighbours(i))) for i in range(len(self.node))
+            ]
         return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:32]
 
     @cached_property
-    def graph(self) -> Network:
+    def member_network(self) -> Network:
         return configured_network(self.network, len(self.node), self.seed)
 
     @property
@@ -108,13 +110,12 @@ class FederationFile(Federation):
         if self.problem.weights == "samples" and not all(self.counts):
             missing = self.names[self.counts.index(0)]
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
-        if self.graph.activity is not None and self.limits.exchange >= self.limits.wait:
+        if self.member_network.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
-        cohort = None if self.network.cohort == "all" else self.network.cohort
-        check_fit(self.method, len(self.node), self.graph, cohort, self.wire_channel)
-        if self.graph.is_server and self.server is None:
+        check_fit(self.method, len(self.node), self.member_network, self.network.cohort, self.wire_channel)
+        if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
-        if self.server is not None and not self.graph.is_server:
+        if self.server is not None and not self.member_network.is_server:
             raise HoldfastError(
                 f"server: the topology {self.network.topology.name!r} has none; leave [server] out"
             )

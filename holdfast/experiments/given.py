@@ -14,11 +14,12 @@ import tomli_w
 from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.fingerprint import fingerprint
+from holdfast.core.validation import Cohort
 from holdfast.core.world import ALONE, World
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting, convexity_warning
 from holdfast.experiments.callbacks import JobInfo
-from holdfast.experiments.config import Cadence, Cohort
+from holdfast.experiments.config import Cadence
 from holdfast.experiments.planned import KeptSettings
 from holdfast.experiments.record import SETTING_FILES
 from holdfast.experiments.record_files import short
@@ -128,7 +129,7 @@ class GivenPlan:
             "evaluate_every": self.evaluate_every,
             "problem": {
                 "dataset": f"own data {self.fingerprints['data'][:8]}",
-                "model": type(setting.objective.model.template).__name__,
+                "model": type(setting.problem.model.template).__name__,
                 "nodes": setting.data.nodes,
                 "loss": type(setting.loss).__name__,
                 **setting.terms.options,
@@ -153,7 +154,7 @@ class GivenPlan:
         return f"the run began with another {', '.join(changed)}; give the same, or choose another run_dir"
 
     def warnings(self) -> list[str]:
-        found = (convexity_warning(job.label, job.method, self.setting(job).objective) for job in self.jobs)
+        found = (convexity_warning(job.label, job.method, self.setting(job).problem) for job in self.jobs)
         return list(dict.fromkeys(filter(None, found)))
 
     def setting(self, job: GivenJob) -> Setting:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from holdfast.experiments.record_files import Job, Row
+from holdfast.experiments.record_files import JobSummary, RecordedRow
 
 GroupStatus = Literal["done", "stopped", "diverged", "failed", "interrupted", "unfinished", "pending"]
 
@@ -19,8 +19,8 @@ class Group:
     tuning: str  # as in FinalRow
     problem: str
     contest: str
-    jobs: list[Job]
-    seeds: list[dict[int, Row]]  # for every seed that counts: round -> row; finite rows only
+    jobs: list[JobSummary]
+    seeds: list[dict[int, RecordedRow]]  # for every seed that counts: round -> row; finite rows only
 
     @property
     def label(self) -> str:

@@ -58,7 +58,7 @@ class Measured:
         personalize: int = 0,
     ) -> None:
         self.simulation = simulation
-        self.objective = simulation.problem
+        self.problem = simulation.problem
         self.test, self.scores, self.personalize = test, scores or {}, personalize
         self.world = simulation.world
         self.one_model = isinstance(simulation.method, ServerAlgorithm)
@@ -72,18 +72,18 @@ class Measured:
         """The mean over all models of what is given for those here, [m, ...]; of one model, [1, ...]."""
         if len(of_models) == 1 and self.one_model:
             return of_models[0]
-        return self.world.mean(of_models, self.objective.nodes)
+        return self.world.mean(of_models, self.problem.nodes)
 
     def everybody(self, of_models: Tensor) -> Tensor:
         """[n]: what is given for the models here, [m] or of one model [1], for all nodes."""
         nodes = self.simulation.nodes
         own = of_models.expand(len(nodes))
-        return self.world.sum(own.new_zeros(self.objective.nodes).index_copy(0, nodes, own))
+        return self.world.sum(own.new_zeros(self.problem.nodes).index_copy(0, nodes, own))
 
     @cached_property
     def common(self) -> Tensor:
         """The average model with all that evaluation needs, see ``Problem.complete``."""
-        return self.objective.complete(self.average[None], None, self.world.sum)[0]
+        return self.problem.complete(self.average[None], None, self.world.sum)[0]
 
     # --- on the test set ----------------------------------------------------------------------------------
 
@@ -118,13 +118,13 @@ class Measured:
         x = simulation.models.detach().contiguous()
         for step in range(PERSONAL_STEP, PERSONAL_STEP + self.personalize):
             drawn = (simulation.nodes, simulation.round, step)
-            [(_, gradient)] = self.objective.minibatch_values_and_grads([x], *drawn)
+            [(_, gradient)] = self.problem.minibatch_values_and_grads([x], *drawn)
             x = x - vars(method)["lr"] * gradient
         return x
 
     def _node_tests(self, models: Tensor, reads: Reads) -> dict[str, Tensor]:
         assert self.test is not None
-        models = self.objective.complete(models.detach(), self.simulation.nodes, self.world.sum)
+        models = self.problem.complete(models.detach(), self.simulation.nodes, self.world.sum)
         if self.test.own is None:
             return self._tested(models, self.test.common, reads)
         own = [self.test.own[node] for node in self.simulation.nodes.tolist()]
@@ -132,12 +132,12 @@ class Measured:
         return {name: torch.cat([figures[name] for figures in found]) for name in found[0]}
 
     def _tested(self, models: Tensor, samples: Any, reads: Reads) -> dict[str, Tensor]:
-        accuracy, loss = self.objective.test(models, samples)
+        accuracy, loss = self.problem.test(models, samples)
         return {"accuracy": accuracy, "loss": loss, **self._scored(models, samples, reads)}
 
     def _scored(self, models: Tensor, samples: Any, reads: Reads) -> dict[str, Tensor]:
         scores = self.scores.get(reads, {})
-        return scored(scores, models, self.objective.outputs(models, samples)) if scores else {}
+        return scored(scores, models, self.problem.outputs(models, samples)) if scores else {}
 
     @cached_property
     def average_test(self) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ class Measured:
         common = self.common.unsqueeze(0)
         if samples:
             share = samples / self.test.samples
-            figures = torch.stack(self.objective.test(common, mine)) * share
+            figures = torch.stack(self.problem.test(common, mine)) * share
         accuracy, loss = self.world.sum(figures)
         return accuracy, loss
 
@@ -171,8 +171,8 @@ class Measured:
             raise HoldfastError("metric 'class_accuracy' needs one class number per test sample as target")
         classes = int(targets.max()) + 1
         correct = targets.new_zeros(classes, dtype=torch.float64)
-        for outputs, labels in self.objective.outputs(self.common.unsqueeze(0), self.test.common):
-            hits = self.objective.correct(tree_map(lambda part: part[0], outputs), labels)
+        for outputs, labels in self.problem.outputs(self.common.unsqueeze(0), self.test.common):
+            hits = self.problem.correct(tree_map(lambda part: part[0], outputs), labels)
             correct.index_add_(0, labels, hits.double())
         return torch.div(correct, torch.bincount(targets, minlength=classes))
 
@@ -182,7 +182,7 @@ class Measured:
     def global_gradient(self) -> Tensor:
         """Gradient of f at the average model, [d]."""
         with unrounded():  # in TF32, its norm would never fall below a thousandth of its terms
-            return self.world.sum(self.objective.global_value_and_grad(self.common)[1])
+            return self.world.sum(self.problem.global_value_and_grad(self.common)[1])
 
     @cached_property
     def consensus(self) -> Tensor:

@@ -64,7 +64,7 @@ class Choosing:
         if name == "class_accuracy":
             if self.classes == 0:
                 raise HoldfastError("metric 'class_accuracy' needs class numbers as targets; these are none")
-            make = partial(Metric, reads=Reads.AVERAGE_ON_TEST, accuracy=True, objective=False)
+            make = partial(Metric, reads=Reads.AVERAGE_ON_TEST, accuracy=True, problem=False)
             return {f"accuracy_class{c}": make(_of_class(c)) for c in range(self.classes or 1)}
         for figure in ("accuracy", "loss", *self.scores):
             parts = re.fullmatch(rf"(?:{SAID}_)?(personal_)?{re.escape(figure)}", name)

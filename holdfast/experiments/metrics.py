@@ -24,7 +24,7 @@ class Metric:
     score: tuple[str, Score] | None = None  # the user's own that it is made of, and its name
     accuracy: bool = False  # whether the loss must have one
     default: bool = True  # whether it is measured if nothing is said
-    objective: bool = True  # whether the run has diverged if it is not finite
+    problem: bool = True  # whether the run has diverged if it is not finite
 
     @property
     def needs_test(self) -> bool:
@@ -75,7 +75,7 @@ def average_loss(m: Measured) -> Tensor:
 def train_loss(m: Measured) -> Tensor:
     """The common objective f at the average model, regulariser included."""
     with unrounded():
-        return m.world.sum(m.objective.global_value(m.common))
+        return m.world.sum(m.problem.global_value(m.common))
 
 
 @metric(Reads.NOTHING)
@@ -99,27 +99,27 @@ def stationarity(m: Measured) -> Tensor:
 @metric(Reads.TRAIN, default=False)
 def rel_energy(m: Measured) -> Tensor:
     """(f - f*)/f* at the average model; convex problems: finds the optimum first, reads all training data."""
-    best = known_optimum(m.objective, m.world).value
+    best = known_optimum(m.problem, m.world).value
     if best == 0:
         raise HoldfastError("metric 'rel_energy': the optimal value is 0; use 'optimum_distance' instead")
-    energy = m.world.sum(m.objective.in_float64.global_value(m.average.double()))
+    energy = m.world.sum(m.problem.in_float64.global_value(m.average.double()))
     return (energy - best) / abs(best)
 
 
 @metric(Reads.NOTHING, default=False)
 def optimum_distance(m: Measured) -> Tensor:
     """Distance ||average - x*|| to the optimum; convex problems."""
-    away: Tensor = m.average - known_optimum(m.objective, m.world).x
+    away: Tensor = m.average - known_optimum(m.problem, m.world).x
     return away.norm()  # type: ignore[no-any-return]
 
 
 @metric(Reads.NOTHING, default=False)
 def dual_error(m: Measured) -> Tensor:
     """sum_i ||dual_i - grad f_i(x*)||^2; convex problems, and methods that keep duals."""
-    return m.world.sum((m.duals - gradients_at_optimum(m.objective, m.world)).square().sum())
+    return m.world.sum((m.duals - gradients_at_optimum(m.problem, m.world)).square().sum())
 
 
-@metric(Reads.NOTHING, default=False, objective=False)
+@metric(Reads.NOTHING, default=False, problem=False)
 def minibatch_loss(m: Measured) -> Tensor:
     """Loss of the round's own minibatches, mean over nodes and local steps, without regulariser; for free.
 
@@ -128,7 +128,7 @@ def minibatch_loss(m: Measured) -> Tensor:
     simulation = m.simulation
     if simulation.round == 0:
         first = [simulation.models.detach().contiguous()]
-        [(losses, _)] = m.objective.minibatch_values_and_grads(first, simulation.nodes, 0, 0)
-        return m.world.mean(losses, m.objective.nodes)
+        [(losses, _)] = m.problem.minibatch_values_and_grads(first, simulation.nodes, 0, 0)
+        return m.world.mean(losses, m.problem.nodes)
     total, count = m.world.sum(simulation.rounds.losses).unbind()
     return total / count

@@ -15,13 +15,14 @@ import tomli_w
 
 from holdfast.algorithms import Method
 from holdfast.channels import Channel
+from holdfast.core.validation import Cohort
 from holdfast.core.world import ALONE, World
 from holdfast.engines.common.dry_run import Footprint, dry_run
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.assembly import Setting, cohort_size, convexity_warning, torch_device
+from holdfast.experiments.assembly import Setting, convexity_warning, torch_device
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.choices import as_channel
-from holdfast.experiments.config import Cadence, Cohort, Experiment
+from holdfast.experiments.config import Cadence, Experiment
 from holdfast.experiments.planned import KeptSettings
 from holdfast.experiments.record_files import short
 from holdfast.experiments.setting import build_method, build_setting
@@ -144,18 +145,18 @@ class Plan:
     def footprint(self, job: Job) -> Footprint:
         """What a round of the job sends and computes."""
         rounds = min(job.rounds, 50)
-        network, cohort = self.setting(job).network, cohort_size(job.cohort)
+        network, cohort = self.setting(job).network, job.cohort
         return dry_run(self.method(job), network, cohort, rounds, job.channel)
 
     def memory(self, job: Job) -> int:
         """Estimated peak bytes: everything of every row, data, activations."""
         setting = self.setting(job)
-        return setting.memory(self.footprint(job)) + setting.objective.step_bytes
+        return setting.memory(self.footprint(job)) + setting.problem.step_bytes
 
     def warnings(self) -> list[str]:
         """What a user should know before the run, though it is no mistake."""
         found = (
-            convexity_warning(job.label, self.method(job), self.setting(job).objective) for job in self.jobs
+            convexity_warning(job.label, self.method(job), self.setting(job).problem) for job in self.jobs
         )
         return list(dict.fromkeys(filter(None, found)))
 

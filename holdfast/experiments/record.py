@@ -14,11 +14,11 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.experiments.columns import COST_COLUMNS
 from holdfast.experiments.groups import Group, GroupStatus
 from holdfast.experiments.record_files import (
-    Job,
-    Link,
+    JobSummary,
     Partition,
-    Row,
+    RecordedRow,
     Summary,
+    WeightedLink,
     problem_at,
     read_config,
     read_environment,
@@ -85,11 +85,11 @@ class RunRecord:
     summary: Summary
     axes: list[str]  # dotted keys that were swept
     metrics: list[str]
-    rows: list[Row]
+    rows: list[RecordedRow]
     partition: Partition | None  # None: a member of a deployed federation, which does not know the others'
-    links: list[Link]
+    links: list[WeightedLink]
     prefix: str = ""  # tells runs apart where several are shown together; see ``overlaid``
-    unlike: tuple[str, ...] = ()  # keys of [problem] that are not the same in all of these
+    differing: tuple[str, ...] = ()  # keys of [problem] that are not the same in all of these
 
     @property
     def member(self) -> str | None:
@@ -108,12 +108,12 @@ class RunRecord:
         Interrupted seeds do not count beside those that ended. Diverged and failed seeds do, and end the
         group's curve: a mean over the survivors alone would flatter.
         """
-        recorded: dict[tuple[str, ...], dict[int, Row]] = {}
+        recorded: dict[tuple[str, ...], dict[int, RecordedRow]] = {}
         for row in self.rows:
             figures = [row[column] for column in [*self.metrics, *COST_COLUMNS]]
             if all(math.isfinite(figure) for figure in figures if isinstance(figure, int | float)):
                 recorded.setdefault(_row_key(row, self.axes), {})[cast(int, row["round"])] = row
-        jobs: dict[tuple[str, ...], list[Job]] = {}
+        jobs: dict[tuple[str, ...], list[JobSummary]] = {}
         for job in self.summary["jobs"]:
             jobs.setdefault(_job_key(job, self.axes)[:-1], []).append(job)
         groups = []
@@ -122,7 +122,7 @@ class RunRecord:
             started = [job for job in members if _job_key(job, self.axes) in recorded]
             seeds = [recorded.get(_job_key(job, self.axes), {}) for job in ended or started]
             problem, tuning = self._swept(key[1:])
-            contest = self._contest(members[0]) if self.unlike else problem
+            contest = self._contest(members[0]) if self.differing else problem
             groups.append(Group(self.prefix + key[0], tuning, problem, contest, members, seeds))
         return groups
 
@@ -189,14 +189,14 @@ class RunRecord:
         tuning = [text for axis, text in shown if axis.startswith("algorithm.")]
         return " ".join(text for _, text in shown if text not in tuning), " ".join(tuning)
 
-    def problem_of(self, job: Job) -> dict[str, str]:
+    def problem_of(self, job: JobSummary) -> dict[str, str]:
         """The keys of [problem] as they were for ``job``, swept ones too, each in a few characters."""
         return problem_at(self.config, job["axes"])
 
-    def _contest(self, job: Job) -> str:
+    def _contest(self, job: JobSummary) -> str:
         """Its problem as far as the runs shown together differ in it, and its other swept values."""
         problem = self.problem_of(job)
-        of_problem = [f"{key}={problem.get(key, '–')}" for key in self.unlike]
+        of_problem = [f"{key}={problem.get(key, '–')}" for key in self.differing]
         rest = {axis: value for axis, value in job["axes"].items() if axis.split(".")[0] != "problem"}
         others = [f"{axis}={value}" for axis, value in rest.items() if not axis.startswith("algorithm.")]
         return " ".join(of_problem + others)
@@ -266,19 +266,19 @@ def overlaid(records: Sequence[RunRecord]) -> list[RunRecord]:
     names = next(names for names in candidates if len(set(names)) == len(names))
     problems = [record.problem_of(job) for record in records for job in record.summary["jobs"]]
     keys = dict.fromkeys(key for problem in problems for key in problem)
-    unlike = tuple(key for key in keys if len({problem.get(key) for problem in problems}) > 1)
+    differing = tuple(key for key in keys if len({problem.get(key) for problem in problems}) > 1)
     return [
-        replace(record, prefix=f"{name}: ", unlike=unlike)
+        replace(record, prefix=f"{name}: ", differing=differing)
         for record, name in zip(records, names, strict=True)
     ]
 
 
-def _job_key(job: Job, axes: list[str]) -> tuple[str, ...]:
+def _job_key(job: JobSummary, axes: list[str]) -> tuple[str, ...]:
     """Algorithm, swept values, seed."""
     return (job["algorithm"], *(short(job["axes"].get(axis, "")) for axis in axes), str(job["seed"]))
 
 
-def _row_key(row: Row, axes: list[str]) -> tuple[str, ...]:
+def _row_key(row: RecordedRow, axes: list[str]) -> tuple[str, ...]:
     return (str(row["algorithm"]), *(str(row[axis]) for axis in axes), str(row["seed"]))
 
 

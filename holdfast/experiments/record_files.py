@@ -19,11 +19,11 @@ from holdfast.experiments.statuses import JobStatus
 
 # The columns of metrics.csv: algorithm, seed, the swept keys, round, the metrics, then these.
 
-Row = dict[str, float | int | str | None]
-Link = tuple[int, int, float]  # i, j, weight, with i < j
+RecordedRow = dict[str, float | int | str | None]
+WeightedLink = tuple[int, int, float]  # i, j, weight, with i < j
 
 
-class Job(TypedDict):
+class JobSummary(TypedDict):
     """One algorithm at one point of the sweep with one seed."""
 
     id: NotRequired[str]  # the name of its files; a deployed member has none
@@ -42,7 +42,7 @@ class Summary(TypedDict):
 
     name: str
     status: Literal["complete", "interrupted", "running"]
-    jobs: list[Job]
+    jobs: list[JobSummary]
     facts: dict[str, Any]
     member: NotRequired[str]  # of a deployed federation: it knows its own share of the run only
     origin: NotRequired[str]  # of a run from Python, such as "hf.train"; nothing can be run from its files
@@ -66,7 +66,7 @@ class Metrics:
 
     axes: list[str]  # dotted keys that were swept
     names: list[str]
-    rows: list[Row]
+    rows: list[RecordedRow]
 
 
 def short(value: Any) -> str:
@@ -126,10 +126,10 @@ def read_metrics(file: Path) -> Metrics:
     as_expected = ["algorithm", "seed", *axes, "round", *names, *COST_COLUMNS]
     if header != as_expected or len(set(header)) < len(header):
         raise _damaged(file, "its first line is not the header of a table of metrics")
-    rows: list[Row] = []
+    rows: list[RecordedRow] = []
     seen = set()
     for where, cells in lines:
-        row: Row = {
+        row: RecordedRow = {
             column: cell if column in ("algorithm", *axes) else number(where, column, cell)
             for column, cell in zip(header, cells, strict=True)
         }
@@ -155,7 +155,7 @@ def read_partition(file: Path) -> Partition:
     return Partition(table[:, 1], header[2:], table[:, 2:])
 
 
-def read_links(file: Path) -> list[Link]:
+def read_links(file: Path) -> list[WeightedLink]:
     """The undirected links of the network; none for a server."""
     header, lines = _csv(file, _text(file))
     if header != ["i", "j", "weight"]:

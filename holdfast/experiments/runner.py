@@ -16,11 +16,11 @@ from holdfast.core.files import write_atomic, write_json, write_tensors
 from holdfast.core.precision import switches_restored
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting
-from holdfast.experiments.callbacks import Callback, JobInfo, Row
+from holdfast.experiments.callbacks import Callback, JobInfo, Measurements
 from holdfast.experiments.checkpoints import Checkpoints
 from holdfast.experiments.columns import COST_COLUMNS, DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.experiments.environment import describe_environment
-from holdfast.experiments.execution import Run, stop_signals
+from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.metrics import METRICS
 from holdfast.experiments.planned import Planned, PlannedJob
 from holdfast.experiments.record_files import number, short
@@ -131,11 +131,11 @@ class Runner:
 
     def run(
         self, job: PlannedJob, callbacks: Sequence[Callback], asked: Callable[[], bool]
-    ) -> tuple[Run, Outcome]:
+    ) -> tuple[Execution, Outcome]:
         """Runs what is left of ``job``; a settled one is restored as it ended, and nobody is told."""
         entry = next(entry for entry in self.summary["jobs"] if entry["id"] == job.id)
         simulation = self.plan.simulation(job)
-        run = Run(simulation, job.rounds, job.evaluate_every, self.plan.setting(job).evaluation)
+        run = Execution(simulation, job.rounds, job.evaluate_every, self.plan.setting(job).evaluation)
         run.seconds = self.checkpoints.restore(job.id, simulation)
         settled = entry["status"] in SETTLED
         if settled or simulation.round > 0:
@@ -155,7 +155,7 @@ class Runner:
         self.summary["status"] = "complete"
         self.write_summary()
 
-    def _figures(self, row: Mapping[str, Any]) -> Row:
+    def _figures(self, row: Mapping[str, Any]) -> Measurements:
         """A row of metrics.csv as callbacks know it: numbers only, and none for an empty cell."""
         where, labels = str(self.folder / "metrics.csv"), ("algorithm", "seed", *self.plan.axes)
         numbers = {key: number(where, key, str(value)) for key, value in row.items() if key not in labels}
@@ -163,7 +163,7 @@ class Runner:
 
     # --- what is written -----------------------------------------------------------------------------------
 
-    def record(self, job: PlannedJob, row: Row) -> None:
+    def record(self, job: PlannedJob, row: Measurements) -> None:
         """Appends a row to the metrics."""
         axes = {axis: short(value) for axis, value in job.axes.items()}
         full = {"algorithm": job.label, "seed": job.seed, **axes, **row}
@@ -187,21 +187,21 @@ class Runner:
         if self.world.leads:
             write_json(self.folder / "summary.json", self.summary)
 
-    def save_model(self, job: PlannedJob, run: Run) -> None:
+    def save_model(self, job: PlannedJob, run: Execution) -> None:
         """Writes the average of all nodes' models."""
         setting = self.plan.setting(job)
         average = self.world.mean(run.simulation.models.detach(), setting.data.nodes)
-        complete = setting.objective.complete(average[None], None, self.world.sum)[0]
+        complete = setting.problem.complete(average[None], None, self.world.sum)[0]
         if not self.world.leads:
             return
-        consensus = setting.objective.model.module(complete)
+        consensus = setting.problem.model.module(complete)
         target = self.folder / "models" / f"{job.id}.safetensors"
         target.parent.mkdir(exist_ok=True)
         # Copies: safetensors takes no tensors that share memory, as tied weights do.
         tensors = {name: tensor.clone().contiguous() for name, tensor in consensus.state_dict().items()}
         write_tensors(target, tensors, {"algorithm": job.label, "seed": job.seed})
 
-    def checkpoint(self, job: PlannedJob, run: Run) -> None:
+    def checkpoint(self, job: PlannedJob, run: Execution) -> None:
         """Writes all that resuming needs."""
         self._write_metrics()  # synced first: after a power cut no row before the checkpoint is missing
         self.checkpoints.write(job.id, run.simulation, run.seconds)
@@ -215,7 +215,7 @@ class Runner:
 class _Recorder(Callback):
     """Writes rows, checkpoints and the status of a job into the run directory."""
 
-    def __init__(self, runner: Runner, job: PlannedJob, entry: dict[str, Any], run: Run) -> None:
+    def __init__(self, runner: Runner, job: PlannedJob, entry: dict[str, Any], run: Execution) -> None:
         self.runner, self.job, self.entry, self.run = runner, job, entry, run
         self.saved = -1  # the round of the last checkpoint
 
@@ -226,7 +226,7 @@ class _Recorder(Callback):
     def on_prepared(self, job: JobInfo, how: str) -> None:
         self.entry["executor"] = how
 
-    def on_evaluate(self, job: JobInfo, row: Row) -> None:
+    def on_evaluate(self, job: JobInfo, row: Measurements) -> None:
         self.runner.record(self.job, row)
 
     def on_round(self, job: JobInfo, round: int) -> None:

@@ -15,7 +15,7 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.tree import leaves
 from holdfast.core.validation import parameters as accepted_parameters
 from holdfast.core.world import ALONE, World
-from holdfast.data import PARTITIONS, Dataset, FederatedData, load_data, partition
+from holdfast.data import PARTITIONERS, Dataset, FederatedData, load_data, partition
 from holdfast.data.samples import Pair
 from holdfast.engines.cluster.placement import place
 from holdfast.experiments.assembly import Setting, configured_network
@@ -36,7 +36,7 @@ def build_method(experiment: Experiment, setting: Setting) -> Method:
     for key in parameters:
         if key not in accepted_parameters(maker):
             raise unknown(f"key in algorithm {name!r}", key, accepted_parameters(maker))
-    curvature = estimate_curvature(setting.objective, setting.world)
+    curvature = estimate_curvature(setting.problem, setting.world)
     return maker.for_problem(curvature.mu, curvature.L, **own_parts(parameters))
 
 
@@ -91,7 +91,7 @@ def build_setting(
 def split(dataset: Dataset | FederatedData, problem: ProblemConfig, seed: int) -> FederatedData:
     """The samples of every node, divided as the experiment says unless the user's own function did it."""
     if isinstance(dataset, Dataset):
-        rule = PARTITIONS.build(problem.partition.name, problem.partition.parameters)
+        rule = PARTITIONERS.build(problem.partition.name, problem.partition.parameters)
         samples = (dataset.x_train, dataset.y_train)
         return partition(*samples, rule, nodes=problem.nodes, seed=seed, groups=dataset.groups)
     if problem.partition != ProblemConfig.model_fields["partition"].default:

@@ -48,7 +48,7 @@ def open_site(federation: FederationFile, name: str, dataset: Dataset | Columns,
         )
     module = _initial_module(federation)
     x, y = train if isinstance(train, Pair) else (train, None)
-    objective = build_problem(
+    problem = build_problem(
         module,
         FederatedData(x, y, counts, held=np.array([node])),
         loss=_loss(federation),
@@ -60,32 +60,32 @@ def open_site(federation: FederationFile, name: str, dataset: Dataset | Columns,
         dtype=federation.torch_dtype,
         precision=None,
     )
-    _share_memory(module, objective.model)
-    placed = None if test is None else objective.test_set(test)
-    objective.check_model(placed)
+    _share_memory(module, problem.model)
+    placed = None if test is None else problem.test_set(test)
+    problem.check_model(placed)
     digest = data_digest([*leaves(train), *leaves(() if test is None else test)])
-    warning = convexity_warning(federation.algorithm.name, federation.method, objective)
-    return Site(node, objective, placed, digest, warning)
+    warning = convexity_warning(federation.algorithm.name, federation.method, problem)
+    return Site(node, problem, placed, digest, warning)
 
 
-def _samples(problem: CommonProblem, dataset: Dataset | Columns) -> tuple[Any, Any]:
+def _samples(described: CommonProblem, dataset: Dataset | Columns) -> tuple[Any, Any]:
     """Samples to train and, if there are any, to test on, checked against the federation file."""
     if isinstance(dataset, Columns):
-        if dataset.shapes != problem.columns:
-            told = f"columns = {problem.columns}, input_shape = {problem.input_shape}"
+        if dataset.shapes != described.columns:
+            told = f"columns = {described.columns}, input_shape = {described.input_shape}"
             raise HoldfastError(f"data: columns are {dataset.shapes}, the federation file says {told}")
         return dataset.train, dataset.test
-    if list(dataset.input_shape) != problem.input_shape:
+    if list(dataset.input_shape) != described.input_shape:
         raise HoldfastError(
             f"data: samples are {list(dataset.input_shape)}, the federation file says "
-            f"{problem.input_shape or f'columns = {problem.columns}'}"
+            f"{described.input_shape or f'columns = {described.columns}'}"
         )
-    if (problem.classes is None) != dataset.y_train.is_floating_point():
-        kind = "real targets" if problem.classes is None else f"class labels 0..{problem.classes - 1}"
+    if (described.classes is None) != dataset.y_train.is_floating_point():
+        kind = "real targets" if described.classes is None else f"class labels 0..{described.classes - 1}"
         raise HoldfastError(f"data: the federation file says {kind}, y_train is {dataset.y_train.dtype}")
-    if problem.classes is not None:
-        labels_below("y_train", dataset.y_train, problem.classes)
-        labels_below("y_test", dataset.y_test, problem.classes)
+    if described.classes is not None:
+        labels_below("y_train", dataset.y_train, described.classes)
+        labels_below("y_test", dataset.y_test, described.classes)
     test = Pair(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
     return Pair(dataset.x_train, dataset.y_train), test
 
@@ -100,9 +100,9 @@ def _loss(federation: FederationFile) -> Loss:
 
 
 def _initial_module(federation: FederationFile) -> nn.Module:
-    problem = federation.problem
-    outputs = _loss(federation).outputs(problem.classes)
-    shape = tuple(problem.input_shape or ())
+    described = federation.problem
+    outputs = _loss(federation).outputs(described.classes)
+    shape = tuple(described.input_shape or ())
     return initial_module(federation.model, shape, outputs, federation.seed)
 
 

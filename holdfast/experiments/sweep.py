@@ -16,7 +16,7 @@ from holdfast.algorithms.load import import_algorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
 from holdfast.core.validation import accepts, hints, quoted
-from holdfast.data import DATASETS, PARTITIONS
+from holdfast.data import DATASETS, PARTITIONERS
 from holdfast.experiments.config import Experiment
 from holdfast.models import MODELS
 from holdfast.problem.losses import LOSSES
@@ -24,7 +24,7 @@ from holdfast.topology import MIXINGS, TOPOLOGIES
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "problem.dataset": DATASETS,
-    "problem.partition": PARTITIONS,
+    "problem.partition": PARTITIONERS,
     "problem.model": MODELS,
     "problem.loss": LOSSES,
     "network.topology": TOPOLOGIES,

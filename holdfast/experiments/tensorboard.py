@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.callbacks import Callback, JobInfo, Row
+from holdfast.experiments.callbacks import Callback, JobInfo, Measurements
 from holdfast.experiments.statuses import Outcome
 
 
@@ -35,7 +35,7 @@ class TensorBoard(Callback):
     def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         self.writer = self._make_writer(str(self.folder / job.id), purge_step=simulation.round + 1)
 
-    def on_evaluate(self, job: JobInfo, row: Row) -> None:
+    def on_evaluate(self, job: JobInfo, row: Measurements) -> None:
         for name, value in row.items():
             if name != "round":
                 self.writer.add_scalar(name, value, int(row["round"]))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import parameters
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.callbacks import Callback, JobInfo, Row
+from holdfast.experiments.callbacks import Callback, JobInfo, Measurements
 from holdfast.experiments.statuses import Outcome
 
 
@@ -46,11 +46,11 @@ class MLflow(Callback):
         for name, value in hyperparameters(job, simulation).items():
             self.client.log_param(self.run_id, name, value)
 
-    def on_resume(self, job: JobInfo, rows: Sequence[Row]) -> None:
+    def on_resume(self, job: JobInfo, rows: Sequence[Measurements]) -> None:
         for row in rows:
             self.on_evaluate(job, row)
 
-    def on_evaluate(self, job: JobInfo, row: Row) -> None:
+    def on_evaluate(self, job: JobInfo, row: Measurements) -> None:
         now, step = int(time.time() * 1000), int(row["round"])
         metrics = [
             self._metric(name, float(value), now, step)
@@ -90,11 +90,11 @@ class WandB(Callback):
         config = hyperparameters(job, simulation)
         self.run = self._wandb.init(name=job.title, config=config, reinit="create_new", **self.settings)
 
-    def on_resume(self, job: JobInfo, rows: Sequence[Row]) -> None:
+    def on_resume(self, job: JobInfo, rows: Sequence[Measurements]) -> None:
         for row in rows:
             self.on_evaluate(job, row)
 
-    def on_evaluate(self, job: JobInfo, row: Row) -> None:
+    def on_evaluate(self, job: JobInfo, row: Measurements) -> None:
         self.run.log(row, step=int(row["round"]))
 
     def on_train_end(self, job: JobInfo, outcome: Outcome) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.callbacks import Callback, JobInfo, Row
+from holdfast.experiments.callbacks import Callback, JobInfo, Measurements
 from holdfast.experiments.runner import Interrupted, Runner
 from holdfast.experiments.statuses import JobStatus, Outcome
 from holdfast.report.format import format_value, metric_title
@@ -48,7 +48,7 @@ class Progress(Callback):
     def __init__(
         self, jobs: Sequence[JobInfo] = (), console: Console | None = None, *, leave: bool = True
     ) -> None:
-        self.latest: dict[JobInfo, Row] = {}
+        self.latest: dict[JobInfo, Measurements] = {}
         self.status: dict[JobInfo, JobStatus] = {}
         self.how = Text()  # the job under way is run
         self.jobs = list(jobs)
@@ -91,7 +91,7 @@ class Progress(Callback):
         if isinstance(self.live, _NotebookLive):
             self._show()  # a terminal refreshes itself
 
-    def on_evaluate(self, job: JobInfo, row: Row) -> None:
+    def on_evaluate(self, job: JobInfo, row: Measurements) -> None:
         self.latest[job] = row
         self._show()
 

@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from holdfast.experiments.record_files import Link
+from holdfast.experiments.record_files import WeightedLink
 from holdfast.report.figures import COLOURS, FAINT, GRID, INK, quiet
 
 ALL_LABELS_UP_TO = 60  # nodes
@@ -56,7 +56,7 @@ def partition_figure(table: np.ndarray, classes: Sequence[str] | None = None) ->
     return figure
 
 
-def network_figure(nodes: int, links: Sequence[Link], is_server: bool) -> Figure:
+def network_figure(nodes: int, links: Sequence[WeightedLink], is_server: bool) -> Figure:
     """The graph, nodes on a circle; with a server, the hub in the middle."""
     figure = Figure(figsize=(4.4, 4.4), layout="constrained")
     axes = figure.add_subplot(aspect="equal")

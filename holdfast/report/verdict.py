@@ -97,17 +97,17 @@ def differences(records: Sequence[RunRecord]) -> list[str]:
     """Why the lines of ``records``, shown together, do not simply compare: a warning for each reason."""
     shown = overlaid(records)
     found = []
-    unlike = []
-    for key in shown[0].unlike:
+    differing = []
+    for key in shown[0].differing:
         values = [
             [record.problem_of(job).get(key, "–") for job in record.summary["jobs"]] for record in shown
         ]
         if _differ(values):
-            unlike.append(f"{key} is {_each(shown, values)}")
-    if unlike:
+            differing.append(f"{key} is {_each(shown, values)}")
+    if differing:
         found.append(
             "These runs are of different problems, and only lines of the same problem are ranked against "
-            f"each other: {'; '.join(unlike)}."
+            f"each other: {'; '.join(differing)}."
         )
     seeds = [[job["seed"] for job in record.summary["jobs"]] for record in shown]
     if _differ(seeds):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast_papers.evidence import Evidence, Row, Scale
+from holdfast_papers.evidence import Evidence, Scale, TableRow
 
 
 class Verdict(StrEnum):
@@ -103,14 +103,14 @@ Table = tuple[list[str], list[list[str]]]  # header, lines
 
 
 @dataclass(frozen=True)
-class Experiment:
+class PaperExperiment:
     """A table, figure or theorem of a paper: runs of presets, a computed table, or both."""
 
     id: str  # such as "table-3"
     title: str
     claims: Sequence[Claim]
     presets: Sequence[Preset] = ()
-    compute: Callable[[Circumstances], list[Row]] | None = None  # takes seconds: always done anew
+    compute: Callable[[Circumstances], list[TableRow]] | None = None  # takes seconds: always done anew
     layout: Layout | None = None
     table: Callable[[Evidence], Table] | None = None  # where the paper has a table
     note: str = ""  # what a reader must know, such as what even the full scale leaves out
@@ -128,9 +128,9 @@ class Paper:
     title: str
     reference: str
     folder: Path
-    experiments: Sequence[Experiment] = field(default_factory=list)
+    experiments: Sequence[PaperExperiment] = field(default_factory=list)
 
-    def experiment(self, id: str) -> Experiment:
+    def experiment(self, id: str) -> PaperExperiment:
         for experiment in self.experiments:
             if experiment.id == id:
                 return experiment

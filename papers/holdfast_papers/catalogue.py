@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from holdfast.core.errors import unknown
-from holdfast_papers.base import Experiment, Paper
+from holdfast_papers.base import Paper, PaperExperiment
 
 MODULES = {
     "local-gecl": "holdfast_papers.local_gecl",
@@ -25,7 +25,7 @@ def load_papers() -> dict[str, Paper]:
     return PAPERS
 
 
-def find_experiments(wanted: str) -> list[tuple[Paper, Experiment]]:
+def find_experiments(wanted: str) -> list[tuple[Paper, PaperExperiment]]:
     """``all``, the experiments of a paper (``local-gecl``) or a single one (``local-gecl/table-3``)."""
     papers = load_papers()
     if wanted == "all":

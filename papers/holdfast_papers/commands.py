@@ -22,7 +22,7 @@ from holdfast.experiments.environment import describe_environment
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.runner import Interrupted
 from holdfast.report.figures import save_figure
-from holdfast_papers.base import Circumstances, Experiment, Paper, Verdict
+from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Verdict
 from holdfast_papers.catalogue import find_experiments, load_papers
 from holdfast_papers.drawing import draw
 from holdfast_papers.evidence import Evidence, Scale
@@ -134,7 +134,9 @@ def fill_document(document: Path, runs_dir: Path) -> None:
         print(f"left as it was, as {runs_dir} has no such run: {name}")
 
 
-def _tasks(paper: Paper, experiment: Experiment, circumstances: Circumstances, runs_dir: Path) -> list[Task]:
+def _tasks(
+    paper: Paper, experiment: PaperExperiment, circumstances: Circumstances, runs_dir: Path
+) -> list[Task]:
     folder = experiment_folder(runs_dir, paper.id, experiment.id, circumstances.scale)
     return [
         Task(paper, experiment, preset, circumstances, folder / preset.file) for preset in experiment.presets
@@ -155,7 +157,7 @@ def _stop_if_data_are_missing(tasks: Sequence[Task]) -> None:
 
 def _carry_out(
     paper: Paper,
-    experiment: Experiment,
+    experiment: PaperExperiment,
     tasks: Sequence[Task],
     circumstances: Circumstances,
     folder: Path,

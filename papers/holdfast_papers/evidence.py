@@ -14,7 +14,7 @@ from holdfast.experiments.groups import Group
 from holdfast.experiments.record import RunRecord
 from holdfast.experiments.record_files import short
 
-Row = dict[str, Any]  # one line of a computed table
+TableRow = dict[str, Any]  # one line of a computed table
 Scale = Literal["small", "full"]
 
 
@@ -98,7 +98,7 @@ class Evidence:
 
     scale: Scale
     runs: Mapping[str, RunRecord]
-    rows: Sequence[Row] = ()
+    rows: Sequence[TableRow] = ()
 
     @property
     def full(self) -> bool:
@@ -137,7 +137,7 @@ class Evidence:
             raise unknown("preset", preset, self.runs)
         return self.runs[preset]
 
-    def rows_where(self, **where: Any) -> list[Row]:
+    def rows_where(self, **where: Any) -> list[TableRow]:
         """The lines of the computed table whose columns have these values."""
         return [row for row in self.rows if all(row[key] == where[key] for key in where)]
 

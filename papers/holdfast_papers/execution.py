@@ -24,7 +24,7 @@ from holdfast.experiments.runner import Runner
 from holdfast.experiments.setting import load_dataset
 from holdfast.experiments.statuses import SETTLED, Outcome
 from holdfast.report.format import seconds_text
-from holdfast_papers.base import Circumstances, Experiment, Paper, Preset
+from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Preset
 
 CALL = 1e6  # what calling for a gradient takes, in multiply-adds that are computed meanwhile
 
@@ -34,7 +34,7 @@ class Task:
     """A preset at one scale, and the folder with its runs."""
 
     paper: Paper
-    experiment: Experiment
+    experiment: PaperExperiment
     preset: Preset
     circumstances: Circumstances
     folder: Path

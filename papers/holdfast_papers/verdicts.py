@@ -15,7 +15,7 @@ from rich.text import Text
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json
 from holdfast.report.format import seconds_text
-from holdfast_papers.base import Claim, Experiment, Paper, Table, Verdict
+from holdfast_papers.base import Claim, Paper, PaperExperiment, Table, Verdict
 from holdfast_papers.evidence import Evidence, Scale
 
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.NOT_COMPARABLE: "yellow"}
@@ -71,7 +71,7 @@ class Judgement:
 
 
 def judge(
-    paper: Paper, experiment: Experiment, evidence: Evidence, hardware: str, device: str, seconds: float
+    paper: Paper, experiment: PaperExperiment, evidence: Evidence, hardware: str, device: str, seconds: float
 ) -> Judgement:
     """Asks every claim of ``experiment``."""
     scale = evidence.scale
@@ -93,7 +93,7 @@ def judge(
     )
 
 
-def _table(experiment: Experiment, evidence: Evidence) -> Table | None:
+def _table(experiment: PaperExperiment, evidence: Evidence) -> Table | None:
     try:
         return experiment.table(evidence) if experiment.table else None
     except HoldfastError as error:

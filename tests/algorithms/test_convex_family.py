@@ -186,4 +186,4 @@ def test_a_graph_is_refused(reference, algorithm):
 )
 def test_methods_of_all_nodes_refuse_a_cohort(reference, algorithm):
     with pytest.raises(hf.HoldfastError, match=r"needs every node in every round"):
-        reference.run(algorithm, 1, cohort_size=3)
+        reference.run(algorithm, 1, cohort=3)

@@ -57,7 +57,7 @@ def test_fedsplit_contracts_exactly_as_its_theory_says(reference):
     "algorithm", [FedDR(eta=BEST, alpha=1.9), FedDR(eta=BEST), FiveGCS(lr=0.3, mu=MU)], ids=str
 )
 def test_sampled_cohorts_reach_the_optimum(reference, algorithm):
-    path = reference.run(algorithm, 450, cohort_size=3)
+    path = reference.run(algorithm, 450, cohort=3)
     assert (path[-1] - reference.optimum).norm(dim=-1).max() < 1e-10
 
 

@@ -298,4 +298,4 @@ def test_a_graph_and_a_cohort_are_refused(quadratics):
     with pytest.raises(hf.HoldfastError, match=r"DualFL needs a server"):
         quadratics.run(DualFL(nu=MU), 1, hf.ring(10))
     with pytest.raises(hf.HoldfastError, match=r"DualFL needs every node in every round"):
-        quadratics.run(DualFL(nu=MU), 1, cohort_size=3)
+        quadratics.run(DualFL(nu=MU), 1, cohort=3)

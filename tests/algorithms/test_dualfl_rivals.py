@@ -44,8 +44,8 @@ def test_dualfl_is_lowest_in_the_first_rounds_on_digits(tmp_path):
     whole = digits_regression(mu)
     least = reference_optimum(whole, tmp_path).value
 
-    def errors(algorithm, objective=whole) -> tuple[float, float]:
-        simulation = Simulation(algorithm, objective, hf.server(8), seed=3)
+    def errors(algorithm, problem=whole) -> tuple[float, float]:
+        simulation = Simulation(algorithm, problem, hf.server(8), seed=3)
         losses = []
         for _ in range(5):
             simulation.step()

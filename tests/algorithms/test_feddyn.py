@@ -79,7 +79,7 @@ def test_inexact_solves_reach_the_optimum_too(reference, local_steps):
 @pytest.mark.parametrize("size", [10, 3])
 def test_it_does_what_a_plain_loop_over_the_clients_does(reference, size):
     """Client by client, with theta_i = argmin f_i - <g_i, .> + (alpha/2) ||. - theta||^2 in closed form."""
-    path = reference.run(FedDyn(alpha=ALPHA, solver="exact"), 30, cohort_size=size)[:, 0]
+    path = reference.run(FedDyn(alpha=ALPHA, solver="exact"), 30, cohort=size or "all")[:, 0]
     theta, h, g = reference.x0, reference.x0, torch.zeros(10, 6, dtype=torch.float64)
     eye = torch.eye(6, dtype=torch.float64)
     plain = [theta]

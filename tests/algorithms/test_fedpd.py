@@ -193,4 +193,4 @@ def test_a_graph_and_cohorts_are_refused(reference):
     with pytest.raises(hf.HoldfastError, match=r"FedPD needs a server"):
         reference.run(FedPD(eta=0.1, lr=0.05), 1, hf.ring(10))
     with pytest.raises(hf.HoldfastError, match=r"cohort: FedPD needs every node in every round"):
-        reference.run(FedPD(eta=0.1, lr=0.05), 1, cohort_size=3)
+        reference.run(FedPD(eta=0.1, lr=0.05), 1, cohort=3)

@@ -24,15 +24,15 @@ def reference() -> Quadratics:
     return reference_quadratics(dim=6)
 
 
-def communications(algorithm, objective, rounds, seed=3) -> list[int]:
+def communications(algorithm, problem, rounds, seed=3) -> list[int]:
     """The rounds in which something was sent; checks that they make all copies alike, and only they do."""
-    simulation = simulate(algorithm, objective, seed=seed)
+    simulation = simulate(algorithm, problem, seed=seed)
     found = []
     for round in range(rounds):
         before = simulation.traffic.numbers
         simulation.step()
         sent = simulation.traffic.numbers - before
-        assert sent in (0, 2 * objective.nodes * objective.dim)
+        assert sent in (0, 2 * problem.nodes * problem.dim)
         alike = bool((simulation.models == simulation.models[0]).all())
         assert alike == (sent > 0)
         if sent:
@@ -80,9 +80,9 @@ def test_a_schedule_may_be_any_function_or_stand_in_a_configuration(reference):
 
 def test_resuming_falls_into_the_same_coins():
     algorithm = FedPD(eta=0.1, solver="vr", local_steps=2, refresh_every=4, skip=0.5)
-    objective = stochastic_digits()
-    whole, half = simulate(algorithm, objective, 8), simulate(algorithm, objective, 3)
-    resumed = simulate(algorithm, objective)
+    problem = stochastic_digits()
+    whole, half = simulate(algorithm, problem, 8), simulate(algorithm, problem, 3)
+    resumed = simulate(algorithm, problem)
     resumed.restore(*half.snapshot())
     for _ in range(5):
         resumed.step()

@@ -71,32 +71,32 @@ def test_decreasing_steps():
 
 
 def test_gd_reads_all_data_and_sgd_a_minibatch():
-    objective = stochastic_digits()
-    everything = int(objective.source.counts.sum())
-    gd = simulate(FedPD(0.1, "gd", 0.05, local_steps=2), objective, rounds=3)
+    problem = stochastic_digits()
+    everything = int(problem.source.counts.sum())
+    gd = simulate(FedPD(0.1, "gd", 0.05, local_steps=2), problem, rounds=3)
     assert gd.work.sample_gradients == 3 * 2 * everything
-    sgd = simulate(FedPD(0.1, "sgd", 0.05, local_steps=2), objective, rounds=3)
+    sgd = simulate(FedPD(0.1, "sgd", 0.05, local_steps=2), problem, rounds=3)
     assert sgd.work.sample_gradients == 3 * 2 * 6 * 16
 
 
 def test_vr_reads_all_data_every_so_many_rounds():
     """(M_i if r mod I == 0) + 2 Q B samples per node."""
-    objective = stochastic_digits()
-    simulation = simulate(FedPD(0.1, "vr", local_steps=3, refresh_every=2), objective)
+    problem = stochastic_digits()
+    simulation = simulate(FedPD(0.1, "vr", local_steps=3, refresh_every=2), problem)
     for round in range(5):
         before = simulation.work.sample_gradients
         simulation.step()
-        refreshed = int(objective.source.counts.sum()) if round % 2 == 0 else 0
+        refreshed = int(problem.source.counts.sum()) if round % 2 == 0 else 0
         assert simulation.work.sample_gradients - before == refreshed + 2 * 3 * 16 * 6
 
 
 def test_variance_reduction_reduces_the_variance():
     """Near a point where it has seen the full gradient, g is far closer to the truth than a minibatch is."""
-    objective = stochastic_digits()
-    simulation = simulate(FedPD(0.05, "vr", local_steps=3), objective, rounds=1)
+    problem = stochastic_digits()
+    simulation = simulate(FedPD(0.05, "vr", local_steps=3), problem, rounds=1)
     x = simulation.state.x
-    truth = objective.full_grads(x, torch.arange(6))
-    minibatch = objective.minibatch_values_and_grads([x], torch.arange(6), 99, 0)[0][1]
+    truth = problem.full_grads(x, torch.arange(6))
+    minibatch = problem.minibatch_values_and_grads([x], torch.arange(6), 99, 0)[0][1]
     assert (simulation.state.g - truth).norm() < 0.3 * (minibatch - truth).norm()
 
 
@@ -110,9 +110,9 @@ def test_variance_reduction_reduces_the_variance():
     ],
 )
 def test_it_learns_digits(algorithm):
-    objective = stochastic_digits()
-    simulation = simulate(algorithm, objective, rounds=40)
-    assert objective.global_value(simulation.models.mean(0)) < 0.4 * objective.global_value(objective.x0)
+    problem = stochastic_digits()
+    simulation = simulate(algorithm, problem, rounds=40)
+    assert problem.global_value(simulation.models.mean(0)) < 0.4 * problem.global_value(problem.x0)
 
 
 def test_only_variance_reduction_keeps_a_gradient(reference):
@@ -127,8 +127,8 @@ def test_only_variance_reduction_keeps_a_gradient(reference):
     "solver", [{"solver": "exact"}, {"solver": "gd", "lr": 0.1}, {"lr": 0.1}, {"solver": "vr"}]
 )
 def test_a_round_makes_a_new_state_of_the_same_shapes_and_types(solver):
-    objective = FunctionProblem([lambda x: (x @ x) / 2, lambda x: (x - 1) @ (x - 1)], torch.ones(3))
-    simulation = simulate(FedPD(eta=0.1, communicate_every=2, **solver), objective)
+    problem = FunctionProblem([lambda x: (x @ x) / 2, lambda x: (x - 1) @ (x - 1)], torch.ones(3))
+    simulation = simulate(FedPD(eta=0.1, communicate_every=2, **solver), problem)
     for _ in range(3):
         state = simulation.state
         before = [tensor.clone() for tensor in leaves(state)]

@@ -17,7 +17,7 @@ def exact_quadratics(quadratics) -> FunctionProblem:
 
 
 @pytest.fixture(params=["stochastic digits", "exact quadratics"])
-def objective(request, quadratics):
+def problem(request, quadratics):
     return stochastic_digits() if request.param.startswith("stochastic") else exact_quadratics(quadratics)
 
 
@@ -30,29 +30,27 @@ def objective(request, quadratics):
     ],
     ids=str,
 )
-def test_duals_sum_to_zero(objective, algorithm):
-    simulation = Simulation(
-        algorithm, objective, hf.Network.of(hf.erdos_renyi(objective.nodes, p=0.6, seed=1))
-    )
+def test_duals_sum_to_zero(problem, algorithm):
+    simulation = Simulation(algorithm, problem, hf.Network.of(hf.erdos_renyi(problem.nodes, p=0.6, seed=1)))
     for _ in range(20):
         simulation.step()
         dual = simulation.state.dual
-        assert dual.sum(0).abs().max() <= 1e-12 * dual.abs().max() * objective.nodes
+        assert dual.sum(0).abs().max() <= 1e-12 * dual.abs().max() * problem.nodes
     assert dual.abs().max() > 1e-3
 
 
-def test_server_duals_sum_to_zero(objective):
-    simulation = Simulation(hf.LocalGECLServer(lr=0.01, local_steps=4), objective, hf.server(objective.nodes))
+def test_server_duals_sum_to_zero(problem):
+    simulation = Simulation(hf.LocalGECLServer(lr=0.01, local_steps=4), problem, hf.server(problem.nodes))
     for _ in range(20):
         simulation.step()
         dual = simulation.state.dual
-        assert dual.sum(0).abs().max() <= 1e-12 * dual.abs().max() * objective.nodes
+        assert dual.sum(0).abs().max() <= 1e-12 * dual.abs().max() * problem.nodes
 
 
 @pytest.mark.parametrize("cohort", [None, 3])
-def test_scaffold_server_variate_is_the_mean_of_all_clients(objective, cohort):
+def test_scaffold_server_variate_is_the_mean_of_all_clients(problem, cohort):
     algorithm = hf.SCAFFOLD(lr=0.01, local_steps=4)
-    simulation = Simulation(algorithm, objective, hf.server(objective.nodes), seed=5, cohort_size=cohort)
+    simulation = Simulation(algorithm, problem, hf.server(problem.nodes), seed=5, cohort=cohort or "all")
     for _ in range(20):
         simulation.step()
         server, clients = simulation.state
@@ -60,9 +58,9 @@ def test_scaffold_server_variate_is_the_mean_of_all_clients(objective, cohort):
     assert server.c.abs().max() > 1e-4
 
 
-def test_tracking_dscaffold_keeps_the_mean_of_its_control_variates(objective):
+def test_tracking_dscaffold_keeps_the_mean_of_its_control_variates(problem):
     simulation = Simulation(
-        hf.DSCAFFOLD(lr=0.01, local_steps=4), objective, hf.Network.of(hf.ring(objective.nodes))
+        hf.DSCAFFOLD(lr=0.01, local_steps=4), problem, hf.Network.of(hf.ring(problem.nodes))
     )
     for _ in range(20):
         simulation.step()
@@ -87,13 +85,13 @@ def test_the_optimum_is_a_fixed_point(quadratics):
 def test_warm_start_shrinks_the_initial_dual_error(quadratics):
     """E^(0) falls at least by lambda^(2 rounds)."""
     network = hf.Network.of(hf.ring(10))
-    objective = exact_quadratics(quadratics)
+    problem = exact_quadratics(quadratics)
     gradients = quadratics.grads(quadratics.x0.expand(10, -1))
     deviation = gradients - gradients.mean(0)
 
     def error(rounds: int) -> float:
         algorithm = hf.LocalGECL(lr=0.01, local_steps=1, warm_start_rounds=rounds)
-        dual = Simulation(algorithm, objective, network).state.dual
+        dual = Simulation(algorithm, problem, network).state.dual
         return float((deviation - dual).square().sum(-1).mean())
 
     assert error(20) <= network.spectral_lambda**40 * error(0) * (1 + 1e-9)

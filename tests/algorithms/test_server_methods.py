@@ -95,7 +95,7 @@ def test_option_1_variates_are_the_full_gradients_at_the_servers_last_model(obje
 
 def test_option_1_keeps_the_mean_variate_when_clients_are_sampled(objective):
     algorithm = hf.SCAFFOLD(lr=LR, local_steps=K, option=1)
-    simulation = Simulation(algorithm, objective, hf.server(objective.nodes), seed=5, cohort_size=3)
+    simulation = Simulation(algorithm, objective, hf.server(objective.nodes), seed=5, cohort=3)
     for _ in range(20):
         simulation.step()
         server, clients = simulation.state

@@ -24,17 +24,17 @@ def reference() -> Quadratics:
 
 
 @pytest.fixture(scope="module", params=["exact", "stochastic"])
-def objective(request, reference):
+def problem(request, reference):
     return reference if request.param == "exact" else stochastic_digits()
 
 
-def ring(objective) -> hf.Network:
-    return hf.Network.of(hf.ring(objective.nodes))
+def ring(problem) -> hf.Network:
+    return hf.Network.of(hf.ring(problem.nodes))
 
 
-def states(objective, algorithm, network, rounds: int = 40) -> list:
+def states(problem, algorithm, network, rounds: int = 40) -> list:
     """The state before every round and after the last."""
-    simulation = Simulation(algorithm, objective, network)
+    simulation = Simulation(algorithm, problem, network)
     visited = [simulation.state]
     for _ in range(rounds):
         simulation.step()
@@ -65,10 +65,10 @@ def test_gecl_is_gradient_tracking_whose_tracker_is_the_gradient_minus_the_dual(
     assert_same(stacked(tracking, "y"), gradients - stacked(dual, "dual"))
 
 
-def test_kgt_is_decentralised_scaffold_is_local_gecl_with_mixed_gradient(objective):
-    kgt = states(objective, KGT(lr=0.005, local_steps=5), ring(objective))
-    scaffold = states(objective, hf.DSCAFFOLD(lr=0.005, local_steps=5), ring(objective))
-    gecl = states(objective, hf.LocalGECL(lr=0.005, local_steps=5, first_grad_at="mixed"), ring(objective))
+def test_kgt_is_decentralised_scaffold_is_local_gecl_with_mixed_gradient(problem):
+    kgt = states(problem, KGT(lr=0.005, local_steps=5), ring(problem))
+    scaffold = states(problem, hf.DSCAFFOLD(lr=0.005, local_steps=5), ring(problem))
+    gecl = states(problem, hf.LocalGECL(lr=0.005, local_steps=5, first_grad_at="mixed"), ring(problem))
     assert_same(stacked(kgt, "x"), stacked(scaffold, "x"))
     assert_same(stacked(kgt, "x"), stacked(gecl, "mixed"))
     assert_same(stacked(kgt, "c"), stacked(scaffold, "c_mean") - stacked(scaffold, "c"))
@@ -95,9 +95,9 @@ def test_a_server_mixes_like_a_complete_graph(reference, algorithm):
     assert_same(reference.run(algorithm, 40, COMPLETE), reference.run(algorithm, 40, hf.server(10)))
 
 
-def test_pdsgdm_without_momentum_is_gossip(objective):
-    momentum = states(objective, PDSGDM(lr=0.01, local_steps=5, momentum=0.0), ring(objective))
-    gossip = states(objective, hf.Gossip(lr=0.01, local_steps=5), ring(objective))
+def test_pdsgdm_without_momentum_is_gossip(problem):
+    momentum = states(problem, PDSGDM(lr=0.01, local_steps=5, momentum=0.0), ring(problem))
+    gossip = states(problem, hf.Gossip(lr=0.01, local_steps=5), ring(problem))
     assert_same(stacked(momentum, "x"), stacked(gossip, "x"))
 
 
@@ -116,14 +116,14 @@ def test_momentum_is_kept_from_round_to_round():
 class Recorder:
     """An objective that remembers every point and gradient it was asked for."""
 
-    def __init__(self, objective) -> None:
-        self.objective, self.points, self.gradients = objective, [], []
+    def __init__(self, problem) -> None:
+        self.problem, self.points, self.gradients = problem, [], []
 
     def __getattr__(self, name: str):
-        return getattr(self.objective, name)
+        return getattr(self.problem, name)
 
     def minibatch_values_and_grads(self, points, nodes, round, step):
-        computed = self.objective.minibatch_values_and_grads(points, nodes, round, step)
+        computed = self.problem.minibatch_values_and_grads(points, nodes, round, step)
         self.points += points
         self.gradients += [gradient for _, gradient in computed]
         return computed
@@ -139,10 +139,10 @@ class Recorder:
     ],
     ids=str,
 )
-def test_every_inner_step_moves_the_mean_model_along_the_mean_gradient(objective, algorithm):
+def test_every_inner_step_moves_the_mean_model_along_the_mean_gradient(problem, algorithm):
     """The mean tracker is the mean minibatch gradient at every inner step, and mixing keeps means."""
-    recorder = Recorder(objective)
-    states(recorder, algorithm, ring(objective), rounds=15)
+    recorder = Recorder(problem)
+    states(recorder, algorithm, ring(problem), rounds=15)
     points = torch.stack(recorder.points).mean(1)
     gradients = torch.stack(recorder.gradients).mean(1)
     assert len(points) >= 15 * getattr(algorithm, "local_steps", 1)
@@ -160,27 +160,27 @@ def test_every_inner_step_moves_the_mean_model_along_the_mean_gradient(objective
     ],
     ids=str,
 )
-def test_the_mean_tracker_is_the_mean_gradient(objective, algorithm):
-    network = hf.Network.of(hf.erdos_renyi(objective.nodes, p=0.6, seed=1))
-    for state in states(objective, algorithm, network, rounds=20):
+def test_the_mean_tracker_is_the_mean_gradient(problem, algorithm):
+    network = hf.Network.of(hf.erdos_renyi(problem.nodes, p=0.6, seed=1))
+    for state in states(problem, algorithm, network, rounds=20):
         assert (state.y.mean(0) - state.g.mean(0)).abs().max() <= 1e-12 * state.g.abs().max()
     assert (state.y - state.g).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.3])
-def test_kgt_corrections_sum_to_zero(objective, server_lr):
+def test_kgt_corrections_sum_to_zero(problem, server_lr):
     algorithm = KGT(lr=0.01, local_steps=4, server_lr=server_lr)
-    network = hf.Network.of(hf.erdos_renyi(objective.nodes, p=0.6, seed=1))
-    for state in states(objective, algorithm, network, rounds=20):
-        assert state.c.sum(0).abs().max() <= 1e-12 * state.c.abs().max() * objective.nodes
+    network = hf.Network.of(hf.erdos_renyi(problem.nodes, p=0.6, seed=1))
+    for state in states(problem, algorithm, network, rounds=20):
+        assert state.c.sum(0).abs().max() <= 1e-12 * state.c.abs().max() * problem.nodes
     assert state.c.abs().max() > 1e-3
 
 
-def test_netfleet_corrects_its_tracker_once_per_round_by_the_last_gradient(objective):
+def test_netfleet_corrects_its_tracker_once_per_round_by_the_last_gradient(problem):
     """dual := g - y is constant in the local loop, and dual' = W dual + (I - W) g."""
-    network = ring(objective)
+    network = ring(problem)
     W = torch.tensor(network.dense())
-    visited = states(objective, NETFLEET(lr=0.01, local_steps=4), network, rounds=20)
+    visited = states(problem, NETFLEET(lr=0.01, local_steps=4), network, rounds=20)
     for before, after in pairwise(visited):
         predicted = W @ (before.g - before.y) + before.g - W @ before.g
         assert torch.allclose(after.g - after.y, predicted, rtol=0, atol=1e-12)

@@ -183,8 +183,8 @@ def test_divergence_warns_and_keeps_what_was_recorded(digits) -> None:
 def test_only_the_cohort_changes_and_is_counted(digits) -> None:
     data = hf.partition(digits.x_train, digits.y_train, hf.IID(), nodes=6, seed=0)
     flat = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), torch.device("cpu"), torch.float32)
-    objective = ModelProblem(flat, CrossEntropy(), data, batch_size=8, seed=0)
-    simulation = Simulation(hf.SCAFFOLD(lr=0.1), objective, hf.server(6), seed=0, cohort_size=2)
+    problem = ModelProblem(flat, CrossEntropy(), data, batch_size=8, seed=0)
+    simulation = Simulation(hf.SCAFFOLD(lr=0.1), problem, hf.server(6), seed=0, cohort=2)
     seen = set()
     for round in range(1, 21):
         before = simulation.state.clients.c.clone()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import toy_channels  # noqa: F401 - registers "grid"
-from federation_runs import Run, Started, calm_run, deploy, describe, saved_model, stopped
+from federation_runs import DeployedRun, Started, calm_run, deploy, describe, saved_model, stopped
 from federation_runs import simulate as simulate_federation
 from member_processes import Members
 from test_deploy import run_with_interruptions
@@ -72,7 +72,7 @@ def test_deployed_models_and_bytes_are_the_simulators(case, tmp_path):
 def test_an_interrupted_member_comes_back_as_if_nothing_had_happened(algorithm, changes, victim, tmp_path):
     raw = describe(algorithm, rounds=16, **changes) | {"channel": {"name": "grid", "dithered": True}}
     calm = calm_run(raw)
-    disturbed = Run(make_federation(raw, "test"), tmp_path / "disturbed")
+    disturbed = DeployedRun(make_federation(raw, "test"), tmp_path / "disturbed")
     run_with_interruptions(disturbed, victim, at_rounds=[0, 4, 9])
     assert disturbed.models.keys() == calm.models.keys()
     for name in calm.models:
@@ -128,5 +128,5 @@ def test_without_a_channel_a_federation_keeps_its_digest():
 
 def test_numbers_beyond_half_precision_stop_a_deployed_node(tmp_path):
     raw = describe({"name": "local-gecl", "lr": 1e9}, rounds=8) | {"channel": "half"}
-    run = Run(make_federation(raw, "test"), tmp_path).carry_out(20.0)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path).carry_out(20.0)
     assert any("channel Half: a number is beyond 65504" in str(error) for error in run.errors.values())

@@ -27,7 +27,7 @@ ROUNDS = 4
 
 def fits(case: Case, channel: hf.Channel) -> bool:
     try:
-        check_fit(method(case), NODES, network(case), None, channel)
+        check_fit(method(case), NODES, network(case), "all", channel)
     except HoldfastError:
         return False
     return True
@@ -189,7 +189,7 @@ def test_a_channel_that_serves_nothing_says_so(quadratics):
 
 def test_cohorts_keep_the_memory_of_those_who_are_absent(quadratics):
     simulation = Simulation(
-        hf.SCAFFOLD(lr=0.05, local_steps=2), quadratics, STAR, seed=1, cohort_size=2, channel=GRID
+        hf.SCAFFOLD(lr=0.05, local_steps=2), quadratics, STAR, seed=1, cohort=2, channel=GRID
     )
     for _ in range(5):
         before = [tensor.clone() for tensor in leaves(simulation.state.channel.sender)]
@@ -306,7 +306,7 @@ def test_networks_and_cohorts_that_a_channel_does_not_serve(quadratics):
     with pytest.raises(HoldfastError, match=r"^channel Neighbourly is not made for a server: use a graph"):
         Simulation(scaffold, quadratics, STAR, channel=Neighbourly())
     with pytest.raises(HoldfastError, match=r"^channel Central needs every client in every round"):
-        Simulation(scaffold, quadratics, STAR, cohort_size=2, channel=Central())
+        Simulation(scaffold, quadratics, STAR, cohort=2, channel=Central())
     with pytest.raises(HoldfastError, match=r"^channel Central is not made for messages between neighbours"):
         Simulation(hf.DSGD(lr=0.1), quadratics, RING, channel=Central())
 

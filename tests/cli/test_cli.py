@@ -13,7 +13,7 @@ from command_line import experiment_file, holdfast
 
 from holdfast.algorithms import ALGORITHMS
 from holdfast.cli.listing import KINDS
-from holdfast.data import DATASETS, PARTITIONS
+from holdfast.data import DATASETS, PARTITIONERS
 from holdfast.experiments.config import default_experiment
 from holdfast.models import MODELS
 from holdfast.topology import TOPOLOGIES
@@ -90,7 +90,7 @@ def test_list_as_json_has_everything_with_its_fields() -> None:
         "topologies": TOPOLOGIES,
         "datasets": DATASETS,
         "models": MODELS,
-        "partitions": PARTITIONS,
+        "partitions": PARTITIONERS,
     }.items():
         assert sorted(entry["name"] for entry in listed[kind]) == sorted(registry)
     for entries in listed.values():

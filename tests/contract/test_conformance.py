@@ -119,7 +119,7 @@ def network(case: Case) -> hf.Network:
 
 
 @pytest.fixture(scope="module", params=["digits float32", "quadratics float64"])
-def objective(request) -> Problem:
+def problem(request) -> Problem:
     """Minibatches of digits on heterogeneous nodes, or exact gradients of heterogeneous quadratics."""
     if request.param.startswith("quadratics"):
         return make_quadratics(NODES, L=2.0)
@@ -133,8 +133,8 @@ def objective(request) -> Problem:
     return ModelProblem(flat, CrossEntropy(), data, batch_size=16, seed=7)
 
 
-def simulate(case: Case, objective: Problem, rounds: int, rate=None) -> Simulation:
-    simulation = Simulation(method(case, rate), objective, network(case), seed=7)
+def simulate(case: Case, problem: Problem, rounds: int, rate=None) -> Simulation:
+    simulation = Simulation(method(case, rate), problem, network(case), seed=7)
     for _ in range(rounds):
         simulation.step()
     return simulation
@@ -158,50 +158,50 @@ def test_momentum_is_tried_with_every_method_that_has_local_steps():
 
 @every_case
 @pytest.mark.parametrize("objective", ["digits float32", "digits float64"], indirect=True)
-def test_shapes_and_dtypes_stay(case, objective):
-    simulation = simulate(case, objective, 0)
+def test_shapes_and_dtypes_stay(case, problem):
+    simulation = simulate(case, problem, 0)
     before = [(tensor.shape, tensor.dtype) for tensor in leaves(simulation.state)]
     simulation.step()
     assert [(tensor.shape, tensor.dtype) for tensor in leaves(simulation.state)] == before
-    assert simulation.models.shape == (NODES, objective.dim)
-    assert all(dtype == objective.x0.dtype for _, dtype in before)
+    assert simulation.models.shape == (NODES, problem.dim)
+    assert all(dtype == problem.x0.dtype for _, dtype in before)
 
 
 @every_case
-def test_training_lowers_the_common_objective(case, objective):
-    simulation = simulate(case, objective, 180 // case.gradients)
-    start = objective.global_value(objective.x0)
-    assert objective.global_value(simulation.models.mean(0)) < 0.9 * start
+def test_training_lowers_the_common_objective(case, problem):
+    simulation = simulate(case, problem, 180 // case.gradients)
+    start = problem.global_value(problem.x0)
+    assert problem.global_value(simulation.models.mean(0)) < 0.9 * start
 
 
 @every_case
-def test_the_same_seed_gives_the_same_bits(case, objective):
-    other = simulate(CASES[0], objective, 2)  # another run in between must not matter
-    first, second = simulate(case, objective, 4), simulate(case, objective, 4)
+def test_the_same_seed_gives_the_same_bits(case, problem):
+    other = simulate(CASES[0], problem, 2)  # another run in between must not matter
+    first, second = simulate(case, problem, 4), simulate(case, problem, 4)
     assert same_state(first, second)
     assert other.round == 2
 
 
 @every_case
-def test_rounds_do_not_change_what_they_were_given(case, objective):
+def test_rounds_do_not_change_what_they_were_given(case, problem):
     """States are values: a round makes a new one, but for the client rows that a server method keeps once."""
-    simulation = simulate(case, objective, 2)
-    x0 = objective.x0.clone()
+    simulation = simulate(case, problem, 2)
+    x0 = problem.x0.clone()
     before = None if case.server else [tensor.clone() for tensor in leaves(simulation.state)]
     state = simulation.state
     simulation.step()
-    assert torch.equal(objective.x0, x0)
+    assert torch.equal(problem.x0, x0)
     if before is not None:
         assert all(torch.equal(a, b) for a, b in zip(before, leaves(state), strict=True))
 
 
 @every_case
-def test_resuming_changes_nothing(case, objective):
-    whole = simulate(case, objective, 6)
-    half = simulate(case, objective, 3)
+def test_resuming_changes_nothing(case, problem):
+    whole = simulate(case, problem, 6)
+    half = simulate(case, problem, 3)
     tensors, counters = half.snapshot()
     half.step()  # going on must not reach into the snapshot
-    resumed = simulate(case, objective, 0)
+    resumed = simulate(case, problem, 0)
     resumed.restore(tensors, counters)
     for _ in range(3):
         resumed.step()
@@ -211,24 +211,24 @@ def test_resuming_changes_nothing(case, objective):
 
 
 @every_case
-def test_traffic_and_gradients_are_what_the_paper_says(case, objective):
-    simulation = simulate(case, objective, 0)
+def test_traffic_and_gradients_are_what_the_paper_says(case, problem):
+    simulation = simulate(case, problem, 0)
     at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
     for _ in range(3):
         simulation.step()
     links = NODES if case.server else 2 * NODES  # a ring has two directed links per node
-    numbers = case.vectors * objective.dim + case.scalars
+    numbers = case.vectors * problem.dim + case.scalars
     assert simulation.traffic.numbers - at_start == 3 * links * numbers
     assert simulation.work.gradient_evaluations - gradients == 3 * case.gradients * NODES
 
 
 @every_case
-def test_the_dry_run_predicts_the_traffic(case, objective):
+def test_the_dry_run_predicts_the_traffic(case, problem):
     footprint = dry_run(method(case), network(case))
-    simulation = simulate(case, objective, 4)
+    simulation = simulate(case, problem, 4)
     vectors = footprint.vectors_at_start + 4 * footprint.vectors_per_round
-    numbers = vectors * objective.dim + 4 * footprint.scalars_per_round
-    assert simulation.payload_bytes == numbers * objective.x0.element_size()
+    numbers = vectors * problem.dim + 4 * footprint.scalars_per_round
+    assert simulation.payload_bytes == numbers * problem.x0.element_size()
 
 
 scheduled_cases = pytest.mark.parametrize("case", [case for case in CASES if case.rate], ids=case_id)
@@ -238,19 +238,19 @@ exactly = pytest.mark.parametrize("objective", ["quadratics float64"], indirect=
 
 @exactly
 @scheduled_cases
-def test_step_sizes_may_be_schedules(case, objective):
+def test_step_sizes_may_be_schedules(case, problem):
     start = case.options.get(case.rate, 0.05)
-    assert same_state(simulate(case, objective, 4), simulate(case, objective, 4, constant(start)))
-    halved = simulate(case, objective, 4, halving(start, every=2))
-    assert same_state(simulate(case, objective, 2), simulate(case, objective, 2, halving(start, every=2)))
-    assert not same_state(simulate(case, objective, 4), halved)
+    assert same_state(simulate(case, problem, 4), simulate(case, problem, 4, constant(start)))
+    halved = simulate(case, problem, 4, halving(start, every=2))
+    assert same_state(simulate(case, problem, 2), simulate(case, problem, 2, halving(start, every=2)))
+    assert not same_state(simulate(case, problem, 4), halved)
 
 
 @exactly
 @scheduled_cases
-def test_a_schedule_that_returns_nonsense_is_named_with_its_round(case, objective):
+def test_a_schedule_that_returns_nonsense_is_named_with_its_round(case, problem):
     def bad(round: int) -> float:
         return 0.05 if round < 2 else float("nan")
 
     with pytest.raises(hf.HoldfastError, match=rf"{case.rate} at round 2: .* got nan"):
-        simulate(case, objective, 3, bad)
+        simulate(case, problem, 3, bad)

@@ -13,11 +13,11 @@ from split_samples import CLASSES, GROUPS, N, X, Y, split
 from holdfast.core.errors import HoldfastError
 from holdfast.data import (
     IID,
-    PARTITIONS,
+    PARTITIONERS,
     ClassesPerNode,
     Dirichlet,
     NaturalGroups,
-    Partition,
+    Partitioner,
     Shards,
     Unequal,
     partition,
@@ -37,7 +37,7 @@ EVERY = [
 
 @pytest.mark.parametrize("how", EVERY, ids=repr)
 @pytest.mark.parametrize("nodes", [1, 3, 10])
-def test_every_sample_at_most_once_and_with_its_own_label(how: Partition, nodes: int) -> None:
+def test_every_sample_at_most_once_and_with_its_own_label(how: Partitioner, nodes: int) -> None:
     data = split(how, nodes)
     rows = data.x[:, 0].long()
     assert len(rows.unique()) == len(rows) == N - data.unused
@@ -48,14 +48,14 @@ def test_every_sample_at_most_once_and_with_its_own_label(how: Partition, nodes:
 
 
 @pytest.mark.parametrize("how", EVERY, ids=repr)
-def test_the_seed_decides(how: Partition) -> None:
+def test_the_seed_decides(how: Partitioner) -> None:
     assert torch.equal(split(how, seed=4).x, split(how, seed=4).x)
     same = torch.equal(split(how, seed=4).x, split(how, seed=5).x)
     assert same == isinstance(how, NaturalGroups)  # owners are given, nothing is drawn
 
 
 @pytest.mark.parametrize("how", [IID(), Dirichlet(0.5, min_samples=0), Unequal(), ClassesPerNode()], ids=repr)
-def test_more_nodes_than_samples(how: Partition) -> None:
+def test_more_nodes_than_samples(how: Partitioner) -> None:
     with pytest.raises(HoldfastError, match="4 nodes but only 3 samples: use at most 3 nodes"):
         partition(X[:3], Y[:3], how, 4)
 
@@ -103,7 +103,7 @@ def test_mistakes_get_one_line(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_a_rule_of_ones_own_is_held_to_the_same() -> None:
-    class Fixed(Partition):
+    class Fixed(Partitioner):
         def __init__(self, *rows: list[int]) -> None:
             self.rows = rows
 
@@ -126,12 +126,12 @@ def test_a_rule_of_ones_own_is_held_to_the_same() -> None:
 
 
 def test_partitions_by_name() -> None:
-    assert list(PARTITIONS) == ["classes-per-node", "dirichlet", "groups", "iid", "shards", "unequal"]
-    assert PARTITIONS.build("dirichlet", {"h": math.inf}) == Dirichlet(math.inf)
-    assert PARTITIONS.build("dirichlet", {"h": 1, "min_samples": 3}) == Dirichlet(1.0, 3)
+    assert list(PARTITIONERS) == ["classes-per-node", "dirichlet", "groups", "iid", "shards", "unequal"]
+    assert PARTITIONERS.build("dirichlet", {"h": math.inf}) == Dirichlet(math.inf)
+    assert PARTITIONERS.build("dirichlet", {"h": 1, "min_samples": 3}) == Dirichlet(1.0, 3)
     with pytest.raises(HoldfastError, match="'h' is missing"):
-        PARTITIONS.build("dirichlet", {})
+        PARTITIONERS.build("dirichlet", {})
     with pytest.raises(HoldfastError, match="did you mean 'min_samples'"):
-        PARTITIONS.build("dirichlet", {"h": 1, "min_sample": 3})
-    for name in PARTITIONS:
-        assert PARTITIONS.describe(name)["summary"].endswith(".")
+        PARTITIONERS.build("dirichlet", {"h": 1, "min_sample": 3})
+    for name in PARTITIONERS:
+        assert PARTITIONERS.describe(name)["summary"].endswith(".")

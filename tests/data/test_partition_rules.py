@@ -10,7 +10,16 @@ import torch
 from split_samples import CLASSES, GROUPS, N, X, Y, split
 
 from holdfast.core.errors import HoldfastError
-from holdfast.data import IID, ClassesPerNode, Dirichlet, NaturalGroups, Partition, Shards, Unequal, partition
+from holdfast.data import (
+    IID,
+    ClassesPerNode,
+    Dirichlet,
+    NaturalGroups,
+    Partitioner,
+    Shards,
+    Unequal,
+    partition,
+)
 
 
 @pytest.mark.parametrize("nodes", [7, 10])
@@ -148,7 +157,7 @@ def test_unequal_sizes_are_log_normal_and_use_everything() -> None:
 
 
 @pytest.mark.parametrize("how", [Dirichlet(1.0), Shards(size=10), ClassesPerNode()], ids=repr)
-def test_real_targets_have_no_classes(how: Partition) -> None:
+def test_real_targets_have_no_classes(how: Partitioner) -> None:
     with pytest.raises(HoldfastError, match="needs class labels"):
         split(how, y=Y + 0.5)
 

@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 import torch
 from cluster_ranks import run_worlds
-from federation_runs import Run, describe
+from federation_runs import DeployedRun, describe
 from tagging import Tagger, sentences
 from torch import Tensor
 
@@ -89,7 +89,7 @@ def test_a_real_network(expected: Tensor, tmp_path: Path) -> None:
         write_columns(path, Columns(sentences(node), sentences(node)))
         return read_columns(path)
 
-    run = Run(federation, tmp_path / "run", data_of=own).carry_out()
+    run = DeployedRun(federation, tmp_path / "run", data_of=own).carry_out()
     assert not run.errors
     found = torch.stack([run.models[name] for name in federation.names])
     assert torch.allclose(found.reshape(expected.shape), expected, rtol=1e-12, atol=1e-14)
@@ -117,4 +117,4 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
     file.write_text(tomli_w.dumps(raw))
     federation = read_federation(file, "tagging:Tagger")
     with pytest.raises(hf.HoldfastError, match=r"data: columns are \{'input_ids': \[6\].* says columns ="):
-        Run(federation, tmp_path, data_of=lambda node: Columns(sentences(node))).member("a")
+        DeployedRun(federation, tmp_path, data_of=lambda node: Columns(sentences(node))).member("a")

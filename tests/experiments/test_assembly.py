@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.contract import ALGORITHMS
 from holdfast.core.validation import parameters
 from holdfast.experiments.config import with_defaults
-from holdfast.experiments.execution import Run
+from holdfast.experiments.execution import Execution
 from holdfast.experiments.federation import make_federation
 from holdfast.experiments.sites import open_site
 
@@ -44,7 +44,7 @@ def test_train_gives_the_numbers_of_an_experiment(overrides: tuple[str, ...], tm
     plan = make_plan(tmp_path, *overrides)
     job = plan.jobs[0]
     setting, experiment = plan.setting(job), job.experiment
-    run = Run(plan.simulation(job), job.rounds, experiment.evaluate_every, setting.evaluation)
+    run = Execution(plan.simulation(job), job.rounds, experiment.evaluate_every, setting.evaluation)
     assert run.execute(job.info).status == "done"
     problem, network = experiment.problem, experiment.network
     result = hf.train(

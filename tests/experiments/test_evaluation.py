@@ -19,7 +19,7 @@ from holdfast.experiments.evaluation import (
     SHARE_OF_TRAINING,
     Evaluation,
 )
-from holdfast.experiments.execution import Run
+from holdfast.experiments.execution import Execution
 from holdfast.experiments.measured import HeldOut
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.metrics import METRICS
@@ -86,7 +86,7 @@ def test_compiled_rounds_note_the_same_loss() -> None:
 
 def test_sampled_clients_alone_count() -> None:
     f = problem()
-    simulation = Simulation(hf.FedAvg(lr=0.1), f, hf.server(NODES), cohort_size=2)
+    simulation = Simulation(hf.FedAvg(lr=0.1), f, hf.server(NODES), cohort=2)
     chosen = simulation.rounds.cohort(0)
     [(losses, _)] = f.minibatch_values_and_grads([f.x0.expand(2, -1).contiguous()], chosen, 0, 0)
     simulation.step()
@@ -166,7 +166,7 @@ def test_train_measures_seldom_by_default_and_always_first_and_last() -> None:
 
 def test_a_checkpoint_between_measurements_knows_the_time() -> None:
     simulation = Simulation(hf.FedAvg(lr=0.1), problem(), hf.server(NODES))
-    run = Run(simulation, 5, 5, Evaluation({}))
+    run = Execution(simulation, 5, 5, Evaluation({}))
     times = []
 
     class Watch(hf.Callback):

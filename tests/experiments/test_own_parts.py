@@ -170,7 +170,7 @@ def test_a_loss_may_be_a_function_or_a_module(tmp_path, own, loss):
     text = EXPERIMENT.replace('{ name = "own_parts:Scaled", weight = 3.0 }', loss)
     plan = make_plan(tmp_path, text=text)
     x, nodes = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
-    problem, data = plan.setting(plan.jobs[0]).objective, plan.setting(plan.jobs[0]).data
+    problem, data = plan.setting(plan.jobs[0]).problem, plan.setting(plan.jobs[0]).data
     expected = data.node(0)[1].double().square().mean() * (1.5 if "squared" in loss else 1.0)
     assert problem.values(x, nodes).item() == pytest.approx(expected.item(), rel=1e-6)
 

@@ -39,8 +39,10 @@ COMPILED = 10**3  # rounds of five steps for which this pays
 
 
 def both(algorithm, where, rounds: int, *, planned: int = 1, cohort=None):
-    plain = Simulation(algorithm, on_gpu(), where, seed=7, cohort_size=cohort)
-    captured = Simulation(algorithm, on_gpu(), where, seed=7, cohort_size=cohort, executor=executor_for(GPU))
+    plain = Simulation(algorithm, on_gpu(), where, seed=7, cohort=cohort or "all")
+    captured = Simulation(
+        algorithm, on_gpu(), where, seed=7, cohort=cohort or "all", executor=executor_for(GPU)
+    )
     print(captured.prepare(planned))
     for _ in range(rounds):
         plain.step()

@@ -35,8 +35,8 @@ def reference():
     return reference_quadratics(dim=4)
 
 
-def after(objective, algorithm, network, rounds: int = 8) -> Simulation:
-    simulation = Simulation(algorithm, objective, network, seed=3)
+def after(problem, algorithm, network, rounds: int = 8) -> Simulation:
+    simulation = Simulation(algorithm, problem, network, seed=3)
     for _ in range(rounds):
         simulation.step()
     return simulation
@@ -72,11 +72,11 @@ def test_plain_sgd_adds_nothing_to_the_state(reference, method, network):
 
 
 def test_pdsgdm_is_gossip_with_kept_momentum_bit_for_bit():
-    objective = stochastic_digits()
-    ring = hf.Network.of(hf.ring(objective.nodes))
+    problem = stochastic_digits()
+    ring = hf.Network.of(hf.ring(problem.nodes))
     optimizer = hf.Momentum(beta=0.9, average=False, keep=True)
-    gossip = after(objective, hf.Gossip(lr=0.01, local_steps=STEPS, optimizer=optimizer), ring)
-    pdsgdm = after(objective, hf.PDSGDM(lr=0.01, local_steps=STEPS, momentum=0.9), ring)
+    gossip = after(problem, hf.Gossip(lr=0.01, local_steps=STEPS, optimizer=optimizer), ring)
+    pdsgdm = after(problem, hf.PDSGDM(lr=0.01, local_steps=STEPS, momentum=0.9), ring)
     assert all(map(torch.equal, leaves(gossip.state), leaves(pdsgdm.state)))
     assert len(list(leaves(gossip.state))) == 2
 
@@ -128,12 +128,12 @@ def test_gossip_stalls_with_momentum_too(reference, keep):
 
 @both_memories
 def test_duals_sum_to_zero_with_momentum(keep):
-    objective = stochastic_digits()
-    ring = hf.Network.of(hf.ring(objective.nodes))
+    problem = stochastic_digits()
+    ring = hf.Network.of(hf.ring(problem.nodes))
     optimizer = hf.Momentum(beta=0.9, average=False, keep=keep)
-    simulation = after(objective, hf.LocalGECL(lr=0.005, local_steps=4, optimizer=optimizer), ring, 20)
+    simulation = after(problem, hf.LocalGECL(lr=0.005, local_steps=4, optimizer=optimizer), ring, 20)
     dual = simulation.state.dual
-    assert dual.sum(0).abs().max() <= 1e-12 * dual.abs().max() * objective.nodes
+    assert dual.sum(0).abs().max() <= 1e-12 * dual.abs().max() * problem.nodes
     assert dual.abs().max() > 1e-3
 
 
@@ -204,11 +204,11 @@ class Rescaled(LocalOptimizer):
     ("method", "network"), [(hf.KGT, "ring"), (hf.SCAFFOLD, "server"), (hf.FedAvg, "server")]
 )
 def test_an_optimiser_with_counters_is_resumed(method, network):
-    objective = stochastic_digits()
-    nodes = objective.nodes
+    problem = stochastic_digits()
+    nodes = problem.nodes
     network = hf.server(nodes) if network == "server" else hf.Network.of(hf.ring(nodes))
     algorithm = method(lr=0.01, local_steps=3, optimizer=Rescaled(keep=True))
-    whole, half, resumed = (after(objective, algorithm, network, rounds) for rounds in (6, 3, 0))
+    whole, half, resumed = (after(problem, algorithm, network, rounds) for rounds in (6, 3, 0))
     resumed.restore(*half.snapshot())
     for _ in range(3):
         resumed.step()
@@ -218,13 +218,13 @@ def test_an_optimiser_with_counters_is_resumed(method, network):
 
 def test_a_corrected_method_outdoes_gossip_with_rescaled_steps():
     """The duals stay in the units of gradients, whatever the size of the steps."""
-    objective = stochastic_digits()
-    ring = hf.Network.of(hf.ring(objective.nodes))
+    problem = stochastic_digits()
+    ring = hf.Network.of(hf.ring(problem.nodes))
     gossip, kgt = (
-        after(objective, method(lr=0.003, local_steps=10, optimizer=Rescaled(keep=True)), ring, 30)
+        after(problem, method(lr=0.003, local_steps=10, optimizer=Rescaled(keep=True)), ring, 30)
         for method in (hf.Gossip, hf.KGT)
     )
-    losses = [objective.global_value(simulation.models.mean(0)) for simulation in (gossip, kgt)]
+    losses = [problem.global_value(simulation.models.mean(0)) for simulation in (gossip, kgt)]
     assert losses[1] < 0.8 * losses[0]
 
 

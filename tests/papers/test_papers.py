@@ -17,11 +17,11 @@ from holdfast.experiments.runner import Runner
 from holdfast_papers.base import (
     Circumstances,
     Claim,
-    Experiment,
     Layout,
     Line,
     Panel,
     Paper,
+    PaperExperiment,
     Preset,
     Verdict,
     judged,
@@ -82,7 +82,7 @@ def tiny_paper(folder: Path) -> Paper:
         "nobody, nowhere",
         folder,
         [
-            Experiment(
+            PaperExperiment(
                 "curves",
                 "Curves | of digits",
                 [
@@ -94,7 +94,7 @@ def tiny_paper(folder: Path) -> Paper:
                     [Panel("(a)", LINES, each="h"), Panel("(b)", LINES, x="h", y="train_loss")], columns=2
                 ),
             ),
-            Experiment(
+            PaperExperiment(
                 "squares",
                 "Squares",
                 [Claim("Three squared is eight", "8", lambda e: judged(e.rows[-1]["value"] == 8, "9", "8"))],
@@ -114,7 +114,7 @@ def tiny_paper(folder: Path) -> Paper:
                 ),
                 table=lambda e: (["n", "n²"], [[str(row["n"]), str(row["value"])] for row in e.rows]),
             ),
-            Experiment(
+            PaperExperiment(
                 "absent", "Data that are not there", [], presets=[Preset("absent"), Preset("absent-too")]
             ),
         ],

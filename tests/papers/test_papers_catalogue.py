@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.experiments.plan import Plan
-from holdfast_papers.base import Circumstances, Experiment, Paper, Preset
+from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Preset
 from holdfast_papers.catalogue import find_experiments, load_papers
 from holdfast_papers.execution import Task
 
@@ -22,7 +22,7 @@ PRESETS = [
 
 @pytest.mark.parametrize(("of", "experiment", "preset", "scale"), PRESETS)
 def test_every_preset_is_an_experiment_of_the_library(
-    of: Paper, experiment: Experiment, preset: Preset, scale: str, tmp_path: Path
+    of: Paper, experiment: PaperExperiment, preset: Preset, scale: str, tmp_path: Path
 ) -> None:
     task = Task(of, experiment, preset, Circumstances(scale, "cpu", None), tmp_path)
     assert Plan(task.raw, None, "cpu").jobs
@@ -36,6 +36,6 @@ def test_every_preset_file_belongs_to_one_experiment(paper: Paper) -> None:
 
 
 @pytest.mark.parametrize("experiment", [each for _, each in ALL], ids=lambda each: each.id)
-def test_every_experiment_makes_claims_and_shows_something(experiment: Experiment) -> None:
+def test_every_experiment_makes_claims_and_shows_something(experiment: PaperExperiment) -> None:
     assert experiment.claims
     assert experiment.layout or experiment.table

@@ -10,7 +10,7 @@ from sample_run import accuracies, job, troubled_sweep, two_algorithms, write_ru
 
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.record import load_record
-from holdfast_papers.base import Claim, Experiment, Layout, Line, Panel, Paper, Preset, Verdict, judged
+from holdfast_papers.base import Claim, Layout, Line, Panel, Paper, PaperExperiment, Preset, Verdict, judged
 from holdfast_papers.drawing import draw
 from holdfast_papers.evidence import Evidence, mean_text, scientific_text
 from holdfast_papers.verdicts import Judgement, judge, markdown
@@ -67,13 +67,13 @@ def test_wrong_columns_presets_and_times_are_errors(tmp_path: Path) -> None:
 
 def test_a_claim_that_cannot_be_judged_fails_with_the_reason(tmp_path: Path) -> None:
     claim = Claim("?", "!", lambda e: judged(bool(e.curve("nobody").final("x") > 0), "", ""))
-    experiment = Experiment("one", "One", [claim], presets=[Preset("two")])
+    experiment = PaperExperiment("one", "One", [claim], presets=[Preset("two")])
     (found,) = judgement(experiment, evidence(tmp_path)).claims
     assert found.verdict == Verdict.FAIL
     assert "0 curves match 'nobody'" in found.reason
 
 
-def judgement(experiment: Experiment, found: Evidence) -> Judgement:
+def judgement(experiment: PaperExperiment, found: Evidence) -> Judgement:
     return judge(Paper("p", "", "", Path()), experiment, found, "here", "cpu", 1.0)
 
 
@@ -103,7 +103,7 @@ def test_a_curve_without_an_end_makes_its_claim_fail(asked, algorithm, lr, reaso
         Claim("holds", "!", lambda e: judged(asked(e.curve("local-gecl", lr=0.1)).min() >= 0, "", "")),
         Claim("?", "!", lambda e: judged(asked(e.curve(algorithm, lr=lr)).min() >= 0, "", "")),
     ]
-    experiment = Experiment(
+    experiment = PaperExperiment(
         "one",
         "One",
         claims,
@@ -123,7 +123,7 @@ def test_a_curve_without_an_end_makes_its_claim_fail(asked, algorithm, lr, reaso
 def test_a_judgement_says_how_it_came_about(device, seeds, option, words, tmp_path: Path) -> None:
     jobs = [job("a", seed, accuracies(0.1, 0.2)) for seed in range(seeds)]
     runs = {"two": load_record(write_run(tmp_path / "run", jobs))} if seeds else {}
-    experiment = Experiment("one", "One", [], presets=[Preset("two", ["rounds=1"])])
+    experiment = PaperExperiment("one", "One", [], presets=[Preset("two", ["rounds=1"])])
     found = judge(Paper("p", "", "", tmp_path), experiment, Evidence("small", runs), "here", device, 1.0)
     assert (found.scale, found.device, found.seeds) == ("small", device, [seeds] if seeds else [])
     assert found.changes == {"two": ["rounds=1"]}

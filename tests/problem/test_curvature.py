@@ -25,9 +25,9 @@ def test_curvature_of_quadratics_is_that_of_their_matrices(quadratics):
     assert not found.everywhere
 
 
-def gram_eigenvalues(objective: ModelProblem) -> np.ndarray:
+def gram_eigenvalues(problem: ModelProblem) -> np.ndarray:
     """[n]: the largest of X_i^T X_i / N_i, the bias being one more column of ones."""
-    source = objective.source
+    source = problem.source
     x = (
         source.stored.x.numpy() / (255 if source.stored.x.dtype == torch.uint8 else 1) - source.mean
     ) / source.std
@@ -38,14 +38,14 @@ def gram_eigenvalues(objective: ModelProblem) -> np.ndarray:
 @pytest.mark.parametrize("loss", [CrossEntropy(), Hinge(smoothing=0.25)], ids=["cross-entropy", "hinge"])
 def test_curvature_bounds_every_hessian(loss):
     """Found by Lanczos' method, as there are 650 parameters: the loss's bound times the Gram matrix."""
-    objective = digits(loss, counts=(60, 50, 40))
-    assert objective.dim > DENSE_DIMENSION
-    found = estimate_curvature(objective)
+    problem = digits(loss, counts=(60, 50, 40))
+    assert problem.dim > DENSE_DIMENSION
+    found = estimate_curvature(problem)
     assert found.mu == 0.01
-    assert pytest.approx(0.01 + loss.curvature * gram_eigenvalues(objective).max(), rel=1e-6) == found.L
+    assert pytest.approx(0.01 + loss.curvature * gram_eigenvalues(problem).max(), rel=1e-6) == found.L
     assert found.everywhere
     x = torch.randn(3, 650, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    eigenvalues = torch.linalg.eigvalsh(objective.hessians(x, torch.arange(3)))
+    eigenvalues = torch.linalg.eigvalsh(problem.hessians(x, torch.arange(3)))
     assert eigenvalues.max() <= found.L
     assert eigenvalues.min() >= found.mu - 1e-12
 
@@ -59,18 +59,18 @@ def test_curvature_counts_the_weights_of_nodes():
 
 
 def test_curvature_of_least_squares_knows_mu_from_the_data():
-    objective = regression(l2=0.1)
-    eigenvalues = torch.linalg.eigvalsh(objective.hessians(objective.x0.expand(4, -1), torch.arange(4)))
-    found = estimate_curvature(objective)
+    problem = regression(l2=0.1)
+    eigenvalues = torch.linalg.eigvalsh(problem.hessians(problem.x0.expand(4, -1), torch.arange(4)))
+    found = estimate_curvature(problem)
     assert found.mu == pytest.approx(float(eigenvalues.min()), rel=1e-12)
     assert pytest.approx(float(eigenvalues.max()), rel=1e-12) == found.L
 
 
 def test_hessian_products_are_products_with_hessians():
-    objective = digits(counts=(30, 20, 10))
+    problem = digits(counts=(30, 20, 10))
     x, v = torch.randn(2, 3, 650, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    expected = (objective.hessians(x, torch.arange(3)) @ v[..., None]).squeeze(-1)
-    found = objective.hessian_products(x, v, torch.arange(3))
+    expected = (problem.hessians(x, torch.arange(3)) @ v[..., None]).squeeze(-1)
+    found = problem.hessian_products(x, v, torch.arange(3))
     assert (found - expected).abs().max() < 1e-12 * expected.abs().max()
 
 

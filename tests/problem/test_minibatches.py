@@ -169,7 +169,7 @@ def test_an_experiment_file_says_how_samples_are_drawn() -> None:
     raw = read_experiment(None, ["problem.sampling=epochs", "problem.batch_size=10"])
     raw["algorithm"] = raw["algorithm"][0]
     setting = build_setting(Experiment(**raw), 0, None, "cpu")
-    assert isinstance(setting.objective.source.draws, Epochs)
+    assert isinstance(setting.problem.source.draws, Epochs)
     with pytest.raises(ValueError, match="sampling"):
         Experiment(**{**raw, "problem": {**raw["problem"], "sampling": "epoch"}})
 

@@ -38,7 +38,7 @@ def make_net() -> nn.Module:
         return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
-def make_objective(batch_size: int | None = 4, **options) -> ModelProblem:
+def make_problem(batch_size: int | None = 4, **options) -> ModelProblem:
     model = FlatModel(make_net(), torch.device("cpu"), torch.float64)
     return ModelProblem(model, CrossEntropy(), make_data(), batch_size=batch_size, seed=5, **options)
 
@@ -54,14 +54,14 @@ def plain_grad(row: Tensor, x: Tensor, y: Tensor, regulariser: Regulariser) -> T
     return nn.utils.parameters_to_vector(torch.autograd.grad(value, list(net.parameters())))
 
 
-def rows(objective: ModelProblem, nodes: int = 4) -> Tensor:
+def rows(problem: ModelProblem, nodes: int = 4) -> Tensor:
     """Another point for every node."""
     generator = torch.Generator().manual_seed(1)
-    return objective.x0 + torch.randn(nodes, objective.dim, dtype=torch.float64, generator=generator)
+    return problem.x0 + torch.randn(nodes, problem.dim, dtype=torch.float64, generator=generator)
 
 
-def oracle(objective: ModelProblem, nodes: list[int], round: int = 2) -> BatchOracle:
-    return BatchOracle(objective, torch.tensor(nodes), seed=5, round=round, work=Work())
+def oracle(problem: ModelProblem, nodes: list[int], round: int = 2) -> BatchOracle:
+    return BatchOracle(problem, torch.tensor(nodes), seed=5, round=round, work=Work())
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -71,18 +71,18 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 @pytest.mark.parametrize("regulariser", REGULARISERS.values(), ids=REGULARISERS)
 def test_full_gradients_are_those_of_autograd(regulariser: Regulariser) -> None:
-    objective, data = make_objective(regulariser=regulariser), make_data()
-    x = rows(objective)
-    found = oracle(objective, [0, 1, 2, 3]).full_grad(x)
+    problem, data = make_problem(regulariser=regulariser), make_data()
+    x = rows(problem)
+    found = oracle(problem, [0, 1, 2, 3]).full_grad(x)
     for node in range(4):
         assert close(found[node], plain_grad(x[node], *data.node(node), regulariser))
 
 
 @pytest.mark.parametrize("regulariser", REGULARISERS.values(), ids=REGULARISERS)
 def test_minibatch_gradients_are_those_of_autograd_on_the_drawn_samples(regulariser: Regulariser) -> None:
-    objective, data = make_objective(regulariser=regulariser), make_data()
-    x, everybody = rows(objective), torch.arange(4)
-    asked = oracle(objective, [0, 1, 2, 3])
+    problem, data = make_problem(regulariser=regulariser), make_data()
+    x, everybody = rows(problem), torch.arange(4)
+    asked = oracle(problem, [0, 1, 2, 3])
     for step in range(2):
         found = asked.grad(x)
         picks = batch_indices(5, everybody, torch.tensor(COUNTS), 2, step, 4)
@@ -93,37 +93,37 @@ def test_minibatch_gradients_are_those_of_autograd_on_the_drawn_samples(regulari
 
 
 def test_a_node_does_not_notice_who_else_is_asked() -> None:
-    objective = make_objective()
-    x = rows(objective)
-    together = oracle(objective, [0, 1, 2, 3]).grad(x)
+    problem = make_problem()
+    x = rows(problem)
+    together = oracle(problem, [0, 1, 2, 3]).grad(x)
     for chosen in ([0], [3, 1], [2, 0, 1]):
-        assert close(oracle(objective, chosen).grad(x[chosen]), together[chosen])
-        full = oracle(objective, chosen).full_grad(x[chosen])
-        assert close(full, oracle(objective, [0, 1, 2, 3]).full_grad(x)[chosen])
+        assert close(oracle(problem, chosen).grad(x[chosen]), together[chosen])
+        full = oracle(problem, chosen).full_grad(x[chosen])
+        assert close(full, oracle(problem, [0, 1, 2, 3]).full_grad(x)[chosen])
 
 
 def test_gradients_at_two_points_are_of_the_same_samples() -> None:
-    objective = make_objective()
-    x, y = rows(objective), objective.x0
-    at_x, at_y = oracle(objective, [0, 1, 2, 3]).grads(x, y)
-    assert close(at_x, oracle(objective, [0, 1, 2, 3]).grad(x))
-    assert close(at_y, oracle(objective, [0, 1, 2, 3]).grad(y))
+    problem = make_problem()
+    x, y = rows(problem), problem.x0
+    at_x, at_y = oracle(problem, [0, 1, 2, 3]).grads(x, y)
+    assert close(at_x, oracle(problem, [0, 1, 2, 3]).grad(x))
+    assert close(at_y, oracle(problem, [0, 1, 2, 3]).grad(y))
 
 
 def test_every_call_and_every_round_draws_anew() -> None:
-    objective = make_objective()
-    x = rows(objective)
-    asked = oracle(objective, [0, 1, 2, 3])
+    problem = make_problem()
+    x = rows(problem)
+    asked = oracle(problem, [0, 1, 2, 3])
     first, second = asked.grad(x), asked.grad(x)
     assert not close(first, second)
-    assert not close(first, oracle(objective, [0, 1, 2, 3], round=3).grad(x))
-    assert torch.equal(first, oracle(objective, [0, 1, 2, 3]).grad(x))
+    assert not close(first, oracle(problem, [0, 1, 2, 3], round=3).grad(x))
+    assert torch.equal(first, oracle(problem, [0, 1, 2, 3]).grad(x))
 
 
 def test_work_is_counted() -> None:
-    objective = make_objective()
-    asked = oracle(objective, [1, 2])
-    x = objective.x0
+    problem = make_problem()
+    asked = oracle(problem, [1, 2])
+    x = problem.x0
     asked.grad(x)
     asked.grads(x, x)
     asked.full_grad(x)
@@ -132,31 +132,31 @@ def test_work_is_counted() -> None:
 
 
 def test_a_full_batch_takes_all_of_a_nodes_data() -> None:
-    objective = make_objective(batch_size=None)
-    x = rows(objective)
-    assert close(oracle(objective, [0, 1, 2, 3]).grad(x), oracle(objective, [0, 1, 2, 3]).full_grad(x))
+    problem = make_problem(batch_size=None)
+    x = rows(problem)
+    assert close(oracle(problem, [0, 1, 2, 3]).grad(x), oracle(problem, [0, 1, 2, 3]).full_grad(x))
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_the_common_objective(weights) -> None:
     regulariser = REGULARISERS["both"]
-    objective, data = make_objective(weights=weights, regulariser=regulariser), make_data()
-    x = rows(objective, 1)[0]
-    value, gradient = objective.global_value_and_grad(x)
+    problem, data = make_problem(weights=weights, regulariser=regulariser), make_data()
+    x = rows(problem, 1)[0]
+    value, gradient = problem.global_value_and_grad(x)
     if weights == "samples":  # every sample counts alike: the pooled mean
         expected = plain_grad(x, data.x, data.y, regulariser)
     else:
         expected = torch.stack([plain_grad(x, *data.node(node), regulariser) for node in range(4)]).mean(0)
     assert close(gradient, expected)
-    assert close(objective.global_value(x), value)
+    assert close(problem.global_value(x), value)
     # and the nodes' own gradients average to it, whatever the method
-    own = oracle(objective, [0, 1, 2, 3]).full_grad(x)
+    own = oracle(problem, [0, 1, 2, 3]).full_grad(x)
     assert close(own.mean(0), expected)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_processes_that_hold_some_nodes_add_up_to_the_whole(weights) -> None:
-    whole = make_objective(weights=weights, regulariser=REGULARISERS["both"])
+    whole = make_problem(weights=weights, regulariser=REGULARISERS["both"])
     x, at = rows(whole), rows(whole, 1)[0]
     value, gradient = whole.global_value_and_grad(at)
     parts = []

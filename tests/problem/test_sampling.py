@@ -120,7 +120,7 @@ KNOWN = [  # factor per round of an independent implementation with cohorts of i
 
 @pytest.mark.parametrize(("algorithm", "factor", "spread"), KNOWN, ids=str)
 def test_corrected_methods_reach_the_optimum_with_three_clients_of_ten(problem, algorithm, factor, spread):
-    path = problem.run(algorithm, 350, cohort_size=3)
+    path = problem.run(algorithm, 350, cohort=3)
     assert (path[-1] - problem.optimum).norm(dim=-1).max() < 1e-10
     assert measured_decay(problem, path) == pytest.approx(factor, abs=spread)
 
@@ -134,7 +134,7 @@ def test_methods_without_correction_learn_with_cohorts(algorithm):
 
 @pytest.mark.parametrize("algorithm", STATEFUL + STATELESS, ids=str)
 def test_a_cohort_of_everybody_is_no_cohort(problem, algorithm):
-    assert torch.equal(problem.run(algorithm, 10, cohort_size=10), problem.run(algorithm, 10))
+    assert torch.equal(problem.run(algorithm, 10, cohort=10), problem.run(algorithm, 10))
 
 
 def test_a_cohort_is_the_same_for_every_method_and_another_for_another_seed(problem):

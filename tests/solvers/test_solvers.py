@@ -24,10 +24,10 @@ from holdfast.solvers.fista import least_subgradient
 
 
 def test_aogm_takes_the_iterations_that_were_measured_before():
-    objective = Recorded(ill_conditioned(1e1, 1e3, 1e5))
-    _, work = solve(objective, AOGM(), LINEAR)
+    problem = Recorded(ill_conditioned(1e1, 1e3, 1e5))
+    _, work = solve(problem, AOGM(), LINEAR)
     assert work.unfinished_solves == 0
-    for iterations, expected in zip(objective.count("grad"), (31, 359, 2173), strict=True):
+    for iterations, expected in zip(problem.count("grad"), (31, 359, 2173), strict=True):
         assert iterations == pytest.approx(expected, rel=0.2)
 
 
@@ -65,10 +65,10 @@ def parabolas(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [log_sum_exp, parabolas])
 def test_backtracking_accepts_no_step_that_breaks_the_descent_condition(function, start):
     x0 = torch.tensor([1.0, 0.3, -2.0], dtype=torch.float64)
-    objective = Recorded(FunctionProblem([function], x0))
-    _, work = solve(objective, AOGM(), start=start * x0)
+    problem = Recorded(FunctionProblem([function], x0))
+    _, work = solve(problem, AOGM(), start=start * x0)
     assert work.unfinished_solves == 0
-    calls, iterations, halvings = objective.calls[1:], 0, 0  # the first is the value at the start
+    calls, iterations, halvings = problem.calls[1:], 0, 0  # the first is the value at the start
     while calls:
         # One iteration: the gradient and the value at x, then the values at points x - step * gradient.
         (_, x, _, gradient), (_, same, _, energy), *rest = calls
@@ -111,12 +111,12 @@ def test_solvers_agree_with_newton_on_quadratics(quadratics, solver):
     ids=lambda s: type(s).__name__,
 )
 def test_solvers_agree_with_newton_on_logistic_regression(solver):
-    objective = logistic()
+    problem = logistic()
     linear = 0.1 * torch.randn(
-        4, objective.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        4, problem.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
-    exact, _ = solve(objective, Newton(), linear)
-    answer, work = solve(objective, solver, linear)
+    exact, _ = solve(problem, Newton(), linear)
+    answer, work = solve(problem, solver, linear)
     assert (answer - exact).norm(dim=-1).max() < 1e-10 / 0.1 + 1e-12
     assert work.unfinished_solves == 0
 
@@ -141,9 +141,9 @@ def test_sgd_takes_gradient_steps_on_minibatches(quadratics):
     assert (answer - expected).abs().max() < 1e-13
     assert (same - expected).abs().max() < 1e-13
     assert (work.gradient_evaluations, work.unfinished_solves) == (70, 0)
-    objective = logistic(batch_size=5)
-    oracle = oracle_of(objective)
-    zero = torch.zeros(4, objective.dim, dtype=torch.float64)
+    problem = logistic(batch_size=5)
+    oracle = oracle_of(problem)
+    zero = torch.zeros(4, problem.dim, dtype=torch.float64)
     oracle.argmin(zero, zero, 0.0, zero, solver=SGD(lr=0.1, steps=3))
     assert oracle.work.sample_gradients == 4 * 5 * 3
 
@@ -154,16 +154,16 @@ def test_sgd_takes_gradient_steps_on_minibatches(quadratics):
 def test_fista_solves_a_separable_l1_problem_by_hand():
     """argmin (u - b)^2 a/2 + .5 |u| = b pulled towards zero by .5/a, and zero if it is nearer than that."""
     a, b = torch.tensor([1.0, 2, 4, 1]).double(), torch.tensor([3.0, -1, 0.1, -0.4]).double()
-    objective = FunctionProblem([lambda x: (a * (x - b) ** 2).sum() / 2], torch.zeros(4).double(), l1=0.5)
-    answer, _ = solve(objective, FISTA(**EXACTLY), start=1.0)
+    problem = FunctionProblem([lambda x: (a * (x - b) ** 2).sum() / 2], torch.zeros(4).double(), l1=0.5)
+    answer, _ = solve(problem, FISTA(**EXACTLY), start=1.0)
     assert torch.allclose(answer[0], torch.tensor([2.5, -0.75, 0, 0]).double(), atol=1e-10)
     assert (answer[0, 2:] == 0).all()
 
 
 def test_fista_meets_the_optimality_condition_of_l1_regression():
-    objective = logistic(l1=0.02)
-    linear = torch.full((4, objective.dim), 0.003, dtype=torch.float64)
-    answer, work = solve(objective, FISTA(**EXACTLY), linear)
+    problem = logistic(l1=0.02)
+    linear = torch.full((4, problem.dim), 0.003, dtype=torch.float64)
+    answer, work = solve(problem, FISTA(**EXACTLY), linear)
     smooth = logistic().full_grads(answer, torch.arange(4)) + linear
     assert work.unfinished_solves == 0
     assert least_subgradient(smooth, answer, 0.02).norm(dim=-1).max() < 1.1e-10
@@ -180,12 +180,12 @@ def test_smooth_solvers_refuse_kinks(solver):
 
 
 def test_a_smoothed_hinge_is_within_reach_of_gradient_methods():
-    objective = logistic(Hinge(smoothing=0.1))
-    first, _ = solve(objective, AOGM(**EXACTLY))
-    second, work = solve(objective, LBFGS(**EXACTLY))
+    problem = logistic(Hinge(smoothing=0.1))
+    first, _ = solve(problem, AOGM(**EXACTLY))
+    second, work = solve(problem, LBFGS(**EXACTLY))
     assert work.unfinished_solves == 0
     assert (first - second).norm(dim=-1).max() < 2e-10 / 0.1
     exact = logistic(Hinge())
-    lower = exact.values(first, torch.arange(4)) - objective.values(first, torch.arange(4))
+    lower = exact.values(first, torch.arange(4)) - problem.values(first, torch.arange(4))
     assert (lower > 0).all()
     assert (lower <= 0.1 / 2).all()

@@ -111,7 +111,7 @@ def _samples(nodes: int) -> tuple[hf.FederatedData, torch.nn.Module]:
     return hf.partition(x, y, hf.Dirichlet(0.5), nodes=nodes, seed=0), model
 
 
-def make_objective(name: str, nodes: int, here: np.ndarray | None = None) -> Problem:
+def make_problem(name: str, nodes: int, here: np.ndarray | None = None) -> Problem:
     """In float64; of "samples", only those of the nodes ``here`` are there."""
     if name == "quadratics":
         return make_quadratics(nodes, L=2.0)
@@ -139,14 +139,14 @@ def trace(simulation: Simulation, rounds: int) -> Seen:
 
 
 def simulate(problem: Task, rounds: int) -> Seen:
-    objective = make_objective(problem.objective, problem.network.nodes)
+    objective = make_problem(problem.problem, problem.network.nodes)
     return trace(
         Simulation(
             problem.method,
             objective,
             problem.network,
             seed=7,
-            cohort_size=problem.cohort,
+            cohort=problem.cohort or "all",
             channel=problem.channel,
         ),
         rounds,
@@ -155,14 +155,14 @@ def simulate(problem: Task, rounds: int) -> Seen:
 
 def on_rank(problem: Task, world: Ranks) -> Simulation:
     here = place(problem.network, world.size)[world.rank]
-    objective = make_objective(problem.objective, problem.network.nodes, here)
+    objective = make_problem(problem.problem, problem.network.nodes, here)
     place_of_rank = RankPlace(world, problem.network)
     return Simulation(
         problem.method,
         objective,
         problem.network,
         seed=7,
-        cohort_size=problem.cohort,
+        cohort=problem.cohort or "all",
         place=place_of_rank,
         channel=problem.channel,
     )

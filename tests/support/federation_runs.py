@@ -26,8 +26,8 @@ from holdfast.data.dataset import Dataset
 from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.deploy.member.base import Member, NetworkThread, Stopped
-from holdfast.engines.deploy.member.hub import Hub
 from holdfast.engines.deploy.member.node import Node
+from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials, make_certificates
 from holdfast.experiments.federation import FederationFile, make_federation
@@ -103,9 +103,9 @@ def simulate(federation: FederationFile) -> Simulation:
     simulation = Simulation(
         federation.method,
         objective,
-        federation.graph,
+        federation.member_network,
         seed=federation.seed,
-        cohort_size=cohort,
+        cohort=cohort or "all",
         channel=federation.wire_channel,
     )
     for _ in range(federation.rounds):
@@ -114,7 +114,7 @@ def simulate(federation: FederationFile) -> Simulation:
 
 
 @dataclass
-class Run:
+class DeployedRun:
     """A federation in threads of this process, over real sockets and TLS."""
 
     federation: FederationFile
@@ -142,18 +142,18 @@ class Run:
         }
         made: Member
         if federation.server is not None and name == federation.server.name:
-            made = Hub(federation, folder, initial_model(federation), **shared)
+            made = Server(federation, folder, initial_model(federation), **shared)
         else:
             node = federation.names.index(name)
             data = (
                 self.data_of(node) if self.data_of else make_data(node, tuple(federation.problem.input_shape))
             )
             made = Node(federation, name, folder, open_site(federation, name, data), **shared)
-        if isinstance(made, Hub) or federation.server is None:
+        if isinstance(made, Server) or federation.server is None:
             made.listen(federation.member(name).address)
         return made
 
-    def carry_out(self, timeout: float = 60.0) -> Run:
+    def carry_out(self, timeout: float = 60.0) -> DeployedRun:
         """Runs all members to the end, or to their first error."""
         network = NetworkThread()
         names = [member.name for member in self.federation.members]
@@ -185,10 +185,10 @@ class Run:
             self.errors[name] = error
 
 
-_CALM: dict[str, Run] = {}
+_CALM: dict[str, DeployedRun] = {}
 
 
-def calm_run(raw: dict[str, Any]) -> Run:
+def calm_run(raw: dict[str, Any]) -> DeployedRun:
     """The federation that ``raw`` describes, disturbed by nobody; run once for all that compare with it."""
     key = make_federation(raw, "test").id  # the same wherever its members listen
     if key not in _CALM:
@@ -197,9 +197,9 @@ def calm_run(raw: dict[str, Any]) -> Run:
     return _CALM[key]
 
 
-def deploy(raw: dict[str, Any], folder: Path, timeout: float = 60.0) -> Run:
+def deploy(raw: dict[str, Any], folder: Path, timeout: float = 60.0) -> DeployedRun:
     """Runs the federation that ``raw`` describes; fails if a member did."""
-    run = Run(make_federation(raw, "test"), folder).carry_out(timeout)
+    run = DeployedRun(make_federation(raw, "test"), folder).carry_out(timeout)
     if run.errors:
         raise next(iter(run.errors.values()))
     return run
@@ -208,7 +208,7 @@ def deploy(raw: dict[str, Any], folder: Path, timeout: float = 60.0) -> Run:
 class Started:
     """All members of a federation, or some of them, under way in threads."""
 
-    def __init__(self, run: Run, names: list[str] | None = None) -> None:
+    def __init__(self, run: DeployedRun, names: list[str] | None = None) -> None:
         self.run, self.network = run, NetworkThread()
         self.threads: dict[str, threading.Thread] = {}
         run.members = {}
@@ -226,7 +226,7 @@ class Started:
             assert time.monotonic() < deadline
             time.sleep(0.002)
 
-    def end(self) -> Run:
+    def end(self) -> DeployedRun:
         """Waits for all, and closes them."""
         for thread in self.threads.values():
             thread.join(90)
@@ -245,9 +245,9 @@ class Started:
         self.run.errors.clear()
 
 
-def stopped(raw: dict[str, Any], folder: Path, at: int) -> Run:
+def stopped(raw: dict[str, Any], folder: Path, at: int) -> DeployedRun:
     """A federation that was stopped when somebody had finished ``at`` rounds."""
-    run = Run(make_federation(raw, "test"), folder)
+    run = DeployedRun(make_federation(raw, "test"), folder)
 
     class Log(list[dict[str, Any]]):
         """Whoever writes that it has finished that round stops them all, before it goes on."""

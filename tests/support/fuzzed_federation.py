@@ -12,13 +12,13 @@ import grpc
 import pytest
 import torch
 from bad_bytes import Mangler
-from federation_runs import Run, deploy
+from federation_runs import DeployedRun, deploy
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.member.base import Member, NetworkThread
-from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.storage.messages import Header, write_message
-from holdfast.engines.deploy.wire.links import Link
+from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.service import Ask
 from holdfast.experiments.federation import make_federation
 
@@ -40,7 +40,7 @@ class Fuzzed:
 
     def __init__(self, raw: dict[str, Any], folder: Path, absent: str = "") -> None:
         self.calm = deploy(raw, folder / "calm")
-        self.run = Run(make_federation(raw, "test"), folder / "fuzzed")
+        self.run = DeployedRun(make_federation(raw, "test"), folder / "fuzzed")
         self.network = NetworkThread()
         names = [member.name for member in self.run.federation.members if member.name not in absent]
         self.run.members = {name: self.run.member(name, self.network) for name in names}
@@ -76,7 +76,7 @@ class Fuzzed:
             assert torch.equal(self.run.models[name], model)
 
 
-async def refuses_answer(link: Link, honest: Header, frames: list[bytes]) -> bool:
+async def refuses_answer(link: Connection, honest: Header, frames: list[bytes]) -> bool:
     """Whether an answer is refused; one that is accepted must be the right one after all."""
     try:
         received = await link._fetch(1, 0, honest.tensors)
@@ -108,7 +108,7 @@ def bad_questions(member: Member, mangler: Mangler, count: int) -> Iterator[byte
             yield text
 
 
-def settle_submission(hub: Hub, text: bytes, honest: Header, frames: list[bytes]) -> None:
+def settle_submission(hub: Server, text: bytes, honest: Header, frames: list[bytes]) -> None:
     """A submission was not refused: it is good after all, or of a round that is over, and not kept."""
     if hub.arrivals:
         kept = hub._file((1, 0), "a")

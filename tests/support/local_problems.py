@@ -23,19 +23,19 @@ EXACTLY = {"stop": "gradient", "tolerance": 1e-10}
 class Recorded:
     """An objective that remembers what it is asked: ("grad" or "value", points, nodes, answers)."""
 
-    def __init__(self, objective) -> None:
-        self.objective = objective
+    def __init__(self, problem) -> None:
+        self.problem = problem
         self.calls: list[tuple[str, Tensor, Tensor, Tensor]] = []
 
     def __getattr__(self, name: str):
-        return getattr(self.objective, name)
+        return getattr(self.problem, name)
 
     def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
-        self.calls.append(("grad", x, nodes, self.objective.full_grads(x, nodes)))
+        self.calls.append(("grad", x, nodes, self.problem.full_grads(x, nodes)))
         return self.calls[-1][-1]
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
-        self.calls.append(("value", x, nodes, self.objective.values(x, nodes)))
+        self.calls.append(("value", x, nodes, self.problem.values(x, nodes)))
         return self.calls[-1][-1]
 
     def count(self, kind: str) -> list[int]:
@@ -44,9 +44,9 @@ class Recorded:
         return torch.bincount(asked, minlength=self.nodes).tolist()
 
 
-def oracle_of(objective, nodes: list[int] | None = None) -> BatchOracle:
-    chosen = torch.arange(objective.nodes) if nodes is None else torch.tensor(nodes)
-    return BatchOracle(objective, chosen, seed=0, round=0, work=Work())
+def oracle_of(problem, nodes: list[int] | None = None) -> BatchOracle:
+    chosen = torch.arange(problem.nodes) if nodes is None else torch.tensor(nodes)
+    return BatchOracle(problem, chosen, seed=0, round=0, work=Work())
 
 
 def ill_conditioned(*kappas: float) -> Quadratics:
@@ -60,10 +60,10 @@ def ill_conditioned(*kappas: float) -> Quadratics:
 LINEAR = -torch.tensor(np.random.default_rng(0).standard_normal(20))
 
 
-def solve(objective, solver, linear=0.0, weight=0.0, start=0.0, nodes=None, gradient_norm=None):
+def solve(problem, solver, linear=0.0, weight=0.0, start=0.0, nodes=None, gradient_norm=None):
     """The answers [m, d] and the oracle, with the work done."""
-    oracle = oracle_of(objective, nodes)
-    rows = torch.zeros(len(oracle.nodes), objective.dim, dtype=objective.x0.dtype)
+    oracle = oracle_of(problem, nodes)
+    rows = torch.zeros(len(oracle.nodes), problem.dim, dtype=problem.x0.dtype)
     answer = oracle.argmin(
         rows + linear, rows, weight, rows + start, solver=solver, gradient_norm=gradient_norm
     )

@@ -7,29 +7,29 @@ from pathlib import Path
 
 from holdfast.algorithms import ALGORITHMS
 from holdfast.experiments.plan import Job
-from holdfast_papers.base import Circumstances, Experiment, Paper, Preset, Verdict
+from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Preset, Verdict
 from holdfast_papers.evidence import Evidence, Scale
 from holdfast_papers.execution import Task
 
 
-def planned(paper: Paper, experiment: Experiment, scale: Scale) -> Iterator[tuple[Preset, list[Job]]]:
+def planned(paper: Paper, experiment: PaperExperiment, scale: Scale) -> Iterator[tuple[Preset, list[Job]]]:
     """Every preset of an experiment with its jobs; nothing is run."""
     for preset in experiment.presets:
         task = Task(paper, experiment, preset, Circumstances(scale, "cpu", None), Path())
         yield preset, task.plan().jobs
 
 
-def build_every_method(paper: Paper, experiment: Experiment, scale: Scale) -> None:
+def build_every_method(paper: Paper, experiment: PaperExperiment, scale: Scale) -> None:
     for _, jobs in planned(paper, experiment, scale):
         for job in jobs:
             ALGORITHMS.build(job.experiment.algorithm.name, job.experiment.algorithm.parameters)
 
 
-def verdicts(experiment: Experiment, evidence: Evidence) -> list[Verdict]:
+def verdicts(experiment: PaperExperiment, evidence: Evidence) -> list[Verdict]:
     return [claim.check(evidence).verdict for claim in experiment.claims]
 
 
-def failing(experiment: Experiment, evidence: Evidence) -> list[int]:
+def failing(experiment: PaperExperiment, evidence: Evidence) -> list[int]:
     """The places of the claims that fail."""
     found = verdicts(experiment, evidence)
     return [place for place, verdict in enumerate(found) if verdict == Verdict.FAIL]

@@ -24,9 +24,9 @@ def stochastic_digits(nodes: int = 6) -> ModelProblem:
     return ModelProblem(flat, CrossEntropy(), data, batch_size=16, seed=0)
 
 
-def simulate(algorithm, objective, rounds: int = 0, seed: int = 3, cohort: int | None = None) -> Simulation:
+def simulate(algorithm, problem, rounds: int = 0, seed: int = 3, cohort: int | None = None) -> Simulation:
     """A method with a server after so many rounds."""
-    simulation = Simulation(algorithm, objective, hf.server(objective.nodes), seed=seed, cohort_size=cohort)
+    simulation = Simulation(algorithm, problem, hf.server(problem.nodes), seed=seed, cohort=cohort or "all")
     for _ in range(rounds):
         simulation.step()
     return simulation

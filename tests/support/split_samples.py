@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.data import FederatedData, Partition, partition
+from holdfast.data import FederatedData, Partitioner, partition
 
 N, CLASSES = 1200, 10
 X = np.arange(N, dtype=np.float64)[:, None]  # a sample is its own row number
@@ -14,5 +14,5 @@ Y = np.random.default_rng(0).permutation(np.repeat(np.arange(CLASSES), N // CLAS
 GROUPS = np.random.default_rng(1).permutation(np.repeat(np.arange(30) * 7, N // 30))
 
 
-def split(how: Partition, nodes: int = 10, seed: int = 0, y: Any = Y) -> FederatedData:
+def split(how: Partitioner, nodes: int = 10, seed: int = 0, y: Any = Y) -> FederatedData:
     return partition(X, y, how, nodes, seed, groups=GROUPS)

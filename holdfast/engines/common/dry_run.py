@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.tree import leaves
+from holdfast.core.validation import Cohort
 from holdfast.engines.common.carrier import apart
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
@@ -36,7 +37,7 @@ class Footprint:
 def dry_run(
     method: Method,
     network: Network,
-    cohort_size: int | None = None,
+    cohort: Cohort = "all",
     rounds: int = 1,
     channel: Channel = IDENTITY,
 ) -> Footprint:
@@ -45,7 +46,7 @@ def dry_run(
     Figures per round are means over ``rounds``: some methods skip communication now and then.
     """
     dim = method.least_dim
-    one, two = (_count(method, network, cohort_size, d, rounds, channel) for d in (dim, dim + 1))
+    one, two = (_count(method, network, cohort, d, rounds, channel) for d in (dim, dim + 1))
     vectors = two.per_round - one.per_round
     return Footprint(
         vectors_at_start=two.at_start - one.at_start,
@@ -67,10 +68,10 @@ class _Counts(NamedTuple):
 
 
 def _count(
-    method: Method, network: Network, cohort_size: int | None, dim: int, rounds: int, channel: Channel
+    method: Method, network: Network, cohort: Cohort, dim: int, rounds: int, channel: Channel
 ) -> _Counts:
     problem = ZeroProblem(network.nodes, dim)
-    simulation = Simulation(method, problem, network, cohort_size=cohort_size, channel=channel)
+    simulation = Simulation(method, problem, network, cohort=cohort, channel=channel)
     at_start, before = simulation.traffic.numbers, replace(simulation.work)
     own, memory = apart(simulation.state)
     kept = (own.clients if isinstance(own, ServerState) else own, memory)

@@ -7,6 +7,7 @@ from typing import get_args
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.contract.channel import Use
 from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import Cohort
 from holdfast.engines.common.contract_check import check_channel, check_method
 from holdfast.engines.common.survey import method_uses
 from holdfast.topology import Network
@@ -22,20 +23,20 @@ REASONS: dict[Use, str] = {
 
 
 def check_fit(
-    method: Method, nodes: int, network: Network, cohort_size: int | None, channel: Channel = IDENTITY
+    method: Method, nodes: int, network: Network, cohort: Cohort, channel: Channel = IDENTITY
 ) -> None:
     """Refuses a method or a channel on a network it is not made for, and cohorts that cannot be drawn.
 
     A method, an optimiser or a channel that does not keep the contract is refused, too.
     """
-    _check_network(method, nodes, network, cohort_size)
+    _check_network(method, nodes, network, cohort)
     messages = check_method(method, network)
     if channel.transparent:
         return
     uses = method_uses(method, network) | {"server" if network.is_server else "graph"}
     if network.sequence is not None or network.activity is not None:
         uses.add("changing graph")
-    if cohort_size is not None:
+    if cohort != "all":
         uses.add("cohort")
     if not channel.serves:
         raise HoldfastError(
@@ -49,7 +50,7 @@ def check_fit(
     check_channel(channel, method, network, messages)
 
 
-def _check_network(method: Method, nodes: int, network: Network, cohort_size: int | None) -> None:
+def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort) -> None:
     name = type(method).__name__
     leads = isinstance(method, ServerAlgorithm) or (isinstance(method, Algorithm) and method.needs_server)
     if network.nodes != nodes:
@@ -62,9 +63,9 @@ def _check_network(method: Method, nodes: int, network: Network, cohort_size: in
         raise HoldfastError(
             f"{name} works along links: use a graph such as the topology 'ring', not a server"
         )
-    if cohort_size is None:
+    if cohort == "all":
         return
     if not isinstance(method, ServerAlgorithm) or not method.allows_cohorts:
         raise HoldfastError(f"cohort: {name} needs every node in every round; leave the cohort out")
-    if not 1 <= cohort_size <= nodes:
-        raise HoldfastError(f"cohort: should be between 1 and the number of nodes {nodes}, got {cohort_size}")
+    if not 1 <= cohort <= nodes:
+        raise HoldfastError(f"cohort: should be between 1 and the number of nodes {nodes}, got {cohort}")

@@ -35,7 +35,7 @@ def unguarded(solve: Callable[[], Tensor], start: Tensor) -> Tensor:
 class BatchOracle:
     """The objectives of ``nodes`` [m]; every call of ``grad`` draws the next minibatch of the round."""
 
-    objective: Problem
+    problem: Problem
     nodes: Tensor
     seed: int
     round: int
@@ -108,27 +108,27 @@ class BatchOracle:
         return result
 
     def _minibatch(self, points: list[Tensor], nodes: Tensor) -> list[Tensor]:
-        self._count(len(points), nodes, self.objective.samples_per_minibatch(nodes))
+        self._count(len(points), nodes, self.problem.samples_per_minibatch(nodes))
         if self.gradient is None:
-            computed = self.objective.minibatch_values_and_grads(points, nodes, self.round, self.step)
+            computed = self.problem.minibatch_values_and_grads(points, nodes, self.round, self.step)
         else:
             computed = [self.gradient(x, nodes, self.round, self.step) for x in points]
         self.losses.append(computed[0][0])
         return [gradient for _, gradient in computed]
 
     def _full(self, x: Tensor, nodes: Tensor) -> Tensor:
-        self._count(1, nodes, self.objective.samples(nodes))
-        return self.objective.full_grads(x, nodes)
+        self._count(1, nodes, self.problem.samples(nodes))
+        return self.problem.full_grads(x, nodes)
 
     def _values(self, x: Tensor, nodes: Tensor) -> Tensor:
         self.work.value_evaluations += len(nodes)
-        return self.objective.values(x, nodes)[:, None]
+        return self.problem.values(x, nodes)[:, None]
 
     def _count(self, points: int, nodes: Tensor, samples: int) -> None:
         self.work.gradient_evaluations += points * len(nodes)
         self.work.sample_gradients += points * samples
         if self.chances is None:
-            self.work.delay += points * len(nodes) / self.objective.nodes
+            self.work.delay += points * len(nodes) / self.problem.nodes
         else:
             slowness = 1 / self.chances
             self.work.delay += points * float(slowness[nodes].sum() / slowness.sum())
@@ -154,11 +154,11 @@ class OracleProblem:
 
     @property
     def l1(self) -> float:
-        return self.oracle.objective.l1
+        return self.oracle.problem.l1
 
     @property
     def smooth(self) -> bool:
-        return self.oracle.objective.smooth
+        return self.oracle.problem.smooth
 
     def value(self, u: Tensor, where: Tensor | None = None) -> Tensor:
         away = (u - self.centre).square().sum(-1, keepdim=True)
@@ -174,7 +174,7 @@ class OracleProblem:
     def hessian(self, u: Tensor) -> Tensor:
         identity = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
         weight = self.weight[..., None] if isinstance(self.weight, Tensor) else self.weight
-        return self.oracle.objective.hessians(u, self.oracle.nodes) + weight * identity
+        return self.oracle.problem.hessians(u, self.oracle.nodes) + weight * identity
 
     def slope(self, u: Tensor) -> Tensor:
         return self.linear + self.weight * (u - self.centre)

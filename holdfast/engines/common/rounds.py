@@ -10,6 +10,7 @@ from torch import Tensor
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import put_rows, tree_map
+from holdfast.core.validation import Cohort
 from holdfast.engines.common.carrier import (
     Carrier,
     Slot,
@@ -54,13 +55,13 @@ class Rounds:
         network: Network,
         *,
         seed: int = 0,
-        cohort_size: int | None = None,
+        cohort: Cohort = "all",
         place: Place = HERE,
         channel: Channel = IDENTITY,
     ) -> None:
-        check_fit(method, problem.nodes, network, cohort_size, channel)
+        check_fit(method, problem.nodes, network, cohort, channel)
         self.method, self.problem, self.network, self.place = method, problem, network, place
-        self.seed, self.cohort_size = seed, cohort_size or problem.nodes
+        self.seed, self.cohort_size = seed, problem.nodes if cohort == "all" else cohort
         self.nodes = place.nodes(network).to(problem.x0.device)
         self.links = place.links(network.at(0), problem.x0)
         self.channel = channel

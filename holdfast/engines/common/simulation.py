@@ -10,6 +10,7 @@ from torch import Tensor
 from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.memory import keep_freed_memory
 from holdfast.core.tree import from_named, named_leaves
+from holdfast.core.validation import Cohort
 from holdfast.core.world import World
 from holdfast.engines.common.counters import Counters, Traffic, Work
 from holdfast.engines.common.oracle import MinibatchGradient
@@ -71,12 +72,12 @@ class Simulation:
         network: Network,
         *,
         seed: int = 0,
-        cohort_size: int | None = None,
+        cohort: Cohort = "all",
         place: Place = HERE,
         executor: Executor | None = None,
         channel: Channel = IDENTITY,
     ) -> None:
-        options: Any = {"seed": seed, "cohort_size": cohort_size, "place": place, "channel": channel}
+        options: Any = {"seed": seed, "cohort": cohort, "place": place, "channel": channel}
         self.rounds = Rounds(method, problem, network, **options)
         self.executor = executor or Stepwise()
         self.counters = Counters()

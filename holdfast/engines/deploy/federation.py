@@ -77,7 +77,7 @@ class Federation(Section, ABC):
 
     @property
     @abstractmethod
-    def graph(self) -> Network:
+    def member_network(self) -> Network:
         """Who talks to whom, and with which weights."""
 
     @property

@@ -15,7 +15,7 @@ class Site:
     """What node number ``node`` has at home. None of it leaves."""
 
     node: int
-    objective: ModelProblem
+    problem: ModelProblem
     test: Any  # a tree of samples; None: no test split
     digest: str  # of the data
     warning: str | None = None  # what the user should know, though it is no mistake
@@ -23,10 +23,10 @@ class Site:
     def measure(self, row: Tensor) -> dict[str, float]:
         """The objective on the node's own data, and its own test split, at the model ``row`` [1, d]."""
         # The objective knows of this node only, whose share in the common one is 1/n.
-        metrics = {"local_loss": self.objective.nodes * float(self.objective.global_value(row[0]))}
+        metrics = {"local_loss": self.problem.nodes * float(self.problem.global_value(row[0]))}
         if self.test is not None:
-            accuracy, loss = self.objective.test(self.objective.complete(row, self.objective.here), self.test)
-            if self.objective.loss.has_accuracy:
+            accuracy, loss = self.problem.test(self.problem.complete(row, self.problem.here), self.test)
+            if self.problem.loss.has_accuracy:
                 metrics["test_accuracy"] = float(accuracy[0])
             metrics["test_loss"] = float(loss[0])
         return metrics

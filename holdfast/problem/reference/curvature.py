@@ -30,7 +30,7 @@ class Curvature(NamedTuple):
         return self.L / self.mu if self.mu else math.inf
 
 
-def estimate_curvature(objective: Problem, world: World = ALONE) -> Curvature:
+def estimate_curvature(problem: Problem, world: World = ALONE) -> Curvature:
     """The least mu and the largest L over the nodes, here and elsewhere in ``world``, in float64.
 
     Where a convex loss meets a model that is linear in its parameters, both are bounds for all points: mu is
@@ -39,51 +39,51 @@ def estimate_curvature(objective: Problem, world: World = ALONE) -> Curvature:
     L, and mu of given functions, are eigenvalues of the Hessians at the initial model: that tells all about
     quadratics and little about others.
     """
-    if not objective.smooth:
+    if not problem.smooth:
         raise HoldfastError(
             "L: the exact hinge has kinks, so there is none; give the loss some smoothing, or use rho = 0"
         )
-    convexity = objective.convexity
+    convexity = problem.convexity
     if convexity.mu is None:
-        if objective.dim > DENSE_DIMENSION:
+        if problem.dim > DENSE_DIMENSION:
             limit = f"it is estimated for up to {DENSE_DIMENSION} parameters"
-            raise HoldfastError(f"mu: {limit}, there are {objective.dim}: give it")
-        return Curvature(*_extreme_eigenvalues(objective, world), everywhere=False)
+            raise HoldfastError(f"mu: {limit}, there are {problem.dim}: give it")
+        return Curvature(*_extreme_eigenvalues(problem, world), everywhere=False)
     if convexity.bounds is None:
-        return Curvature(convexity.mu, _extreme_eigenvalues(objective.in_float64, world)[1], everywhere=False)
+        return Curvature(convexity.mu, _extreme_eigenvalues(problem.in_float64, world)[1], everywhere=False)
     curvature, gram, reached = convexity.bounds
     lowest, highest = _extreme_eigenvalues(gram(), world)
     mu = convexity.mu + (curvature * lowest if reached else 0.0)
     return Curvature(mu, convexity.mu + curvature * highest, everywhere=True)
 
 
-def why_not_convex(objective: Problem) -> str | None:
+def why_not_convex(problem: Problem) -> str | None:
     """What keeps an objective from being convex, or None; given functions are taken to be convex."""
-    return objective.convexity.obstacle
+    return problem.convexity.obstacle
 
 
-def _extreme_eigenvalues(objective: Problem, world: World) -> tuple[float, float]:
+def _extreme_eigenvalues(problem: Problem, world: World) -> tuple[float, float]:
     """The smallest (0 if there are many parameters) and the largest of the nodes' Hessians at x0."""
-    x, each = objective.x0.unsqueeze(0), torch.split(objective.here, 1)
-    if objective.dim <= DENSE_DIMENSION:
-        values = torch.cat([torch.linalg.eigvalsh(objective.hessians(x, node)) for node in each])
+    x, each = problem.x0.unsqueeze(0), torch.split(problem.here, 1)
+    if problem.dim <= DENSE_DIMENSION:
+        values = torch.cat([torch.linalg.eigvalsh(problem.hessians(x, node)) for node in each])
         least, most = float(values.min()), float(values.max())
     else:
-        least, most = 0.0, max(_largest_eigenvalue(objective, node) for node in each)
+        least, most = 0.0, max(_largest_eigenvalue(problem, node) for node in each)
     least, negative = world.lowest(torch.tensor([least, -most], dtype=torch.float64)).tolist()
     return least, -negative
 
 
-def _largest_eigenvalue(objective: Problem, node: Tensor) -> float:
+def _largest_eigenvalue(problem: Problem, node: Tensor) -> float:
     """By Lanczos' method, the power iteration that remembers: Hessian-vector products alone."""
     from scipy.sparse.linalg import LinearOperator, eigsh
 
-    x = objective.x0.unsqueeze(0)
+    x = problem.x0.unsqueeze(0)
 
     def product(v: np.ndarray) -> np.ndarray:
         direction = torch.as_tensor(v.reshape(1, -1)).to(x)
-        return objective.hessian_products(x, direction, node).reshape(-1).cpu().numpy()
+        return problem.hessian_products(x, direction, node).reshape(-1).cpu().numpy()
 
-    operator = LinearOperator((objective.dim, objective.dim), matvec=product, dtype=np.float64)
-    first = np.random.default_rng(0).standard_normal(objective.dim)
+    operator = LinearOperator((problem.dim, problem.dim), matvec=product, dtype=np.float64)
+    first = np.random.default_rng(0).standard_normal(problem.dim)
     return float(eigsh(operator, k=1, which="LA", v0=first, tol=PRECISION, return_eigenvectors=False)[0])

@@ -33,14 +33,14 @@ class Reference(NamedTuple):
     grad_norm: float  # ||grad f(x*)||
 
 
-def reference_optimum(objective: Problem, cache_dir: Path | None = None, world: World = ALONE) -> Reference:
+def reference_optimum(problem: Problem, cache_dir: Path | None = None, world: World = ALONE) -> Reference:
     """The minimiser of a smooth convex objective, with a gradient norm below 1e-10; in float64.
 
     Found once: that of a model's objective is kept in ``cache_dir`` (by default the user's cache folder),
     under a hash of data, weights, model, loss and regulariser, and checked whenever it is read. Where other
     processes of ``world`` hold the other nodes, all look for it together, and nothing is kept.
     """
-    exact = objective.in_float64
+    exact = problem.in_float64
     _check_optimum_exists(exact)
     if exact.identity() is None:
         return _newton(exact, exact.x0, world)
@@ -59,29 +59,29 @@ _REFERENCES: WeakKeyDictionary[Problem, Reference] = WeakKeyDictionary()
 _GRADIENTS: WeakKeyDictionary[Problem, Tensor] = WeakKeyDictionary()
 
 
-def known_optimum(objective: Problem, world: World = ALONE) -> Reference:
+def known_optimum(problem: Problem, world: World = ALONE) -> Reference:
     """``reference_optimum``, remembered for as long as the objective lives."""
-    if objective not in _REFERENCES:
-        _REFERENCES[objective] = reference_optimum(objective, world=world)
-    return _REFERENCES[objective]
+    if problem not in _REFERENCES:
+        _REFERENCES[problem] = reference_optimum(problem, world=world)
+    return _REFERENCES[problem]
 
 
-def gradients_at_optimum(objective: Problem, world: World = ALONE) -> Tensor:
+def gradients_at_optimum(problem: Problem, world: World = ALONE) -> Tensor:
     """grad f_i(x*) of the nodes here, [m, d] float64, remembered likewise."""
-    if objective not in _GRADIENTS:
-        exact, x = objective.in_float64, known_optimum(objective, world).x
+    if problem not in _GRADIENTS:
+        exact, x = problem.in_float64, known_optimum(problem, world).x
         rows = x.expand(len(exact.here), -1).contiguous()
-        _GRADIENTS[objective] = exact.full_grads(rows, exact.here)
-    return _GRADIENTS[objective]
+        _GRADIENTS[problem] = exact.full_grads(rows, exact.here)
+    return _GRADIENTS[problem]
 
 
-def _check_optimum_exists(objective: Problem) -> None:
-    obstacle = objective.convexity.obstacle
-    if obstacle is None and not objective.smooth:
+def _check_optimum_exists(problem: Problem) -> None:
+    obstacle = problem.convexity.obstacle
+    if obstacle is None and not problem.smooth:
         obstacle = "the exact hinge has kinks (give the loss some smoothing)"
-    if obstacle is None and objective.l1:
+    if obstacle is None and problem.l1:
         obstacle = "l1 > 0 makes kinks"
-    if obstacle is None and not objective.convexity.attained:
+    if obstacle is None and not problem.convexity.attained:
         # The infimum may lie at infinity, where gradients vanish just as well.
         obstacle = "without l2 there may be no optimum"
     if obstacle is not None:
@@ -91,16 +91,16 @@ def _check_optimum_exists(objective: Problem) -> None:
 # --- damped Newton -----------------------------------------------------------------------------------------
 
 
-def _newton(objective: Problem, start: Tensor, world: World) -> Reference:
-    nodes = objective.here
+def _newton(problem: Problem, start: Tensor, world: World) -> Reference:
+    nodes = problem.here
 
     def product(x: Tensor, v: Tensor) -> Tensor:
-        rows = (len(nodes), objective.dim)
-        products = objective.hessian_products(x.expand(rows), v.expand(rows), nodes)
-        return world.mean(products, objective.nodes)
+        rows = (len(nodes), problem.dim)
+        products = problem.hessian_products(x.expand(rows), v.expand(rows), nodes)
+        return world.mean(products, problem.nodes)
 
     def value_and_grad(x: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = objective.global_value_and_grad(x)
+        value, gradient = problem.global_value_and_grad(x)
         return world.sum(value), world.sum(gradient)
 
     x = start
@@ -154,9 +154,9 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast"
 
 
-def fingerprint(objective: Problem) -> str:
+def fingerprint(problem: Problem) -> str:
     """A hash of all that the optimum depends on."""
-    identity = objective.identity()
+    identity = problem.identity()
     assert identity is not None
     words, tensors = identity
     digest = hashlib.sha256(repr(words).encode())
@@ -166,13 +166,13 @@ def fingerprint(objective: Problem) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, objective: Problem) -> Reference | None:
+def _read(path: Path, problem: Problem) -> Reference | None:
     """What the cache holds, if that is an optimum of this very objective."""
     if not path.exists():
         return None
     try:
-        x = read_tensors(path)[0]["x"].to(objective.x0)
-        value, gradient = objective.global_value_and_grad(x)
+        x = read_tensors(path)[0]["x"].to(problem.x0)
+        value, gradient = problem.global_value_and_grad(x)
     except (HoldfastError, KeyError, RuntimeError):  # damaged, or not ours: it will be written anew
         return None
     norm = float(gradient.norm())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast_papers.base import Claim, Experiment, Finding, Layout, Line, Panel, Preset, Table, judged
+from holdfast_papers.base import Claim, Finding, Layout, Line, Panel, PaperExperiment, Preset, Table, judged
 from holdfast_papers.dspodfl.figures import METHODS, accuracy_at
 from holdfast_papers.evidence import Evidence, mean_text, mean_texts
 
@@ -94,7 +94,7 @@ def _lines(preset: str) -> list[Line]:
 
 SMALL = ("rounds=240", "seeds=[0]", "evaluate_every=20")
 
-APPENDIX_P = Experiment(
+APPENDIX_P = PaperExperiment(
     id="appendix-p",
     title="Appendix P: classes per node, reach of the nodes and Beta probabilities, support vector machine",
     presets=[

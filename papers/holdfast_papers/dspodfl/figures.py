@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast_papers.base import Claim, Experiment, Finding, Layout, Line, Panel, Preset, Table, judged
+from holdfast_papers.base import Claim, Finding, Layout, Line, Panel, PaperExperiment, Preset, Table, judged
 from holdfast_papers.evidence import Curve, Evidence, mean_text
 
 SPLITS = {"iid": "homogeneous nodes", "classes-per-node": "one class per node"}
@@ -242,8 +242,8 @@ SMALL_2 = (
 )
 
 
-def _figure(id: str, title: str, small: Sequence[str], claims: list[Claim]) -> Experiment:
-    return Experiment(
+def _figure(id: str, title: str, small: Sequence[str], claims: list[Claim]) -> PaperExperiment:
+    return PaperExperiment(
         id=id,
         title=title,
         presets=[Preset(id + reading, small) for reading in READINGS],

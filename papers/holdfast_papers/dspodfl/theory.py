@@ -12,8 +12,8 @@ from torch import Tensor
 from holdfast.algorithms import DSpodFL
 from holdfast.api import minimize
 from holdfast.topology import Network, UniformChance, build_network, expected_p, expected_p_squared, rho_tilde
-from holdfast_papers.base import Circumstances, Claim, Experiment, Finding, Layout, Line, Panel, judged
-from holdfast_papers.evidence import Evidence, Row, fitted_power, scientific_text
+from holdfast_papers.base import Circumstances, Claim, Finding, Layout, Line, Panel, PaperExperiment, judged
+from holdfast_papers.evidence import Evidence, TableRow, fitted_power, scientific_text
 
 Floats = NDArray[np.float64]
 
@@ -92,7 +92,7 @@ def largest_step(mu: float, beta: float, zeta: float, rho: float, d_min: float, 
     )
 
 
-def links() -> list[Row]:
+def links() -> list[TableRow]:
     """The mixing of single rounds: doubly stochastic, and on average as the formula has it."""
     net = network()
     total, worst = np.zeros((NODES, NODES)), 0.0
@@ -109,11 +109,11 @@ def links() -> list[Row]:
     ]
 
 
-def gaps() -> list[Row]:
+def gaps() -> list[TableRow]:
     """How far the expected resting point is from the optimum, for smaller and smaller steps."""
     problem, net = Quadratics(), network()
     star, biased = problem.optimum(np.ones(NODES)), problem.optimum(UNEQUAL)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for lr in STEPS:
         for what, rates, goal in (
             ("equal d", EQUAL, star),
@@ -126,12 +126,12 @@ def gaps() -> list[Row]:
     return rows
 
 
-def plateaus() -> list[Row]:
+def plateaus() -> list[TableRow]:
     """Real runs: squared distance of the average model from the optimum, round by round."""
     problem, net = Quadratics(), network()
     star = torch.from_numpy(problem.optimum(np.ones(NODES)))
     functions = [problem.function(node) for node in range(NODES)]
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for what, chances, lr, correct in (
         ("equal d, step 0.03", EQUAL, 0.03, False),
         ("equal d, step 0.01", EQUAL, 0.01, False),
@@ -150,7 +150,7 @@ def plateaus() -> list[Row]:
     return rows
 
 
-def proposition() -> list[Row]:
+def proposition() -> list[TableRow]:
     """The spectral radius of Phi at the step that Proposition 4.1 allows."""
     c = COUNTEREXAMPLE
     lr = largest_step(c["mu"], c["beta"], c["zeta"], c["rho"], 1.0, 1.0)
@@ -158,7 +158,7 @@ def proposition() -> list[Row]:
     return [{"what": "spectral radius", "value": float(np.abs(np.linalg.eigvals(matrix)).max())}]
 
 
-def computed(where: Circumstances) -> list[Row]:
+def computed(where: Circumstances) -> list[TableRow]:
     """The same at both scales: it takes seconds."""
     return links() + gaps() + plateaus() + proposition()
 
@@ -212,7 +212,7 @@ def proposition_suffices(e: Evidence) -> Finding:
     return judged(radius < 1, f"{radius:.4f} with mu = 0.5, beta = 5, zeta = 2, rho = 0.9, d = 1", "below 1")
 
 
-THEOREM_4_1 = Experiment(
+THEOREM_4_1 = PaperExperiment(
     id="theorem-4-1",
     title="Theorem 4.1: geometric decay to a plateau, and where the plateau lies",
     compute=computed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_papers.base import Claim, Experiment, Finding, Layout, Line, Preset
+from holdfast_papers.base import Claim, Finding, Layout, Line, PaperExperiment, Preset
 from holdfast_papers.dualfl.common import (
     LINES,
     below_all_others,
@@ -30,7 +30,7 @@ def below_in_the_first_rounds(e: Evidence) -> Finding:
     return below_all_others(e, (1, 5, 10) if e.full else (1, 5))
 
 
-FIGURE_1_CIFAR10 = Experiment(
+FIGURE_1_CIFAR10 = PaperExperiment(
     id="figure-1-cifar10",
     title="Fig. 1 (d): DualFL and its rivals, CIFAR-10, 8 clients",
     presets=[
@@ -63,7 +63,7 @@ def few_and_many(e: Evidence) -> tuple[int, int]:
     return (8, 64) if e.full else (2, 8)
 
 
-FIGURE_1_CIFAR10_CLIENTS = Experiment(
+FIGURE_1_CIFAR10_CLIENTS = PaperExperiment(
     id="figure-1-cifar10-clients",
     title="Fig. 1 (e): DualFL with more clients, CIFAR-10",
     presets=[
@@ -88,7 +88,7 @@ FIGURE_1_CIFAR10_CLIENTS = Experiment(
     note=NOTE,
 )
 
-FIGURE_1_CIFAR10_RHO = Experiment(
+FIGURE_1_CIFAR10_RHO = PaperExperiment(
     id="figure-1-cifar10-rho",
     title="Fig. 1 (f): DualFL with other momenta, CIFAR-10, 8 clients",
     presets=[

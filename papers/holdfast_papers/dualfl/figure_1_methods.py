@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast_papers.base import Claim, Experiment, Finding, Layout, Preset, judged
+from holdfast_papers.base import Claim, Finding, Layout, PaperExperiment, Preset, judged
 from holdfast_papers.dualfl.common import (
     DIGITS,
     ERROR,
@@ -57,7 +57,7 @@ def falls_steadily(e: Evidence) -> Finding:
     return judged(rises == 0, f"{rises} rounds with a larger error than the one before", "none")
 
 
-FIGURE_1_METHODS = Experiment(
+FIGURE_1_METHODS = PaperExperiment(
     id="figure-1-methods",
     title="Fig. 1 (a): DualFL and seven rivals, MNIST, 8 clients",
     presets=[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_papers.base import Claim, Experiment, Finding, Layout, Line, Preset, judged
+from holdfast_papers.base import Claim, Finding, Layout, Line, PaperExperiment, Preset, judged
 from holdfast_papers.dualfl.common import (
     DIGITS,
     ERROR,
@@ -18,7 +18,7 @@ from holdfast_papers.evidence import Evidence
 FEW, MANY = 8, 64
 
 
-FIGURE_1_CLIENTS = Experiment(
+FIGURE_1_CLIENTS = PaperExperiment(
     id="figure-1-clients",
     title="Fig. 1 (b): DualFL with more and more clients, MNIST",
     presets=[
@@ -54,7 +54,7 @@ def few_rounds_with_any_rho(e: Evidence) -> Finding:
     )
 
 
-FIGURE_1_RHO = Experiment(
+FIGURE_1_RHO = PaperExperiment(
     id="figure-1-rho",
     title="Fig. 1 (c): DualFL with other momenta, MNIST, 8 clients",
     presets=[Preset("figure-1-rho", small=[*DIGITS, "rounds=20", *solved_by(NEARLY_EXACT, "dualfl")])],

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from holdfast_papers.base import Claim, Experiment, Finding, Layout, Preset, Table, judged, not_comparable
+from holdfast_papers.base import (
+    Claim,
+    Finding,
+    Layout,
+    PaperExperiment,
+    Preset,
+    Table,
+    judged,
+    not_comparable,
+)
 from holdfast_papers.dualfl.common import DIGITS, LINES, NEARLY_EXACT, error, error_panel, solved_by
 from holdfast_papers.evidence import Evidence
 
@@ -52,7 +61,7 @@ def both(e: Evidence) -> Table:
     return ["error left of that at the start", "as printed", "steps times 7500"], lines
 
 
-TABLE_2 = Experiment(
+TABLE_2 = PaperExperiment(
     id="table-2",
     title="Table 2: the printed step sizes on the printed objective",
     presets=[

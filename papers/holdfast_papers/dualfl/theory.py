@@ -10,9 +10,19 @@ from torch import Tensor
 from holdfast.algorithms.dualfl import DualFL
 from holdfast.algorithms.fedavg import FedAvg
 from holdfast.solvers import FISTA
-from holdfast_papers.base import Circumstances, Claim, Experiment, Finding, Layout, Line, Panel, Table, judged
+from holdfast_papers.base import (
+    Circumstances,
+    Claim,
+    Finding,
+    Layout,
+    Line,
+    Panel,
+    PaperExperiment,
+    Table,
+    judged,
+)
 from holdfast_papers.dualfl.quadratics import NewtonStep, ill_conditioned, merely_convex, with_l1
-from holdfast_papers.evidence import Evidence, Row, fitted_power
+from holdfast_papers.evidence import Evidence, TableRow, fitted_power
 
 SMOOTH, DESCENT = "DualFL, smooth and strongly convex", "gradient descent"
 CONVEX, KINKS = "DualFL, merely convex", "DualFL, nonsmooth and strongly convex"
@@ -41,8 +51,8 @@ def factor_per_round(far: np.ndarray) -> float:
     return float(np.exp(np.polyfit(settled, np.log(far[settled]), 1)[0]))
 
 
-def strongly_convex(kappas: tuple[float, ...]) -> list[Row]:
-    rows: list[Row] = []
+def strongly_convex(kappas: tuple[float, ...]) -> list[TableRow]:
+    rows: list[TableRow] = []
     for kappa in kappas:
         problem = ill_conditioned(kappa)
         rounds = int(40 * math.sqrt(kappa))
@@ -61,8 +71,8 @@ def strongly_convex(kappas: tuple[float, ...]) -> list[Row]:
     return rows
 
 
-def gradient_descent(kappas: tuple[float, ...]) -> list[Row]:
-    rows: list[Row] = []
+def gradient_descent(kappas: tuple[float, ...]) -> list[TableRow]:
+    rows: list[TableRow] = []
     for kappa in kappas:
         problem = ill_conditioned(kappa)
         far = distances(problem.path(FedAvg(lr=1.0), int(30 * kappa)), problem.optimum)
@@ -70,7 +80,7 @@ def gradient_descent(kappas: tuple[float, ...]) -> list[Row]:
     return rows
 
 
-def convex(alphas: tuple[float, ...]) -> list[Row]:
+def convex(alphas: tuple[float, ...]) -> list[TableRow]:
     problem, rows = merely_convex(), []
     for alpha in alphas:
         goal = problem.regularised_optimum(alpha)
@@ -89,7 +99,7 @@ def convex(alphas: tuple[float, ...]) -> list[Row]:
     return rows
 
 
-def nonsmooth(rounds: int = ROUNDS_OF_KINKS) -> list[Row]:
+def nonsmooth(rounds: int = ROUNDS_OF_KINKS) -> list[TableRow]:
     problem, optimum = with_l1(1.5)
     far = distances(problem.path(DualFL(nu=0.5, solver=FISTA()), rounds), optimum)
     return [
@@ -98,7 +108,7 @@ def nonsmooth(rounds: int = ROUNDS_OF_KINKS) -> list[Row]:
     ]
 
 
-def all_regimes(where: Circumstances) -> list[Row]:
+def all_regimes(where: Circumstances) -> list[TableRow]:
     kappas = (10.0, 30.0, 100.0, 300.0, 1000.0)
     return [
         *strongly_convex(kappas),
@@ -108,7 +118,7 @@ def all_regimes(where: Circumstances) -> list[Row]:
     ]
 
 
-def dualfl_alone(where: Circumstances) -> list[Row]:
+def dualfl_alone(where: Circumstances) -> list[TableRow]:
     return [*strongly_convex((10.0, 100.0, 1000.0)), *convex((0.1, 0.01, 0.001)), *nonsmooth()]
 
 
@@ -180,7 +190,7 @@ BY_ROUND = _panel(
     y_label="distance to the optimum",
 )
 
-TABLE_1 = Experiment(
+TABLE_1 = PaperExperiment(
     id="table-1",
     title="Table 1: communication acceleration in all three regimes, on quadratics",
     compute=all_regimes,
@@ -195,7 +205,7 @@ TABLE_1 = Experiment(
     ],
     layout=Layout([BY_KAPPA, BY_ROUND, BY_ALPHA]),
 )
-THEOREMS = Experiment(
+THEOREMS = PaperExperiment(
     id="theorems",
     title="Theorems 3.2, 3.3 and 4.2, on quadratics",
     compute=dualfl_alone,

@@ -6,11 +6,11 @@ import numpy as np
 
 from holdfast_papers.base import (
     Claim,
-    Experiment,
     Finding,
     Layout,
     Line,
     Panel,
+    PaperExperiment,
     Preset,
     judged,
     not_comparable,
@@ -73,7 +73,7 @@ def skipping_pays(e: Evidence) -> Finding:
 
 
 FEW_WRITERS = ["problem.nodes=10", "problem.partition.owners=10"]
-FIGURE_3 = Experiment(
+FIGURE_3 = PaperExperiment(
     id="figure-3",
     title="Fig. 3: FEMNIST, accuracy against samples (a) and communications (b)",
     presets=[
@@ -162,7 +162,7 @@ def printed_accuracy(e: Evidence) -> Finding:
     )
 
 
-FIGURE_4 = Experiment(
+FIGURE_4 = PaperExperiment(
     id="figure-4",
     title="Figs. 4 and 5: FEMNIST, accuracy and loss against communications",
     presets=[

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from holdfast_papers.base import Circumstances, Claim, Experiment, Finding, Layout, Line, Panel, judged
-from holdfast_papers.evidence import Evidence, Row, fitted_power
+from holdfast_papers.base import Circumstances, Claim, Finding, Layout, Line, Panel, PaperExperiment, judged
+from holdfast_papers.evidence import Evidence, TableRow, fitted_power
 
 L_ETA = (math.sqrt(5) - 1) / 8  # Table III's eta times L
 TURN = (1 - 2 * L_ETA) / (1 + L_ETA)  # where C_3 is 1
@@ -26,10 +26,10 @@ def bound(p: float) -> float:
     return float((1 - p) * (ratio * p * slope[0] * (2 * L_ETA + p * slope[1])) ** 2)
 
 
-def curves(where: Circumstances) -> list[Row]:
+def curves(where: Circumstances) -> list[TableRow]:
     """The allowed heterogeneity eps/G^2 = 3 C(p), and Table III's approximations through one point each."""
     small, large, far = 1e-3, 0.95, 0.995
-    rows: list[Row] = [{"curve": BEYOND, "p": far, "c": bound(far), "c_3": c_3(far)}]
+    rows: list[TableRow] = [{"curve": BEYOND, "p": far, "c": bound(far), "c_3": c_3(far)}]
     for p in np.concatenate([np.geomspace(1e-3, 0.5, 40), 1 - np.geomspace(0.49, 1 - large, 60)]):
         rows.append({"curve": BOUND, "p": float(p), "c": bound(p), "c_3": c_3(p)})
         if p < TURN:
@@ -85,7 +85,7 @@ def logarithmic_from_the_turn(e: Evidence) -> Finding:
     return judged(change <= 2, ours, "at most 2")
 
 
-FIGURE_1 = Experiment(
+FIGURE_1 = PaperExperiment(
     id="figure-1",
     title="Fig. 1 and Table III: skipped communication against heterogeneity, the theory's curve",
     compute=curves,

@@ -6,11 +6,11 @@ import numpy as np
 
 from holdfast_papers.base import (
     Claim,
-    Experiment,
     Finding,
     Layout,
     Line,
     Panel,
+    PaperExperiment,
     Preset,
     judged,
     not_comparable,
@@ -173,7 +173,7 @@ def panel(title: str, case: str) -> Panel:
 
 
 SMALL = ["problem.nodes=20", "rounds=300"]
-FIGURE_2 = Experiment(
+FIGURE_2 = PaperExperiment(
     id="figure-2",
     title="Fig. 2: stationary gap of FedPD, FedAvg and FedProx on weakly and strongly heterogeneous agents",
     presets=[
@@ -219,7 +219,7 @@ def summable(e: Evidence) -> Finding:
     )
 
 
-TABLE_1 = Experiment(
+TABLE_1 = PaperExperiment(
     id="table-1",
     title="Table I: FedPD's mean gap falls at least like 1/T without convexity",
     presets=[Preset("table-1", ["seeds=[0,1]", "rounds=200"])],

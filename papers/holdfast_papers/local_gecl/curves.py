@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast_papers.base import Claim, Experiment, Finding, Preset, judged, not_comparable
+from holdfast_papers.base import Claim, Finding, PaperExperiment, Preset, judged, not_comparable
 from holdfast_papers.evidence import Evidence, mean_text, mean_texts
 from holdfast_papers.local_gecl.common import CORRECTED, ON_A_GRAPH, accuracy_and_loss, final_accuracy, small
 
@@ -47,7 +47,7 @@ def gossip_worsens(e: Evidence) -> Finding:
     return judged(bool(np.all(np.diff([v.mean() for v in means]) > 0)), ours, "rises with h")
 
 
-FIGURE_3 = Experiment(
+FIGURE_3 = PaperExperiment(
     id="figure-3",
     title="Fig. 3: curves for h = 0.1, 0.5 and infinity, ring, K = 64",
     presets=[Preset("figure-3", small("evaluate_every=10"))],
@@ -87,7 +87,7 @@ def little_beyond(e: Evidence) -> Finding:
     return judged(max(abs(points.mean()) for points in gains.values()) <= 2, text, "within 2 points")
 
 
-FIGURE_4 = Experiment(
+FIGURE_4 = PaperExperiment(
     id="figure-4",
     title="Fig. 4: curves for K = 1, 64 and 256 local steps, ring, h = 0.5",
     presets=[Preset("figure-4", small("algorithm.local_steps=[1,10,30]"))],
@@ -118,7 +118,7 @@ def lenet_as_scaffold(e: Evidence) -> Finding:
     return judged(abs(gap.mean()) <= 1, f"{mean_text(gap)} points", "mean within 1 point")
 
 
-FIGURE_8 = Experiment(
+FIGURE_8 = PaperExperiment(
     id="figure-8",
     title="Fig. 8: LeNet on CIFAR-10, ring, h = 0.5, K = 64",
     presets=[

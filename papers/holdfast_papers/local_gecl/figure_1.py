@@ -9,11 +9,11 @@ import numpy as np
 
 from holdfast_papers.base import (
     Claim,
-    Experiment,
     Finding,
     Layout,
     Line,
     Panel,
+    PaperExperiment,
     Preset,
     judged,
     not_comparable,
@@ -166,7 +166,7 @@ SMALL_H = small(
 )
 SMALL_K = small("algorithm.local_steps=[1,10]")
 
-FIGURE_1 = Experiment(
+FIGURE_1 = PaperExperiment(
     id="figure-1",
     title="Fig. 1: curves, accuracy against h and against K, on a ring and with a server",
     presets=[

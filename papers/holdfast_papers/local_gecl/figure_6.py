@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from holdfast_papers.base import Circumstances, Claim, Experiment, Finding, Line, Preset, judged
-from holdfast_papers.evidence import Evidence, Row
+from holdfast_papers.base import Circumstances, Claim, Finding, Line, PaperExperiment, Preset, judged
+from holdfast_papers.evidence import Evidence, TableRow
 from holdfast_papers.local_gecl.common import accuracy_and_loss, final_accuracy, preset_plan, small
 
 GRAPHS, SERVER = "figure-6-graphs", "figure-6-server"
@@ -14,7 +14,7 @@ TOPOLOGIES = {"ring": "ring", "double-ring": "double ring", "complete": "fully c
 ROUNDS_COMPARED = 10
 
 
-def same_as_server(where: Circumstances) -> list[Row]:
+def same_as_server(where: Circumstances) -> list[TableRow]:
     """Both forms of the method on the same minibatches in float64: how far apart their models are."""
     changes = small("dtype=float64", f"rounds={ROUNDS_COMPARED}")
     graph = preset_plan(GRAPHS, [*changes, "network.topology=complete"], where)
@@ -66,7 +66,7 @@ def _lines() -> list[Line]:
     ]
 
 
-FIGURE_6 = Experiment(
+FIGURE_6 = PaperExperiment(
     id="figure-6",
     title="Figs. 5 and 6: ring, double ring, fully connected and server, h = 0.5, K = 64",
     presets=[Preset(GRAPHS, small()), Preset(SERVER, small())],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from holdfast_papers.base import Circumstances, Claim, Experiment, Finding, Line, Preset, judged
-from holdfast_papers.evidence import Evidence, Row, mean_text, mean_texts
+from holdfast_papers.base import Circumstances, Claim, Finding, Line, PaperExperiment, Preset, judged
+from holdfast_papers.evidence import Evidence, TableRow, mean_text, mean_texts
 from holdfast_papers.local_gecl.common import accuracy_and_loss, ahead, final_accuracy, preset_plan, small
 
 WARM, COLD = "warm start", "no warm start"
@@ -16,7 +16,7 @@ LINES = [
 ]
 
 
-def initial_bias(where: Circumstances) -> list[Row]:
+def initial_bias(where: Circumstances) -> list[TableRow]:
     """E0 = (1/n) sum_i ||dual_i - (grad f_i - grad f)||^2 at the initial model, for both starts."""
     plan = preset_plan("figure-7", small("dtype=float64"), where)
     rows = []
@@ -51,7 +51,7 @@ def bias_shrinks(e: Evidence) -> Finding:
     return judged(ratio <= bound, f"ratio {ratio:.2e}, bound {bound:.2e}", "at most lambda^20 for ten rounds")
 
 
-FIGURE_7 = Experiment(
+FIGURE_7 = PaperExperiment(
     id="figure-7",
     title="Fig. 7: with and without warm start, ring, h = 0.5, K = 64",
     presets=[Preset("figure-7", small("evaluate_every=10"))],

@@ -6,10 +6,10 @@ import numpy as np
 
 from holdfast_papers.base import (
     Claim,
-    Experiment,
     Finding,
     Layout,
     Panel,
+    PaperExperiment,
     Preset,
     Table,
     judged,
@@ -85,7 +85,7 @@ def as_printed(e: Evidence) -> Table:
     return ["best test accuracy (%)", *steps], lines
 
 
-TABLE_3 = Experiment(
+TABLE_3 = PaperExperiment(
     id="table-3",
     title="Table III: best test accuracy for six step sizes, ring, h = 0.1, K = 64",
     presets=[

@@ -8,14 +8,14 @@ from holdfast.engines.common.dry_run import dry_run
 from holdfast_papers.base import (
     Circumstances,
     Claim,
-    Experiment,
     Finding,
+    PaperExperiment,
     Preset,
     Table,
     judged,
     not_comparable,
 )
-from holdfast_papers.evidence import Evidence, Row
+from holdfast_papers.evidence import Evidence, TableRow
 from holdfast_papers.local_gecl.common import preset_plan
 
 GIB = 2**30
@@ -34,7 +34,7 @@ PRESETS = {
 }
 
 
-def traffic(where: Circumstances) -> list[Row]:
+def traffic(where: Circumstances) -> list[TableRow]:
     """What every method sends in the paper's setting, counted without training."""
     rows = []
     for preset in PRESETS:
@@ -105,7 +105,7 @@ SMALL = [
     "algorithm.local_steps=16",
 ]
 
-TABLE_4 = Experiment(
+TABLE_4 = PaperExperiment(
     id="table-4",
     title="Table IV: training time and traffic, CIFAR-10, two-layer perceptron, h = 0.5, K = 128",
     presets=[Preset(preset, SMALL) for preset in PRESETS],

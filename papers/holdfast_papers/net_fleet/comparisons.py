@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from holdfast_papers.base import Claim, Experiment, Finding, Layout, Line, Panel, Preset, Table, judged
+from holdfast_papers.base import Claim, Finding, Layout, Line, Panel, PaperExperiment, Preset, Table, judged
 from holdfast_papers.evidence import Evidence, mean_text
 from holdfast_papers.net_fleet.common import SMALL, SPLITS, both_splits, final_accuracy
 
@@ -78,7 +78,7 @@ def _against_samples() -> list[Panel]:
     return both_splits(LINES, x="sample_gradients", x_label="samples processed", letters="cd")
 
 
-FIGURE_1 = Experiment(
+FIGURE_1 = PaperExperiment(
     id="figure-1",
     title="Fig. 1: four methods on MNIST, 50 nodes, K = 10",
     presets=[
@@ -124,7 +124,7 @@ FIGURE_1 = Experiment(
     "the average model. It does not say how pixels are scaled either: here to [0, 1].",
 )
 
-FIGURE_2 = Experiment(
+FIGURE_2 = PaperExperiment(
     id="figure-2",
     title="Fig. 2, cut down: four methods on CIFAR-10 with a narrow ResNet-18",
     presets=[

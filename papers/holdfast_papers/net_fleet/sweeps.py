@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from holdfast_papers.base import Claim, Experiment, Finding, Layout, Line, Preset, judged, not_comparable
+from holdfast_papers.base import Claim, Finding, Layout, Line, PaperExperiment, Preset, judged, not_comparable
 from holdfast_papers.evidence import Evidence, mean_text
 from holdfast_papers.net_fleet.common import SMALL, SPLITS, both_splits, final_accuracy
 
@@ -117,7 +117,7 @@ def low_and_high(key: str, low: str, most: float, high: str, values: slice) -> l
     ]
 
 
-FIGURE_3 = Experiment(
+FIGURE_3 = PaperExperiment(
     id="figure-3",
     title="Fig. 3: local steps K = 1, 8, 10 and 20 on MNIST, 50 nodes",
     presets=[Preset("figure-3", [*SMALL, SMALL_LR, "algorithm.local_steps=[1,4,10]"])],
@@ -138,7 +138,7 @@ FIGURE_3 = Experiment(
     layout=Layout(both_splits(LINES, each="local_steps"), columns=2),
 )
 
-FIGURE_4 = Experiment(
+FIGURE_4 = PaperExperiment(
     id="figure-4",
     title="Fig. 4: 10, 30, 50 and 70 nodes on MNIST, K = 10",
     presets=[Preset("figure-4", [*SMALL, SMALL_LR, "problem.nodes=[4,8,24]", "algorithm.local_steps=5"])],
@@ -155,7 +155,7 @@ FIGURE_4 = Experiment(
     "nodes also mean more data, as every heterogeneous node brings 400 samples.",
 )
 
-FIGURE_5 = Experiment(
+FIGURE_5 = PaperExperiment(
     id="figure-5",
     title="Fig. 5: random graphs with 10, 30, 50 and 90 % of all links, MNIST, 50 nodes, K = 10",
     presets=[
@@ -176,7 +176,7 @@ FIGURE_5 = Experiment(
     layout=Layout(both_splits(LINES, each="p"), columns=2),
 )
 
-FIGURE_6 = Experiment(
+FIGURE_6 = PaperExperiment(
     id="figure-6",
     title="Fig. 6: steps of 0.0005, 0.001, 0.005 and 0.01 on MNIST, 50 nodes, K = 10",
     presets=[Preset("figure-6", [*SMALL, "algorithm.lr=[0.0025,0.005,0.02]", "algorithm.local_steps=5"])],

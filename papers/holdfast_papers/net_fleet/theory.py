@@ -17,8 +17,8 @@ from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.reference.optimum import known_optimum
 from holdfast.topology import Network, build_network
-from holdfast_papers.base import Circumstances, Claim, Experiment, Finding, Layout, Line, Panel, judged
-from holdfast_papers.evidence import Evidence, Row, fitted_power, scientific_text
+from holdfast_papers.base import Circumstances, Claim, Finding, Layout, Line, Panel, PaperExperiment, judged
+from holdfast_papers.evidence import Evidence, TableRow, fitted_power, scientific_text
 
 DIM, SAMPLES = 5, 40  # of the regression; samples of each node
 SIZES = (4, 8, 16, 32, 64)
@@ -66,7 +66,7 @@ def visited(method: Method, problem: ModelProblem, network: Network, rounds: int
         yield simulation
 
 
-def identities() -> list[Row]:
+def identities() -> list[TableRow]:
     """How far the mean tracker is from the mean gradient, and K = 1 from gradient tracking, with noise."""
     problem, network = regression(10, 0, batch_size=4), graph(10, 0)
     drift = [
@@ -82,10 +82,10 @@ def identities() -> list[Row]:
     ]
 
 
-def stationarity() -> list[Row]:
+def stationarity() -> list[TableRow]:
     """||grad f(average)||^2 + consensus error with exact gradients: NET-FLEET, and LD-SGD for comparison."""
     problem, network = regression(10, 0, batch_size=None), graph(10, 0)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for name, method in (
         ("NET-FLEET", NETFLEET(lr=LR, local_steps=STEPS)),
         ("LD-SGD", Gossip(lr=LR, local_steps=STEPS)),
@@ -100,9 +100,9 @@ def stationarity() -> list[Row]:
     return rows
 
 
-def noise_floors() -> list[Row]:
+def noise_floors() -> list[TableRow]:
     """Mean of ||average - x*||^2 after the first rounds, at a fixed step, for more and more nodes."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for nodes in SIZES:
         for seed in SEEDS:
             problem = regression(nodes, seed, batch_size=4)
@@ -118,7 +118,7 @@ def noise_floors() -> list[Row]:
     return rows + [{"what": "1/n", "n": nodes, "floor": ideal / nodes} for nodes in SIZES]
 
 
-def computed(where: Circumstances) -> list[Row]:
+def computed(where: Circumstances) -> list[TableRow]:
     """The same at both scales: it takes seconds."""
     return identities() + stationarity() + noise_floors()
 
@@ -154,7 +154,7 @@ def becomes_stationary(e: Evidence) -> Finding:
     return judged(bool(ours[-1] <= 1e-12 and theirs[-1] > 1e-6), text, "at most 1e-12; LD-SGD above 1e-6")
 
 
-THEOREM_1 = Experiment(
+THEOREM_1 = PaperExperiment(
     id="theorem-1",
     title="Theorem 1: exact with heterogeneous nodes, and n times less noise with n nodes",
     compute=computed,

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from federation_runs import Run, calm_run, deploy, describe, make_data, simulate
+from federation_runs import DeployedRun, calm_run, deploy, describe, make_data, simulate
 from test_conformance import CASES as ALL_METHODS
 from test_conformance import Case
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.member.base import NetworkThread, Stopped
-from holdfast.engines.deploy.member.hub import Hub
 from holdfast.engines.deploy.member.node import Node
+from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.member.template import state_template
 from holdfast.engines.deploy.storage.messages import Header, specs
 from holdfast.engines.deploy.wire.links import WaitLimitError
@@ -131,7 +131,7 @@ def test_every_method_gives_the_simulators_models_and_bytes(case: Case, tmp_path
             assert specs(template) == specs(node.state)
 
 
-def run_with_interruptions(run: Run, victim: str, at_rounds: list[int]) -> None:
+def run_with_interruptions(run: DeployedRun, victim: str, at_rounds: list[int]) -> None:
     """Runs all members; the victim is stopped at the given rounds, each time to begin anew from its files."""
     network = NetworkThread()
     run.members = {member.name: run.member(member.name, network) for member in run.federation.members}
@@ -176,7 +176,7 @@ def test_an_interrupted_member_comes_back_as_if_nothing_had_happened(
 ) -> None:
     raw = describe(algorithm, network=network, rounds=16)
     calm = calm_run(raw)
-    disturbed = Run(make_federation(raw, "test"), tmp_path / "disturbed")
+    disturbed = DeployedRun(make_federation(raw, "test"), tmp_path / "disturbed")
     run_with_interruptions(disturbed, victim, at_rounds=[0, 4, 9, 10])
     assert disturbed.models.keys() == calm.models.keys()
     for name in calm.models:
@@ -193,7 +193,7 @@ def test_a_sporadic_exchange_that_fails_is_inactive_on_both_ends(tmp_path: Path)
         network={"topology": "line", "links": 1.0},
         limits={"exchange": 0.3},
     )
-    run = Run(make_federation(raw, "test"), tmp_path)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
     network = NetworkThread()
     run.members = {name: run.member(name, network) for name in ("a", "b")}
     threads = [threading.Thread(target=run._run, args=[name], daemon=True) for name in run.members]
@@ -212,8 +212,8 @@ def test_a_sporadic_exchange_that_fails_is_inactive_on_both_ends(tmp_path: Path)
     assert run.members["a"].payload_bytes == run.members["b"].payload_bytes == (12 - len(failed)) * 21 * 4
 
     federation = make_federation(raw, "test")
-    chances = federation.graph.sporadic(1.0, lambda r: 1e-12 if r in failed else 1.0, seed=0)
-    federation.__dict__["graph"] = chances
+    chances = federation.member_network.sporadic(1.0, lambda r: 1e-12 if r in failed else 1.0, seed=0)
+    federation.__dict__["member_network"] = chances
     expected = simulate(federation).models
     deployed = torch.stack([run.models["a"], run.models["b"]])
     assert (deployed - expected).norm() <= 1e-5 * expected.norm()
@@ -277,9 +277,9 @@ def test_a_client_killed_while_it_took_leave_has_its_model_though_the_server_is_
 
 def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
     raw = describe({"name": "fedlin", "lr": 0.1}, network=SERVER, rounds=100)
-    run = Run(make_federation(raw, "test"), tmp_path)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
     with run.member("hub") as hub:
-        assert isinstance(hub, Hub)
+        assert isinstance(hub, Server)
         ahead = Header(
             federation=run.federation.id,
             sender="a",
@@ -299,7 +299,7 @@ def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
 
 def test_an_absent_neighbour_is_waited_for_up_to_the_limit(tmp_path: Path) -> None:
     raw = describe({"name": "local-gecl", "lr": 0.1}, nodes=2, limits={"wait": 0.5, "exchange": 0.5})
-    run = Run(make_federation(raw, "test"), tmp_path)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
     with (
         run.member("a") as lonely,
         pytest.raises(WaitLimitError, match=r"waiting for b \(\d s\): it cannot be"),
@@ -309,10 +309,10 @@ def test_an_absent_neighbour_is_waited_for_up_to_the_limit(tmp_path: Path) -> No
 
 def test_others_in_the_same_directory_and_other_data_are_refused(tmp_path: Path) -> None:
     raw = describe({"name": "local-gecl", "lr": 0.1}, nodes=2)
-    run = Run(make_federation(raw, "test"), tmp_path)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
     with run.member("a"), pytest.raises(ValueError, match="in use by another process"):
         run.member("a")
-    changed = Run(make_federation(raw | {"rounds": 9}, "test"), tmp_path)
+    changed = DeployedRun(make_federation(raw | {"rounds": 9}, "test"), tmp_path)
     with pytest.raises(ValueError, match="begun with another federation file"):
         changed.member("a")
 
@@ -353,7 +353,7 @@ def test_a_10_mb_model_takes_less_than_2_percent_more_on_the_wire(tmp_path: Path
         problem={"model": {"name": "mlp", "hidden": [1600, 1600]}},
     )
     real = [int(node["address"].rpartition(":")[2]) for node in raw["node"]]
-    run = Run(make_federation(raw, "test"), tmp_path)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
     network = NetworkThread()
     run.members = {name: run.member(name, network) for name in ("a", "b")}
     proxies = [CountingProxy(port) for port in real]

@@ -28,7 +28,7 @@ from fuzzed_federation import (
     settle_submission,
 )
 
-from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.wire.protocol import Answer
 
 # --- answers: a neighbour that was asked sends nonsense ----------------------------------------------------
@@ -139,7 +139,7 @@ def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
     honest, frames = fuzzed.message("a")
     head, mangler, hub = honest.model_dump(mode="json"), Mangler(3), fuzzed["hub"]
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, Server)
     hub.stage = 1  # so that everything but the mistake is right
 
     async def bombard() -> int:
@@ -165,7 +165,7 @@ def test_a_message_that_cannot_be_saved_is_refused_for_now(tmp_path: Path) -> No
     fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
     honest, frames = fuzzed.message("a")
     hub, caller = fuzzed["hub"], Caller("a")
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, Server)
     hub.stage = 1
     hub.store.inbox.rmdir()
 

@@ -26,7 +26,7 @@ from fuzzed_federation import (
     settle_submission,
 )
 
-from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.wire.protocol import SERVICE, Answer
 
 over_sockets = in_bulk(100, 3000)
@@ -66,7 +66,7 @@ def test_fuzzed_submissions_over_sockets(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
     honest, frames = fuzzed.message("a")
     head, mangler, hub = honest.model_dump(mode="json"), Mangler(5), fuzzed["hub"]
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, Server)
     hub.stage = 1
     frames_too_large = [[bytes(2**22)], [json.dumps(head).encode(), bytes(2**22)]]
 

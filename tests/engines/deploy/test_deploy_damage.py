@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation_runs import Run, Started, calm_run, deploy, describe, stopped
+from federation_runs import DeployedRun, Started, calm_run, deploy, describe, stopped
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile
@@ -44,12 +44,12 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> DeployedRun:
     return deploy(describe(GECL, rounds=3), tmp_path_factory.mktemp("finished"))
 
 
 @pytest.mark.parametrize("what", ["state", "outbox"])
-def test_every_flipped_bit_of_a_header_is_noticed(what: str, finished: Run, tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_header_is_noticed(what: str, finished: DeployedRun, tmp_path: Path) -> None:
     folder = finished.folder / "a"
     path = folder / "state" if what == "state" else sorted((folder / "outbox").iterdir())[0]
     good = path.read_bytes()
@@ -86,7 +86,7 @@ def test_a_file_that_never_was_a_message_is_damaged(content: bytes, tmp_path: Pa
     ],
 )
 def test_a_state_from_elsewhere_is_refused(
-    source: str, complaint: str, finished: Run, tmp_path: Path
+    source: str, complaint: str, finished: DeployedRun, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished.folder, folder)
@@ -99,18 +99,21 @@ def test_a_state_from_elsewhere_is_refused(
         donor = deploy(raw, tmp_path / "other").folder / "a"
         assert (donor / "model.safetensors").read_bytes() == (folder / "a/model.safetensors").read_bytes()
     shutil.copy(donor / "state", folder / "a" / "state")
-    with Run(finished.federation, folder).member("a") as a, pytest.raises(HoldfastError, match=complaint):
+    with (
+        DeployedRun(finished.federation, folder).member("a") as a,
+        pytest.raises(HoldfastError, match=complaint),
+    ):
         a.run()
 
 
-def test_a_message_of_another_round_in_the_outbox_is_refused(finished: Run, tmp_path: Path) -> None:
+def test_a_message_of_another_round_in_the_outbox_is_refused(finished: DeployedRun, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished.folder, folder)
     outbox = folder / "a" / "outbox"
     newest = sorted(outbox.iterdir())[-1]
     newest.rename(outbox / "9-0")
     with pytest.raises(HoldfastError, match="9-0 is of another round: expected 9, got"):
-        Run(finished.federation, folder).member("a")
+        DeployedRun(finished.federation, folder).member("a")
 
 
 # --- what can be computed again, is -----------------------------------------------------------------------
@@ -155,7 +158,7 @@ def test_a_message_that_rots_while_it_waits_is_computed_again(tmp_path: Path) ->
     """The node notices by itself, says so in its status, and goes on without being started again."""
     raw = describe(GECL, rounds=8)
     calm = deploy(raw, tmp_path / "calm")
-    started = Started(Run(make_federation(raw, "test"), tmp_path / "rotten"), ["a", "c"])
+    started = Started(DeployedRun(make_federation(raw, "test"), tmp_path / "rotten"), ["a", "c"])
     a = started.run.members["a"]
     published = started.run.folder / "a" / "outbox" / "1-0"
     started.until(lambda: published.exists() and "b" in a.waits)
@@ -196,7 +199,7 @@ def test_a_message_that_rots_at_the_server_is_sent_again_by_its_client(
     """When the client is started again, as the server's log says."""
     raw = describe({"name": algorithm, "lr": 0.1, "local_steps": 2}, network={"topology": "server"}, rounds=6)
     calm = deploy(raw, tmp_path / "calm")
-    run = Run(make_federation(raw, "test"), tmp_path / "rotten")
+    run = DeployedRun(make_federation(raw, "test"), tmp_path / "rotten")
     started = Started(run, ["hub", "a", "b"])
     inbox = run.folder / "hub" / "inbox"
     started.until(lambda: len(list(inbox.glob("?-?-b"))) > 0)

@@ -13,7 +13,7 @@ from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import Header, MessageFile, specs
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.store import Store
-from holdfast.engines.deploy.wire.links import Link
+from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.service import Service
 from holdfast.experiments.federation import make_federation
 
@@ -63,7 +63,7 @@ def test_a_member_that_goes_on_while_it_is_asked_hands_out_what_it_had_published
         server, _ = await service.listen(federation.member("b").address, None)
         ours = Dependencies("a", "0" * 16, members)
         inbox = tmp_path / "inbox-of-a"
-        link = Link(federation, "a", "b", "start", inbox, None, Events("a", silence), {}, ours)
+        link = Connection(federation, "a", "b", "start", inbox, None, Events("a", silence), {}, ours)
         try:
             return await link.fetch(2, 0, specs(numbers))
         finally:

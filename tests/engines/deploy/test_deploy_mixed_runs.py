@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_runs import Run, Started, deploy, describe, stopped
+from federation_runs import DeployedRun, Started, deploy, describe, stopped
 from member_processes import PATIENCE, Members
 
 from holdfast.core.errors import HoldfastError
@@ -155,7 +155,7 @@ def test_all_that_start_anew_together_are_one_run(tmp_path: Path) -> None:
     first = deploy(raw, tmp_path / "run")
     for name in first.federation.names:
         shutil.rmtree(tmp_path / "run" / name)
-    again = Run(make_federation(raw, "test"), tmp_path / "run").carry_out()
+    again = DeployedRun(make_federation(raw, "test"), tmp_path / "run").carry_out()
     assert not again.errors
     assert all(torch.equal(again.models[name], model) for name, model in first.models.items())
 

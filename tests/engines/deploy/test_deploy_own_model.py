@@ -12,11 +12,11 @@ import pytest
 import tomli_w
 import torch
 from command_line import holdfast
-from federation_runs import Run, describe, simulate, write_federation
+from federation_runs import DeployedRun, describe, simulate, write_federation
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.member.base import NetworkThread
-from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.wire.links import WaitLimitError
 from holdfast.experiments.federation import make_federation, read_federation
 
@@ -86,14 +86,16 @@ def test_an_experiment_cannot_call_functions_either(here: Path) -> None:
     assert "expected a subclass of torch.nn.Module" in result.err
 
 
-def carry_out(raw: dict[str, Any], models: dict[str, str | None], folder: Path) -> dict[str, Run]:
+def carry_out(raw: dict[str, Any], models: dict[str, str | None], folder: Path) -> dict[str, DeployedRun]:
     """All members in threads of this process, each with the model that its own command line names."""
     path = write_federation(raw, folder)
     network = NetworkThread()
-    runs = {name: Run(read_federation(path, model), folder) for name, model in models.items()}
+    runs = {name: DeployedRun(read_federation(path, model), folder) for name, model in models.items()}
     for name, run in runs.items():
         run.members = {name: run.member(name, network)}
-    together = Run(runs["a"].federation, folder, {name: run.members[name] for name, run in runs.items()})
+    together = DeployedRun(
+        runs["a"].federation, folder, {name: run.members[name] for name, run in runs.items()}
+    )
     together.run_members()
     network.close()
     for name, run in runs.items():
@@ -141,7 +143,7 @@ def test_a_server_takes_nothing_from_a_client_with_another_model(algorithm: str,
     runs = carry_out(raw, {"a": "nets_a:Net", "hub": "nets_b:Net"}, here)
     assert "another model: a has Net" in str(runs["a"].errors["a"])
     hub = runs["hub"].members["hub"]
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, Server)
     assert hub.arrivals == {}
     assert any("another model: a has Net" in entry.get("reason", "") for entry in runs["hub"].log)
 
@@ -149,11 +151,11 @@ def test_a_server_takes_nothing_from_a_client_with_another_model(algorithm: str,
 def test_a_run_goes_on_with_the_model_that_it_was_begun_with(here: Path) -> None:
     (here / "nets.py").write_text(SOURCE)
     path = write_federation(describe(GECL, nodes=2), here)
-    Run(read_federation(path, "nets:Net"), here).member("a").close()
+    DeployedRun(read_federation(path, "nets:Net"), here).member("a").close()
     del sys.modules["nets"]
     (here / "nets.py").write_text(SOURCE + "# changed\n")
     with pytest.raises(HoldfastError, match="begun with another model"):
-        Run(read_federation(path, "nets:Net"), here).member("a")
+        DeployedRun(read_federation(path, "nets:Net"), here).member("a")
 
 
 def test_links_in_a_file_of_each_site_are_part_of_what_is_agreed_on(here: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from federation_runs import Run, describe
+from federation_runs import DeployedRun, describe
 from fuzzed_federation import Fuzzed
 
 from holdfast.engines.deploy.member.base import Member
-from holdfast.engines.deploy.member.hub import Hub
+from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.storage.messages import Header, write_message
 from holdfast.engines.deploy.wire.links import WaitLimitError
 from holdfast.engines.deploy.wire.protocol import SERVICE
@@ -29,7 +29,7 @@ SERVER = {"network": {"topology": "server"}}
 SLOW_LINE = "holdfast.engines.deploy.federation.SLOWEST"
 
 
-def channel_to(run: Run, server: str, client: str) -> Any:
+def channel_to(run: DeployedRun, server: str, client: str) -> Any:
     """A connection with ``client``'s own good certificate."""
     credentials = run.credentials(client).for_client()
     options = [("grpc.ssl_target_name_override", server), ("grpc.use_local_subchannel_pool", 1)]
@@ -50,7 +50,7 @@ def test_an_averaging_server_takes_in_only_what_is_due(tmp_path: Path) -> None:
     """A message of a later round or exchange, or of another shape, does not keep out the honest one."""
     fuzzed = Fuzzed(describe(GECL, nodes=2, rounds=20, **SERVER), tmp_path)
     hub = fuzzed["hub"]
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, Server)
     vector = torch.zeros(1, hub.x0.numel())
     due, exchange = hub.due.key
     good = hub.due.like
@@ -104,7 +104,7 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
     )
     fuzzed = Fuzzed(raw, tmp_path)
     hub = fuzzed["hub"]
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, Server)
     key = hub.due.key
     tree = _zeros(hub.due.like)
     header, pieces = message(hub, tmp_path, tree, round=key[0], exchange=key[1])
@@ -157,7 +157,9 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
 class Pretender:
     """Answers in the place of node b, with its good certificate, whatever ``fetch`` makes up."""
 
-    def __init__(self, run: Run, node: Member, fetch: Callable[[bytes, Any], AsyncIterator[bytes]]) -> None:
+    def __init__(
+        self, run: DeployedRun, node: Member, fetch: Callable[[bytes, Any], AsyncIterator[bytes]]
+    ) -> None:
         self.run, self.node, self.fetch = run, node, fetch
         self.server: Any = None
 
@@ -199,7 +201,7 @@ def ends_waiting(member: Member) -> None:
 
 def test_a_neighbour_cannot_be_waited_for_longer_by_claiming_round_after_round(tmp_path: Path) -> None:
     raw = describe(GECL, nodes=2, network={"topology": "line"}, limits={"wait": 1.0, "exchange": 0.5})
-    run = Run(make_federation(raw, "test"), tmp_path)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
     claimed = 0
 
     async def fetch(request: bytes, context: Any) -> AsyncIterator[bytes]:
@@ -224,7 +226,7 @@ def test_a_neighbour_cannot_be_waited_for_longer_by_sending_piece_after_piece(
         problem={"model": {"name": "mlp", "hidden": [1600, 1600]}},
         limits={"wait": 2.0, "exchange": 0.5},
     )
-    run = Run(make_federation(raw, "test"), tmp_path)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
 
     with run.member("a") as node:
         vector = torch.zeros(1, node.x0.numel())
@@ -246,7 +248,7 @@ def test_a_neighbour_cannot_be_waited_for_longer_by_sending_piece_after_piece(
 def test_a_server_cannot_be_made_to_wait_longer_by_questions(method: str, tmp_path: Path) -> None:
     """Node a asks and asks while the server waits for its message, and for that of b."""
     raw = describe({"name": method, "lr": 0.1}, nodes=2, limits={"wait": 2.0, "exchange": 1.0}, **SERVER)
-    run = Run(make_federation(raw, "test"), tmp_path)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
     with run.member("hub") as hub:
         ask = Ask(federation=run.federation.id, start=hub.start, round=1, exchange=0)
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from federation_runs import Run, deploy, describe, stopped
+from federation_runs import DeployedRun, deploy, describe, stopped
 
 from holdfast.cli.run import report_runs
 from holdfast.engines.deploy.wire.dialling import WaitLimitError
@@ -60,7 +60,7 @@ def test_a_member_that_was_stopped_says_so_and_its_record_goes_on(tmp_path: Path
     assert row.status == "interrupted"
     assert row.round is not None
     assert "the same command at a" in troubles(record)[0]
-    again = Run(run.federation, tmp_path).carry_out()
+    again = DeployedRun(run.federation, tmp_path).carry_out()
     assert not again.errors
     curve = load_record(tmp_path / "a").series("local_loss")[0]
     assert curve.x == list(range(13))

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from command_line import holdfast
-from federation_runs import Run, describe, write_federation
+from federation_runs import DeployedRun, describe, write_federation
 
 from holdfast.core.errors import HoldfastError, printable
 from holdfast.engines.deploy.ops.events import Events, silence
@@ -153,7 +153,7 @@ def test_status_survives_a_lying_server(tmp_path: Path) -> None:
 def test_a_refusal_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     raw = describe(GECL, nodes=2, network=LINE, limits={"wait": 0.5, "exchange": 0.5})
     path = write_federation(raw, tmp_path)
-    run = Run(make_federation(raw, "test"), tmp_path)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
     with Liar(path, "b"), run.member("a") as member, pytest.raises(WaitLimitError) as error:
         member.run()
     assert r"\x1b[2J" in str(error.value)

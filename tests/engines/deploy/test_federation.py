@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from command_line import holdfast
-from federation_runs import Run, describe, free_ports, make_data, write_federation
+from federation_runs import DeployedRun, describe, free_ports, make_data, write_federation
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.member.network import NetworkThread
@@ -160,7 +160,7 @@ def test_certificates_that_will_not_do_are_named_before_anything_starts(tmp_path
 
 
 def test_nothing_older_than_tls_1_3_is_spoken(tmp_path: Path) -> None:
-    run = Run(make_federation(describe(GECL), ""), tmp_path)
+    run = DeployedRun(make_federation(describe(GECL), ""), tmp_path)
     with run.member("a") as member:
         context = ssl.create_default_context(cafile=str(tmp_path / "certs" / "ca.crt"))
         context.load_cert_chain(tmp_path / "certs" / "b.crt", tmp_path / "certs" / "b.key")
@@ -226,7 +226,7 @@ def test_new_certs_csr_and_sign(tmp_path: Path) -> None:
 def test_status_tells_who_is_up_and_shares_only_what_is_listed(tmp_path: Path) -> None:
     raw = describe(GECL, nodes=2, shared_metrics=["local_loss"])
     path = write_federation(raw, tmp_path)
-    run = Run(read_federation(path), tmp_path)
+    run = DeployedRun(read_federation(path), tmp_path)
     network = NetworkThread()
     member = run.member("a", network)
     thread = threading.Thread(target=run._run, args=["a"], daemon=True)
@@ -259,7 +259,7 @@ def test_status_tells_who_is_up_and_shares_only_what_is_listed(tmp_path: Path) -
 
 def test_a_non_neighbour_and_a_non_member_are_refused(tmp_path: Path) -> None:
     """On a line a - b - c, c may not have a's messages, and d is nobody."""
-    run = Run(make_federation(describe(GECL, network={"topology": "line"}), ""), tmp_path)
+    run = DeployedRun(make_federation(describe(GECL, network={"topology": "line"}), ""), tmp_path)
     make_certificates(tmp_path / "certs", "test", ["a", "b", "c", "d"], days=1)
     with run.member("a") as member:
         question = (

@@ -36,8 +36,10 @@ def without_compiler(monkeypatch) -> None:
 
 
 def both(algorithm, network, rounds: int = 6, cohort: int | None = None):
-    plain = Simulation(algorithm, dense(), network, seed=7, cohort_size=cohort)
-    compiled = Simulation(algorithm, dense(), network, seed=7, cohort_size=cohort, executor=executor_for(CPU))
+    plain = Simulation(algorithm, dense(), network, seed=7, cohort=cohort or "all")
+    compiled = Simulation(
+        algorithm, dense(), network, seed=7, cohort=cohort or "all", executor=executor_for(CPU)
+    )
     how = compiled.prepare(rounds)
     for _ in range(rounds):
         plain.step()
@@ -128,6 +130,6 @@ def test_a_users_own_method_is_run_like_ours(always, without_compiler) -> None:
 
 
 def test_a_loss_that_does_not_declare_to_be_traceable_is_run_as_it_is(always, without_compiler) -> None:
-    objective = dense().variant(loss=Annealed())
-    simulation = Simulation(METHODS[0][0], objective, STAR, seed=7, executor=executor_for(CPU))
+    problem = dense().variant(loss=Annealed())
+    simulation = Simulation(METHODS[0][0], problem, STAR, seed=7, executor=executor_for(CPU))
     assert simulation.prepare(10) == "all nodes stacked, step by step"

@@ -107,10 +107,10 @@ class Annealed(CrossEntropy):
 
 def test_a_users_own_loss_is_called_in_every_step(monkeypatch) -> None:
     monkeypatch.setattr("holdfast.problem.gradients.stacked.TRACE_FROM_CALLS", 3)
-    objective = dense().variant(loss=Annealed())
+    problem = dense().variant(loss=Annealed())
     before = Annealed.calls
     for step in range(10):
-        objective.minibatch_values_and_grads([objective.x0.expand(NODES, -1)], torch.arange(NODES), 0, step)
+        problem.minibatch_values_and_grads([problem.x0.expand(NODES, -1)], torch.arange(NODES), 0, step)
     assert Annealed.calls >= before + 10
 
 
@@ -143,26 +143,26 @@ def test_all_samples_of_equal_nodes_are_read_where_they_are() -> None:
 
 def test_evaluation_keeps_to_the_memory_for_activations() -> None:
     whole = dense().global_value_and_grad(dense().x0)[1]
-    objective = dense(samples_at_once=30)
+    problem = dense(samples_at_once=30)
     seen = []
-    entrance = objective.source.entrance
+    entrance = problem.source.entrance
     prepare = entrance.prepare
     entrance.prepare = lambda x: seen.append(len(x)) or prepare(x)
-    assert_close(objective.global_value_and_grad(objective.x0)[1], whole)
+    assert_close(problem.global_value_and_grad(problem.x0)[1], whole)
     assert max(seen) == 30
 
 
 def test_the_check_of_memory_counts_activations() -> None:
-    objective = (
+    problem = (
         dense()
     )  # layers keep their 64 and 12 inputs, ReLU the latter too, the loss 10 slopes and a weight
-    one = objective.activations.of_sample
+    one = problem.activations.of_sample
     assert one == (64 + 12 + 10 + 1) * 4
-    assert objective.step_bytes == 3 * one * 16 * NODES
-    objective = dense(samples_at_once=32)
-    assert objective.step_bytes == 3 * one * 32
-    objective = dense(backend="loop")
-    assert objective.step_bytes == 3 * one * 16 * min(NODES, torch.get_num_threads())
+    assert problem.step_bytes == 3 * one * 16 * NODES
+    problem = dense(samples_at_once=32)
+    assert problem.step_bytes == 3 * one * 32
+    problem = dense(backend="loop")
+    assert problem.step_bytes == 3 * one * 16 * min(NODES, torch.get_num_threads())
 
 
 def test_a_containers_limit_counts(tmp_path, monkeypatch) -> None:

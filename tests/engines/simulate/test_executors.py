@@ -62,8 +62,8 @@ def shared(make: Callable[[], ModelProblem]) -> ModelProblem:
     return make()
 
 
-def models(case: Case, objective: ModelProblem) -> torch.Tensor:
-    simulation = Simulation(method(case), objective, network(case), seed=7)
+def models(case: Case, problem: ModelProblem) -> torch.Tensor:
+    simulation = Simulation(method(case), problem, network(case), seed=7)
     for _ in range(ROUNDS):
         simulation.step()
     return simulation.models
@@ -177,13 +177,13 @@ def test_what_was_compiled_for_one_step_size_serves_for_all() -> None:
         compiled.append(program)
         return program
 
-    objective = dense()
+    problem = dense()
     for lr in (0.05, 0.02):
         algorithm = hf.LocalGECL(lr=lr, local_steps=3)
-        simulation = Simulation(algorithm, objective, hf.Network.of(hf.ring(NODES)), seed=7)
+        simulation = Simulation(algorithm, problem, hf.Network.of(hf.ring(NODES)), seed=7)
         replay = replay_of(simulation)
         state = replay.state
-        FusedRound(replay.advance, tree_map(torch.clone, state), objective, compiler)(state)
+        FusedRound(replay.advance, tree_map(torch.clone, state), problem, compiler)(state)
         plain = Simulation(algorithm, dense(), hf.Network.of(hf.ring(NODES)), seed=7)
         plain.step()
         assert_close(algorithm.model(state), plain.models)
@@ -215,10 +215,10 @@ def test_a_users_own_code_is_called_in_every_step(make, monkeypatch) -> None:
     monkeypatch.setattr("holdfast.problem.gradients.stacked.TRACE_FROM_CALLS", 3)
     data = hf.FederatedData(torch.rand(20, 8), torch.arange(20) % 10, np.array([10, 10]))
     flat = FlatModel(make(), CPU, torch.float32)
-    objective = ModelProblem(flat, CrossEntropy(), data, batch_size=4, seed=0)
+    problem = ModelProblem(flat, CrossEntropy(), data, batch_size=4, seed=0)
     before = Counting.calls
     for step in range(10):
-        objective.minibatch_values_and_grads([flat.x0.expand(2, -1)], torch.arange(2), 0, step)
+        problem.minibatch_values_and_grads([flat.x0.expand(2, -1)], torch.arange(2), 0, step)
     assert Counting.calls >= before + 10
 
 
@@ -229,15 +229,13 @@ def test_steps_that_fall_from_round_to_round_are_traced_too() -> None:
 
 
 def test_what_was_compiled_does_not_keep_the_data() -> None:
-    objective = dense()
-    simulation = Simulation(hf.LocalGECL(lr=0.1), objective, hf.Network.of(hf.ring(NODES)), seed=7)
+    problem = dense()
+    simulation = Simulation(hf.LocalGECL(lr=0.1), problem, hf.Network.of(hf.ring(NODES)), seed=7)
     replay = replay_of(simulation)
     state = replay.state
-    FusedRound(replay.advance, state, objective, lambda program: torch.compile(program, backend="eager"))(
-        state
-    )
-    data = weakref.ref(objective)
-    del objective, simulation, replay
+    FusedRound(replay.advance, state, problem, lambda program: torch.compile(program, backend="eager"))(state)
+    data = weakref.ref(problem)
+    del problem, simulation, replay
     gc.collect()
     assert data() is None
 
@@ -299,19 +297,19 @@ def test_images_are_laid_out_by_pixel_unless_the_model_objects() -> None:
     gradients = []
     for model, by_pixel in ((objecting, False), (willing, True)):
         flat = FlatModel(model, CPU, torch.float32)
-        objective = ModelProblem(flat, CrossEntropy(), data, batch_size=None, seed=0)
-        assert objective.backend.by_pixel == by_pixel
-        gradients.append(objective.full_grads(flat.x0.expand(2, -1).contiguous(), torch.arange(2)))
+        problem = ModelProblem(flat, CrossEntropy(), data, batch_size=None, seed=0)
+        assert problem.backend.by_pixel == by_pixel
+        gradients.append(problem.full_grads(flat.x0.expand(2, -1).contiguous(), torch.arange(2)))
     assert_close(*gradients)
 
 
 def test_a_gradient_that_was_traced_is_the_same_gradient(monkeypatch) -> None:
     x = torch.randn(NODES, dense().dim, generator=torch.Generator().manual_seed(0))
 
-    def gradients(objective: ModelProblem) -> list[torch.Tensor]:
+    def gradients(problem: ModelProblem) -> list[torch.Tensor]:
         """Of all nodes and of two of them, by turns."""
         some = [torch.arange(NODES), torch.arange(2)] * 5
-        return [objective.minibatch_values_and_grads([x[n]], n, 0, step)[0][1] for step, n in enumerate(some)]
+        return [problem.minibatch_values_and_grads([x[n]], n, 0, step)[0][1] for step, n in enumerate(some)]
 
     plain = gradients(dense())
     monkeypatch.setattr("holdfast.problem.gradients.stacked.TRACE_FROM_CALLS", 3)
@@ -321,11 +319,11 @@ def test_a_gradient_that_was_traced_is_the_same_gradient(monkeypatch) -> None:
 
 
 def test_computing_in_bfloat16_keeps_models_in_float32() -> None:
-    objective = digits(hidden=[12])
-    objective.model.compute = torch.bfloat16
+    problem = digits(hidden=[12])
+    problem.model.compute = torch.bfloat16
     nodes = torch.arange(NODES)
-    x = objective.x0.expand(NODES, -1).contiguous()
-    got = objective.minibatch_values_and_grads([x], nodes, 0, 0)[0][1]
+    x = problem.x0.expand(NODES, -1).contiguous()
+    got = problem.minibatch_values_and_grads([x], nodes, 0, 0)[0][1]
     expected = dense().minibatch_values_and_grads([x], nodes, 0, 0)[0][1]
     assert got.dtype == torch.float32
     error = (got - expected).norm() / expected.norm()

@@ -23,7 +23,7 @@ from holdfast.engines.deploy.storage.results import Record
 from holdfast.engines.deploy.storage.scarcity import Shortage, insist
 from holdfast.engines.deploy.storage.store import Store, data_digest
 from holdfast.engines.deploy.wire.dialling import Wait
-from holdfast.engines.deploy.wire.links import Link
+from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.service import Service
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Member:
             self.give_up,
         )
         self.waits: dict[str, Wait] = {}
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, Connection] = {}
         self.costs = Costs()
         self.done = 0  # rounds
         self.stage = 0  # as in ``Header.round``: the round under way
@@ -222,10 +222,10 @@ class Member:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.network.loop).result()
 
-    async def link(self, peer: str) -> Link:
+    async def link(self, peer: str) -> Connection:
         """The way to ``peer``."""
         if peer not in self.links:
-            self.links[peer] = Link(
+            self.links[peer] = Connection(
                 self.federation,
                 self.name,
                 peer,

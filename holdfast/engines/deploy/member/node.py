@@ -38,9 +38,7 @@ class Node(Member):
         self, federation: Federation, name: str, folder: Path, site: Site, **hosting: Unpack[Hosting]
     ) -> None:
         facts = {} if site.test is None else {"test_samples": len(next(leaves(site.test)))}
-        super().__init__(
-            federation, name, folder, site.objective.x0, data=site.digest, facts=facts, **hosting
-        )
+        super().__init__(federation, name, folder, site.problem.x0, data=site.digest, facts=facts, **hosting)
         self.site, self.node, self.transport = site, site.node, Transport(self)
         self.work = Work()
         self.state: Any = None
@@ -91,7 +89,7 @@ class Node(Member):
             self._measure(method.model(state))
             self._save(0)
         self._forget_start()
-        if self.federation.graph.is_server:
+        if self.federation.member_network.is_server:
             self.transport.to_server_again()
         for r in range(self.done, self.federation.rounds):
             self.phase = f"computing round {r + 1}"
@@ -105,23 +103,23 @@ class Node(Member):
 
     def _peers(self, r: int, stage: int, carrier: Carrier) -> NodePeers:
         self.stage = stage
-        graph, seed, traffic = self.federation.graph, self.federation.seed, self.costs.traffic
-        return NodePeers(self.node, graph, seed, r, self.transport, self.x0, traffic, carrier)
+        network, seed, traffic = self.federation.member_network, self.federation.seed, self.costs.traffic
+        return NodePeers(self.node, network, seed, r, self.transport, self.x0, traffic, carrier)
 
     def _carrier(self, r: int, slots: tuple[Slot, ...]) -> Carrier:
         return new_carrier(self.federation, r, slots, torch.tensor([self.node], device=self.x0.device))
 
     def _oracle(self, r: int) -> BatchOracle:
-        graph, here = self.federation.graph, torch.tensor([self.node], device=self.x0.device)
+        network, here = self.federation.member_network, torch.tensor([self.node], device=self.x0.device)
         chances = None
-        if graph.activity is not None:
-            chances = torch.as_tensor(graph.probabilities(r).compute, device=self.x0.device)
-        return BatchOracle(self.site.objective, here, self.federation.seed, r, self.work, chances)
+        if network.activity is not None:
+            chances = torch.as_tensor(network.probabilities(r).compute, device=self.x0.device)
+        return BatchOracle(self.site.problem, here, self.federation.seed, r, self.work, chances)
 
     def _forget_start(self) -> None:
         """The first model is as large as any; from here on, only what it is like is asked for."""
-        self.site.objective.forget_start()
-        self.x0 = self.site.objective.x0
+        self.site.problem.forget_start()
+        self.x0 = self.site.problem.x0
         self._without_start = True
 
     # --- a client of a server with state of its own ---------------------------------------------------
@@ -189,7 +187,7 @@ class Node(Member):
         """The round is finished: writes it down, then forgets what it took."""
         self.save(done, self.state, work=vars(self.work), metrics=self.metrics)
         self.insist(lambda: self._forget(done))
-        if self.federation.graph.activity is not None:
+        if self.federation.member_network.activity is not None:
             self._release(done)
         self.events.log("round done", round=done, metrics=self.metrics)
 
@@ -206,17 +204,17 @@ class Node(Member):
         if r % every and r < self.federation.rounds:
             return
         self.metrics = self.site.measure(row.detach())
-        links = 1 if self.federation.graph.is_server else len(self.all_neighbours)
+        links = 1 if self.federation.member_network.is_server else len(self.all_neighbours)
         record_round(self, min(r, self.federation.rounds), self.work, links)
 
     def _write_results(self, model: Tensor) -> None:
         """The model and the personal one, if any, as their modules' states, and the report of this node."""
         notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
-        objective = self.site.objective
+        problem = self.site.problem
 
         def write(row: Tensor, name: str) -> None:
-            complete = objective.complete(row[None].to(objective.x0), objective.here)[0]
-            self.insist(lambda: write_model(self.folder, objective.model, complete, notes, name))
+            complete = problem.complete(row[None].to(problem.x0), problem.here)[0]
+            self.insist(lambda: write_model(self.folder, problem.model, complete, notes, name))
 
         personal = self.federation.method.personal(apart(self.state)[0])
         if personal is not None:
@@ -227,23 +225,23 @@ class Node(Member):
     def _read_results(self) -> Tensor:
         self.done = self.federation.rounds
         self.metrics = json.loads((self.folder / "report.json").read_text())["metrics"]
-        return read_model(self.folder, self.site.objective.model).to(self.x0)
+        return read_model(self.folder, self.site.problem.model).to(self.x0)
 
     # --- who is next to us ----------------------------------------------------------------------------
 
     def _neighbours(self, stage: int) -> list[int]:
         """The neighbours in a round; after the last, everybody who ever was one."""
-        graph, rounds = self.federation.graph, self.federation.rounds
+        network, rounds = self.federation.member_network, self.federation.rounds
         if stage <= rounds:
-            return [int(j) for j in graph.at(max(stage - 1, 0)).neighbours(self.node)]
+            return [int(j) for j in network.at(max(stage - 1, 0)).neighbours(self.node)]
         return self.all_neighbours
 
     @cached_property
     def all_neighbours(self) -> list[int]:
         """Everybody who is a neighbour in any round."""
-        graph = self.federation.graph
-        rounds = range(self.federation.rounds) if graph.sequence is not None else range(1)
-        return sorted({int(j) for r in rounds for j in graph.at(r).neighbours(self.node)})
+        network = self.federation.member_network
+        rounds = range(self.federation.rounds) if network.sequence is not None else range(1)
+        return sorted({int(j) for r in rounds for j in network.at(r).neighbours(self.node)})
 
     def may_fetch(self, who: str, stage: int) -> bool:
         return who in self.federation.names and self.federation.names.index(who) in self._neighbours(stage)

@@ -21,7 +21,7 @@ def part(node: Node) -> None:
     node.stage = node.federation.rounds + 1
     farewell = node.publish(node.header(0, ()), ())
     try:
-        if node.federation.graph.is_server:
+        if node.federation.member_network.is_server:
             node.transport.to_server(farewell)
             node.ask(lambda: _goodbye(node))
         else:

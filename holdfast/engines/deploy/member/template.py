@@ -33,7 +33,7 @@ def channel_slots(federation: Federation, like: Tensor) -> tuple[Slot, ...]:
     """What the channel remembers at one node before the first round; ``like`` is a model, [d]."""
     if federation.wire_channel.transparent:
         return ()
-    messages = sent_in_round(federation.method, federation.graph, like)
+    messages = sent_in_round(federation.method, federation.member_network, like)
     return new_slots(federation.wire_channel, messages)
 
 
@@ -45,7 +45,7 @@ def state_template(federation: Federation, node: int, x0: Tensor) -> Any:
         return carried(method.init(like[None]), slots)
     assert isinstance(method, Algorithm)
     oracle = zero_oracle(len(federation.node), node, x0.numel())
-    peers = EchoPeers(federation.graph.at(0), node, like, _coins(federation, 0))
+    peers = EchoPeers(federation.member_network.at(0), node, like, _coins(federation, 0))
     return carried(method.init(like[None], oracle, peers), slots)
 
 
@@ -65,7 +65,7 @@ def averaged_messages(federation: Federation, dim: int, stage: int) -> list[Any]
     assert isinstance(method, Algorithm)
 
     def sent(size: int) -> list[Any]:
-        start, round = trial(method, federation.graph, size, lambda: _coins(federation, r), [r])
+        start, round = trial(method, federation.member_network, size, lambda: _coins(federation, r), [r])
         return start.sent if stage == 0 else round.sent
 
     return list(grown(method, sent, _model_like(federation, dim)))

@@ -12,7 +12,7 @@ from holdfast.contract import Channel
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
 from holdfast.engines.deploy.storage.store import message_key
-from holdfast.engines.deploy.wire.links import Link
+from holdfast.engines.deploy.wire.links import Connection
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.member.node import Node
@@ -111,7 +111,7 @@ class Transport:
             if message.header.round <= self.node.done:
                 self.to_server(message)
 
-    async def server(self) -> Link:
+    async def server(self) -> Connection:
         """The way to the server that all messages go through."""
         assert self.node.federation.server is not None
         return await self.node.link(self.node.federation.server.name)

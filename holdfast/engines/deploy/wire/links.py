@@ -49,7 +49,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
 
 
 @dataclass
-class Link:
+class Connection:
     """The way to one other member. All of it runs on the event loop."""
 
     federation: Federation

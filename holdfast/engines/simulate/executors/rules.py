@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from holdfast.core.validation import Cohort
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.simulation import Executor, Simulation, Stepwise
 from holdfast.engines.simulate.executors.compiled import (
@@ -79,6 +80,6 @@ def _gpu_compiles(simulation: Simulation, rounds: int) -> bool:
 def _steps(simulation: Simulation, rounds: int) -> float:
     """Gradients that a node computes in so many rounds in which it takes part."""
     cohort_size, nodes = simulation.rounds.cohort_size, simulation.problem.nodes
-    given = cohort_size if cohort_size < nodes else None
+    given: Cohort = cohort_size if cohort_size < nodes else "all"
     cost = dry_run(simulation.method, simulation.network, given)
     return rounds * cost.gradients_per_round * nodes / cohort_size

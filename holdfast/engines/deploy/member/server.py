@@ -32,7 +32,7 @@ from holdfast.engines.deploy.wire.dialling import Wait, WaitLimitError
 from holdfast.problem.flat import FlatModel
 
 
-class Hub(Member):
+class Server(Member):
     """The server of a federation. ``run`` serves from wherever it stopped, to the end."""
 
     def __init__(

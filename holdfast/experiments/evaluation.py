@@ -61,7 +61,9 @@ class Evaluation:
     def diverged(self, figures: Sequence[float]) -> bool:
         """Whether a model is not finite, or what is known of the objective; accuracies always are."""
         decisive = [
-            value for value, metric in zip(figures, self.metrics.values(), strict=False) if metric.problem
+            value
+            for value, metric in zip(figures, self.metrics.values(), strict=False)
+            if metric.must_be_finite
         ]
         return not figures[-1] or not all(map(math.isfinite, decisive))
 

@@ -44,6 +44,9 @@ class CommonProblem(LearningConfig):
     std: Positive = 1.0
 
 
+ADDED_LATER = ("columns", "sampling", "buffers")  # keys that older federation files do not have
+
+
 class FederationFile(Federation):
     """A federation as its file describes it."""
 
@@ -62,6 +65,9 @@ class FederationFile(Federation):
         common = self.model_dump(exclude={"limits", "server", "node", "evaluate_every", "shared_metrics"})
         if self.wire_channel.transparent:  # as if nothing stood there
             del common["channel"]
+        for name in ADDED_LATER:  # with its default, it does not tell federations apart
+            if common["problem"][name] == CommonProblem.model_fields[name].default:
+                del common["problem"][name]
         common["members"] = [[node.name, node.samples] for node in self.node]
         if "path" in self.network.topology.parameters:  # the links stand in a file of each site
             common["links"] = [

@@ -64,7 +64,7 @@ class Choosing:
         if name == "class_accuracy":
             if self.classes == 0:
                 raise HoldfastError("metric 'class_accuracy' needs class numbers as targets; these are none")
-            make = partial(Metric, reads=Reads.AVERAGE_ON_TEST, accuracy=True, problem=False)
+            make = partial(Metric, reads=Reads.AVERAGE_ON_TEST, accuracy=True, must_be_finite=False)
             return {f"accuracy_class{c}": make(_of_class(c)) for c in range(self.classes or 1)}
         for figure in ("accuracy", "loss", *self.scores):
             parts = re.fullmatch(rf"(?:{SAID}_)?(personal_)?{re.escape(figure)}", name)
@@ -96,7 +96,7 @@ class Choosing:
 
     def _options(self, figure: str) -> dict[str, Any]:
         score = (figure, self.scores[figure]) if figure in self.scores else None
-        return {"accuracy": figure == "accuracy", "objective": figure == "loss", "score": score}
+        return {"accuracy": figure == "accuracy", "must_be_finite": figure == "loss", "score": score}
 
     def _reduction(self, name: str, figure: str, said: str) -> Callable[[Tensor], Tensor]:
         if said == "test":

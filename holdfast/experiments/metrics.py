@@ -24,7 +24,7 @@ class Metric:
     score: tuple[str, Score] | None = None  # the user's own that it is made of, and its name
     accuracy: bool = False  # whether the loss must have one
     default: bool = True  # whether it is measured if nothing is said
-    problem: bool = True  # whether the run has diverged if it is not finite
+    must_be_finite: bool = True  # whether the run has diverged if it is not
 
     @property
     def needs_test(self) -> bool:
@@ -119,7 +119,7 @@ def dual_error(m: Measured) -> Tensor:
     return m.world.sum((m.duals - gradients_at_optimum(m.problem, m.world)).square().sum())
 
 
-@metric(Reads.NOTHING, default=False, problem=False)
+@metric(Reads.NOTHING, default=False, must_be_finite=False)
 def minibatch_loss(m: Measured) -> Tensor:
     """Loss of the round's own minibatches, mean over nodes and local steps, without regulariser; for free.
 

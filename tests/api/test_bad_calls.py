@@ -65,9 +65,9 @@ CALLS = {
         r"test x: samples are .* \[1\], for training .* \[2\]",
     ),
     "test labels": ({"test": (X, Y + 1)}, r"labels should be class numbers from 0 to 2, got \[3\]"),
-    "BatchNorm": (
-        {"model": nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))},
-        r"layer '1' \(BatchNorm1d\) cannot be trained here: .* use torch.nn.GroupNorm",
+    "SyncBatchNorm": (
+        {"model": nn.Sequential(nn.Linear(2, 3), nn.SyncBatchNorm(3))},
+        r"layer '1' \(SyncBatchNorm\) cannot be trained here: .* use torch.nn.GroupNorm",
     ),
 }
 

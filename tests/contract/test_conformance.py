@@ -157,7 +157,7 @@ def test_momentum_is_tried_with_every_method_that_has_local_steps():
 
 
 @every_case
-@pytest.mark.parametrize("objective", ["digits float32", "digits float64"], indirect=True)
+@pytest.mark.parametrize("problem", ["digits float32", "digits float64"], indirect=True)
 def test_shapes_and_dtypes_stay(case, problem):
     simulation = simulate(case, problem, 0)
     before = [(tensor.shape, tensor.dtype) for tensor in leaves(simulation.state)]
@@ -233,7 +233,7 @@ def test_the_dry_run_predicts_the_traffic(case, problem):
 
 scheduled_cases = pytest.mark.parametrize("case", [case for case in CASES if case.rate], ids=case_id)
 # The engine evaluates schedules before a round: the objective never sees them.
-exactly = pytest.mark.parametrize("objective", ["quadratics float64"], indirect=True)
+exactly = pytest.mark.parametrize("problem", ["quadratics float64"], indirect=True)
 
 
 @exactly

@@ -33,12 +33,12 @@ from holdfast.topology.graphs import erdos_renyi
 
 
 class Task(NamedTuple):
-    """A method on one objective over one network."""
+    """A method on one problem over one network."""
 
     name: str
     method: Method
     network: Network
-    objective: str
+    problem: str
     cohort: int | None = None
     channel: Channel = IDENTITY
 

@@ -104,6 +104,5 @@ def test_a_mistake_in_a_method_is_not_taken_for_a_reason_to_fall_back() -> None:
         def round(self, s, oracle, peers):
             return {}["no such key"]
 
-    simulation = Simulation(Mistaken(lr=0.1), dense(), RING, seed=7, executor=executor_for(CPU))
     with pytest.raises(KeyError, match="no such key"):
-        simulation.prepare(3)
+        Simulation(Mistaken(lr=0.1), dense(), RING, seed=7, executor=executor_for(CPU)).prepare(3)

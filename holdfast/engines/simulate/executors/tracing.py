@@ -1,8 +1,9 @@
 """Functions of tensors, traced into their operations and compiled.
 
-``torch.compile`` reads a function's Python code, which takes a minute for a small transformer under torch's
-function transforms. To run the function once on tensors without numbers, noting the operations, takes a
-tenth of that, and whatever the code does in Python, such as counting dropouts, has been done by then.
+``torch.compile`` reads a function's Python code. Under torch's function transforms that is slow: the first
+call of a two-layer transformer took 72 to 116 s on an H200. Here the function is run once on tensors without
+numbers, and the operations that it comes down to are noted and compiled, which took 14 s. Whatever the code
+does in Python, such as counting dropouts, has been done by then.
 """
 
 from __future__ import annotations

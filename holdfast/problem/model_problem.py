@@ -9,7 +9,6 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
@@ -22,19 +21,18 @@ from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName
 from holdfast.problem.gradients.choice import choose_backend
 from holdfast.problem.losses import Loss
+from holdfast.problem.node_statistics import node_statistics
 from holdfast.problem.problem import Convexity
 from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.source import Batch, Source, Weighting
 from holdfast.problem.sources import source_of
-from holdfast.problem.statistics import Buffers, from_moments, moments, pooled
+from holdfast.problem.statistics import Buffers, from_moments, moments
 
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
 CHUNK_SAMPLES = 8192
 GPU_CHUNK_SAMPLES = 65536  # a GPU wants few large calls
-# Of every node, for the statistics of BatchNorm; at least a minibatch.
-STATISTICS_SAMPLES = 256
 
 
 class SourceOptions(TypedDict, total=False):
@@ -266,30 +264,8 @@ class ModelProblem:
         return self.complete(x[None])[0] if len(x) == self.dim else x
 
     def _statistics(self, rows: Tensor, nodes: Tensor) -> Tensor:
-        """Means and variances [m, 2, s] in the model ``rows`` [m, d] of each of ``nodes`` on its own data.
-
-        They are those of the minibatches of the first steps, whichever the round: a fixed part of the data.
-        """
-        size = self.source.batch_size
-        if size is None:  # one by one: shorter nodes are padded
-            first = [next(iter(self.source.all_of(node[None], STATISTICS_SAMPLES))) for node in nodes]
-            return torch.cat(
-                [self._measured(row[None], b.samples) for row, b in zip(rows, first, strict=True)]
-            )
-        steps = range(-(-STATISTICS_SAMPLES // size))
-        found = [self._measured(rows, self.source.batch(nodes, 0, step).samples) for step in steps]
-        return pooled(torch.stack(found))
-
-    def _measured(self, rows: Tensor, samples: Any) -> Tensor:
-        if self.backend.vmapped:
-            found: Tensor = vmap(self.row_loss.measured)(rows, samples)
-            return found
-        return torch.stack(
-            [
-                self.row_loss.measured(row, tree_map(lambda part, i=i: part[i], samples))
-                for i, row in enumerate(rows)
-            ]
-        )
+        """Means and variances [m, 2, s] in the model ``rows`` [m, d] of each of ``nodes`` on its own data."""
+        return node_statistics(self.row_loss, self.source, self.backend.vmapped, rows, nodes)
 
     # --- the same with something changed ------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ def watchers(
 ) -> list[Callback]:
     """The callbacks, checked, with a progress bar over ``jobs`` if it is wanted."""
     check("progress", bool | None, progress)
+    if not isinstance(callbacks, Sequence):
+        raise HoldfastError(f"callbacks: expected a list such as [hf.Progress()], got {quoted(callbacks)}")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise HoldfastError(f"callbacks: expected instances of hf.Callback, got {quoted(callback)}")

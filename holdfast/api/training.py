@@ -18,6 +18,7 @@ from holdfast.api.options import TrainOptions
 from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel
 from holdfast.contract import Method
+from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Cohort, Count, Seed, Whole, check
 from holdfast.data.federated import FederatedData, read_tests
@@ -271,6 +272,8 @@ def _setting(
     computed = {"backend": backend, "buffers": buffers}
     terms = Terms.of({"batch_size": batch_size, "sampling": sampling, **computed, **weighed})
     split = as_data(data)
+    if step is not None and loss != "cross-entropy":
+        raise HoldfastError("step: it computes the loss itself; leave loss= out, or step=")
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
     module = as_module(model, split, chosen_loss, seed)
     tested, own_tests = read_tests(test, split.nodes)

@@ -72,8 +72,7 @@ def batch_indices(seed: Word, nodes: Tensor, counts: Tensor, round: Word, step: 
     ``step`` may be tensors on the device; a ``step`` of shape ``[K, 1, 1]`` gives ``[K, m, batch]``.
     A smaller batch is a prefix of a larger one.
     """
-    blocks = torch.arange(-(-batch // 4), device=nodes.device)
-    words = philox((blocks, step, round, nodes[:, None]), (seed, int(Stream.BATCH)))
+    words = philox((_blocks(batch, nodes), step, round, nodes[:, None]), (seed, int(Stream.BATCH)))
     return words.flatten(-2)[..., :batch] * counts[:, None] >> 32
 
 
@@ -85,8 +84,8 @@ def shuffled(
     Both are [m, longest]. Behind the ``counts`` [m] samples of a node follow words of 2**32 with numbers that
     it does not have. ``draw``, an int or [m, 1], tells orders of one round apart.
     """
-    blocks = torch.arange(-(-longest // 4), device=nodes.device)
-    words = philox((blocks, draw, round, nodes[:, None]), (seed, int(Stream.ORDER))).flatten(-2)[:, :longest]
+    counter = (_blocks(longest, nodes), draw, round, nodes[:, None])
+    words = philox(counter, (seed, int(Stream.ORDER))).flatten(-2)[:, :longest]
     beyond = torch.arange(longest, device=nodes.device) >= counts[:, None]
     # A stable sort, so that equal words fall into the same order on every device.
     ordered, places = torch.where(beyond, _MASK + 1, words).sort(dim=-1, stable=True)
@@ -111,8 +110,15 @@ def random_normal(key: Tensor, shape: Sequence[int], draw: int = 0) -> Tensor:
 
 def _words(key: Tensor, size: int, draw: int) -> Tensor:
     seed, node, round, step = key.unbind()
-    blocks = torch.arange(-(-size // 4), device=key.device)
-    return philox((blocks, step, round, node), (seed, Stream.AUGMENT + draw)).flatten()[:size]
+    return philox((_blocks(size, key), step, round, node), (seed, Stream.AUGMENT + draw)).flatten()[:size]
+
+
+def _blocks(size: int, like: Tensor) -> Tensor:
+    """The numbers of as many blocks of four words as give ``size`` words, on the device of ``like``.
+
+    They are two at least: with a single one, what torch.compile makes for a CPU computes other words.
+    """
+    return torch.arange(max(2, -(-size // 4)), device=like.device)
 
 
 def uniform(seed: int, stream: Stream, round: Word, step: Word, index: Tensor) -> Tensor:

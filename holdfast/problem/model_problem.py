@@ -318,21 +318,26 @@ class ModelProblem:
 
     def check_model(self, test: Any = None) -> None:
         """Refuses a model that does not suit the data, and targets that do not suit the loss."""
-        if self.source.padded and not self.loss.per_sample:
-            raise HoldfastError(
-                "batches have different numbers of samples, so they are padded, and a loss that gives one "
-                "number for a batch would count the padding: give one per sample, or a batch_size that "
-                "divides every node's samples, or draw with replacement"
-            )
         some = self.source.some(2).samples
         if self.augment is not None:
             some = check_augment(self.augment, some, self._keys(self.here[:1], 0, 0)[0], self.stacked)
         outputs = self.row_loss.probe(some, stacked=False)
         for targets in [self.source.targets] if test is None else [self.source.targets, targets_of(test)]:
             self.loss.check(outputs, targets)
+        self._check_padding()
         self.model.probe_evaluation(self.loss.first_part, some)
         if self.backend.vmapped:
             self.row_loss.probe(some, stacked=True)
+
+    def _check_padding(self) -> None:
+        if not self.source.padded or (self.loss.per_sample and not self.model.statistics):
+            return
+        counts = "BatchNorm" if self.loss.per_sample else "a loss that gives one number for a batch"
+        advice = "" if self.loss.per_sample else "give one per sample, or "
+        raise HoldfastError(
+            f"batches have different numbers of samples, so they are padded, and {counts} would count the "
+            f"padding: {advice}a batch_size that divides every node's samples, or draw with replacement"
+        )
 
     # --- a test set ---------------------------------------------------------------------------------------
 

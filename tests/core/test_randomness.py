@@ -159,3 +159,15 @@ def test_the_gpu_draws_the_same():
     index = torch.arange(10_000) * 2**30
     gpu = uniform(7, Stream.COMPUTE, round, step, index.cuda())
     assert torch.equal(gpu.cpu(), uniform(7, Stream.COMPUTE, 12, 34, index))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 4, 8])
+def test_compiled_draws_are_the_same(batch) -> None:
+    nodes, counts, now = torch.arange(3), torch.tensor([6, 9, 7]), torch.tensor(3)
+
+    def draw(nodes: torch.Tensor, counts: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+        return batch_indices(7, nodes, counts, now, now, batch)
+
+    compiled = torch.compile(draw, dynamic=False)
+    assert torch.equal(compiled(nodes, counts, now), draw(nodes, counts, now))

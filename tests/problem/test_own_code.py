@@ -178,13 +178,30 @@ def test_masks_of_pixels() -> None:
         ({"loss": nn.NLLLoss(weight=torch.ones(2))}, r"loss NLLLoss\(\) fails on outputs \(2, 3\)"),
         ({"step": lambda model, batch: 1.0}, "step must return the loss as a tensor"),
         ({"loss": 3}, "loss: expected a name such as 'cross-entropy'"),
+        ({"loss": "mse", "step": lambda model, batch: model(batch.x).mean()}, "leave loss= out, or step="),
+        ({"model": nn.Linear(4, 1)}, "gives one number for each label, and CrossEntropy needs one for each"),
+        ({"callbacks": hf.EarlyStopping("train_loss")}, "callbacks: expected a list such as"),
+        (
+            {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "sampling": "epochs"}
+            | {"batch_size": 4},
+            "they are padded, and BatchNorm would count the padding",
+        ),
     ],
 )
 def test_mistakes_get_one_line(options, message) -> None:
     x, y = torch.randn(6, 4, generator=DRAW), torch.arange(6) % 3
+    given = {"model": nn.Linear(4, 3), "data": [(x, y)], "rounds": 1, **options}
     with pytest.raises(hf.HoldfastError, match=message) as caught:
-        hf.train(hf.FedAvg(lr=0.1), model=nn.Linear(4, 3), data=[(x, y)], rounds=1, **options)
+        hf.train(hf.FedAvg(lr=0.1), **given)
     assert "\n" not in str(caught.value)
+
+
+def test_a_loss_per_sample_may_be_padded() -> None:
+    x, y = torch.randn(6, 4, generator=DRAW), torch.arange(6) % 3
+    loss = nn.CrossEntropyLoss(reduction="none")
+    options: dict[str, Any] = {"data": [(x, y)], "rounds": 2, "batch_size": 4, "sampling": "epochs"}
+    result = hf.train(hf.FedAvg(lr=0.1), model=nn.Linear(4, 3), loss=loss, **options)
+    assert result.status == "done"
 
 
 def test_dictionaries_without_targets_need_a_step() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,15 @@ class _Multiclass(Loss):
         expect(targets.dtype == torch.int64, "class numbers of type int64", targets.dtype)
         outside = targets[((targets < 0) & ((targets != IGNORED) | (targets.ndim == 1))) | (targets > last)]
         expect(outside.numel() == 0, f"class numbers from 0 to {last}", outside[:1].tolist())
+
+    def check(self, outputs: Any, targets: Tensor | None) -> None:
+        some = None if targets is None or not isinstance(outputs, Tensor) else targets[: len(outputs)]
+        if some is not None and outputs.ndim > 1 and outputs.shape[class_dimension(outputs, some)] == 1:
+            raise HoldfastError(
+                f"the model gives one number for each label, and {type(self).__name__} needs one for each "
+                "class: use 'logistic' or 'bce' for two classes, or a model with more outputs"
+            )
+        super().check(outputs, targets)
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scores = _scores(outputs, targets)

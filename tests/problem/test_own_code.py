@@ -177,6 +177,7 @@ def test_masks_of_pixels() -> None:
         ({"loss": lambda outputs, targets: outputs}, r"gives \(2, 3\) for 2 samples; expected one number"),
         ({"loss": nn.NLLLoss(weight=torch.ones(2))}, r"loss NLLLoss\(\) fails on outputs \(2, 3\)"),
         ({"step": lambda model, batch: 1.0}, "step must return the loss as a tensor"),
+        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "sums over the batch, .* use reduction='mean'"),
         ({"loss": 3}, "loss: expected a name such as 'cross-entropy'"),
         ({"loss": "mse", "step": lambda model, batch: model(batch.x).mean()}, "leave loss= out, or step="),
         ({"model": nn.Linear(4, 1)}, "gives one number for each label, and CrossEntropy needs one for each"),

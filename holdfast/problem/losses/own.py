@@ -146,6 +146,11 @@ def as_loss(loss: Any) -> Loss:
             f"loss: expected a name such as 'cross-entropy', or a function of outputs and targets, got "
             f"{quoted(loss)}"
         )
+    if getattr(loss, "reduction", None) == "sum":
+        raise HoldfastError(
+            f"loss: {name_of(loss)} sums over the batch, so its size would depend on the batch size; use "
+            "reduction='mean' or 'none'"
+        )
     return OwnLoss(loss)
 
 

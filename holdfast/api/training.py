@@ -18,9 +18,9 @@ from holdfast.api.options import TrainOptions
 from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel
 from holdfast.contract import Method
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Cohort, Count, Seed, Whole, check
+from holdfast.core.validation import Cohort, Count, Seed, Whole, check, quoted
 from holdfast.data.federated import FederatedData, read_tests
 from holdfast.data.lazy import AnyData, as_data
 from holdfast.experiments.assembly import (
@@ -33,7 +33,6 @@ from holdfast.experiments.choices import Named, as_channel, as_loss, as_method, 
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weighting
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.given import Contender, GivenPlan, open_run
-from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
@@ -201,8 +200,13 @@ def given_plan(
     options: TrainOptions,
 ) -> GivenPlan:
     """Every method with every seed, checked; ``make_model`` and ``make_data`` are called with a seed."""
+    for name in options:
+        if name not in TRAIN_DEFAULTS:
+            raise unknown(f"argument of {origin}", name, {*TRAIN_DEFAULTS, "seeds", "rounds", "run_dir"})
     full: dict[str, Any] = {**TRAIN_DEFAULTS, **options}
     check_call(rounds, full["cohort"])
+    if not isinstance(seeds, Sequence) or not seeds:
+        raise HoldfastError(f"seeds: expected a list such as [0, 1, 2] or range(3), got {quoted(seeds)}")
     for seed in seeds:
         check("seed", Seed, seed)
     check("checkpoint_every", Count, checkpoint_every)
@@ -283,13 +287,8 @@ def _setting(
         test_counts=own_tests,
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
-        metrics=choose_metrics(
-            wanted,
-            has_test=test is not None,
-            classes=split.classes or 0 if chosen_loss.has_accuracy else None,
-            nodes=split.nodes,
-            finite=split.finite,
-        ),
+        wanted=wanted,
+        classes=split.classes or 0,
         personalize=personalize,
         make_module=lambda: module,
         augment=augment,

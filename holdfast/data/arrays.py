@@ -84,7 +84,9 @@ def _tensor(where: str, values: Any) -> Tensor:
         except ValueError:
             raise HoldfastError(f"{where}: the rows do not all have the same shape") from None
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise HoldfastError(f"{where}: expected numbers, got values of type {array.dtype}")
+            alike = "; give words numbers, the same for all nodes and the test set"
+            words = alike if array.dtype.kind in "USO" else ""
+            raise HoldfastError(f"{where}: expected numbers, got values of type {array.dtype}{words}")
         # torch takes neither foreign byte order, nor negative strides, nor read-only memory
         native = array.dtype.newbyteorder("=")
         tensor = torch.from_numpy(np.require(array, dtype=native, requirements=["C", "W"]))

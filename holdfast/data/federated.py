@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
@@ -171,8 +172,9 @@ class FederatedData:
         A torch Dataset is read once, so random transforms in it are drawn once; then there is a warning.
         """
         expected = "expected a list with one (x, y) pair, dictionary or torch Dataset per node"
-        if not isinstance(parts, Sequence):
-            raise HoldfastError(f"data: {expected}, got {type(parts).__name__}")
+        if not isinstance(parts, Sequence) or _is_pair(parts):
+            got = "one pair" if isinstance(parts, Sequence) else type(parts).__name__
+            raise HoldfastError(f"data: {expected}, got {got}{_dividing(parts)}")
         if len(parts) == 0:
             raise HoldfastError(f"data: there is no node; {expected}")
         trees = [read_samples(f"node {i}", part) for i, part in enumerate(parts)]
@@ -193,6 +195,20 @@ class FederatedData:
         samples = tree_map(lambda *columns: torch.cat(columns), *trees)
         x, y = samples if isinstance(samples, Pair) else (samples, None)
         return cls(x, y, counts)
+
+
+def _is_pair(parts: Sequence[Any]) -> bool:
+    """Whether ``parts`` are the samples and targets of one data set."""
+    return len(parts) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in parts)
+
+
+def _dividing(whole: Any) -> str:
+    """How a data set becomes one for each node."""
+    if isinstance(whole, Sequence):
+        return "; divide it by hf.partition(x, y, hf.IID(), nodes=10)"
+    if isinstance(whole, DataLoader):
+        return "; divide loader.dataset by hf.partition_dataset(dataset, hf.IID(), nodes=10)"
+    return "; divide it by hf.partition_dataset(dataset, hf.IID(), nodes=10)" if is_dataset(whole) else ""
 
 
 def no_empty_node(counts: np.ndarray) -> None:
@@ -227,6 +243,8 @@ def read_tests(test: Any, nodes: int) -> tuple[Any, list[int] | None]:
     if not (per_node or isinstance(test, FederatedData)):
         return read_test("test", test), None
     sets = test if isinstance(test, FederatedData) else FederatedData.of_nodes(test)
+    if isinstance(test, FederatedData) and sets.nodes == 1:
+        return sets.samples, None
     if sets.nodes != nodes:
         raise HoldfastError(
             f"test: expected one set, or a list of {nodes}, one for each node, got {sets.nodes}"

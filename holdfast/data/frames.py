@@ -22,7 +22,7 @@ def from_frame(
     *,
     target: str,
     node: str | None = None,
-    one_hot: Sequence[str] = (),
+    one_hot: str | Sequence[str] = (),
 ) -> FederatedData:
     """A pandas frame, or a CSV file, as samples [N, columns] in float32 with targets in column ``target``.
 
@@ -32,6 +32,7 @@ def from_frame(
     Targets that are whole numbers, words or truth values are class labels; words are numbered in their order.
     """
     table = _read(frame)
+    one_hot = [one_hot] if isinstance(one_hot, str) else one_hot
     for name in filter(None, (target, node, *one_hot)):
         if name not in table.columns:
             raise unknown("column", name, list(map(str, table.columns)))

@@ -84,6 +84,8 @@ def as_module(model: nn.Module | Named, data: AnyData, loss: Loss, seed: int) ->
             raise HoldfastError("model: a name needs samples in memory, to fit them; give the module itself")
         outputs = loss.outputs(data.classes)
         return initial_module(as_choice("model", model), data.input_shape, outputs, seed)
+    if callable(model) and not isinstance(model, nn.Module):
+        raise HoldfastError(f"model: expected a module, got {quoted(model)}; call it, model=Net()")
     given: nn.Module = check("model", nn.Module, model)
     return given
 

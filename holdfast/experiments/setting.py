@@ -21,7 +21,6 @@ from holdfast.engines.cluster.placement import place
 from holdfast.experiments.assembly import Setting, configured_network
 from holdfast.experiments.choices import as_loss, initial_module
 from holdfast.experiments.config import Choice, Experiment, ProblemConfig
-from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.reference.curvature import estimate_curvature
 
 
@@ -67,12 +66,8 @@ def build_setting(
         test_data=test,
         network=network,
         loss=loss,
-        metrics=choose_metrics(
-            experiment.metrics,
-            has_test=test is not None,
-            classes=labels.shape[1] if loss.has_accuracy else None,
-            nodes=problem.nodes,
-        ),
+        wanted=experiment.metrics,
+        classes=labels.shape[1],
         personalize=experiment.personalize,
         make_module=partial(initial_module, *module),
         on_meta=":" not in problem.model.name,

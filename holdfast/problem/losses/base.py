@@ -18,7 +18,9 @@ class Loss(ABC):
     """The cost of a model's outputs for a batch, given targets ``[B, ...]``."""
 
     has_accuracy: ClassVar[bool] = True
+    accuracy_by_trial: ClassVar[bool] = False  # True: ``check`` finds out whether there is an accuracy
     per_sample: bool = True  # whether ``values`` are [B]; or [], one number for the batch, mostly a mean
+    calls: str = ""  # what of the user's calls the model, for messages; "": nothing
     traceable: ClassVar[bool] = False  # True: ``values`` does the same in every call, so it may be traced
     quadratic: ClassVar[bool] = False  # True: its Hessian in the outputs is ``curvature`` everywhere
 
@@ -110,10 +112,10 @@ class Loss(ABC):
 LOSSES: Registry[Loss] = Registry("loss")
 
 
-def expect(met: bool, expected: str, got: object) -> None:
-    """Complains about labels unless ``met``."""
+def expect(met: bool, expected: str, got: object, do: str = "") -> None:
+    """Complains about labels unless ``met``; ``do``: how to mend it."""
     if not met:
-        raise HoldfastError(f"labels should be {expected}, got {got}")
+        raise HoldfastError(f"labels should be {expected}, got {got}{do and '; '}{do}")
 
 
 def class_dimension(outputs: Tensor, targets: Tensor) -> int:

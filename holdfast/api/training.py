@@ -21,8 +21,9 @@ from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Cohort, Count, Seed, Whole, check, quoted
-from holdfast.data.federated import FederatedData, read_tests
+from holdfast.data.federated import FederatedData
 from holdfast.data.lazy import AnyData, as_data
+from holdfast.data.test_sets import read_tests
 from holdfast.experiments.assembly import (
     Setting,
     Topology,
@@ -280,7 +281,7 @@ def _setting(
         raise HoldfastError("step: it computes the loss itself; leave loss= out, or step=")
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
     module = as_module(model, split, chosen_loss, seed)
-    tested, own_tests = read_tests(test, split.nodes)
+    tested, own_tests = read_tests(test, split)
     return Setting(
         data=split,
         test_data=tested,

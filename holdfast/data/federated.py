@@ -22,6 +22,16 @@ from holdfast.data.samples import Pair, as_tree, described, targets_of
 ITEMS_READ_AGAIN = 8  # of a Dataset: a transform that changes every second item is noticed too
 
 
+@dataclass(frozen=True)
+class TableForm:
+    """How a table became samples, so that another one can be read in the same way."""
+
+    target: str
+    inputs: tuple[Any, ...]  # the names of the columns, in their order
+    node: str | None
+    words: dict[Any, tuple[Any, ...]]  # of columns of words, each word at the place of its number
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """Nodes' samples in one tensor: node i owns rows ``starts[i] : starts[i] + counts[i]``.
@@ -44,6 +54,8 @@ class FederatedData:
     """How they came here, for people."""
     names: tuple[str, ...] | None = None
     """What the nodes are called, such as hospitals; None: by their numbers."""
+    table: TableForm | None = None
+    """How they were read from a frame, if they were."""
     finite = True
 
     def __post_init__(self) -> None:
@@ -226,30 +238,6 @@ def read_samples(where: str, part: Any) -> Any:
     if is_dataset(part):
         part = stack_items(where, read_items(part, range(items_in(where, part))))
     return as_tree(where, part)
-
-
-def read_test(where: str, part: Any) -> Any:
-    """``read_samples``, with a warning if ``part`` is a Dataset with random transforms."""
-    samples = read_samples(where, part)
-    warn_if_random(where, part, samples)
-    return samples
-
-
-def read_tests(test: Any, nodes: int) -> tuple[Any, list[int] | None]:
-    """All test samples, or None, and how many are each node's own if there is a set for every node."""
-    if test is None:
-        return None, None
-    per_node = isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test)
-    if not (per_node or isinstance(test, FederatedData)):
-        return read_test("test", test), None
-    sets = test if isinstance(test, FederatedData) else FederatedData.of_nodes(test)
-    if isinstance(test, FederatedData) and sets.nodes == 1:
-        return sets.samples, None
-    if sets.nodes != nodes:
-        raise HoldfastError(
-            f"test: expected one set, or a list of {nodes}, one for each node, got {sets.nodes}"
-        )
-    return sets.samples, sets.counts.tolist()
 
 
 def warn_if_random(where: str, part: Any, samples: Any) -> bool:

@@ -128,6 +128,18 @@ class Network:
         activity = self.activity or ALWAYS
         return _probabilities(activity, activity.since(round), self.at(round))
 
+    def link_times(self, round: int) -> NDArray[np.float64]:
+        """What a vector over each link takes in ``round``, [E]: 1/b_ij over the degree, of both ends."""
+        network = self.at(round)
+        ends, per_node = network.links(), 1 / np.maximum(network.degrees, 1)
+        return np.asarray((per_node[ends[:, 0]] + per_node[ends[:, 1]]) / self.probabilities(round).links)
+
+    def link_time(self, round: int) -> float:
+        """What a vector over all links takes, (1/n) sum_i (1/deg_i) sum_j 1/b_ij; 1 if always available."""
+        if self.activity is None or self.is_server:
+            return 1.0
+        return float(self.link_times(round).sum() / self.nodes)
+
     def available_links(self, seed: int, round: int, draw: int) -> NDArray[np.bool_]:
         """Which links, [E], are available for the ``draw``-th sporadic exchange of ``round``."""
         chances, links = self.probabilities(round).links, self.at(round).links()

@@ -27,7 +27,8 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import read_tensors
 from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
-from holdfast.data.lazy import AnyData, as_data
+from holdfast.data.handed import as_data
+from holdfast.data.lazy import AnyData
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import Named, as_method
 from holdfast.experiments.given import Contender, open_run

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,8 +20,9 @@ from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Cohort, Count, Seed, Whole, check
-from holdfast.data.federated import FederatedData, read_tests
-from holdfast.data.lazy import AnyData, as_data
+from holdfast.data.federated import read_tests
+from holdfast.data.handed import as_data
+from holdfast.data.lazy import AnyData
 from holdfast.experiments.assembly import (
     Setting,
     Topology,
@@ -34,13 +34,12 @@ from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weig
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.given import Contender, GivenPlan, open_run
 from holdfast.experiments.metric_choice import choose_metrics
+from holdfast.experiments.setting import label_table
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
-
-MOST_CLASSES = 1000  # that a report shows
 
 
 @switches_restored()
@@ -298,19 +297,8 @@ def _setting(
         device=str(device),
         dtype=numbers,
         precision=precision,
-        labels=_label_table(split),
+        labels=label_table(split, split.classes),
     )
-
-
-def _label_table(split: AnyData) -> np.ndarray:
-    """[n, classes]: samples of each class at each node; no column where they are not known to be labels."""
-    unknown = np.empty((split.nodes, 0), np.int64)
-    if not isinstance(split, FederatedData) or (labels := split.targets) is None:
-        return unknown
-    if labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
-        return unknown
-    classes = int(labels.max()) + 1
-    return split.label_table(classes) if classes <= MOST_CLASSES else unknown
 
 
 TRAIN_DEFAULTS = {

@@ -80,15 +80,19 @@ def as_channel(channel: Channel | Named | Choice) -> Channel:
 def as_module(model: nn.Module | Named, data: AnyData, loss: Loss, seed: int) -> nn.Module:
     """The model itself, or the one that is named, made for samples like ``data`` and drawn from ``seed``."""
     if isinstance(model, str | Mapping):
-        if not isinstance(data, FederatedData):
-            raise HoldfastError("model: a name needs samples in memory, to fit them; give the module itself")
-        outputs = loss.outputs(data.classes)
+        outputs = outputs_for(loss, data, data.classes)
         return initial_module(as_choice("model", model), data.input_shape, outputs, seed)
     given: nn.Module = check("model", nn.Module, model)
     return given
 
 
-def initial_module(choice: Choice, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+def outputs_for(loss: Loss, data: AnyData, classes: int | None) -> int | None:
+    """How many outputs a model for ``data`` has; None: it is not known how many classes there are."""
+    unknown = classes is None and loss.has_accuracy and not isinstance(data, FederatedData)
+    return None if unknown else loss.outputs(classes)
+
+
+def initial_module(choice: Choice, input_shape: tuple[int, ...], outputs: int | None, seed: int) -> nn.Module:
     """The chosen model as everybody starts from it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from holdfast.cli.run import print_path
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_atomic
+from holdfast.core.files import write_atomic, write_json
 from holdfast.experiments.environment import describe_environment
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.runner import Interrupted
@@ -29,17 +29,22 @@ from holdfast_papers.evidence import Evidence, Scale
 from holdfast_papers.execution import PaperProgress, Task, locked
 from holdfast_papers.verdicts import (
     Judgement,
+    count_text,
     judge,
     markdown,
+    markdown_table,
     paper_table,
     read_judgement,
+    read_verdicts,
     terminal_table,
+    verdict_record,
     write_judgement,
 )
 
 PLACE = re.compile(
     r"(<!-- holdfast paper run (\S+) --scale (small|full) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL
 )
+COUNTS = re.compile(r"(<!-- holdfast paper counts -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 
 
 def list_papers() -> None:
@@ -103,6 +108,8 @@ def fill_document(document: Path, runs_dir: Path) -> None:
     except OSError as error:
         raise HoldfastError(f"cannot read {document}: {error.strerror}") from None
     filled, without = [], []
+    record = verdict_record(document)
+    verdicts = read_verdicts(record)
 
     def fill(place: re.Match[str]) -> str:
         start, name, scale, before, end = place.groups()
@@ -113,6 +120,7 @@ def fill_document(document: Path, runs_dir: Path) -> None:
             without.append(f"{name} --scale {scale}")
             return start + before + end
         filled.append(name)
+        verdicts[f"{name} {scale}"] = {claim.says: str(claim.verdict) for claim in judgement.claims}
         content = markdown(judgement)
         if (folder / "figure.png").exists():
             picture = f"figures/{paper}-{experiment}-{scale}.png"
@@ -123,15 +131,33 @@ def fill_document(document: Path, runs_dir: Path) -> None:
         return f"{start}\n{content}\n{end}"
 
     text = PLACE.sub(fill, text)
-    if not filled and not without:
+    text, counted = COUNTS.subn(lambda place: f"{place[1]}\n{_counts(document.parent)}\n\n{place[3]}", text)
+    if not filled and not without and not counted:
         raise HoldfastError(
             f"{document} has no place for a verdict: expected '<!-- holdfast paper run local-gecl/table-3 "
             "--scale full -->' and, below it, '<!-- end -->'"
         )
     write_atomic(document, text.encode())
+    if filled:
+        record.parent.mkdir(exist_ok=True)
+        write_json(record, verdicts)
     print(f"filled {len(filled)} places in {document}")
     for name in without:
         print(f"left as it was, as {runs_dir} has no such run: {name}")
+
+
+def _counts(folder: Path) -> str:
+    """How many claims hold, by paper and scale, of the verdicts that the documents in ``folder`` show."""
+    lines = []
+    for paper in load_papers().values():
+        page = folder / f"{paper.id}.md"
+        shown = read_verdicts(verdict_record(page))
+        cells = []
+        for scale in ("full", "small"):
+            mine = [verdicts for name, verdicts in shown.items() if name.endswith(f" {scale}")]
+            cells.append(count_text([Verdict(word) for verdicts in mine for word in verdicts.values()]))
+        lines.append([f"[{paper.id}]({page.name})", *cells])
+    return markdown_table(["paper", "full scale", "small scale"], lines)
 
 
 def _tasks(
@@ -206,12 +232,11 @@ def _show(console: Console, judgement: Judgement, folder: Path) -> None:
 
 
 def _overview(judgements: Sequence[Judgement]) -> Text:
-    """How many claims hold, of each paper and in all."""
+    """How many claims hold, of each paper and in all; what does not count is named beside them."""
     words = Text()
     for paper in [*dict.fromkeys(judgement.paper for judgement in judgements), "all"]:
         mine = [judgement for judgement in judgements if paper in (judgement.paper, "all")]
-        counts = {verdict: sum(judgement.count(verdict) for judgement in mine) for verdict in Verdict}
         words.append(f"{paper}: ", style="bold")
-        words.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "\n")
+        words.append(count_text([claim.verdict for judgement in mine for claim in judgement.claims]) + "\n")
     words.rstrip()
     return words

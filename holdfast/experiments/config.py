@@ -84,16 +84,12 @@ class LearningConfig(Terms):
     loss: Chosen = Choice(name="cross-entropy")
 
 
-class DataConfig(Section):
-    """Which data there are, and how they are spread over the nodes."""
+class ProblemConfig(LearningConfig):
+    """What is learned, from which data, and how they are spread over the nodes."""
 
     dataset: Chosen
     nodes: Count = 10
     partition: Chosen = Choice(name="iid")
-
-
-class ProblemConfig(LearningConfig, DataConfig):
-    """What is learned, and from which data."""
 
 
 class NetworkConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -15,12 +16,21 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.tree import leaves
 from holdfast.core.validation import parameters as accepted_parameters
 from holdfast.core.world import ALONE, World
-from holdfast.data import PARTITIONERS, Dataset, FederatedData, NodesData, TrainTest, divide, load_data
+from holdfast.data import (
+    PARTITIONERS,
+    Dataset,
+    FederatedData,
+    NodesData,
+    Partitioner,
+    TrainTest,
+    divide,
+    load_data,
+)
 from holdfast.data.lazy import AnyData
 from holdfast.engines.cluster.placement import place
 from holdfast.experiments.assembly import Setting, configured_network
 from holdfast.experiments.choices import as_loss, initial_module, outputs_for
-from holdfast.experiments.config import Choice, DataConfig, Experiment
+from holdfast.experiments.config import Choice, Experiment, ProblemConfig
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.reference.curvature import estimate_curvature
 
@@ -50,7 +60,8 @@ def build_setting(
     A process of several keeps the samples of its own nodes only.
     """
     problem = experiment.problem
-    given = named_data(problem, seed, data_dir)
+    rule = partition_rule(problem.partition)
+    given = named_data(problem.dataset, rule, nodes=problem.nodes, seed=seed, data_dir=data_dir)
     data = given.train
     network = configured_network(experiment.network, problem.nodes, seed)
     loss = as_loss(problem.loss)
@@ -87,14 +98,19 @@ def build_setting(
     )
 
 
-def named_data(problem: DataConfig, seed: int, data_dir: Path | None) -> NodesData:
-    """The named data of every node, divided as the experiment says unless they are already."""
-    choice, partition = problem.dataset, problem.partition
-    rule = None
-    if partition != DataConfig.model_fields["partition"].default:
-        rule = partial(PARTITIONERS.build, partition.name, partition.parameters)
-    found = load_dataset(choice, problem.nodes, seed, data_dir)
-    return divide(choice.name, found, rule, nodes=problem.nodes, seed=seed)
+def named_data(
+    choice: Choice, rule: Callable[[], Partitioner] | None, *, nodes: int, seed: int, data_dir: Path | None
+) -> NodesData:
+    """The named data of every node, divided by ``rule()`` unless they are already."""
+    found = load_dataset(choice, nodes, seed, data_dir)
+    return divide(choice.name, found, rule, nodes=nodes, seed=seed)
+
+
+def partition_rule(choice: Choice) -> Callable[[], Partitioner] | None:
+    """What makes the chosen rule; None for the default, which says nothing about data divided already."""
+    if choice == ProblemConfig.model_fields["partition"].default:
+        return None
+    return partial(PARTITIONERS.build, choice.name, choice.parameters)
 
 
 def load_dataset(choice: Choice, nodes: int, seed: int, data_dir: Path | None) -> Dataset | TrainTest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import torch
 
 from holdfast.core.errors import HoldfastError, unknown
+from holdfast.data.dataset import DATASETS, Dataset, TrainTest
 from holdfast.data.federated import FederatedData, TableForm
+from holdfast.data.files import Folder, given_path
 from holdfast.data.grouping import Grouping
 
 if TYPE_CHECKING:
@@ -35,11 +38,7 @@ def from_frame(
     ``like``: data that came from a frame. This one, such as a test set, is read in the same way, with the
     same numbers for words. Nodes are those of the data if the frame has their column, else there is one.
     """
-    table = _read(frame)
-    missing = {name: int(count) for name, count in table.isna().sum().items() if count}
-    if missing:
-        told = ", ".join(f"{name!r} in {count} rows" for name, count in missing.items())
-        raise HoldfastError(f"values are missing: {told}; fill them, or drop these rows or columns")
+    table = _checked(_read(frame))
     if like is None:
         return _samples(table, _form(table, target, node, [one_hot] if isinstance(one_hot, str) else one_hot))
     if target or node or one_hot:
@@ -59,7 +58,7 @@ def _form(table: Any, target: str | None, node: str | None, one_hot: Sequence[st
     """How ``table`` is to be read."""
     if target is None:
         raise HoldfastError("target: name the column of targets, or give like=, data of another frame")
-    _check_columns(table, [target, *filter(None, [node]), *one_hot])
+    _checked(table, target, node, *one_hot)
     inputs = tuple(name for name in table.columns if name not in (target, node))
     if not inputs:
         raise HoldfastError(f"there is no column of inputs beside {target!r}")
@@ -71,26 +70,78 @@ def _form(table: Any, target: str | None, node: str | None, one_hot: Sequence[st
 
 def _samples(table: Any, form: TableForm, nodes: Sequence[str] | None = None) -> FederatedData:
     """The rows of ``table``; ``nodes``: what they must be called, in their order, if there are any."""
-    _check_columns(table, [form.target, *form.inputs])
+    _checked(table, form.target, *form.inputs)
     columns = [part for name in form.inputs for part in _numbers(name, table[name], form.words.get(name))]
     x = torch.from_numpy(np.stack(columns, axis=1))
     y = torch.from_numpy(_targets(form.target, table[form.target], form.words.get(form.target)))
     if form.node is None or (nodes is not None and form.node not in table.columns):
         return FederatedData(x, y, np.array([len(x)]), table=form)
-    owners = Grouping.of(form.node, table[form.node].to_numpy())
-    names = owners.names if nodes is None else tuple(nodes)
-    all_on_all = f"drop the column {form.node!r} to test every node on all rows"
-    of_row = owners.among(f"column {form.node!r}", names, all_on_all)
-    if absent := [name for name in names if name not in owners.names]:
-        raise HoldfastError(f"column {form.node!r}: {absent[0]!r} has no row; {all_on_all}")
-    order = np.argsort(of_row, kind="stable")
-    return FederatedData(x[order], y[order], np.bincount(of_row), names=names, table=form)
+    return replace(_by_organisation(x, y, form.node, table[form.node].to_numpy(), nodes), table=form)
 
 
-def _check_columns(table: Any, names: Sequence[Any]) -> None:
-    for name in names:
+@DATASETS.register("csv")
+def csv(
+    file: str,
+    target: str,
+    node: str | None = None,
+    one_hot: list[str] | None = None,
+    test_file: str | None = None,
+    data_dir: Folder = None,
+) -> Dataset | TrainTest:
+    """A CSV file with the targets in column ``target`` and, if rows belong to organisations, their ``node``.
+
+    Without ``node``, rows are divided by the partition. ``one_hot``: columns of words. ``test_file``: a file
+    with the same columns.
+    """
+    where = "dataset 'csv'"
+    train = _read(given_path(where, file, data_dir))
+    test = None if test_file is None else _read(given_path(where, test_file, data_dir))
+    table = _checked(train if test is None else _both(train, test), node)
+    told: dict[str, Any] = {"target": target, "one_hot": one_hot or ()}
+    # Words are numbered, and spread over columns, in both files together.
+    together = from_frame(table if node is None else table.drop(columns=node), **told)
+    x, y, cut = together.x, together.y, len(train)
+    assert y is not None
+    if node is None:
+        return Dataset(x[:cut], y[:cut], x[cut:], y[cut:], classes=together.classes)
+    tests = None if test is None else (x[cut:], y[cut:])
+    return TrainTest(_by_organisation(x[:cut], y[:cut], node, train[node].to_numpy()), tests)
+
+
+def _checked(table: Any, *names: Any) -> Any:
+    """``table``, if it has the columns ``names``, and a value in every place."""
+    for name in filter(None, names):
         if name not in table.columns:
             raise unknown("column", name, list(map(str, table.columns)))
+    missing = {name: int(count) for name, count in table.isna().sum().items() if count}
+    if missing:
+        told = ", ".join(f"{name!r} in {count} rows" for name, count in missing.items())
+        raise HoldfastError(f"values are missing: {told}; fill them, or drop these rows or columns")
+    return table
+
+
+def _both(train: Any, test: Any) -> Any:
+    """The rows of both tables."""
+    import pandas
+
+    if set(test.columns) != set(train.columns):
+        differing = sorted(map(str, set(test.columns) ^ set(train.columns)))
+        raise HoldfastError(f"test_file: only one of both files has the column {differing[0]!r}")
+    return pandas.concat([train, test], ignore_index=True)
+
+
+def _by_organisation(
+    x: Any, y: Any, node: str, owner: np.ndarray, nodes: Sequence[str] | None = None
+) -> FederatedData:
+    """Rows by their ``owner``; ``nodes``: what these must be called, in their order, if it is known."""
+    owners = Grouping.of(node, owner)
+    names = owners.names if nodes is None else tuple(nodes)
+    all_on_all = f"drop the column {node!r} to test every node on all rows"
+    of_row = owners.among(f"column {node!r}", names, all_on_all)
+    if absent := [name for name in names if name not in owners.names]:
+        raise HoldfastError(f"column {node!r}: {absent[0]!r} has no row; {all_on_all}")
+    order = np.argsort(of_row, kind="stable")
+    return FederatedData(x[order], y[order], np.bincount(of_row), names=names)
 
 
 def _read(frame: Any) -> Any:

@@ -29,9 +29,7 @@ def read_tests(test: Any, data: AnyData) -> tuple[Any, list[int] | None]:
         test = from_frame(test, like=data)
     per_node = isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test)
     if not (per_node or isinstance(test, FederatedData)):
-        samples = read_samples("test", test)
-        warn_if_random("test", test, samples)
-        return samples, None
+        return read_test("test", test), None
     sets = test if isinstance(test, FederatedData) else FederatedData.of_nodes(test)
     _check_words(sets, data)
     if isinstance(test, FederatedData) and sets.nodes == 1:
@@ -41,6 +39,13 @@ def read_tests(test: Any, data: AnyData) -> tuple[Any, list[int] | None]:
             f"test: expected one set, or a list of {data.nodes}, one for each node, got {sets.nodes}"
         )
     return sets.samples, sets.counts.tolist()
+
+
+def read_test(where: str, part: Any) -> Any:
+    """``read_samples``, with a warning if ``part`` is a Dataset with random transforms."""
+    samples = read_samples(where, part)
+    warn_if_random(where, part, samples)
+    return samples
 
 
 def _check_words(test: FederatedData, data: AnyData) -> None:

@@ -293,11 +293,11 @@ def _setting(
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     computed = {"backend": backend, "buffers": buffers}
     terms = Terms.of({"batch_size": batch_size, "sampling": sampling, **computed, **weighed})
-    given = nodes_data(data, nodes, partition, data_dir, test, seed)
-    split = given.train
     if step is not None and loss != "cross-entropy":
         raise HoldfastError("step: it computes the loss itself; leave loss= out, or step=")
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
+    given = nodes_data(data, nodes, partition, data_dir, test, seed).that_count(chosen_loss.counted)
+    split = given.train
     module = as_module(model, split, given.classes, chosen_loss, seed)
     return Setting(
         data=split,

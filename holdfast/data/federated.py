@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,12 @@ from torch.utils.data import DataLoader
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
 from holdfast.core.validation import Count, check
-from holdfast.data.arrays import labels_below
+from holdfast.data.arrays import IGNORED, labels_below
 from holdfast.data.items import is_dataset, items_in, read_items, stack_items
 from holdfast.data.samples import Pair, as_tree, described, targets_of
+
+Counted = Callable[[Tensor], Tensor | None]
+"""From targets [N, ...] to the samples that count, [N] bool; None: all."""
 
 ITEMS_READ_AGAIN = 8  # of a Dataset: a transform that changes every second item is noticed too
 
@@ -160,6 +163,26 @@ class FederatedData:
         rows = slice(int(self.starts[i]), int(self.starts[i] + self.counts[i]))
         return tree_map(lambda part: part[rows], self.samples)
 
+    def that_count(self, where: str, counted: Counted) -> FederatedData:
+        """Without the samples whose targets do not count; a warning tells how many."""
+        mask = None if self.targets is None else counted(self.targets)
+        if mask is None:
+            return self
+        rows = torch.nonzero(mask.cpu())[:, 0]
+        counts = np.bincount(self.owners[rows.numpy()], minlength=self.nodes)
+        if len(empty := np.flatnonzero(counts == 0)):
+            raise HoldfastError(
+                f"{where}: node {empty[0]} has no sample with a label that counts; all are {IGNORED}"
+            )
+        warnings.warn(
+            f"{where}: {len(self) - len(rows)} of {len(self)} samples have no label that counts, all are "
+            f"{IGNORED}; they are left out",
+            UserWarning,
+            stacklevel=2,
+        )
+        x = tree_map(lambda part: part[rows.to(part.device)], self.x)
+        return replace(self, x=x, y=None if self.y is None else self.y[rows.to(self.y.device)], counts=counts)
+
     def local_steps(self, epochs: int, batch_size: int) -> int:
         """Steps in which every node passes over its samples ``epochs`` times, for ``sampling="epochs"``.
 
@@ -180,7 +203,9 @@ class FederatedData:
         if labels is None or labels.is_floating_point() or labels.ndim != 1:
             raise HoldfastError("the targets are real numbers: a table of labels needs integer class labels")
         labels_below("y", labels, classes)
-        cells = np.bincount(self.owners * classes + labels.cpu().numpy(), minlength=self.nodes * classes)
+        known, owners = labels.cpu().numpy(), self.owners
+        counted = known != IGNORED
+        cells = np.bincount((owners * classes + known)[counted], minlength=self.nodes * classes)
         return cells.reshape(self.nodes, classes)
 
     @classmethod

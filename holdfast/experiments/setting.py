@@ -61,9 +61,10 @@ def build_setting(
     problem = experiment.problem
     rule = partition_rule(problem.partition)
     given = named_data(problem.dataset, rule, nodes=problem.nodes, seed=seed, data_dir=data_dir)
+    loss = as_loss(problem.loss)
+    given = given.that_count(loss.counted)
     data = given.train
     network = configured_network(experiment.network, problem.nodes, seed)
-    loss = as_loss(problem.loss)
     labels = label_table(data, given.classes)
     module = (problem.model, data.input_shape, outputs_for(loss, data, given.classes), seed)
     if world.size > 1:

@@ -40,6 +40,13 @@ class Loss(ABC):
     def check_targets(self, targets: Tensor, classes: int | None) -> None:
         """Raises unless the targets ``[N, ...]`` suit this loss; called once for a data set."""
 
+    def counted(self, targets: Tensor) -> Tensor | None:
+        """[N] bool: the samples whose targets ``[N, ...]`` say anything; None if all do.
+
+        The others are left out: a loss of 0 would count in the mean.
+        """
+        return None
+
     @abstractmethod
     def values(self, outputs: Any, targets: Tensor) -> Tensor:
         """The loss of each sample, ``[B]``; or of the batch, ``[]``, if not ``per_sample``."""

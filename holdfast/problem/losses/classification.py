@@ -25,7 +25,8 @@ class _Multiclass(Loss):
     """Class numbers 0 .. C-1 (int64) as targets, one score for each class as outputs.
 
     Targets may be [B], or have more dimensions: tokens [B, T], pixels [B, H, W]. Those that are ``IGNORED``
-    do not count; a sample's loss and accuracy are means over those that do.
+    do not count: a sample's loss and accuracy are means over those that do. A sample without any
+    is left out, see ``counted``.
     """
 
     def outputs(self, classes: int | None) -> int:
@@ -38,9 +39,18 @@ class _Multiclass(Loss):
     def check_targets(self, targets: Tensor, classes: int | None) -> None:
         last = self.outputs(classes) - 1
         expect(targets.dtype == torch.int64, "class numbers of type int64", targets.dtype)
-        outside = targets[((targets < 0) & ((targets != IGNORED) | (targets.ndim == 1))) | (targets > last)]
+        outside = targets[((targets < 0) & (targets != IGNORED)) | (targets > last)]
         do = "count classes from 0, or give the model more outputs"
         expect(outside.numel() == 0, f"class numbers from 0 to {last}", outside[:1].tolist(), do)
+        if (counted := self.counted(targets)) is not None:
+            empty = int(torch.nonzero(~counted)[0])
+            raise HoldfastError(f"sample {empty} has no label that counts, all are {IGNORED}: leave it out")
+
+    def counted(self, targets: Tensor) -> Tensor | None:
+        if targets.is_floating_point():
+            return None  # refused by ``check_targets``
+        counted = (targets != IGNORED).reshape(len(targets), -1).any(1)
+        return None if bool(counted.all()) else counted
 
     def check(self, outputs: Any, targets: Tensor | None) -> None:
         if isinstance(outputs, Tensor) and targets is not None:
@@ -206,6 +216,6 @@ def _mending(outputs: Tensor, targets: Tensor) -> str | None:
 
 
 def _mean_of_counted(values: Tensor, targets: Tensor) -> Tensor:
-    """The mean over a sample's targets that are not ``IGNORED``, [B]; 0 where none is left."""
+    """The mean over a sample's targets that are not ``IGNORED``, [B]; 0 where none is, see ``counted``."""
     counted = (targets != IGNORED).to(values.dtype).flatten(1)
     return (values.flatten(1) * counted).sum(-1) / counted.sum(-1).clamp(min=1)

@@ -17,7 +17,7 @@ from holdfast.core.validation import Count, check, parameters
 from holdfast.topology.activity import Activity, Chance, Probabilities
 from holdfast.topology.graphs import TOPOLOGIES, Graph
 from holdfast.topology.mixing import MIXINGS, adjacency, require_connected, validate_mixing
-from holdfast.topology.spectral import spectral_lambda
+from holdfast.topology.spectral import least_eigenvalue, spectral_lambda
 
 ALWAYS = Activity()
 
@@ -199,6 +199,11 @@ class Network:
     def spectral_lambda(self) -> float:
         """lambda = ‖W - J‖₂: the factor by which one exchange shrinks disagreement, at worst."""
         return 0.0 if self.weights is None else spectral_lambda(self.weights)
+
+    @cached_property
+    def least_eigenvalue(self) -> float:
+        """The smallest eigenvalue of W (its real part, if W is only row-stochastic); 0 for a server."""
+        return 0.0 if self.weights is None else least_eigenvalue(self.weights)
 
     @property
     def mixing_parameter(self) -> float:

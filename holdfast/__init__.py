@@ -49,7 +49,8 @@ _HOMES = {
     "holdfast.problem.reference.curvature": "estimate_curvature",
     "holdfast.topology": (
         "Network UniformChance BetaChance server ring double_ring complete star line torus hypercube "
-        "exponential erdos_renyi random_geometric edge_list"
+        "exponential erdos_renyi random_geometric edge_list base_graph one_peer_exponential equi_static "
+        "equi_dynamic"
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -121,9 +122,11 @@ if TYPE_CHECKING:
         SGD as SGD,
     )
     from holdfast.topology import (
-        BetaChance as BetaChance, Network as Network, UniformChance as UniformChance, complete as complete,
-        double_ring as double_ring, edge_list as edge_list, erdos_renyi as erdos_renyi,
+        BetaChance as BetaChance, Network as Network, UniformChance as UniformChance,
+        base_graph as base_graph, complete as complete, double_ring as double_ring, edge_list as edge_list,
+        equi_dynamic as equi_dynamic, equi_static as equi_static, erdos_renyi as erdos_renyi,
         exponential as exponential, hypercube as hypercube, line as line,
+        one_peer_exponential as one_peer_exponential,
         random_geometric as random_geometric, ring as ring, server as server, star as star, torus as torus,
     )
     # isort: on

@@ -95,20 +95,6 @@ def test_it_is_chosen_and_agrees_with_the_loop(model, device) -> None:
         assert close(ask(chosen), ask(loop))
 
 
-def test_compiled_gradients_are_one_program_with_the_same_result() -> None:
-    problem = objective(low_rank)
-    x = torch.randn(3, problem.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    nodes, words = torch.arange(3), (torch.tensor(2), torch.tensor(1))
-    problem.get_ready()
-    program = make_fx(
-        lambda x: gradients(problem, x, nodes, *words),
-        tracing_mode="fake",
-        _allow_non_fake_inputs=True,
-    )(x)
-    for at in (x, 2 * x):
-        assert close(program(at), gradients(problem, at, nodes, *words))
-
-
 class DroppedOut(nn.Module):
     """Torch's dropout in all places: a layer, twice the same, a function, attention, and a trained layer."""
 
@@ -146,6 +132,21 @@ def test_torchs_dropout_draws_for_every_node_what_it_draws_alone(device) -> None
         assert close(gradients(problem, x, nodes, 3, 2), gradients(loop, x, nodes, 3, 2))
     assert close(chosen.values(x, nodes), loop.values(x, nodes))
     assert not close(gradients(chosen, x, nodes, 3, 2), gradients(chosen, x, nodes, 3, 1))
+
+
+@pytest.mark.parametrize("model", [low_rank, DroppedOut])
+def test_compiled_gradients_are_one_program_with_the_same_result(model) -> None:
+    problem = objective(model, "adapters")
+    x = torch.randn(3, problem.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    nodes, words = torch.arange(3), (torch.tensor(2), torch.tensor(1))
+    problem.get_ready()
+    program = make_fx(
+        lambda x: gradients(problem, x, nodes, *words),
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+    )(x)
+    for at in (x, 2 * x):
+        assert close(program(at), gradients(problem, at, nodes, *words))
 
 
 class AcrossTime(nn.Module):

@@ -135,7 +135,7 @@ class FlatModel:
             samples = map_inputs(
                 lambda part: part.to(self.compute) if part.is_floating_point() else part, samples
             )
-        # Where ``run`` calls the module, it is not known here for how many nodes it does.
+        # Who gives ``run`` also has dropout draw: it is not known here for how many nodes.
         counted = self.draws and run is None
         with CountedDropout(key) if counted else nullcontext():
             return self._run(True, given, call, samples, run)

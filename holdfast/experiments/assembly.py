@@ -29,6 +29,7 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.experiments.choices import Named, as_choice, as_loss
 from holdfast.experiments.config import BatchSize, NetworkConfig, Terms, Weighting
+from holdfast.experiments.epochs import LocalEpochs
 from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.measured import HeldOut
 from holdfast.experiments.metrics import Metric
@@ -245,6 +246,10 @@ class Setting:
     def evaluation(self) -> Evaluation:
         """What is measured of a simulation in this setting."""
         return Evaluation(self.metrics, self.test, self.personalize)
+
+    def local_epochs(self, epochs: int) -> LocalEpochs:
+        """So many passes over the nodes' data, for a method."""
+        return LocalEpochs(epochs, self.data.counts, self.terms.batch_size)
 
     def simulation(self, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> Simulation:
         """The method in this setting, ready to run."""

@@ -28,6 +28,7 @@ from holdfast.experiments.config import (
     check_keys,
     read_toml,
 )
+from holdfast.experiments.epochs import LocalEpochs
 from holdfast.models.base import MODELS
 from holdfast.problem.losses import LOSSES
 from holdfast.topology import Network
@@ -68,6 +69,8 @@ class FederationFile(Federation):
         for name in ADDED_LATER:  # with its default, it does not tell federations apart
             if common["problem"][name] == CommonProblem.model_fields[name].default:
                 del common["problem"][name]
+        if self.algorithm.local_epochs is None:  # nor does this one
+            del common["algorithm"]["local_epochs"]
         common["members"] = [[node.name, node.samples] for node in self.node]
         if "path" in self.network.topology.parameters:  # the links stand in a file of each site
             common["links"] = [
@@ -85,7 +88,15 @@ class FederationFile(Federation):
 
     @cached_property
     def method(self) -> Method:
-        return ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
+        method = ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
+        if (epochs := self.algorithm.local_epochs) is None:
+            return method
+        if not all(self.counts):
+            missing = self.names[self.counts.index(0)]
+            raise HoldfastError(
+                f"algorithm.local_epochs: say how many samples {missing!r} has, samples = ..."
+            )
+        return LocalEpochs(epochs, self.counts, self.problem.batch_size).of(method)
 
     @cached_property
     def wire_channel(self) -> Channel:

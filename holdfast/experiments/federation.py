@@ -103,6 +103,10 @@ class FederationFile(Federation):
         return CHANNELS.build(self.channel.name, self.channel.parameters)
 
     @property
+    def averages_statistics(self) -> bool:
+        return self.problem.buffers == "average"
+
+    @property
     def cohort(self) -> int:
         return len(self.node) if self.network.cohort == "all" else self.network.cohort
 

@@ -50,11 +50,6 @@ def open_site(federation: FederationFile, name: str, own: Any, device: str = "cp
     counts = np.array(federation.counts)
     if data.finite and counts[node] not in (0, len(data)):
         raise HoldfastError(f"data: there are {len(data)} samples, the federation file says {counts[node]}")
-    if described.buffers != "local":
-        raise HoldfastError(
-            f'buffers = "{described.buffers}": a deployed node knows the statistics of its own data '
-            'only; use buffers = "local"'
-        )
     module = _initial_module(federation)
     problem = build_problem(
         module,

@@ -197,6 +197,11 @@ class FlatModel:
         result: Tensor = functional_call(self._called[training], given, (call, samples), tie_weights=False)
         return result
 
+    @property
+    def statistics_names(self) -> list[str]:
+        """The buffers that hold running statistics, as the user's module calls them."""
+        return list(self._statistics(self.trial_row, ""))
+
     def module(self, row: Tensor) -> nn.Module:
         """A copy of the user's module, in its own dtype and on the CPU, that holds ``row`` [d + 2 s].
 

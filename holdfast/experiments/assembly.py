@@ -251,6 +251,13 @@ class Setting:
         """So many passes over the nodes' data, for a method."""
         return LocalEpochs(epochs, self.data.counts, self.terms.batch_size)
 
+    def fitted(self, method: Method, local_epochs: int | None) -> Method:
+        """``method`` with what depends on data and model: steps of epochs, parts of the model by name."""
+        if local_epochs is not None:
+            method = self.local_epochs(local_epochs).of(method)
+        model = self.problem.model if method.names_parts else None
+        return method if model is None else method.for_model(model.numbers)
+
     def simulation(self, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> Simulation:
         """The method in this setting, ready to run."""
         compute_in(self.precision)  # jobs before may have been computed in another

@@ -169,9 +169,7 @@ class GivenPlan:
         return self._settings.get(str(job.seed), lambda: self.make_setting(job.seed))
 
     def method(self, job: GivenJob) -> Method:
-        if self.local_epochs is None:
-            return job.method
-        return self.setting(job).local_epochs(self.local_epochs).of(job.method)
+        return self.setting(job).fitted(job.method, self.local_epochs)
 
     def simulation(self, job: GivenJob) -> Simulation:
         return self.setting(job).simulation(self.method(job), self.cohort, self.channel)

@@ -39,8 +39,7 @@ MOST_CLASSES = 1000  # that a report shows
 
 def build_method(experiment: Experiment, setting: Setting) -> Method:
     """The experiment's algorithm, its hyperparameters checked."""
-    method, epochs = _given_method(experiment, setting), experiment.algorithm.local_epochs
-    return method if epochs is None else setting.local_epochs(epochs).of(method)
+    return setting.fitted(_given_method(experiment, setting), experiment.algorithm.local_epochs)
 
 
 def _given_method(experiment: Experiment, setting: Setting) -> Method:

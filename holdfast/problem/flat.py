@@ -78,6 +78,11 @@ class FlatModel:
         ]
 
     @property
+    def numbers(self) -> dict[str, int]:
+        """How many numbers each trained parameter has, in the order of a row."""
+        return dict(zip(self.shapes, self.sizes, strict=True))
+
+    @property
     def recurrent(self) -> bool:
         """Whether the model has a recurrent layer of torch's."""
         return any(isinstance(layer, nn.RNNBase) for layer in self.template.modules())

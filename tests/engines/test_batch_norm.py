@@ -30,6 +30,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "averaging": ({"name": "local-gecl", "lr": 0.1, "local_steps": 2}, SERVER),
     "server": ({"name": "fedavg", "lr": 0.1, "local_steps": 2}, SERVER),
     "personal": ({"name": "ditto", "lr": 0.1, "local_steps": 2}, SERVER),
+    "fedbn": ({"name": "fedbn", "lr": 0.1, "local_steps": 2, "local": ["1"]}, GRAPH),
 }
 
 
@@ -70,7 +71,14 @@ def assert_same(module: nn.Module, file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("case", "buffers"),
-    [*((case, "average") for case in METHODS), ("graph", "local"), ("server", "local")],
+    [
+        ("graph", "average"),
+        ("averaging", "average"),
+        ("server", "average"),
+        ("personal", "average"),
+        ("server", "local"),
+        ("fedbn", "local"),
+    ],
 )
 def test_a_real_federation(case: str, buffers: str, tmp_path: Path) -> None:
     run = deployed(case, buffers, tmp_path).carry_out()

@@ -139,7 +139,8 @@ def compare(
     ``model(name)``. Ctrl-C ends it after the round, and what there is is returned. A method that diverges or
     fails does not stop the others; the table says so, and a warning.
     """
-    if not isinstance(algorithms, Mapping) or not algorithms:
+    named = isinstance(algorithms, Mapping) and all(isinstance(name, str) for name in algorithms)
+    if not named or not algorithms:
         raise HoldfastError(
             f'algorithms: expected names and methods, such as {{"ours": hf.LocalGECL(lr=0.05)}}, '
             f"got {quoted(algorithms)}"

@@ -43,6 +43,11 @@ def nodes_data(
                     "To divide samples: hf.partition"
                 )
         return NodesData.of(as_data(data), test)
+    if isinstance(data, Mapping) and "name" not in data:
+        raise HoldfastError(
+            "data: a dictionary is for data by name, and has a key 'name'; of nodes with names give "
+            "hf.from_datasets(list(data.values()), names=list(data))"
+        )
     count = ProblemConfig.model_fields["nodes"].default if nodes is None else check("nodes", Count, nodes)
     folder = None if data_dir is None else Path(data_dir)
     rule = None if partition is None else lambda: as_partition(partition)

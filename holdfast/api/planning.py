@@ -58,6 +58,8 @@ def given_plan(
         raise HoldfastError(f"seeds: expected a list such as [0, 1, 2] or range(3), got {quoted(seeds)}")
     for seed in seeds:
         check("seed", Seed, seed)
+    if len(set(seeds)) < len(seeds):
+        raise HoldfastError(f"seeds: each once, got {quoted(list(seeds))}")
     check("checkpoint_every", Count, checkpoint_every)
 
     def make_setting(seed: int) -> Setting:

@@ -211,7 +211,10 @@ def _grid(
 
     def make(value: float) -> Method:
         if not isinstance(algorithm, Method):
-            return algorithm(value)
+            made = algorithm(value)
+            if not isinstance(made, Method):
+                raise HoldfastError(f"algorithm: expected the function to make a method, got {quoted(made)}")
+            return made
         changed: dict[str, Any] = {parameter: value}
         return replace(algorithm, **changed)
 

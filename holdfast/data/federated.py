@@ -249,6 +249,8 @@ def _dividing(whole: Any) -> str:
     """How a data set becomes one for each node."""
     if isinstance(whole, Sequence):
         return "; divide it by hf.partition(x, y, hf.IID(), nodes=10)"
+    if hasattr(whole, "iloc"):
+        return "; read a frame by hf.from_frame(frame, target=..., node=...)"
     if isinstance(whole, DataLoader):
         return "; divide loader.dataset by hf.partition_dataset(dataset, hf.IID(), nodes=10)"
     return "; divide it by hf.partition_dataset(dataset, hf.IID(), nodes=10)" if is_dataset(whole) else ""

@@ -5,6 +5,7 @@ Names are imported when first used, so that ``import holdfast`` costs nothing.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +35,12 @@ _HOMES = {
     "holdfast.core.randomness": "random_uniform random_normal",
     "holdfast.data": (
         "DATASETS partition partition_dataset FederatedData Dataset IID Dirichlet Shards ClassesPerNode "
-        "NaturalGroups Unequal"
+        "NaturalGroups TrainTest Unequal"
     ),
     "holdfast.data.frames": "from_frame",
     "holdfast.data.images": "ImageFolder image_folder image_folders",
-    "holdfast.data.lazy": "from_datasets LazyData Stream",
+    "holdfast.data.handed": "from_datasets",
+    "holdfast.data.lazy": "LazyData Stream",
     "holdfast.models": "MODELS",
     "holdfast.optimizers": (
         "OPTIMIZERS LocalOptimizer Momentum PlainSGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
@@ -91,15 +93,15 @@ if TYPE_CHECKING:
     from holdfast.data import (
         ClassesPerNode as ClassesPerNode, DATASETS as DATASETS, Dataset as Dataset, Dirichlet as Dirichlet,
         FederatedData as FederatedData, IID as IID, NaturalGroups as NaturalGroups, Shards as Shards,
-        Unequal as Unequal, partition as partition, partition_dataset as partition_dataset,
+        TrainTest as TrainTest, Unequal as Unequal, partition as partition,
+        partition_dataset as partition_dataset,
     )
     from holdfast.data.frames import from_frame as from_frame
     from holdfast.data.images import (
         ImageFolder as ImageFolder, image_folder as image_folder, image_folders as image_folders,
     )
-    from holdfast.data.lazy import (
-        LazyData as LazyData, Stream as Stream, from_datasets as from_datasets,
-    )
+    from holdfast.data.handed import from_datasets as from_datasets
+    from holdfast.data.lazy import LazyData as LazyData, Stream as Stream
     from holdfast.engines.common.simulation import Simulation as Simulation
     from holdfast.experiments.assembly import build_problem as build_problem
     from holdfast.experiments.callbacks import (
@@ -136,7 +138,10 @@ else:  # hidden from type checkers, which would take any name for granted
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME_OF:
-            raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+            # With these two, Python adds the nearest name to what it prints.
+            raise AttributeError(
+                f"module 'holdfast' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+            )
         value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value
         return value

@@ -82,7 +82,7 @@ def finite_time(where: Circumstances) -> list[TableRow]:
             rows.append(
                 {"what": name, "round": round, "disagreement": float(np.abs(values - mean).max()) + 1e-17}
             )
-            values = network.at(round).weights @ values
+            values = network.at(round).dense() @ values
     return rows
 
 

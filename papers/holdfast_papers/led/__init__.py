@@ -10,7 +10,7 @@ from holdfast_papers.led.theory import THEORY
 PAPER = Paper(
     id="led",
     title="Local Exact-Diffusion for Decentralized Optimization and Learning",
-    reference="S. A. Alghunaim, IEEE Transactions on Automatic Control 2024, arXiv 2302.00620",
+    reference="S. A. Alghunaim, 2023, arXiv 2302.00620",
     folder=Path(__file__).parent,
     experiments=[THEORY],
 )

@@ -238,7 +238,7 @@ THEORY = PaperExperiment(
         Claim("At a fixed small step, local updates save communication", "fewer rounds", local_steps_help),
         Claim(
             "Its rate depends less on the graph than that of tracking with local steps",
-            "better by a power of 1 - λ",
+            "improves on existing rates",
             network_dependence,
         ),
         Claim(

@@ -67,7 +67,7 @@ def rounds_needed(method: Algorithm, problem: Quadratics, network: Network) -> f
     sizes = [tensor.numel() for tensor in leaves(template)]
 
     def after_round(z: Tensor) -> Tensor:
-        parts = iter(z.split(sizes))
+        parts = iter(torch.split(z, sizes))
         simulation.state = tree_map(lambda like: next(parts).reshape(like.shape), template)
         simulation.step()
         return torch.cat([tensor.flatten() for tensor in leaves(simulation.state)])

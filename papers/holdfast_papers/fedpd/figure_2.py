@@ -76,10 +76,14 @@ def below(e: Evidence, label: str, other: str) -> list[np.ndarray]:
     return [decades(e, case, other) - decades(e, case, label) for case in CASES]
 
 
-def between(e: Evidence, label: str, low: float, high: float) -> list[np.ndarray]:
-    """By how many decades a gap is above ``low`` and below ``high``, in both cases."""
-    found = [decades(e, case, label) for case in CASES]
-    return [*(np.log10(high) - g for g in found), *(g - np.log10(low) for g in found)]
+def at_most(e: Evidence, label: str, power: float) -> list[np.ndarray]:
+    """By how many decades a gap is below 10^power, in both cases."""
+    return [power - decades(e, case, label) for case in CASES]
+
+
+def at_least(e: Evidence, label: str, power: float) -> list[np.ndarray]:
+    """By how many decades a gap is above 10^power, in both cases."""
+    return [decades(e, case, label) - power for case in CASES]
 
 
 def in_both(e: Evidence, label: str) -> str:
@@ -110,7 +114,7 @@ def converges_linearly(e: Evidence) -> Finding:
         halves = path[:, 0] - path[:, middle], path[:, middle] - path[:, -1]
         margins += [
             np.log10(limits[case]) - path[:, -1],
-            np.log10(2) - np.abs(np.log10(halves[1] / halves[0])),
+            2 - np.maximum(halves[0], halves[1]) / np.maximum(np.minimum(halves[0], halves[1]), 1e-9),
         ]
         words.append(f"{case} {halves[0].mean():.1f} and {halves[1].mean():.1f}")
     return judged_by_seeds(
@@ -125,14 +129,15 @@ def fedavg_stalls(e: Evidence) -> Finding:
     ours = f"{in_both(e, 'fedavg-gd')}; {left_in_words(e, 'fedavg-gd')}"
     if not e.full:
         return not_comparable(ours, "after so few rounds the gap still falls")
-    margins = [*between(e, "fedavg-gd", 1e-11, 1e-8), flat(e, "strong", "fedavg-gd")]
+    inside = [*at_least(e, "fedavg-gd", -11), *at_most(e, "fedavg-gd", -8)]
+    margins = [*inside, flat(e, "strong", "fedavg-gd")]
     return judged_by_seeds(margins, ours, f"1e-11 to 1e-8, and flat in the strong case (above {FLAT})")
 
 
 def vr_converges(e: Evidence) -> Finding:
     ours = in_both(e, "fedpd-vr")
     if e.full:
-        return judged_by_seeds(between(e, "fedpd-vr", 0, 1e-12)[:2], ours, "at most 1e-12")
+        return judged_by_seeds(at_most(e, "fedpd-vr", -12), ours, "at most 1e-12")
     return judged_by_seeds(below(e, "fedpd-vr", "fedavg-gd"), ours, "below FedAvg-GD: the sign")
 
 
@@ -149,7 +154,7 @@ def skipping_stalls(e: Evidence) -> Finding:
     spread = rounds / 15
     margins = [np.log10(spread / np.maximum(abs(used[case] - rounds / 2), 1)) for case in CASES]
     if e.full:
-        margins += [decades(e, case, label) + 11 for case in CASES] + [flat(e, case, label) for case in CASES]
+        margins += [*at_least(e, label, -11), *(flat(e, case, label) for case in CASES)]
     else:
         margins += below(e, "fedpd-gd", label)
     counts = ", ".join(f"{case} {used[case].mean():.0f}" for case in CASES)
@@ -206,7 +211,7 @@ def sgd_is_below_fedavgs(e: Evidence) -> Finding:
     margins = below(e, "fedpd-sgd", "fedavg-sgd")
     if not e.full:
         return judged_by_seeds(margins, ours, "below FedAvg-SGD: the sign")
-    inside = between(e, "fedpd-sgd", 1e-7, 1e-4)
+    inside = [*at_least(e, "fedpd-sgd", -7), *at_most(e, "fedpd-sgd", -4)]
     return judged_by_seeds([*margins, *inside], ours, "1e-7 to 1e-4, and below FedAvg-SGD")
 
 

@@ -121,14 +121,17 @@ class GivenPlan:
     @property
     def document(self) -> tuple[str, str]:
         """What was run, in words; nothing can be run from it, as the objects themselves are not there."""
-        setting, topology = self.setting(self.jobs[0]), self.arguments().get("topology")
+        setting, given = self.setting(self.jobs[0]), self.arguments()
+        topology, data = given.get("topology"), given["data"]
         words: dict[str, Any] = {
             "origin": self.origin,
             "rounds": self.rounds,
             "seeds": self.seeds,
             "evaluate_every": self.evaluate_every,
             "problem": {
-                "dataset": f"own data {self.fingerprints['data'][:8]}",
+                "dataset": data
+                if isinstance(data, str | dict)
+                else f"own data {self.fingerprints['data'][:8]}",
                 "model": type(setting.problem.model.template).__name__,
                 "nodes": setting.data.nodes,
                 "loss": type(setting.loss).__name__,
@@ -151,7 +154,10 @@ class GivenPlan:
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if not changed:
             return ""
-        return f"the run began with another {', '.join(changed)}; give the same, or choose another run_dir"
+        shown = ", ".join(
+            "seed" if (name, self.origin) == ("seeds", "hf.train") else name for name in changed
+        )
+        return f"the run began with other arguments: {shown}; give the same, or choose another run_dir"
 
     def warnings(self) -> list[str]:
         found = (convexity_warning(job.label, job.method, self.setting(job).problem) for job in self.jobs)

@@ -17,7 +17,7 @@ from holdfast_papers.evidence import Evidence
 
 PRINTED, SCALED = "table-2-printed", "table-2-times-7500"
 PROXIMAL = ("fedpd", "feddyn", "5gcs")
-SMALL = [*DIGITS, "rounds=10", *solved_by(NEARLY_EXACT, "dualfl", *PROXIMAL)]
+SMALL = [*DIGITS, "rounds=5", *solved_by(NEARLY_EXACT, "dualfl", *PROXIMAL)]
 SHOWN = [line for line in LINES if line.algorithm not in ("feddr", "apda-inexact")]
 
 

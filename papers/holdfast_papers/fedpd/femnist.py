@@ -92,9 +92,9 @@ FIGURE_3 = PaperExperiment(
     id="figure-3",
     title="Fig. 3: FEMNIST, accuracy against samples (a) and communications (b)",
     presets=[
-        Preset(VR, [*FEW_WRITERS, "seeds=[0]", "rounds=60", "evaluate_every=20"]),
-        Preset(SARAH, [*FEW_WRITERS, "seeds=[0]", "rounds=4", "evaluate_every=1"]),
-        Preset(FULL, [*FEW_WRITERS, "seeds=[0]", "rounds=4", "evaluate_every=1"]),
+        Preset(VR, [*FEW_WRITERS, "seeds=[0]", "rounds=20", "evaluate_every=10"]),
+        Preset(SARAH, [*FEW_WRITERS, "seeds=[0]", "rounds=2", "evaluate_every=1"]),
+        Preset(FULL, [*FEW_WRITERS, "seeds=[0]", "rounds=2", "evaluate_every=1"]),
         Preset(SKIPPING, [*FEW_WRITERS, "rounds=60"]),
     ],
     claims=[
@@ -191,8 +191,8 @@ FIGURE_4 = PaperExperiment(
             "figure-4",
             [
                 *FEW_WRITERS,
-                "rounds=12",
-                "evaluate_every=4",
+                "rounds=4",
+                "evaluate_every=2",
                 "algorithm.local_steps=50",
                 # few steps, hence larger ones
                 "algorithm.lr=0.03",

@@ -152,9 +152,9 @@ FIGURE_8 = PaperExperiment(
         Preset(
             "figure-8",
             [
-                "rounds=10",
+                "rounds=4",
                 "seeds=[0]",
-                "evaluate_every=10",
+                "evaluate_every=2",
                 "problem.batch_size=16",
                 "algorithm.local_steps=16",
                 "algorithm.lr=[0.1,0.05]",

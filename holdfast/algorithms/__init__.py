@@ -21,7 +21,7 @@ from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.gecl import GECL, LocalGECL, LocalGECLServer
 from holdfast.algorithms.gossip import DSGD, PDSGDM, QGDSGDM, Gossip
 from holdfast.algorithms.pdmm import ECL, PDMM
-from holdfast.algorithms.personal import Ditto, FedRep
+from holdfast.algorithms.personal import Ditto, FedBN, FedRep
 from holdfast.algorithms.scaffnew import DScaffnew, Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD
 from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET
@@ -56,6 +56,7 @@ __all__ = [
     "DualFL",
     "ExactDiffusion",
     "FedAvg",
+    "FedBN",
     "FedCM",
     "FedDR",
     "FedDualAvg",

@@ -100,7 +100,8 @@ def train(
     over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
     ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
     ``data``: ``step=lambda model, batch: model(**batch).loss``.
-    ``test``: samples like a node's that all models are tested on, or a list with a set for each node.
+    ``test``: samples like a node's that all models are tested on, or a list with a set for each node; of data
+    from a frame also a frame or CSV file, which is read like them.
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``rounds``: communication rounds.

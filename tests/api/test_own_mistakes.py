@@ -230,10 +230,12 @@ OWN = {
     "unsqueezed targets": shifted,
     "flat": lambda z, y: functional.mse_loss(z.flatten(), y.flatten()),
     "ranking": ranked,
+    "in place": lambda z, y: z.squeeze_(-1).sub_(y).square().mean(),
 }
 
 
 @pytest.mark.parametrize("loss", OWN.values(), ids=OWN)
+@pytest.mark.filterwarnings("error")
 def test_losses_that_mind_their_shapes_are_taken(loss: Any) -> None:
     assert train(model=ONE, data=nodes(X, REAL), loss=loss).status == "done"
 

@@ -57,7 +57,7 @@ def train(
     local_epochs: int | None = None,
     batch_size: BatchSize = 32,
     sampling: SamplingName = "replacement",
-    augment: Augment | None = None,
+    augment: Augment | str | None = None,
     loss: Loss | LossFunction | Named = "cross-entropy",
     step: Step | None = None,
     test: Any = None,

@@ -22,6 +22,7 @@ from holdfast.data import PARTITIONERS, FederatedData, Partitioner
 from holdfast.data.lazy import AnyData
 from holdfast.experiments.config import Choice
 from holdfast.models import load_model
+from holdfast.problem.augmentation import Augment
 from holdfast.problem.losses import LOSSES, Loss, LossFunction
 from holdfast.problem.losses import as_loss as given_loss
 
@@ -64,6 +65,16 @@ def as_loss(loss: Loss | LossFunction | Named | Choice) -> Loss:
     if inspect.isfunction(found) and not parameters:
         return given_loss(found)
     return given_loss(make_own("loss", name, parameters, Loss, nn.Module))
+
+
+def as_augment(augment: Augment | str | None) -> Augment | None:
+    """The function itself, or the one that ``module:function`` names."""
+    if not isinstance(augment, str):
+        return augment
+    found: Augment = import_named("augment", augment, "my_module:flip")
+    if not callable(found):
+        raise HoldfastError(f"augment {augment!r}: expected a function, got {quoted(found)}")
+    return found
 
 
 def as_channel(channel: Channel | Named | Choice) -> Channel:

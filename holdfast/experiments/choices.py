@@ -17,7 +17,7 @@ from holdfast.channels import CHANNELS, Channel
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.user_code import import_named, make_own
-from holdfast.core.validation import check, quoted
+from holdfast.core.validation import Count, check, quoted
 from holdfast.data import PARTITIONERS, FederatedData, Partitioner
 from holdfast.data.lazy import AnyData
 from holdfast.experiments.config import Choice
@@ -51,6 +51,14 @@ def as_method(algorithm: Method | Named) -> Method:
             f"algorithm: expected one such as holdfast.LocalGECL(lr=0.05), got {quoted(algorithm)}"
         )
     return algorithm
+
+
+def own_epochs(algorithm: Any) -> tuple[Any, int | None]:
+    """``algorithm`` without the ``local_epochs`` that may stand among its parameters, and these."""
+    if not isinstance(algorithm, Mapping) or "local_epochs" not in algorithm:
+        return algorithm, None
+    rest = {key: value for key, value in algorithm.items() if key != "local_epochs"}
+    return rest, check("algorithm.local_epochs", Count, algorithm["local_epochs"])
 
 
 def as_loss(loss: Loss | LossFunction | Named | Choice) -> Loss:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -45,9 +47,14 @@ class Runner:
     # --- beginning -----------------------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, plan: Planned, root: Path, launch: str | None = None) -> Runner:
-        """Makes a new run directory under ``root``; ``launch`` is what a cluster knows the job by."""
-        folder = plan.world.text_of_leader(lambda: str(new_folder(root, plan.name)))
+    def start(cls, plan: Planned, root: Path, launch: str | None = None, name: str | None = None) -> Runner:
+        """Makes a new run directory under ``root``, called ``name`` or by the experiment and the time.
+
+        ``launch`` is what a cluster knows the job by.
+        """
+        folder = plan.world.text_of_leader(
+            lambda: str(new_folder(root, plan.name) if name is None else named_folder(root, name))
+        )
         return cls.begin(plan, Path(folder), launch)
 
     @classmethod
@@ -242,6 +249,10 @@ class _Recorder(Callback):
             self._checkpoint()  # so that the end can be looked at again
         if outcome.message:
             self.entry["message"] = outcome.message
+        if self.run.rows:
+            self.entry["final"] = {
+                name: value for name, value in self.run.rows[-1].items() if math.isfinite(value)
+            }
         self._note(outcome.status)
 
     def _checkpoint(self) -> None:
@@ -267,6 +278,22 @@ def new_folder(root: Path, name: str) -> Path:
             raise HoldfastError(f"cannot make the run directory {folder}: {error.strerror}") from None
         return folder
     raise HoldfastError(f"cannot make a run directory for {stem} under {root}: too many of that name")
+
+
+def named_folder(root: Path, name: str) -> Path:
+    """The new, empty folder ``name`` under ``root``."""
+    folder = root / name
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name.strip(".") == "":
+        raise HoldfastError(f"--name {name}: expected letters, digits, '.', '_' and '-', such as baseline-2")
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise HoldfastError(
+            f"{folder} exists already: choose another --name, or continue it with: holdfast resume {folder}"
+        ) from None
+    except OSError as error:
+        raise HoldfastError(f"cannot make the run directory {folder}: {error.strerror}") from None
+    return folder
 
 
 def _extra_columns(plan: Planned) -> list[str]:

@@ -130,14 +130,14 @@ def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:
         seed=seed,
         graph_every=config.graph_every,
     )
-    if (config.compute, config.links, config.redraw_every, config.latched_links) == (None, None, None, False):
+    if (config.compute, config.links, config.redraw_every, config.link_draws) == (None, None, None, "once"):
         return network
     return network.sporadic(
         1.0 if config.compute is None else read_chance("compute", config.compute),
         1.0 if config.links is None else read_chance("links", config.links),
         seed=seed,
         redraw_every=config.redraw_every,
-        latched_links=config.latched_links,
+        link_draws=config.link_draws,
     )
 
 

@@ -15,7 +15,7 @@ COST_COLUMNS = [
     "seconds",
 ]
 MEMBER_COLUMNS = ["wire_bytes_sent", "wire_bytes_received", "waiting_seconds"]  # in a deployed federation
-DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total"]  # where nodes or links are sporadic
+DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total", "tau_raw"]  # where nodes or links are sporadic
 SOLVER_COLUMNS = ["value_evaluations", "unfinished_solves"]  # for methods with a local solver
 
 Mode = Literal["max", "min"]

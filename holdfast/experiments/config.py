@@ -19,6 +19,7 @@ from holdfast.core.validation import Cohort, Count, NonNegative, Section, Seed, 
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
+from holdfast.topology.activity import LinkDraws
 
 
 class Choice(BaseModel):
@@ -102,7 +103,7 @@ class NetworkConfig(Section):
     compute: Any = None  # how likely nodes are able to compute in a round; None: always
     links: Any = None  # how likely links are available in a round; None: always
     redraw_every: Count | None = None  # rounds after which drawn probabilities are drawn anew; None: never
-    latched_links: bool = False  # links stay available once they were
+    link_draws: LinkDraws = "once"  # in a round; or by each end; or latched: there once, there always
 
 
 class AlgorithmConfig(Choice):

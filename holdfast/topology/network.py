@@ -14,7 +14,7 @@ from scipy.sparse import csr_array, issparse, triu
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, check, parameters
-from holdfast.topology.activity import Activity, Chance, Probabilities
+from holdfast.topology.activity import Activity, Chance, LinkDraws, Probabilities
 from holdfast.topology.graphs import TOPOLOGIES, Graph
 from holdfast.topology.mixing import MIXINGS, adjacency, require_connected, validate_mixing
 from holdfast.topology.spectral import spectral_lambda
@@ -100,7 +100,7 @@ class Network:
         *,
         seed: int = 0,
         redraw_every: int | None = None,
-        latched_links: bool = False,
+        link_draws: LinkDraws = "once",
     ) -> Network:
         """This network with nodes that compute, and links that transmit, only now and then.
 
@@ -114,7 +114,7 @@ class Network:
                 "links: those of a varying network change; give one probability for all, a distribution or "
                 "a function of the round"
             )
-        activity = Activity(compute, links, seed, redraw_every, latched_links)
+        activity = Activity(compute, links, seed, redraw_every, link_draws)
         network = replace(self, activity=activity)
         network.probabilities(0)
         return network
@@ -127,6 +127,23 @@ class Network:
         """Of every node to compute, [n], and of every link to transmit, [E], in ``round``."""
         activity = self.activity or ALWAYS
         return _probabilities(activity, activity.since(round), self.at(round))
+
+    def availability(self, round: int) -> NDArray[np.float64]:
+        """How likely each link is available in ``round``, [E]; its probability, if drawn once."""
+        chances = self.probabilities(round).links
+        return chances if self.activity is None else self.activity.availability(chances, round)
+
+    def link_times(self, round: int) -> NDArray[np.float64]:
+        """What a vector over each link takes in ``round``, [E]: 1/b_ij over the degree, of both ends."""
+        network = self.at(round)
+        ends, per_node = network.links(), 1 / np.maximum(network.degrees, 1)
+        return np.asarray((per_node[ends[:, 0]] + per_node[ends[:, 1]]) / self.probabilities(round).links)
+
+    def link_time(self, round: int) -> float:
+        """What a vector over all links takes, (1/n) sum_i (1/deg_i) sum_j 1/b_ij; 1 if always available."""
+        if self.activity is None or self.is_server:
+            return 1.0
+        return float(self.link_times(round).sum() / self.nodes)
 
     def available_links(self, seed: int, round: int, draw: int) -> NDArray[np.bool_]:
         """Which links, [E], are available for the ``draw``-th sporadic exchange of ``round``."""

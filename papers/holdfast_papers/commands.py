@@ -26,7 +26,7 @@ from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Verdict
 from holdfast_papers.catalogue import find_experiments, load_papers
 from holdfast_papers.drawing import draw
 from holdfast_papers.evidence import Evidence, Scale
-from holdfast_papers.execution import PaperProgress, Task, locked
+from holdfast_papers.execution import PaperProgress, Task, joined, locked
 from holdfast_papers.verdicts import (
     Judgement,
     count_text,
@@ -60,16 +60,18 @@ def list_papers() -> None:
     console.print("\nRun one with, say: [bold]holdfast paper run local-gecl/table-3[/bold]", highlight=False)
 
 
-def run_papers(wanted: str, scale: Scale, data_dir: Path | None, device: str, runs_dir: Path) -> None:
+def run_papers(
+    wanted: str, scale: Scale, data_dir: Path | None, device: str, runs_dir: Path, seed: int | None
+) -> None:
     """``holdfast paper run``: exit code 1 if a claim fails, 2 if data are missing."""
     console = Console()
     circumstances = Circumstances(scale, device, data_dir)
     chosen = find_experiments(wanted)
     tasks = {
-        (paper.id, experiment.id): _tasks(paper, experiment, circumstances, runs_dir)
+        (paper.id, experiment.id): _tasks(paper, experiment, circumstances, runs_dir, seed)
         for paper, experiment in chosen
     }
-    everything = [task for some in tasks.values() for task in some]
+    everything = [run for some in tasks.values() for task in some for run in task.runs()]
     _stop_if_data_are_missing([task for task in everything if not task.finished])
     with console.status("checking what is to be run"):
         work = sum(task.check() for task in everything if not task.finished)
@@ -79,11 +81,14 @@ def run_papers(wanted: str, scale: Scale, data_dir: Path | None, device: str, ru
         stack.enter_context(progress.bar)
         for paper, experiment in chosen:
             folder = experiment_folder(runs_dir, paper.id, experiment.id, scale)
+            mine = tasks[paper.id, experiment.id]
             try:
+                if seed is not None:  # judged by the command without it
+                    for task in mine:
+                        task.execute(progress)
+                    continue
                 with locked(folder):
-                    judgement = _carry_out(
-                        paper, experiment, tasks[paper.id, experiment.id], circumstances, folder, progress
-                    )
+                    judgement = _carry_out(paper, experiment, mine, circumstances, folder, progress)
             except Interrupted:
                 stack.close()
                 print("stopped, all is saved; the same command continues", file=sys.stderr)
@@ -161,11 +166,16 @@ def _counts(folder: Path) -> str:
 
 
 def _tasks(
-    paper: Paper, experiment: PaperExperiment, circumstances: Circumstances, runs_dir: Path
+    paper: Paper,
+    experiment: PaperExperiment,
+    circumstances: Circumstances,
+    runs_dir: Path,
+    seed: int | None,
 ) -> list[Task]:
     folder = experiment_folder(runs_dir, paper.id, experiment.id, circumstances.scale)
     return [
-        Task(paper, experiment, preset, circumstances, folder / preset.file) for preset in experiment.presets
+        Task(paper, experiment, preset, circumstances, folder / preset.file, seed)
+        for preset in experiment.presets
     ]
 
 
@@ -190,7 +200,10 @@ def _carry_out(
     progress: PaperProgress,
 ) -> Judgement:
     """Runs and computes what is missing, judges it, and writes verdict and figure."""
-    records = {task.preset.file: load_record(task.execute(progress)) for task in tasks}
+    records = {
+        task.preset.file: joined([load_record(run.execute(progress)) for run in task.runs()])
+        for task in tasks
+    }
     for record in records.values():
         made_with, given = record.summary.get("data_dir"), circumstances.data_dir
         if given and made_with and Path(made_with) != given.resolve():

@@ -186,6 +186,35 @@ def test_a_finished_run_is_not_repeated_and_a_changed_preset_is_run_anew(
     assert len(list(folder.iterdir())) == 2
 
 
+def test_seeds_that_were_run_one_by_one_are_joined(paper: Paper, tmp_path: Path) -> None:
+    holdfast("paper", "run", "tiny/curves", "--scale", "full", "--runs-dir", "whole")
+    one = holdfast("paper", "run", "tiny/curves", "--scale", "full", "--seed", 1)
+    assert (one.code, "PASS" in one.out) == (0, False)
+    folder = tmp_path / "runs/papers/tiny/curves/full"
+    assert not (folder / "verdict.json").exists()
+    assert holdfast("paper", "run", "tiny/curves", "--scale", "full").code == 0  # runs the other seed too
+    assert len(list((folder / "curves").glob("*/summary.json"))) == 2
+    whole = tmp_path / "whole/papers/tiny/curves/full"
+    verdicts = [json.loads((place / "verdict.json").read_text()) for place in (folder, whole)]
+    assert verdicts[0]["claims"] == verdicts[1]["claims"]
+    assert verdicts[0]["seeds"] == [2]
+
+
+def test_a_seed_that_a_preset_has_not_is_an_error(paper: Paper) -> None:
+    assert (
+        "there is no seed 7, only [0, 1]"
+        in holdfast("paper", "run", "tiny/curves", "--scale", "full", "--seed", 7).err
+    )
+
+
+def test_a_seed_is_not_joined_while_another_process_runs_it(paper: Paper, tmp_path: Path) -> None:
+    full = ("paper", "run", "tiny/curves", "--scale", "full")
+    holdfast(*full, "--seed", 0)
+    with locked(tmp_path / "runs/papers/tiny/curves/full/curves", ".lock-1"):
+        outcome = holdfast(*full)
+    assert (outcome.code, "another process is running" in outcome.err) == (2, True)
+
+
 def finished_run(tmp_path: Path) -> Path:
     """The run directory of tiny/curves, run to its end."""
     assert holdfast("paper", "run", "tiny/curves").code == 0

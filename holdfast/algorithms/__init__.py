@@ -7,6 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from holdfast.algorithms.apda import APDAInexact
+from holdfast.algorithms.diffusion import EXTRA, LED, NIDS, ExactDiffusion
 from holdfast.algorithms.dspodfl import DSpodFL
 from holdfast.algorithms.dualfl import DualFL
 from holdfast.algorithms.fedavg import FedAvg, FedProx
@@ -32,10 +33,13 @@ __all__ = [
     "DSGD",
     "DSGT",
     "ECL",
+    "EXTRA",
     "GECL",
     "GTSGD",
     "KGT",
+    "LED",
     "NETFLEET",
+    "NIDS",
     "PDMM",
     "PDSGDM",
     "SCAFFOLD",
@@ -45,6 +49,7 @@ __all__ = [
     "DSpodFL",
     "Ditto",
     "DualFL",
+    "ExactDiffusion",
     "FedAvg",
     "FedDR",
     "FedDualAvg",

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
 from holdfast.api.calls import CALLER, check_call, execute, needs_folder, number_type, settled, watchers
+from holdfast.api.node_data import NodeData, as_read, nodes_data
 from holdfast.api.options import TrainOptions
 from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel
@@ -21,26 +21,32 @@ from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Cohort, Count, Seed, Whole, check
-from holdfast.data.federated import FederatedData, read_tests
-from holdfast.data.lazy import AnyData, as_data
+from holdfast.data import Partitioner
 from holdfast.experiments.assembly import (
     Setting,
     Topology,
     as_network,
 )
 from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.choices import Named, as_channel, as_loss, as_method, as_module
+from holdfast.experiments.choices import (
+    Named,
+    as_channel,
+    as_loss,
+    as_method,
+    as_module,
+)
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weighting
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.given import Contender, GivenPlan, open_run
 from holdfast.experiments.metric_choice import choose_metrics
+from holdfast.experiments.setting import label_table
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
 
-MOST_CLASSES = 1000  # that a report shows
+OF_THIS_MACHINE = ("device", "evaluate_every", "data_dir")  # what a run may be resumed with another of
 
 
 @switches_restored()
@@ -48,7 +54,10 @@ def train(
     algorithm: Method | Named,
     *,
     model: nn.Module | Named,
-    data: AnyData | Sequence[Any],
+    data: NodeData,
+    nodes: int | None = None,
+    partition: Partitioner | Named | None = None,
+    data_dir: str | Path | None = None,
     topology: Topology = "server",
     rounds: int,
     batch_size: BatchSize = 32,
@@ -81,14 +90,17 @@ def train(
     """Trains ``model`` with ``algorithm`` on every node's own data, all nodes simulated on one device.
 
     Arguments are called as in an experiment file (docs/experiments.md). As there, ``algorithm``, ``model``,
-    ``loss`` and ``channel`` may be names, registered or your own "module:attribute". Parameters stand beside
-    the name in a dictionary, such as {"name": "mlp", "hidden": [64]}.
+    ``data``, ``loss`` and ``channel`` may be names, registered or your own "module:attribute". Parameters
+    stand beside the name in a dictionary, such as {"name": "mlp", "hidden": [64]}.
 
     ``algorithm``: the method with its hyperparameters, such as ``hf.LocalGECL(lr=0.05, local_steps=8)``.
     ``model``: the module that every node starts from; it is copied, not changed.
     ``data``: the result of ``hf.partition``, ``hf.from_frame`` or ``hf.from_datasets``; an ``hf.Stream``; or,
     for each node, a pair (x, y), a dictionary of tensors or a map-style Dataset (docs/data.md). x may be a
-    tensor, a dictionary of the model's keyword arguments or a tuple of its arguments.
+    tensor, a dictionary of the model's keyword arguments or a tuple of its arguments. Or a name, such as
+    "digits", which brings its own test set; then these three count, too:
+    ``nodes``: how many (10). ``partition``: how they share the samples, such as ``hf.Dirichlet(0.1)`` or
+    "iid", the default. ``data_dir``: where files are, by default what HOLDFAST_DATA says.
     ``loss``: a name such as "cross-entropy" or "mse", or a function of outputs and targets that gives a mean
     over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
     ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
@@ -133,6 +145,9 @@ def train(
     """
     needs_folder(run_dir, resume=resume)
     options: TrainOptions = {
+        "nodes": nodes,
+        "partition": partition,
+        "data_dir": data_dir,
         "topology": topology,
         "batch_size": batch_size,
         "sampling": sampling,
@@ -155,12 +170,12 @@ def train(
         "dtype": dtype,
         "precision": precision,
     }
-    method, split = as_method(algorithm), as_data(data)
+    method, read = as_method(algorithm), as_read(data)
     plan = given_plan(
         "hf.train",
         [Contender(type(method).__name__, method)],
         lambda seed: model,
-        lambda seed: split,
+        lambda seed: read,
         seeds=[seed],
         rounds=rounds,
         checkpoint_every=checkpoint_every,
@@ -193,7 +208,7 @@ def given_plan(
     origin: str,
     contenders: Sequence[Contender],
     make_model: Callable[[int], nn.Module | Named],
-    make_data: Callable[[int], AnyData | Sequence[Any]],
+    make_data: Callable[[int], NodeData],
     *,
     seeds: Sequence[int],
     rounds: int,
@@ -223,7 +238,7 @@ def given_plan(
             "algorithm": contenders,
             "model": make_model(seeds[0]),
             "data": make_data(seeds[0]),
-            **{name: value for name, value in full.items() if name not in ("device", "evaluate_every")},
+            **{name: value for name, value in full.items() if name not in OF_THIS_MACHINE},
         },
         device=str(full["device"]),
         cohort=full["cohort"],
@@ -235,9 +250,12 @@ def given_plan(
 
 def _setting(
     model: nn.Module | Named,
-    data: AnyData | Sequence[Any],
+    data: NodeData,
     seed: int,
     *,
+    nodes: int | None,
+    partition: Partitioner | Named | None,
+    data_dir: str | Path | None,
     topology: Topology,
     batch_size: BatchSize,
     sampling: SamplingName,
@@ -271,22 +289,22 @@ def _setting(
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     computed = {"backend": backend, "buffers": buffers}
     terms = Terms.of({"batch_size": batch_size, "sampling": sampling, **computed, **weighed})
-    split = as_data(data)
+    given = nodes_data(data, nodes, partition, data_dir, test, seed)
+    split = given.train
     if step is not None and loss != "cross-entropy":
         raise HoldfastError("step: it computes the loss itself; leave loss= out, or step=")
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
-    module = as_module(model, split, chosen_loss, seed)
-    tested, own_tests = read_tests(test, split.nodes)
+    module = as_module(model, split, given.classes, chosen_loss, seed)
     return Setting(
         data=split,
-        test_data=tested,
-        test_counts=own_tests,
+        test_data=given.test,
+        test_counts=given.test_counts,
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
         metrics=choose_metrics(
             wanted,
-            has_test=test is not None,
-            classes=split.classes or 0 if chosen_loss.has_accuracy else None,
+            has_test=given.test is not None,
+            classes=given.classes or 0 if chosen_loss.has_accuracy else None,
             nodes=split.nodes,
             finite=split.finite,
         ),
@@ -298,19 +316,10 @@ def _setting(
         device=str(device),
         dtype=numbers,
         precision=precision,
-        labels=_label_table(split),
+        mean=given.mean,
+        std=given.std,
+        labels=label_table(split, given.classes),
     )
-
-
-def _label_table(split: AnyData) -> np.ndarray:
-    """[n, classes]: samples of each class at each node; no column where they are not known to be labels."""
-    unknown = np.empty((split.nodes, 0), np.int64)
-    if not isinstance(split, FederatedData) or (labels := split.targets) is None:
-        return unknown
-    if labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
-        return unknown
-    classes = int(labels.max()) + 1
-    return split.label_table(classes) if classes <= MOST_CLASSES else unknown
 
 
 TRAIN_DEFAULTS = {

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch import nn
 
 from holdfast.api.calls import CALLER, watchers
-from holdfast.api.comparing import NodeData, data_maker, folder_for, model_maker
+from holdfast.api.comparing import data_maker, folder_for, model_maker
+from holdfast.api.node_data import NodeData
 from holdfast.api.options import TrainOptions
 from holdfast.api.results import data_frame
 from holdfast.api.training import given_plan

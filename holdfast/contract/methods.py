@@ -55,6 +55,14 @@ class Algorithm(Method, ABC):
 
     needs_server: ClassVar[bool] = False  # True: correct only if the exchange averages everybody
     needs_graph: ClassVar[bool] = False  # True: works along links, so a server will not do
+    needs_constant_graph: ClassVar[bool] = (
+        False  # True: may diverge if links or weights change between rounds
+    )
+
+    @property
+    def least_eigenvalue(self) -> float:
+        """The method may diverge if the mixing matrix has an eigenvalue below this; -1: none is."""
+        return -1.0
 
     @abstractmethod
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> State:

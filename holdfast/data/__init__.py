@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.data import embedded, files, synthetic  # noqa: F401 - they register themselves
-from holdfast.data.dataset import DATASETS, Dataset, prepare
+from holdfast.data import embedded, files, frames, images, synthetic  # noqa: F401 - they register themselves
+from holdfast.data.dataset import DATASETS, Dataset, TrainTest, prepare
 from holdfast.data.federated import FederatedData
-from holdfast.data.load import load_data
+from holdfast.data.load import NodesData, divide, load_data
 from holdfast.data.partition import (
     IID,
     PARTITIONERS,
@@ -28,9 +28,12 @@ __all__ = [
     "Dirichlet",
     "FederatedData",
     "NaturalGroups",
+    "NodesData",
     "Partitioner",
     "Shards",
+    "TrainTest",
     "Unequal",
+    "divide",
     "load_data",
     "partition",
     "partition_dataset",

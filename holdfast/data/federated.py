@@ -137,6 +137,12 @@ class FederatedData:
         x = tree_map(lambda part: part[rows], self.x)
         return replace(self, x=x, y=None if self.y is None else self.y[rows], held=held)
 
+    def at_site(self, node: int, counts: np.ndarray) -> FederatedData:
+        """The samples of a single node, as those of ``node`` among nodes with ``counts`` [n] samples."""
+        everywhere = counts.copy()
+        everywhere[node] = len(self)
+        return replace(self, counts=everywhere, held=np.array([node]))
+
     @property
     def owners(self) -> np.ndarray:
         """[N] int64: the node of each sample."""

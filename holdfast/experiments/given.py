@@ -121,14 +121,17 @@ class GivenPlan:
     @property
     def document(self) -> tuple[str, str]:
         """What was run, in words; nothing can be run from it, as the objects themselves are not there."""
-        setting, topology = self.setting(self.jobs[0]), self.arguments().get("topology")
+        setting, given = self.setting(self.jobs[0]), self.arguments()
+        topology, data = given.get("topology"), given["data"]
         words: dict[str, Any] = {
             "origin": self.origin,
             "rounds": self.rounds,
             "seeds": self.seeds,
             "evaluate_every": self.evaluate_every,
             "problem": {
-                "dataset": f"own data {self.fingerprints['data'][:8]}",
+                "dataset": data
+                if isinstance(data, str | dict)
+                else f"own data {self.fingerprints['data'][:8]}",
                 "model": type(setting.problem.model.template).__name__,
                 "nodes": setting.data.nodes,
                 "loss": type(setting.loss).__name__,

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 import holdfast as hf
+from holdfast.data import NodesData, divide, load_data
 
 pandas = pytest.importorskip("pandas")
 
@@ -119,6 +120,59 @@ def test_folders_without_images(tmp_path) -> None:
         hf.image_folder(tmp_path)
     with pytest.raises(hf.HoldfastError, match="is no folder"):
         hf.image_folder(tmp_path / "nowhere")
+
+
+# --- by name ---------------------------------------------------------------------------------------------
+
+
+def named(name: str, nodes: int, **given: Any) -> NodesData:
+    found = load_data(name, given, nodes=nodes, seed=0, data_dir=None)
+    return divide(name, found, None, nodes=nodes, seed=0)
+
+
+def test_a_csv_file_by_name(tmp_path) -> None:
+    """Words are numbered in both files together: the test file lacks blood B."""
+    file, test = str(tmp_path / "patients.csv"), str(tmp_path / "test.csv")
+    patients().to_csv(file, index=False)
+    patients()[2:4].to_csv(test, index=False)
+    expected = hf.from_frame(patients(), target="ill", node="hospital", one_hot=["blood"])
+    told: Any = {"target": "ill", "one_hot": ["blood"], "test_file": test}
+    given = named("csv", 3, file=file, node="hospital", **told)
+    assert isinstance(given.train, hf.FederatedData)
+    assert torch.equal(given.train.x, expected.x)
+    assert torch.equal(given.train.y, expected.y)
+    assert (given.train.names, given.classes) == (expected.names, 2)
+    assert given.test.x.tolist() == [[62, 0, 1, 0, 1], [33, 1, 0, 0, 0]]
+    divided = named("csv", 2, file=file, target="hospital", one_hot=["blood"])
+    assert divided.train.counts.tolist() == [3, 3]
+    assert (divided.test, divided.classes) == (None, 3)
+    with pytest.raises(hf.HoldfastError, match=r"over 3 nodes, but problem\.nodes is 2"):
+        named("csv", 2, file=file, node="hospital", **told)
+    patients().drop(columns="age").to_csv(test, index=False)
+    with pytest.raises(hf.HoldfastError, match="only one of both files has the column 'age'"):
+        named("csv", 3, file=file, node="hospital", **told)
+
+
+def brighter(image: Any) -> Any:
+    return image + torch.randint(5, ()).byte()
+
+
+def test_folders_of_images_by_name(tmp_path) -> None:
+    for node, name, shade in (("rome", "cat", 10), ("oslo", "dog", 200), ("oslo", "elk", 90)):
+        paint(tmp_path / "train" / node / name / "one.png", shade)
+    for node in ("rome", "oslo"):
+        paint(tmp_path / "test" / node / "elk" / "one.png", 70)
+    told: Any = {"size": [2, 2], "mode": "L", "transform": f"{__name__}:brighter"}
+    folders = [str(tmp_path / part) for part in ("train", "test")]
+    given = named("image-folders", 2, folder=folders[0], test_folder=folders[1], **told)
+    assert isinstance(given.train, hf.LazyData)
+    assert (given.train.names, given.train.input_shape, given.classes) == (("oslo", "rome"), (1, 2, 2), 3)
+    assert (given.test_counts, given.test.y.tolist()) == ([1, 1], [2, 2])
+    whole = named("image-folder", 2, folder=f"{folders[0]}/oslo", test_folder=f"{folders[1]}/oslo", **told)
+    assert whole.train.counts.tolist() == [1, 1]
+    assert (whole.classes, whole.test.y.tolist(), whole.test.x.unique().tolist()) == (2, [1], [70])
+    with pytest.raises(hf.HoldfastError, match=r"size: expected \[height, width\], got \[2\]"):
+        named("image-folder", 2, folder=folders[0], size=[2])
 
 
 # --- partitioners --------------------------------------------------------------------------------------

@@ -23,7 +23,9 @@ class Site:
     def measure(self, row: Tensor) -> dict[str, float]:
         """The objective on the node's own data, and its own test split, at the model ``row`` [1, d]."""
         # The objective knows of this node only, whose share in the common one is 1/n.
-        metrics = {"local_loss": self.problem.nodes * float(self.problem.global_value(row[0]))}
+        metrics = {}
+        if self.problem.source.finite:
+            metrics["local_loss"] = self.problem.nodes * float(self.problem.global_value(row[0]))
         if self.test is not None:
             accuracy, loss = self.problem.test(self.problem.complete(row, self.problem.here), self.test)
             if self.problem.loss.has_accuracy:

@@ -224,6 +224,28 @@ def init(
     write_default(path, force=force)
 
 
+new = typer.Typer(help="Lay out something to start from.", no_args_is_help=True)
+
+
+@new.command()
+def project(
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    csv: Annotated[Path | None, typer.Option(help="Your table; without one, made-up payments.")] = None,
+    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    organisation: Annotated[
+        str | None, typer.Option("--node", help="The column with the organisations.")
+    ] = None,
+) -> None:
+    """Lay out a project of your own: an experiment, a model, a test, and a table in two parts.
+
+    [bold]holdfast new project fraud --csv payments.csv --target fraud --node bank[/bold]
+    """
+    from holdfast.cli.project import new_project
+
+    new_project(folder, csv, target, organisation)
+
+
+app.add_typer(new, name="new")
 app.command()(node)
 app.command()(server)
 app.add_typer(federation, name="federation")

@@ -90,5 +90,7 @@ def test_a_shell_completes(typed: str, offered: set[str]) -> None:
     words = typed.split()
     asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1), "_HOLDFAST_COMPLETE": "complete_bash"}
     code = "from holdfast.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True
+    )
     assert set(done.stdout.split()) == offered

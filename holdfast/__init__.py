@@ -5,6 +5,7 @@ Names are imported when first used, so that ``import holdfast`` costs nothing.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,10 @@ else:  # hidden from type checkers, which would take any name for granted
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME_OF:
-            raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+            # With these two, Python adds the nearest name to what it prints.
+            raise AttributeError(
+                f"module 'holdfast' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+            )
         value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value
         return value

@@ -10,9 +10,9 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, check
 from holdfast.data import NodesData, Partitioner
-from holdfast.data.federated import read_tests
 from holdfast.data.handed import as_data
 from holdfast.data.lazy import AnyData
+from holdfast.data.test_sets import read_tests
 from holdfast.experiments.choices import Named, as_choice, as_partition
 from holdfast.experiments.config import ProblemConfig
 from holdfast.experiments.setting import named_data
@@ -49,5 +49,5 @@ def nodes_data(
     given = named_data(as_choice("data", data), rule, nodes=count, seed=seed, data_dir=folder)
     if test is None:
         return given
-    samples, counts = read_tests(test, count)
+    samples, counts = read_tests(test, given.train)
     return replace(given, test=samples, test_counts=counts)

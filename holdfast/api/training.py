@@ -18,9 +18,9 @@ from holdfast.api.options import TrainOptions
 from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel
 from holdfast.contract import Method
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Cohort, Count, Seed, Whole, check
+from holdfast.core.validation import Cohort, Count, Seed, Whole, check, quoted
 from holdfast.data import Partitioner
 from holdfast.experiments.assembly import (
     Setting,
@@ -38,7 +38,6 @@ from holdfast.experiments.choices import (
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weighting
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.given import Contender, GivenPlan, open_run
-from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.setting import label_table
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
@@ -216,8 +215,13 @@ def given_plan(
     options: TrainOptions,
 ) -> GivenPlan:
     """Every method with every seed, checked; ``make_model`` and ``make_data`` are called with a seed."""
+    for name in options:
+        if name not in TRAIN_DEFAULTS:
+            raise unknown(f"argument of {origin}", name, {*TRAIN_DEFAULTS, "seeds", "rounds", "run_dir"})
     full: dict[str, Any] = {**TRAIN_DEFAULTS, **options}
     check_call(rounds, full["cohort"])
+    if not isinstance(seeds, Sequence) or not seeds:
+        raise HoldfastError(f"seeds: expected a list such as [0, 1, 2] or range(3), got {quoted(seeds)}")
     for seed in seeds:
         check("seed", Seed, seed)
     check("checkpoint_every", Count, checkpoint_every)
@@ -289,11 +293,11 @@ def _setting(
     weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
     computed = {"backend": backend, "buffers": buffers}
     terms = Terms.of({"batch_size": batch_size, "sampling": sampling, **computed, **weighed})
-    given = nodes_data(data, nodes, partition, data_dir, test, seed)
-    split = given.train
     if step is not None and loss != "cross-entropy":
         raise HoldfastError("step: it computes the loss itself; leave loss= out, or step=")
     chosen_loss = as_loss(loss) if step is None else OwnStep(step)
+    given = nodes_data(data, nodes, partition, data_dir, test, seed).that_count(chosen_loss.counted)
+    split = given.train
     module = as_module(model, split, given.classes, chosen_loss, seed)
     return Setting(
         data=split,
@@ -301,13 +305,8 @@ def _setting(
         test_counts=given.test_counts,
         network=as_network(topology, split.nodes, seed),
         loss=chosen_loss,
-        metrics=choose_metrics(
-            wanted,
-            has_test=given.test is not None,
-            classes=given.classes or 0 if chosen_loss.has_accuracy else None,
-            nodes=split.nodes,
-            finite=split.finite,
-        ),
+        wanted=wanted,
+        classes=given.classes or 0,
         personalize=personalize,
         make_module=lambda: module,
         augment=augment,

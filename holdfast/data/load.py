@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import leaves
 from holdfast.core.user_code import import_named
 from holdfast.core.validation import quoted
 from holdfast.data.dataset import DATASETS, Dataset, TrainTest
-from holdfast.data.federated import read_tests
+from holdfast.data.federated import Counted, FederatedData
 from holdfast.data.handed import as_data, from_datasets
 from holdfast.data.items import is_dataset
 from holdfast.data.lazy import AnyData
 from holdfast.data.partition import IID, Partitioner, partition, partition_dataset
 from holdfast.data.samples import Pair
+from holdfast.data.test_sets import read_tests
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,22 @@ class NodesData:
     @classmethod
     def of(cls, train: AnyData, test: Any) -> NodesData:
         """Data that are divided already, with ``test`` as ``hf.train`` takes it."""
-        return cls(train, *read_tests(test, train.nodes), train.classes)
+        return cls(train, *read_tests(test, train), train.classes)
+
+    def that_count(self, counted: Counted) -> NodesData:
+        """Without the samples in memory whose targets do not count for a loss; a warning tells how many."""
+        train = (
+            self.train.that_count("data", counted) if isinstance(self.train, FederatedData) else self.train
+        )
+        if self.test is None:
+            return replace(self, train=train)
+        x, y = self.test if isinstance(self.test, Pair) else (self.test, None)
+        one = self.test_counts is None
+        tests = FederatedData(x, y, np.array([len(next(leaves(x)))] if one else self.test_counts))
+        kept = tests.that_count("test", counted)
+        return replace(
+            self, train=train, test=kept.samples, test_counts=None if one else kept.counts.tolist()
+        )
 
 
 def load_data(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -46,11 +46,15 @@ def partition(
 ) -> FederatedData:
     """Divides samples x [N, ...] and targets y [N, ...] (numpy or torch) among ``nodes`` as ``how`` says.
 
-    x may be a dictionary or tuple of inputs; with ``y = None`` a dictionary of all columns, targets included.
+    x may be a dictionary or tuple of inputs; with ``y = None`` a dictionary of all columns, targets included,
+    or ``FederatedData``, such as a whole frame, that are divided anew.
     ``groups`` [N]: the natural owner of every sample, whole numbers or words. If nodes are made of them,
     ``names`` of the result tells which.
     """
-    if y is None:
+    whole = x if isinstance(x, FederatedData) and y is None else None
+    if whole is not None:
+        samples = whole.samples
+    elif y is None:
         samples = as_tree("data", x)
     else:
         samples = Pair(as_inputs("x", x), as_targets("y", y))
@@ -67,6 +71,7 @@ def partition(
         counts=np.array([len(of_node) for of_node in rows]),
         unused=count - len(index),
         names=_names(rows, owners) if isinstance(how, NaturalGroups) else None,
+        table=None if whole is None or whole.table is None else replace(whole.table, node=None),
     )
 
 

@@ -92,6 +92,8 @@ def as_module(
     if isinstance(model, str | Mapping):
         outputs = outputs_for(loss, data, classes)
         return initial_module(as_choice("model", model), data.input_shape, outputs, seed)
+    if callable(model) and not isinstance(model, nn.Module):
+        raise HoldfastError(f"model: expected a module, got {quoted(model)}; call it, model=Net()")
     given: nn.Module = check("model", nn.Module, model)
     return given
 

@@ -50,6 +50,8 @@ Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
 def _as_list(metrics: Any) -> Any:
     if isinstance(metrics, dict):
         return ["default", metrics]
+    if isinstance(metrics, list | tuple) and (own := [item for item in metrics if callable(item)]):
+        raise ValueError(f'a figure of your own needs a name, such as {{"mae": mae}}, got {quoted(own[0])}')
     return list(metrics) if isinstance(metrics, tuple) else metrics
 
 

@@ -154,7 +154,10 @@ class GivenPlan:
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if not changed:
             return ""
-        return f"the run began with another {', '.join(changed)}; give the same, or choose another run_dir"
+        shown = ", ".join(
+            "seed" if (name, self.origin) == ("seeds", "hf.train") else name for name in changed
+        )
+        return f"the run began with other arguments: {shown}; give the same, or choose another run_dir"
 
     def warnings(self) -> list[str]:
         found = (convexity_warning(job.label, job.method, self.setting(job).problem) for job in self.jobs)

@@ -31,7 +31,6 @@ from holdfast.engines.cluster.placement import place
 from holdfast.experiments.assembly import Setting, configured_network
 from holdfast.experiments.choices import as_loss, initial_module, outputs_for
 from holdfast.experiments.config import Choice, Experiment, ProblemConfig
-from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.reference.curvature import estimate_curvature
 
 MOST_CLASSES = 1000  # that a report shows
@@ -62,9 +61,10 @@ def build_setting(
     problem = experiment.problem
     rule = partition_rule(problem.partition)
     given = named_data(problem.dataset, rule, nodes=problem.nodes, seed=seed, data_dir=data_dir)
+    loss = as_loss(problem.loss)
+    given = given.that_count(loss.counted)
     data = given.train
     network = configured_network(experiment.network, problem.nodes, seed)
-    loss = as_loss(problem.loss)
     labels = label_table(data, given.classes)
     module = (problem.model, data.input_shape, outputs_for(loss, data, given.classes), seed)
     if world.size > 1:
@@ -76,13 +76,8 @@ def build_setting(
         test_counts=given.test_counts,
         network=network,
         loss=loss,
-        metrics=choose_metrics(
-            experiment.metrics,
-            has_test=given.test is not None,
-            classes=given.classes or 0 if loss.has_accuracy else None,
-            nodes=problem.nodes,
-            finite=data.finite,
-        ),
+        wanted=experiment.metrics,
+        classes=given.classes or 0,
         personalize=experiment.personalize,
         make_module=partial(initial_module, *module),
         on_meta=":" not in problem.model.name,

@@ -14,12 +14,13 @@ from holdfast.core.tree import leaves
 from holdfast.data.arrays import labels_below
 from holdfast.data.columns import Columns, has_columns, read_columns
 from holdfast.data.dataset import Dataset, TrainTest
-from holdfast.data.federated import FederatedData, read_test
+from holdfast.data.federated import FederatedData
 from holdfast.data.files import npz
 from holdfast.data.handed import from_datasets
 from holdfast.data.lazy import AnyData, shape_of_inputs
 from holdfast.data.load import call_own
 from holdfast.data.samples import Pair
+from holdfast.data.test_sets import read_test
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.store import data_digest
 from holdfast.experiments.assembly import build_problem, convexity_warning, torch_device

@@ -325,7 +325,7 @@ class ModelProblem:
         for targets in [self.source.targets] if test is None else [self.source.targets, targets_of(test)]:
             self.loss.check(outputs, targets)
         self._check_padding()
-        self.model.probe_evaluation(self.loss.first_part, some)
+        self.model.probe_evaluation(self.loss.first_part, some, self.loss.calls)
         if self.backend.vmapped:
             self.row_loss.probe(some, stacked=True)
 

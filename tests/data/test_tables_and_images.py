@@ -73,6 +73,95 @@ def test_tables_that_cannot_be(change, options, message) -> None:
     assert "\n" not in str(caught.value)
 
 
+def animals() -> tuple[Any, Any]:
+    """A frame to train on, and one to test on that lacks a word of each column of words."""
+    train = pandas.DataFrame(
+        {
+            "weight": [1.0, 2.0, 3.0, 4.0],
+            "sex": ["f", "m", "f", "x"],
+            "zoo": ["south", "north", "south", "north"],
+            "kind": ["cat", "dog", "emu", "dog"],
+        }
+    )
+    test = pandas.DataFrame(
+        {"kind": ["dog", "emu"], "zoo": ["south", "north"], "sex": ["x", "m"], "weight": [5, 6]}
+    )
+    return train, test
+
+
+def test_a_frame_is_read_like_another(tmp_path) -> None:
+    frame, other = animals()
+    data = hf.from_frame(frame, target="kind", node="zoo", one_hot="sex")
+    same = hf.from_frame(other, like=data)
+    assert same.names == data.names == ("north", "south")
+    assert same.y.tolist() == [2, 1]
+    assert same.x.tolist() == [[6, 0, 1, 0], [5, 0, 0, 1]]  # weight, f, m, x
+    torch.manual_seed(0)
+    setting: dict[str, Any] = {"model": nn.Linear(4, 3), "data": data, "rounds": 1}
+    other.to_csv(tmp_path / "test.csv", index=False)
+    expected = hf.train(hf.FedAvg(lr=0.1), test=[same.node(0), same.node(1)], **setting).history
+    for test in (same, other, tmp_path / "test.csv"):
+        found = hf.train(hf.FedAvg(lr=0.1), test=test, **setting).history
+        assert found["test_accuracy"] == expected["test_accuracy"]
+        assert found["average_loss"] == expected["average_loss"]
+    common = hf.train(hf.FedAvg(lr=0.1), test=other.drop(columns="zoo"), **setting).history
+    assert common["average_loss"] == pytest.approx(expected["average_loss"])
+
+
+def test_a_divided_frame_keeps_its_words() -> None:
+    frame, other = (part.drop(columns="zoo") for part in animals())
+    whole = hf.from_frame(frame, target="kind", one_hot=["sex"])
+    data = hf.partition(whole, None, hf.IID(), nodes=2)
+    assert data.counts.tolist() == [2, 2]
+    assert hf.from_frame(other, like=data).y.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (
+            lambda f: hf.from_frame(f, target="kind", one_hot=["sex"], node="zoo"),
+            "words of column 'sex' were numbered apart from those for training; give the frame itself",
+        ),
+        (
+            lambda f: f.assign(kind=["fox", "cat"]),
+            "column 'kind': 'fox' is not among 'cat', 'dog', 'emu'; leave",
+        ),
+        (lambda f: f.assign(kind=[1, 2]), "column 'kind': '1' is not among 'cat'"),
+        (lambda f: f.assign(sex=["z", "m"]), "column 'sex': 'z' is not among 'f', 'm', 'x'"),
+        (lambda f: f.assign(zoo=["east", "north"]), "column 'zoo': 'east' is not among .*; drop the column"),
+        (lambda f: f.assign(zoo="north"), "column 'zoo': 'south' has no row; drop the column 'zoo' to test"),
+        (lambda f: f.drop(columns="weight"), "unknown column 'weight'"),
+    ],
+)
+def test_frames_that_do_not_suit_the_training_data(test, message) -> None:
+    frame, other = animals()
+    data = hf.from_frame(frame, target="kind", node="zoo", one_hot=["sex"])
+    with pytest.raises(hf.HoldfastError, match=message):
+        hf.train(hf.FedAvg(lr=0.1), model=nn.Linear(4, 3), data=data, test=test(other), rounds=1)
+
+
+def test_frames_that_say_nothing_of_each_other() -> None:
+    frame, _ = animals()
+    numbers = hf.from_frame(frame[["weight", "kind"]], target="kind")
+    plain = hf.partition(numbers.x, numbers.y, hf.IID(), nodes=2)
+    setting: dict[str, Any] = {"model": nn.Linear(1, 3), "data": plain, "rounds": 1}
+    with pytest.raises(hf.HoldfastError, match="words of column 'kind' were numbered apart"):
+        hf.train(hf.FedAvg(lr=0.1), test=numbers, **setting)
+    with pytest.raises(hf.HoldfastError, match="test: a table is read like the training data, and these are"):
+        hf.train(hf.FedAvg(lr=0.1), test=frame, **setting)
+    with pytest.raises(hf.HoldfastError, match=r"like: expected data that came from hf.from_frame"):
+        hf.from_frame(frame, like=plain)
+    with pytest.raises(hf.HoldfastError, match="target: name the column of targets, or give like="):
+        hf.from_frame(frame)
+    turned = hf.from_frame(frame.assign(age=1.0)[["age", "weight", "kind"]], target="kind")
+    other = hf.from_frame(frame.assign(age=1.0)[["weight", "age", "kind"]], target="kind")
+    with pytest.raises(
+        hf.HoldfastError, match=r"test: columns are \['weight', 'age'\], for training \['age'"
+    ):
+        hf.train(hf.FedAvg(lr=0.1), model=nn.Linear(2, 3), data=turned, test=other, rounds=1)
+
+
 # --- images --------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import is_tree, leaves, tree_map
-from holdfast.data.samples import Pair, describe
+from holdfast.data.samples import Pair, describe, inputs_of
 from holdfast.models import CountedDropout, Dropout, dropout_keys
 from holdfast.problem.statistics import tracks
 
@@ -26,6 +26,14 @@ _REASONS = (
         "it draws random numbers other than dropout's; use dropout of torch, or leave the randomness out",
     ),
     ("mutate a captured Tensor", "it changes a buffer in place; keep no running state in the model"),
+    (
+        "backward through the graph a second time",
+        "it calls backward(); return the loss, which we differentiate",
+    ),
+    (
+        "does not require grad",
+        "its loss does not depend on the parameters; leave out detach(), no_grad() and the like",
+    ),
     (".item()", "it reads the value of a tensor (.item(), or 'if' on a tensor); use torch.where"),
 )
 _RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
@@ -62,8 +70,10 @@ def check_supported(module: nn.Module) -> None:
     _check_parameters({name: p for name, p in module.named_parameters() if p.requires_grad})
 
 
-def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True) -> Any:
+def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True, calls: str = "") -> Any:
     """Tries ``call`` and its gradients with two copies on a batch; errors name the layer that failed.
+
+    ``calls``: what is to blame if no layer is, such as the user's step; by default the model.
 
     ``stacked``: both in one call, which finds out whether the model draws random numbers or keeps a state; or
     one after the other. Returns what ``call`` gives, a tree of tensors. The module itself stays untouched.
@@ -108,8 +118,10 @@ def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True) -> 
                 with _without_trace(trial, device):
                     outputs = run(row, keys[0], samples, with_gradient)
         except Exception as error:
-            layer = running[-1] if running else _describe("", module)
-            raise HoldfastError(f"{layer} fails on a batch of {_shapes(samples)}: {reason(error)}") from error
+            failed = running[-1] if running else calls or _describe("", module)
+            told = reason(error) + _about_whole_numbers(samples, error)
+            given = describe(samples) if failed == calls else _shapes(samples)
+            raise HoldfastError(f"{failed} fails on a batch of {given}: {told}") from error
     for name, buffer in trial.named_buffers():
         if buffer is not buffers.get(name):
             raise HoldfastError(
@@ -118,20 +130,29 @@ def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True) -> 
     return outputs
 
 
+def _about_whole_numbers(samples: Any, error: Exception) -> str:
+    whole = any(part.dtype == torch.int64 for part in leaves(inputs_of(samples)))
+    if not whole or "dtype" not in str(error):
+        return ""
+    return "; whole numbers (int64) enter the model as they are, like tokens: give x.float() for measurements"
+
+
 def _shapes(samples: Any) -> str:
     if isinstance(samples, Pair) and isinstance(samples.x, Tensor):
         return f"shape {tuple(samples.x.shape)}"
     return describe(samples)
 
 
-def probe_evaluation(module: nn.Module, run: Callable[[], object], device: torch.device) -> None:
+def probe_evaluation(
+    module: nn.Module, run: Callable[[], object], device: torch.device, calls: str = ""
+) -> None:
     """Runs what calls ``module`` in eval mode; refuses one that draws random numbers or keeps a state."""
     with watched(module) as running, torch.no_grad():
         try:
             with _without_trace(module, device):
                 run()
         except RuntimeError as error:
-            layer, why = running[-1] if running else _describe("", module), reason(error)
+            layer, why = running[-1] if running else calls or _describe("", module), reason(error)
             if why == _RANDOM:
                 why = "it draws random numbers in eval mode; call dropout with training=self.training"
             raise HoldfastError(f"{layer} cannot be evaluated: {why}") from error

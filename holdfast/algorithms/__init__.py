@@ -19,7 +19,7 @@ from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.gecl import GECL, LocalGECL, LocalGECLServer
 from holdfast.algorithms.gossip import DSGD, PDSGDM, Gossip
 from holdfast.algorithms.pdmm import ECL, PDMM
-from holdfast.algorithms.personal import Ditto, FedRep
+from holdfast.algorithms.personal import Ditto, FedBN, FedRep
 from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD
 from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET
@@ -51,6 +51,7 @@ __all__ = [
     "DualFL",
     "ExactDiffusion",
     "FedAvg",
+    "FedBN",
     "FedDR",
     "FedDualAvg",
     "FedDyn",

@@ -81,6 +81,7 @@ def given_plan(
         device=str(options["device"]),
         cohort=options["cohort"],
         channel=as_channel(options["channel"]),
+        local_epochs=check("local_epochs", Count | None, options["local_epochs"]),
     )
     plan.check()
     return plan

@@ -54,6 +54,7 @@ def train(
     data_dir: str | Path | None = None,
     topology: Topology = "server",
     rounds: int,
+    local_epochs: int | None = None,
     batch_size: BatchSize = 32,
     sampling: SamplingName = "replacement",
     augment: Augment | None = None,
@@ -103,6 +104,9 @@ def train(
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``rounds``: communication rounds.
+    ``local_epochs``: instead of ``local_steps`` of the algorithm, so many passes over a node's data in a
+    round. All nodes take as many steps: where they have different numbers of samples, the mean of what each
+    would need, rounded up, and a warning says how often each passes over its data (docs/data.md).
     ``batch_size``: samples per gradient; "full" takes all of a node's data. An ``hf.Stream`` has its own.
     ``sampling``: "replacement"; "epochs", every sample once before any is taken again, anew in every round;
     or "poisson", each sample with probability batch_size / N_i.
@@ -143,6 +147,7 @@ def train(
         "partition": partition,
         "data_dir": data_dir,
         "topology": topology,
+        "local_epochs": local_epochs,
         "batch_size": batch_size,
         "sampling": sampling,
         "augment": augment,

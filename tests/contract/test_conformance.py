@@ -89,6 +89,7 @@ CASES = [
     Case("5gcs", {"lr": 1.0, "mu": 0.01, "solver": THREE_STEPS}, 2, 4, server=True),
     Case("ditto", {"local_steps": 2}, 2, 3, server=True),
     Case("fedrep", {"head": 3, "local_steps": 4}, 1, 5, scalars=-3),
+    Case("fedbn", {"local": 3, "local_steps": 4}, 1, 4, scalars=-3),
     Case("dualfl", {"nu": 0.02, "alpha": 0.02, "solver": THREE_STEPS}, 2, 3, server=True, rate=None),
 ]
 MOMENTUM = {"name": "momentum", "beta": 0.5, "keep": True}

@@ -59,8 +59,8 @@ def experiment_keys() -> str:
     lines = [
         "# Every experiment key",
         "",
-        "Written from the code. A key without a default must be given. `holdfast init` writes a file to start from, and",
-        "[Experiments](../experiments.md) explains what the keys do. A list instead of a value makes a sweep.",
+        "Written from the code. A key without a default must be given. `holdfast init` writes a file to start",
+        "from, and [Experiments](../experiments.md) explains what the keys do. A list makes a sweep.",
     ]
     for title, section in _sections(Experiment, ""):
         lines += [
@@ -77,9 +77,8 @@ def experiment_keys() -> str:
             if _inner_section(field.annotation):
                 continue
             default = "required" if field.default is PydanticUndefined else f"`{_shown(field.default)}`"
-            lines.append(
-                f"| `{name}` | {_cell(_type(field.annotation))} | {_cell(default)} | {_cell(notes.get(name, ''))} |"
-            )
+            cells = (f"`{name}`", _type(field.annotation), default, notes.get(name, ""))
+            lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines) + "\n"
 
 

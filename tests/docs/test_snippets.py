@@ -1,4 +1,4 @@
-"""Python on the pages of the documentation, run as printed; a page's pieces belong together, in their order."""
+"""Python on the pages of the documentation, run as printed; the pieces of a page belong together."""
 
 from __future__ import annotations
 

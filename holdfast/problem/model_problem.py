@@ -335,6 +335,8 @@ class ModelProblem:
             self.row_loss.probe(some, stacked=True)
 
     def _check_padding(self) -> None:
+        if self.model.statistics and self.source.batch_size == 1:
+            raise HoldfastError("batch_size = 1: BatchNorm needs more samples in a batch; give 2 or more")
         if not self.source.padded or (self.loss.per_sample and not self.model.statistics):
             return
         counts = "BatchNorm" if self.loss.per_sample else "a loss that gives one number for a batch"

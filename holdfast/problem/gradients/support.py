@@ -27,6 +27,7 @@ _REASONS = (
     ),
     ("mutate a captured Tensor", "it changes a buffer in place; keep no running state in the model"),
     (".item()", "it reads the value of a tensor (.item(), or 'if' on a tensor); use torch.where"),
+    ("_local_scalar_dense", "it reads the value of a tensor"),
 )
 _RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
 

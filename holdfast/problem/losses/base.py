@@ -18,6 +18,7 @@ class Loss(ABC):
     """The cost of a model's outputs for a batch, given targets ``[B, ...]``."""
 
     has_accuracy: ClassVar[bool] = True
+    of_outputs: ClassVar[bool] = True  # whether it looks at a model's outputs and the targets alone
     per_sample: bool = True  # whether ``values`` are [B]; or [], one number for the batch, mostly a mean
     traceable: ClassVar[bool] = False  # True: ``values`` does the same in every call, so it may be traced
     quadratic: ClassVar[bool] = False  # True: its Hessian in the outputs is ``curvature`` everywhere

@@ -80,6 +80,7 @@ class OwnStep(Loss):
     """
 
     has_accuracy: ClassVar[bool] = False
+    of_outputs: ClassVar[bool] = False
     per_sample = False  # until ``check`` has seen otherwise
 
     def __init__(self, step: Step) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import compile_times
 from torch.nn import functional
 from workloads import seconds, synchronize
 
@@ -163,7 +162,6 @@ def measure(name: str, backend: str, given: argparse.Namespace) -> None:
             synchronize(given.device)
         by = "self_cuda_time_total" if given.device != "cpu" else "self_cpu_time_total"
         print(profile.key_averages().table(sort_by=by, row_limit=12, max_name_column_width=70))
-        print(compile_times())
 
 
 def main() -> None:

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from holdfast.engines.simulate.executors.convolutions import with_own_convolutions
-
 Program = Callable[..., Sequence[Tensor]]
 
 
@@ -39,7 +37,7 @@ def compiled(program: Program) -> Program:
 def _compile(program: Program, inputs: Sequence[Tensor]) -> Program:
     with torch.no_grad():
         traced = make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-    constants = _as_inputs(with_own_convolutions(traced))
+    constants = _as_inputs(traced)
     ready: Any = torch.compile(traced, dynamic=False)
 
     def run(*inputs: Tensor) -> Sequence[Tensor]:

@@ -32,7 +32,7 @@ def always(monkeypatch) -> None:
 @pytest.fixture
 def without_compiler(monkeypatch) -> None:
     """Programs stay as they were traced: not every machine has a C++ compiler."""
-    monkeypatch.setattr("torch.compile", lambda program, **_: program)
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
 
 
 def both(algorithm, network, rounds: int = 6, cohort: int | None = None):
@@ -73,13 +73,13 @@ def test_a_broken_compiler_does_no_harm(always, monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr("torch.compile", lambda *_, **__: broken)
+    monkeypatch.setattr("torch._inductor.compile", broken)
     how, _ = both(*METHODS[1])
     assert how == "all nodes stacked, step by step, as rounds cannot be compiled: no compiler here"
 
 
 def test_a_program_is_forgotten_when_the_next_one_fails(always, monkeypatch) -> None:
-    monkeypatch.setattr("torch.compile", lambda program, **_: program)
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
     _, compiled = both(*METHODS[1])
 
     def broken(*_):

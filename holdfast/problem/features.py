@@ -69,8 +69,8 @@ def _kept(row_loss: RowLoss, source: ArraySource) -> Kept:
     model, example = row_loss.model, source.some(2)
     if targets_of(example.samples) is None:
         raise RuntimeError("samples have no targets")
-    if not row_loss.loss.of_outputs:
-        raise RuntimeError("the training step is your own")
+    if row_loss.loss.calls:
+        raise RuntimeError(f"{row_loss.loss.calls} calls the model")
     if model.statistics:
         raise RuntimeError("BatchNorm takes the statistics of every batch")
     if model.compute != model.x0.dtype:

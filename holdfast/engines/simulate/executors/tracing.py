@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from holdfast.engines.simulate.executors.attention import tell_causal_masks
+
 Program = Callable[..., Sequence[Tensor]]
 
 
@@ -35,10 +37,10 @@ def compiled(program: Program) -> Program:
 
 
 def _compile(program: Program, inputs: Sequence[Tensor]) -> Program:
+    graph = traced(program, inputs)
+    constants = _as_inputs(graph)
     with torch.no_grad():
-        traced = make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-        constants = _as_inputs(traced)
-        ready = _compiler()(traced, [*inputs, *constants])
+        ready = _compiler()(graph, [*inputs, *constants])
 
     def run(*inputs: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():
@@ -54,6 +56,14 @@ def _compiler() -> Callable[[fx.GraphModule, Sequence[Tensor]], Any]:
     from torch._inductor import compile  # seconds to import
 
     return compile
+
+
+@torch.no_grad()
+def traced(program: Program, inputs: Sequence[Tensor]) -> fx.GraphModule:
+    """The operations of ``program`` for inputs of this form."""
+    graph = make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    tell_causal_masks(graph)
+    return graph
 
 
 def _as_inputs(traced: fx.GraphModule) -> list[Tensor]:

@@ -50,9 +50,11 @@ def _compile(program: Program, inputs: Sequence[Tensor]) -> Program:
     return run
 
 
-def _compiler() -> Callable[[fx.GraphModule, Sequence[Tensor]], Any]:
-    """The compiler behind ``torch.compile``, which would read the program anew, and once more for every way
-    in which two of its inputs may be the same tensor."""
+def _compiler() -> Callable[[fx.GraphModule, list[Any]], Any]:
+    """The compiler behind ``torch.compile``.
+
+    That would read the program anew, and once more where two of its inputs are the same tensor.
+    """
     from torch._inductor import compile  # seconds to import
 
     return compile

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import total_memory
+from holdfast.core.precision import untried
 from holdfast.core.tree import tree_map
 from holdfast.data.samples import Pair, targets_of
 from holdfast.problem.augmentation import Augment
@@ -45,6 +46,7 @@ class Kept(NamedTuple):
         return cls(source, how, source.test_set)
 
 
+@untried()
 def keep_features(row_loss: RowLoss, source: Source, augment: Augment | None) -> Kept:
     """``source`` with features in place of inputs, where most of the model is frozen and that is possible.
 

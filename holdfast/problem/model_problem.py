@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.precision import untried
 from holdfast.core.randomness import Word
 from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.lazy import AnyData
@@ -100,6 +101,7 @@ class ModelProblem:
         self._wanted, self.buffers = (backend, samples_at_once), buffers
 
     @cached_property
+    @untried()
     def backend(self) -> Backend:
         """How everything is computed that is computed for many rows."""
         return choose_backend(self.row_loss, self.activations, self._wanted[0])
@@ -210,6 +212,7 @@ class ModelProblem:
     def how(self) -> str:
         return "; ".join(filter(None, (self.backend.how, self._kept.how, self.source.how)))
 
+    @untried()
     def get_ready(self) -> None:
         _ = self.activations.at_once, self.backend
 
@@ -327,6 +330,7 @@ class ModelProblem:
 
     # --- before training -----------------------------------------------------------------------------------
 
+    @untried()
     def check_model(self, test: Any = None) -> None:
         """Refuses a model that does not suit the data, and targets that do not suit the loss."""
         some = self.given.some(2).samples

@@ -9,9 +9,11 @@ import torch
 from test_conformance import NODES
 from test_executor_rules import Annealed, SignDescent
 from test_executors import assert_close, dense
+from torch._dynamo.utils import counters
 
 import holdfast as hf
 from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors import tracing
 from holdfast.engines.simulate.executors.rules import executor_for
 
 CPU = torch.device("cpu")
@@ -67,6 +69,17 @@ def test_cohorts_change_from_round_to_round(always, without_compiler) -> None:
 def test_with_a_real_compiler(algorithm, network, always) -> None:
     how, _ = both(algorithm, network)
     assert how.startswith("all nodes stacked, compiled; prepared in")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_what_was_compiled_before_is_found_on_disk(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, found = torch.arange(5.0), counters["inductor"]["fxgraph_cache_hit"]
+    for _ in range(2):
+        [result] = tracing.compiled(lambda x: [x.sin() + 1])(x)
+        assert_close(result, x.sin() + 1)
+    assert counters["inductor"]["fxgraph_cache_hit"] == found + 1
 
 
 def test_a_broken_compiler_does_no_harm(always, monkeypatch) -> None:

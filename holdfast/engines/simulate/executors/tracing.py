@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from holdfast.engines.simulate.executors.attention import tell_causal_masks
 
@@ -39,8 +41,7 @@ def compiled(program: Program) -> Program:
 def _compile(program: Program, inputs: Sequence[Tensor]) -> Program:
     graph = traced(program, inputs)
     constants = _as_inputs(graph)
-    with torch.no_grad():
-        ready = _compiler()(graph, [*inputs, *constants])
+    ready = _compiled(graph, [*inputs, *constants])
 
     def run(*inputs: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():
@@ -50,14 +51,17 @@ def _compile(program: Program, inputs: Sequence[Tensor]) -> Program:
     return run
 
 
-def _compiler() -> Callable[[fx.GraphModule, list[Any]], Any]:
-    """The compiler behind ``torch.compile``.
+@torch.no_grad()
+def _compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
+    """``graph`` by the compiler behind ``torch.compile``.
 
     That would read the program anew, and once more where two of its inputs are the same tensor.
     """
     from torch._inductor import compile  # seconds to import
 
-    return compile
+    # With a ``ShapeEnv``, the compiler looks on the disk for what it has compiled before.
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    return compile(graph, [mode.from_tensor(tensor, static_shapes=True) for tensor in inputs])
 
 
 @torch.no_grad()

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from holdfast.cli.project_templates import (
+    EXPERIMENT,
+    MODEL,
+    OUTPUTS,
+    OUTPUTS_OF_NUMBERS,
+    README,
+    TARGET,
+    TEST,
+)
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import write_atomic
 
@@ -15,6 +25,9 @@ if TYPE_CHECKING:
     import pandas
 
 TEST_SHARE = 0.2  # of each organisation's rows
+MOST_CLASSES = 20  # whole numbers are classes if they are 0, 1, 2, ... and not more than this
+STEP_SIZE = 0.1  # for classes
+STEP_SIZE_OF_NUMBERS = 0.05  # for a target with variance 1; the curvature grows with the variance
 
 
 @dataclass(frozen=True)
@@ -36,8 +49,22 @@ class Table:
 
     @property
     def is_classification(self) -> bool:
-        """Words, truth values and whole numbers are classes; other numbers are to be estimated."""
-        return bool(self.rows[self.target].dtype.kind != "f")
+        """Words, truth values and numbers that count 0, 1, 2, ... are classes; others are quantities."""
+        if self.rows[self.target].dtype.kind not in "iuf":
+            return True
+        return len(self.values) <= MOST_CLASSES and self.values == list(range(len(self.values)))
+
+    @property
+    def values(self) -> list[Any]:
+        """The values of the target, each once."""
+        return sorted(set(self.rows[self.target].tolist()))
+
+    @property
+    def target_in_words(self) -> str:
+        """How the target was understood."""
+        if self.is_classification:
+            return f"{self.target} is one of {len(self.values)} classes: {_listed(self.values)}"
+        return f"{self.target} is a number from {_short(self.values[0]):g} to {_short(self.values[-1]):g}"
 
 
 def new_project(folder: Path, csv: Path | None, target: str | None, node: str | None) -> None:
@@ -50,6 +77,9 @@ def new_project(folder: Path, csv: Path | None, target: str | None, node: str | 
         table = _made_up()
     else:
         table = _read(csv, target, node)
+    # The experiment reads whole numbers as classes, and others as quantities.
+    if table.rows[table.target].dtype.kind in "iuf":
+        table.rows[table.target] = table.rows[table.target].astype(int if table.is_classification else float)
     test = table.rows.groupby(table.node, group_keys=False).sample(frac=TEST_SHARE, random_state=0)
     train = table.rows.drop(index=test.index)
     if len(test) == 0:
@@ -58,7 +88,7 @@ def new_project(folder: Path, csv: Path | None, target: str | None, node: str | 
     train.to_csv(folder / "data" / "train.csv", index=False)
     test.to_csv(folder / "data" / "test.csv", index=False)
     files = {
-        "experiment.toml": _experiment(table, folder.name),
+        "experiment.toml": _experiment(table, train, folder.name),
         "model.py": _model(table, train),
         "test_project.py": TEST,
         "README.md": README.format(name=folder.name),
@@ -67,6 +97,7 @@ def new_project(folder: Path, csv: Path | None, target: str | None, node: str | 
         write_atomic(folder / name, text.encode())
     organisations = train[table.node].nunique()
     print(f"wrote {folder}: {len(train)} rows of {organisations} organisations, and {len(test)} rows to test")
+    print(table.target_in_words)
     print(f"next: cd {folder} && holdfast run experiment.toml")
 
 
@@ -83,15 +114,47 @@ def _read(csv: Path, target: str | None, node: str | None) -> Table:
         rows = pandas.read_csv(csv)
     except OSError as error:
         raise HoldfastError(f"cannot read {csv}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise HoldfastError(f"{csv} is not UTF-8 text; save it as CSV in UTF-8") from None
     except (ValueError, pandas.errors.ParserError) as error:
         raise HoldfastError(f"{csv} is not a CSV file: {str(error).splitlines()[0]}") from None
-    for name in (target, node):
-        if name not in rows.columns:
-            raise unknown("column", name, list(map(str, rows.columns)))
-    missing = rows.columns[rows.isna().any()].tolist()
-    if missing:
-        raise HoldfastError(f"{csv}: values are missing in column {missing[0]!r}; fill them or drop the rows")
-    return Table(rows, target, node)
+    table = Table(rows, target, node)
+    _check(csv, table)
+    return table
+
+
+def _check(csv: Path, table: Table) -> None:
+    """Complains about what would fail, or mislead, when the experiment is run."""
+    rows, columns = table.rows, list(map(str, table.rows.columns))
+    if len(columns) == 1 and (mark := next((mark for mark in ";\t|" if mark in columns[0]), None)):
+        raise HoldfastError(f"{csv} separates columns by {mark!r}; save it with commas, and decimal points")
+    for name in (table.target, table.node):
+        if name not in columns:
+            raise unknown("column", name, columns)
+    if table.target == table.node:
+        raise HoldfastError(f"--target and --node are both {table.target!r}; they are different columns")
+    if not table.inputs:
+        raise HoldfastError(
+            f"{csv}: there is no column beside {table.target!r} and {table.node!r} to learn from"
+        )
+    missing = {name: np.flatnonzero(rows[name].isna()) for name in columns}
+    told = [
+        f"{name!r} in {len(at)} row{'s' if len(at) > 1 else ''} (the first is line {at[0] + 2})"
+        for name, at in missing.items()
+        if len(at)
+    ]
+    if told:
+        raise HoldfastError(f"{csv}: values are missing: {', '.join(told)}; fill them or drop the rows")
+    if len(table.values) == 1:
+        raise HoldfastError(f"{csv}: column {table.target!r} is {table.values[0]!r} in every row")
+    classes = [table.target] if rows[table.target].dtype.kind not in "biuf" else []
+    for name in [*table.words, *classes]:
+        different = rows[name].nunique()
+        if different > max(MOST_CLASSES, len(rows) // 2):
+            raise HoldfastError(
+                f"{csv}: column {name!r} has {different} different words in {len(rows)} rows, such as "
+                f"{rows[name].iloc[0]!r}; leave identifiers out, and write dates and quantities as numbers"
+            )
 
 
 def _made_up() -> Table:
@@ -113,14 +176,22 @@ def _made_up() -> Table:
     return Table(pandas.concat(parts, ignore_index=True), "fraud", "bank")
 
 
-def _experiment(table: Table, name: str) -> str:
+def _experiment(table: Table, train: pandas.DataFrame, name: str) -> str:
     safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
-    words = ", ".join(f'"{name}"' for name in table.words)
-    one_hot = f"one_hot = [{words}]  # columns of words\n" if words else ""
-    nodes = table.rows[table.node].nunique()
-    loss = "cross-entropy" if table.is_classification else "mse"
+    one_hot = (
+        f"one_hot = [{', '.join(map(_quoted, table.words))}]  # columns of words\n" if table.words else ""
+    )
+    loss, lr = "cross-entropy", STEP_SIZE
+    if not table.is_classification:
+        loss, lr = "mse", _short(STEP_SIZE_OF_NUMBERS / _scale(train[table.target]) ** 2)
     return EXPERIMENT.format(
-        name=safe, target=table.target, node=table.node, one_hot=one_hot, loss=loss, nodes=nodes
+        name=safe,
+        target=_quoted(table.target),
+        node=_quoted(table.node),
+        one_hot=one_hot,
+        loss=loss,
+        lr=lr,
+        nodes=train[table.node].nunique(),
     )
 
 
@@ -136,107 +207,27 @@ def _model(table: Table, train: pandas.DataFrame) -> str:
         else:
             values = train[column].astype(float)
             means.append(_short(values.mean()))
-            scales.append(_short(values.std(ddof=0)) or 1.0)
-    return MODEL.format(means=means, scales=scales, shape="" if table.is_classification else ".squeeze(-1)")
+            scales.append(_scale(values))
+    if table.is_classification:
+        return MODEL.format(means=means, scales=scales, target="", outputs=OUTPUTS)
+    target = TARGET.format(mean=_short(train[table.target].mean()), scale=_scale(train[table.target]))
+    return MODEL.format(means=means, scales=scales, target=target, outputs=OUTPUTS_OF_NUMBERS)
+
+
+def _scale(values: pandas.Series[Any]) -> float:
+    """The standard deviation; 1 if all values are the same."""
+    return _short(values.std(ddof=0)) or 1.0
+
+
+def _quoted(text: str) -> str:
+    """As a string of TOML."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _listed(values: list[Any]) -> str:
+    shown = list(map(str, values[:MOST_CLASSES]))
+    return ", ".join(shown if len(values) <= MOST_CLASSES else [*shown, "..."])
 
 
 def _short(value: Any) -> float:
     return float(f"{value:.5g}")
-
-
-EXPERIMENT = """\
-# Several organisations learn one model together; each row of the table belongs to one of them.
-#
-#   holdfast run experiment.toml                          train, compare, write a report
-#   holdfast run experiment.toml "algorithm.lr=[0.1,0.3]" a list makes a sweep
-#   holdfast tune experiment.toml                         find the best step sizes
-#   holdfast list                                         what can be chosen, with parameters
-
-name = "{name}"
-rounds = 60             # communication rounds
-seeds = [0]
-evaluate_every = 5      # rounds between measurements
-
-[problem]
-nodes = {nodes}               # the organisations
-model = "model:Net"     # the class Net in model.py
-loss = "{loss}"
-batch_size = 32
-weights = "samples"     # every row counts alike; "uniform": every organisation
-
-[problem.dataset]
-name = "csv"
-file = "data/train.csv"
-test_file = "data/test.csv"
-target = "{target}"
-node = "{node}"
-{one_hot}
-[network]
-topology = "server"     # or "ring", "complete": nobody in the middle
-
-[[algorithm]]
-name = "fedavg"
-lr = 0.1
-local_steps = 10
-
-[[algorithm]]
-name = "scaffold"       # corrects what makes fedavg drift
-lr = 0.1
-local_steps = 10
-"""
-
-MODEL = '''\
-"""The model that is trained: change it as you like."""
-
-import torch
-from torch import Tensor, nn
-
-# Of the training rows, when this project was made. Organisations that do not show each other their rows
-# agree on such numbers in advance, for example from public data.
-MEANS = {means}
-SCALES = {scales}
-
-
-class Net(nn.Module):
-    """A small network on standardised columns."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.register_buffer("means", torch.tensor(MEANS))
-        self.register_buffer("scales", torch.tensor(SCALES))
-        self.layers = nn.Sequential(nn.Linear(len(MEANS), 32), nn.ReLU(), nn.Linear(32, outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers((x - self.means) / self.scales){shape}
-'''
-
-TEST = '''\
-"""Run with: python -m pytest"""
-
-import json
-import subprocess
-import sys
-
-
-def test_training_reduces_the_loss(tmp_path):
-    command = [sys.executable, "-m", "holdfast", "run", "experiment.toml", "rounds=10"]
-    subprocess.run([*command, "--runs-dir", str(tmp_path), "--name", "try"], check=True)
-    summary = json.loads((tmp_path / "try" / "summary.json").read_text())
-    lines = (tmp_path / "try" / "metrics.csv").read_text().splitlines()
-    column = lines[0].split(",").index("train_loss")
-    for job in summary["jobs"]:
-        first = next(line for line in lines[1:] if line.startswith(job["algorithm"] + ","))
-        assert job["final"]["train_loss"] < float(first.split(",")[column])
-'''
-
-README = """\
-# {name}
-
-    holdfast run experiment.toml     # train, and write a report
-    holdfast tune experiment.toml    # find better step sizes
-    python -m pytest                 # check that the project works
-
-- `experiment.toml`: what is learned, by which methods, over which network
-- `model.py`: the model
-- `data/`: a fifth of each organisation's rows is kept for testing
-"""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import holdfast
+from command_line import Outcome, holdfast
 
 
 def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -27,7 +30,8 @@ def table(target: str) -> pd.DataFrame:
     rows["sex"] = draw.choice(["f", "m"], 200)
     rows["dose"] = 0.1 * rows["age"] + (rows["sex"] == "m") + draw.normal(0, 0.1, 200)
     rows["ill"] = np.where(rows["dose"] > 5.5, "yes", "no")
-    return rows.drop(columns="ill" if target == "dose" else "dose")
+    rows["grams"] = (1000 * rows["dose"]).round().astype(int)
+    return rows[["clinic", "age", "sex", target]]
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
@@ -38,7 +42,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert (tmp_path / "fraud/runs/first/report.html").is_file()
 
 
-@pytest.mark.parametrize(("target", "loss"), [("ill", "cross-entropy"), ("dose", "mse")])
+@pytest.mark.parametrize(("target", "loss"), [("ill", "cross-entropy"), ("dose", "mse"), ("grams", "mse")])
 def test_an_own_table(tmp_path: Path, target: str, loss: str) -> None:
     rows = table(target)
     rows.to_csv(tmp_path / "mine.csv", index=False)
@@ -53,8 +57,70 @@ def test_an_own_table(tmp_path: Path, target: str, loss: str) -> None:
     toml = (tmp_path / "p/experiment.toml").read_text()
     assert f'loss = "{loss}"' in toml
     assert 'one_hot = ["sex"]' in toml
-    ran = run_in(tmp_path / "p", "run", "experiment.toml", "rounds=2", "--name", "first")
+    ran = run_in(tmp_path / "p", "run", "experiment.toml", "rounds=10", "--name", "first")
     assert ran.returncode == 0, ran.stderr
+    jobs = json.loads((tmp_path / "p/runs/first/summary.json").read_text())["jobs"]
+    assert [job["status"] for job in jobs] == ["done", "done"]
+    if loss == "mse":  # the step size fits targets of any scale
+        assert all(job["final"]["train_loss"] < 0.2 * rows[target].var() for job in jobs)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (["yes", "no"], "ill is one of 2 classes: no, yes"),
+        ([True, False], "ill is one of 2 classes: False, True"),
+        ([0.0, 1.0], "ill is one of 2 classes: 0, 1"),
+        ([2, 0, 1], "ill is one of 3 classes: 0, 1, 2"),
+        ([1, 2], "ill is a number from 1 to 2"),
+        (list(range(30)), "ill is a number from 0 to 29"),
+        ([0.5, 1.0], "ill is a number from 0.5 to 1"),
+    ],
+)
+def test_it_says_how_the_target_was_understood(tmp_path: Path, values: list[object], told: str) -> None:
+    rows = table("age")
+    rows["ill"] = (values * len(rows))[: len(rows)]
+    rows.to_csv(tmp_path / "mine.csv", index=False)
+    made = new(tmp_path, "ill", "clinic")
+    assert told in made.out
+    written = pd.read_csv(tmp_path / "p/data/train.csv")["ill"]
+    assert (written.dtype.kind == "f") == ("number" in told)  # floats are quantities to the experiment
+
+
+def new(folder: Path, target: str, node: str) -> Outcome:
+    where = ["new", "project", str(folder / "p"), "--csv", str(folder / "mine.csv")]
+    return holdfast(*where, "--target", target, "--node", node)
+
+
+def test_columns_may_have_any_name(tmp_path: Path) -> None:
+    rows = table("ill").rename(columns={"ill": 'ill "today"', "sex": "sex\\gender"})
+    rows.to_csv(tmp_path / "mine.csv", index=False)
+    assert new(tmp_path, 'ill "today"', "clinic").code == 0
+    read = tomllib.loads((tmp_path / "p/experiment.toml").read_text())["problem"]["dataset"]
+    assert (read["target"], read["one_hot"]) == ('ill "today"', ["sex\\gender"])
+
+
+def test_tables_that_do_not_fit(tmp_path: Path) -> None:
+    def complaint(rows: pd.DataFrame, node: str = "clinic", **how: Any) -> str:
+        rows.to_csv(tmp_path / "mine.csv", index=False, **how)
+        made = new(tmp_path, "ill", node)
+        assert made.code == 2
+        assert not (tmp_path / "p").exists()
+        return made.err
+
+    rows = table("ill")
+    gaps = rows.copy()
+    gaps.loc[[3, 7], "age"] = np.nan
+    gaps.loc[5, "sex"] = None
+    told = complaint(gaps)
+    assert "'age' in 2 rows (the first is line 5), 'sex' in 1 row (the first is line 7)" in told
+    assert "separates columns by ';'" in complaint(rows, sep=";")
+    assert "not UTF-8" in complaint(rows.replace("Ash", "Süd"), encoding="latin-1")
+    assert "both 'ill'" in complaint(rows, node="ill")
+    assert "in every row" in complaint(rows.assign(ill="yes"))
+    assert "no column beside" in complaint(rows[["clinic", "ill"]])
+    named = rows.assign(patient=[f"P{number}" for number in range(len(rows))])
+    assert "column 'patient' has 200 different words in 200 rows" in complaint(named)
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import click
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from pydantic_core import PydanticUndefined
+from typer.core import TyperGroup, TyperOption
 
 import holdfast
 from holdfast import _HOMES
@@ -23,7 +24,7 @@ from holdfast.cli.app import app
 from holdfast.cli.listing import KINDS, entries
 from holdfast.core.registry import Registry
 from holdfast.core.validation import Section
-from holdfast.experiments.config import Experiment
+from holdfast.experiments.config import Choice, Experiment
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,7 +77,7 @@ def experiment_keys() -> str:
         for name, field in section.model_fields.items():
             if _inner_section(field.annotation):
                 continue
-            default = "required" if field.default is PydanticUndefined else f"`{_shown(field.default)}`"
+            default = "required" if field.default is PydanticUndefined else _shown(field.default)
             cells = (f"`{name}`", _type(field.annotation), default, notes.get(name, ""))
             lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines) + "\n"
@@ -103,19 +104,25 @@ def _comments(section: type[Section]) -> dict[str, str]:
 
 
 def _type(annotation: Any) -> str:
-    text = getattr(annotation, "__name__", None) if inspect.isclass(annotation) else None
-    text = text or str(annotation).replace("typing.", "")
-    text = re.sub(r"Literal\[(.*?)\]", lambda m: m[1].replace(", ", " or "), text)
-    text = re.sub(r"Annotated\[(\w+(?:\[\w+\])?).*?\]$", r"\1", text)
-    text = re.sub(r"(?:\w+\.)+(\w+)", r"\1", text).replace(" | ", " or ")
-    return {
-        "Choice": "a name, or a table with a name",
-        "AlgorithmConfig": "a name, or a table with a name",
-    }.get(text, text)
+    """A type in words, such as ``whole number or 'auto'``; error messages tell the limits."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(inner[0])
+    if origin is Literal:
+        return " or ".join(f"`{value!r}`" for value in inner)
+    if origin in (Union, UnionType):
+        return " or ".join(_type(one) for one in inner if one is not NoneType)
+    if origin in (list, dict):
+        return "a list" if origin is list else "a table"
+    if inspect.isclass(annotation) and issubclass(annotation, Choice):
+        return "a name, or a table with a name"
+    return {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "see Experiments"}[
+        annotation
+    ]
 
 
 def _shown(default: Any) -> str:
-    return str(getattr(default, "name", default))
+    return "none" if default is None else f"`{getattr(default, 'name', default)}`"
 
 
 # --- every command ------------------------------------------------------------------------------------------
@@ -128,27 +135,24 @@ def commands() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _command(path: str, command: click.Command, level: int) -> list[str]:
-    context = click.Context(command, info_name=path)
-    lines = []
-    if not isinstance(command, click.Group):
-        lines += [f"{'#' * level} {path}", "", _plain(command.help or ""), "", "| | |", "|---|---|"]
-        for parameter in command.params:
-            if isinstance(parameter, click.Option) and parameter.hidden:
-                continue
-            shown = (
-                parameter.make_metavar(context)
-                if isinstance(parameter, click.Argument)
-                else ", ".join(parameter.opts)
-            )
-            lines.append(f"| `{_cell(shown)}` | {_cell(_plain(getattr(parameter, 'help', '') or ''))} |")
-        lines.append("")
-    else:
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            if inner is not None and not inner.hidden:
-                lines += _command(f"{path} {name}", inner, level)
-    return lines
+def _command(path: str, command: Any, level: int) -> list[str]:
+    """``command``: of typer, which brings its own copy of click."""
+    if isinstance(command, TyperGroup):
+        return [
+            line
+            for name, inner in command.commands.items()
+            if not inner.hidden
+            for line in _command(f"{path} {name}", inner, level)
+        ]
+    lines = [f"{'#' * level} {path}", "", _plain(command.help or ""), ""]
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    if shown:
+        lines += ["| argument or option | |", "|---|---|"]
+    for parameter in shown:
+        is_option = isinstance(parameter, TyperOption)
+        name = ", ".join(parameter.opts) if is_option else parameter.metavar or parameter.name.upper()
+        lines.append(f"| `{_cell(name)}` | {_cell(_plain(parameter.help or ''))} |")
+    return [*lines, ""]
 
 
 def _plain(help_text: str) -> str:

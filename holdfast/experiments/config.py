@@ -65,12 +65,12 @@ Weighting = Literal["uniform", "samples"]
 class Terms(Section):
     """What the objective adds up, how many samples of it a gradient reads, and how it is computed."""
 
-    batch_size: BatchSize = 32
+    batch_size: BatchSize = 32  # samples of a minibatch; "full": all of a node
     sampling: SamplingName = "replacement"  # how minibatches are drawn
-    l2: NonNegative = 0.0
-    l1: NonNegative = 0.0
-    nonconvex: NonNegative = 0.0
-    weights: Weighting = "uniform"
+    l2: NonNegative = 0.0  # adds (l2 / 2) ||x||^2 to every node's objective
+    l1: NonNegative = 0.0  # adds l1 times the sum of |x_k|
+    nonconvex: NonNegative = 0.0  # adds nonconvex times the sum of x_k^2 / (1 + x_k^2)
+    weights: Weighting = "uniform"  # every node counts alike; "samples": every sample does
     backend: BackendName = "auto"  # how all nodes' gradients are computed, see docs/architecture.md
     buffers: Buffers = "local"  # whose statistics BatchNorm has in a node's model, its own or the "average"
 
@@ -83,25 +83,25 @@ class Terms(Section):
 class LearningConfig(Terms):
     """What is learned: the same wherever it runs."""
 
-    model: Chosen = Choice(name="linear")
-    loss: Chosen = Choice(name="cross-entropy")
+    model: Chosen = Choice(name="linear")  # see `holdfast list models`, or module:attribute
+    loss: Chosen = Choice(name="cross-entropy")  # see `holdfast list losses`, or module:attribute
 
 
 class ProblemConfig(LearningConfig):
     """What is learned, from which data, and how they are spread over the nodes."""
 
-    dataset: Chosen
-    nodes: Count = 10
-    partition: Chosen = Choice(name="iid")
+    dataset: Chosen  # see `holdfast list datasets`, or module:attribute
+    nodes: Count = 10  # how many take part
+    partition: Chosen = Choice(name="iid")  # of samples among nodes; see `holdfast list partitions`
     augment: str | None = None  # module:function, what is done to minibatches on the device
 
 
 class NetworkConfig(Section):
     """Who talks to whom."""
 
-    topology: Chosen = Choice(name="ring")
+    topology: Chosen = Choice(name="ring")  # see `holdfast list topologies`
     mixing: Chosen | None = None  # Metropolis weights, unless a server averages
-    cohort: Cohort = "all"
+    cohort: Cohort = "all"  # how many clients of a server take part in a round
     graph_every: Count | None = None  # rounds after which a random topology is drawn anew; None: never
     compute: Any = None  # how likely nodes are able to compute in a round; None: always
     links: Any = None  # how likely links are available in a round; None: always
@@ -124,18 +124,18 @@ class Experiment(Section):
     """One fully determined experiment: exactly one algorithm, no lists to sweep over."""
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9._-]+$")
-    rounds: Count
+    rounds: Count  # communication rounds
     seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default=[0], min_length=1)
-    checkpoint_every: Count = 50
-    evaluate_every: Cadence = 1
-    metrics: Metrics = "default"
+    checkpoint_every: Count = 50  # rounds between checkpoints
+    evaluate_every: Cadence = 1  # rounds between measurements; "auto": at most a fifth of the work
+    metrics: Metrics = "default"  # what is measured; see `holdfast list metrics`
     personalize: Whole = 0  # local steps that make a node's model its own, for personal metrics
-    dtype: Literal["float32", "float64"] = "float32"
-    precision: Precision = "tf32"
+    dtype: Literal["float32", "float64"] = "float32"  # of the numbers that are trained
+    precision: Precision = "tf32"  # of matrix products on a GPU
     channel: Chosen = Choice(name="identity")  # how messages travel; by default as they are
     problem: ProblemConfig
     network: NetworkConfig = NetworkConfig()
-    algorithm: ChosenAlgorithm
+    algorithm: ChosenAlgorithm  # see `holdfast list algorithms`, or module:attribute
 
 
 def default_experiment() -> str:

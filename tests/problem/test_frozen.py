@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
+from torch.utils.data import TensorDataset
 
 import holdfast as hf
+from holdfast.data.lazy import LazyData
 from holdfast.data.samples import Pair
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
@@ -184,6 +186,19 @@ def test_what_cannot_be_kept_is_left_alone_and_told(make, options, why) -> None:
     told = problem(make(), **options).how
     assert KEPT not in told
     assert why in told.split("its frozen part computed in every step, as ")[1]
+
+
+def test_a_dataset_and_a_step_of_your_own_are_left_alone() -> None:
+    lazy = LazyData([TensorDataset(*part) for part in data()])
+    options = {"batch_size": 4, "dtype": torch.float64}
+    assert hf.build_problem(head_of(body()), lazy, **options).how.count(
+        "samples are read when they are drawn"
+    )
+
+    def own_step(model: nn.Module, batch: Pair) -> Tensor:
+        return functional.cross_entropy(model(batch.x), batch.y)
+
+    assert "own_step calls the model" in problem(head_of(body()), step=own_step).how
 
 
 def test_features_larger_than_memory_allows_are_not_kept(monkeypatch) -> None:

@@ -78,6 +78,16 @@ class FederatedData:
         if here.sum() != len(self):
             raise HoldfastError(f"counts: they sum to {here.sum()}, but there are {len(self)} samples")
 
+    def __repr__(self) -> str:
+        """Such as ``FederatedData(1400 samples on 10 nodes, 22 to 378 each; inputs [64], 10 classes)``."""
+        inputs = str(list(self.input_shape)) if isinstance(self.x, Tensor) else "a tree of tensors"
+        counts = self.counts[self.here]
+        each = f"{counts.min()} to {counts.max()}" if counts.min() < counts.max() else f"{counts[0]}"
+        target = "" if self.targets is None else f", {_targets_in_words(self.targets, self.classes)}"
+        where = f"{self.nodes} nodes" if self.held is None else f"{len(self.here)} of {self.nodes} nodes"
+        named = f" ({', '.join(self.names)})" if self.names and len(self.names) <= 6 else ""
+        return f"FederatedData({len(self)} samples on {where}{named}, {each} each; inputs {inputs}{target})"
+
     def __len__(self) -> int:
         """Samples here."""
         return len(next(leaves(self.x)))
@@ -249,6 +259,8 @@ def _dividing(whole: Any) -> str:
     """How a data set becomes one for each node."""
     if isinstance(whole, Sequence):
         return "; divide it by hf.partition(x, y, hf.IID(), nodes=10)"
+    if hasattr(whole, "iloc"):
+        return "; read a frame by hf.from_frame(frame, target=..., node=...)"
     if isinstance(whole, DataLoader):
         return "; divide loader.dataset by hf.partition_dataset(dataset, hf.IID(), nodes=10)"
     return "; divide it by hf.partition_dataset(dataset, hf.IID(), nodes=10)" if is_dataset(whole) else ""
@@ -267,7 +279,7 @@ def no_empty_node(counts: np.ndarray) -> None:
 def read_samples(where: str, part: Any) -> Any:
     """The samples of a pair (x, y), a dictionary or a map-style torch Dataset, checked."""
     if is_dataset(part):
-        part = stack_items(where, read_items(part, range(items_in(where, part))))
+        part = stack_items(where, read_items(where, part, range(items_in(where, part))))
     return as_tree(where, part)
 
 
@@ -276,7 +288,7 @@ def warn_if_random(where: str, part: Any, samples: Any) -> bool:
     if not is_dataset(part):
         return False
     for i in range(min(ITEMS_READ_AGAIN, len(part))):
-        if not alike(as_tree(where, stack_items(where, [part[i]])), samples, i):
+        if not alike(as_tree(where, stack_items(where, read_items(where, part, [i]))), samples, i):
             warnings.warn(
                 f"{where}: item {i} of the Dataset differs on a second read. Items are read once, before "
                 "training, so random transforms are drawn once and frozen. Leave them out, or, for training "
@@ -292,3 +304,7 @@ def alike(one: Any, samples: Any, row: int) -> bool:
     """Whether a tree of a single sample is what ``samples`` have at ``row``."""
     pairs = zip(leaves(one), leaves(samples), strict=True)
     return all(a.shape[1:] == b.shape[1:] and torch.equal(a[0], b[row]) for a, b in pairs)
+
+
+def _targets_in_words(targets: Tensor, classes: int | None) -> str:
+    return f"{classes} classes" if classes is not None else f"targets {list(targets.shape[1:]) or 'numbers'}"

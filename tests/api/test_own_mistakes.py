@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import holdfast as hf
 
@@ -33,6 +34,22 @@ def stepped(model: nn.Module, batch: Any) -> torch.Tensor:
     return loss
 
 
+class Items(Dataset):
+    """Of which one cannot be read."""
+
+    def __init__(self, missing: int, times: int = 1) -> None:
+        self.missing, self.times = missing, times
+
+    def __len__(self) -> int:
+        return len(X) * self.times
+
+    def __getitem__(self, i: int) -> Any:
+        if i == self.missing:
+            raise KeyError(f"image{i}.png")
+        return X[i % len(X)], int(Y[i % len(X)]) if i < 200 else 3
+
+
+FRAME = pytest.importorskip("pandas").DataFrame({"age": [40, 50], "ill": [0, 1]})
 LATE = torch.cat([Y, torch.tensor([3, 3])])  # the first samples have good labels
 LATE_X = torch.cat([X, X[:2]])
 ONE = nn.Linear(4, 1)
@@ -109,7 +126,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "detached step": (
         {"step": lambda model, batch: model(batch.x).mean().detach()},
-        r"step <lambda> fails .*: its loss does not depend on the parameters; leave out detach",
+        r"step <lambda> fails .*: nothing it returns depends on the parameters; leave out detach",
     ),
     # metrics
     "accuracy of a step": (
@@ -144,12 +161,45 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"test": hf.FederatedData(X, Y, np.array([4, 4, 4]))},
         r"test: expected one set, or a list of 2, one for each node, got 3",
     ),
+    "nodes by name": ({"data": {"a": (X, Y), "b": (X, Y)}}, r"give hf.from_datasets\(list\(data.values"),
+    "frame": ({"data": FRAME}, r"got DataFrame; read a frame by hf.from_frame\(frame, target"),
+    "late label when drawn": (
+        {"data": hf.from_datasets([Items(missing=-1, times=40)], streaming=True), "rounds": 9},
+        r"labels should be class numbers from 0 to 2, got \[3\]; count classes from 0",
+    ),
+    "reading": (
+        {"data": [Items(missing=3)]},
+        r"node 0: reading items 3 fails: KeyError: 'image3.png'",
+    ),
+    "late reading": (
+        {"data": [Items(missing=11)]},
+        r"node 0: reading items 0, 1, 2, 3, ... fails: KeyError: 'image11.png'",
+    ),
+    "three parts": ({"data": [TensorDataset(X, Y, Y)]}, r"item 0 is tuple of 3; expected a pair"),
+    "empty test": ({"test": (X[:0], Y[:0])}, r"test: there is no sample"),
+    "random augmentation": (
+        {"augment": lambda samples, key: samples._replace(x=samples.x + torch.randn(samples.x.shape))},
+        r"augment fails .*: it draws random numbers by itself; draw from its key",
+    ),
+    "no augmentation": ({"augment": lambda samples, key: None}, r"it must return samples like those that it"),
+    "name of a column": (
+        {"data": [{"input": X, "class": Y}]},
+        r"unexpected keyword argument 'class'; columns are the model's arguments, but for the targets: l",
+    ),
     # a model
+    "single samples": (
+        {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "batch_size": 1},
+        r"batch_size = 1: BatchNorm needs more samples in a batch; give 2 or more",
+    ),
+    "channels last": (
+        {"model": nn.Conv2d(3, 2, 1), "data": [(torch.ones(4, 5, 5, 3), torch.zeros(4, 5, 5).long())]},
+        r"images are \[channels, height, width\]: give x.movedim\(-1, 1\)",
+    ),
     "features": (
         {"model": nn.Linear(5, 3)},
         r"the model \(Linear\) fails on a batch of shape \(2, 4\): mat1 and mat2 .* \(2x4 and 5x3\)",
     ),
-    "whole numbers": ({"data": nodes((10 * X).long(), Y)}, r"give x.float\(\) for measurements"),
+    "whole numbers": ({"data": nodes((10 * X).long(), Y)}, r"of measurements give x.float\(\)"),
     "class of a model": (
         {"model": nn.Identity},
         r"model: expected a module, got <class .*; call it, model=Net",
@@ -180,10 +230,12 @@ OWN = {
     "unsqueezed targets": shifted,
     "flat": lambda z, y: functional.mse_loss(z.flatten(), y.flatten()),
     "ranking": ranked,
+    "in place": lambda z, y: z.squeeze_(-1).sub_(y).square().mean(),
 }
 
 
 @pytest.mark.parametrize("loss", OWN.values(), ids=OWN)
+@pytest.mark.filterwarnings("error")
 def test_losses_that_mind_their_shapes_are_taken(loss: Any) -> None:
     assert train(model=ONE, data=nodes(X, REAL), loss=loss).status == "done"
 
@@ -223,6 +275,24 @@ def test_data_of_one_node_are_a_common_test_set() -> None:
     assert common.history["test_accuracy"] == train(model=model, test=(X, Y)).history["test_accuracy"]
 
 
+def test_a_step_size_that_is_far_too_large_is_told() -> None:
+    with pytest.warns(RuntimeWarning, match=r"FedAvg: the train_loss grew from .* to 1\.?\d*e\+\d+; try a"):
+        hf.train(hf.FedAvg(lr=1e20, local_steps=5), model=nn.Linear(4, 3), data=nodes(X, Y), rounds=10)
+
+
+def test_an_initial_model_that_is_not_finite_is_told() -> None:
+    model = nn.Linear(4, 3)
+    nn.init.constant_(model.weight, torch.nan)
+    with pytest.warns(RuntimeWarning, match="by round 0: the initial model's are not: look at its weights"):
+        assert train(model=model).status == "diverged"
+
+
+def test_other_files_are_no_results(tmp_path: Path) -> None:
+    (tmp_path / "mine.pt").write_text("something else")
+    with pytest.raises(hf.HoldfastError, match=r"mine.pt is not a file that result.save wrote, or it is dam"):
+        hf.load_result(tmp_path / "mine.pt", nn.Linear(4, 3))
+
+
 @pytest.mark.parametrize("call", [hf.compare, hf.tune])
 def test_unknown_arguments_are_refused(call: Any) -> None:
     methods: Any = {"a": hf.FedAvg(lr=0.1)} if call is hf.compare else hf.FedAvg(lr=0.1)
@@ -231,8 +301,30 @@ def test_unknown_arguments_are_refused(call: Any) -> None:
         hf.HoldfastError, match=rf"argument of hf.{call.__name__} 'tests': did you mean 'test'"
     ):
         call(methods, **given, tests=(X, Y))
+    with pytest.raises(hf.HoldfastError, match=r"seeds: each once, got \[1, 1\]"):
+        call(methods, **given, seeds=[1, 1])
     with pytest.raises(hf.HoldfastError, match=r"seeds: expected a list such as \[0, 1, 2\] or .*, got 3"):
         call(methods, **given, seeds=3)
+
+
+def test_names_of_a_comparison_are_words() -> None:
+    methods: Any = {1: hf.FedAvg(lr=0.1)}
+    with pytest.raises(hf.HoldfastError, match="algorithms: expected names and methods, such as"):
+        hf.compare(methods, model=nn.Linear(4, 3), data=nodes(X, Y), rounds=1)
+
+
+@pytest.mark.parametrize("model", [nn.Linear, lambda seed: nn.Linear(4, 3)])
+def test_the_function_of_a_model_takes_no_arguments(model: Any) -> None:
+    with pytest.raises(
+        hf.HoldfastError, match=r"model: expected a function without arguments, .* missing a req"
+    ):
+        hf.compare({"a": hf.FedAvg(lr=0.1)}, model=model, data=nodes(X, Y), rounds=1)
+
+
+def test_a_function_of_a_tuning_makes_methods() -> None:
+    wrong: Any = lambda lr: 3  # noqa: E731
+    with pytest.raises(hf.HoldfastError, match="algorithm: expected the function to make a method, got 3"):
+        hf.tune(wrong, model=nn.Linear(4, 3), data=nodes(X, Y), rounds=1, values=[0.1, 0.2])
 
 
 def test_values_of_a_tuning_are_a_list() -> None:

@@ -21,7 +21,7 @@ from holdfast.engines.common.carrier import (
     server_slot,
 )
 from holdfast.engines.common.counters import Counters
-from holdfast.engines.common.fit import check_fit
+from holdfast.engines.common.fit import check_fit, placed
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
@@ -64,7 +64,7 @@ class Rounds:
         self.seed, self.cohort_size = seed, problem.nodes if cohort == "all" else cohort
         self.nodes = place.nodes(network).to(problem.x0.device)
         self.links = place.links(network.at(0), problem.x0)
-        self.channel = channel
+        self.channel = placed(channel, method, network)
         self.lost = torch.zeros((), dtype=torch.bool, device=problem.x0.device)  # a flag for ``Carrier``
         # [2]: the sum of the losses of the last round's minibatches here, and their number. Like the flag a
         # tensor that stays where it is: rounds that are recorded write it as well.

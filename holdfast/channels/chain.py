@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from holdfast.channels.compressor import COARSE, Compressor, Gamma, Uniforms
@@ -17,6 +17,11 @@ from holdfast.contract.channel import CHANNELS, ChosenChannel, Wire
 from holdfast.core.errors import HoldfastError
 
 
+def _as_tuple(steps: Any) -> Any:
+    """A file has lists only."""
+    return tuple(steps) if isinstance(steps, list) else steps
+
+
 @CHANNELS.register("chain")
 @dataclass(frozen=True)
 class Chain(Compressor):
@@ -24,7 +29,7 @@ class Chain(Compressor):
 
     serves = COARSE
 
-    steps: Annotated[tuple[ChosenChannel, ...], Field(min_length=2)]
+    steps: Annotated[tuple[ChosenChannel, ...], Field(min_length=2), BeforeValidator(_as_tuple)]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,7 @@
 python benchmarks/compression.py --data-dir FOLDER [--data fashion-mnist] [--model mlp] [--device cuda]
 
 Ring of 10 nodes, Dirichlet 0.1. For each channel it prints the accuracy at the end, the bytes sent, and how
-many times fewer bytes than the uncompressed run it took to come within half a point of its accuracy.
+many times fewer bytes it took to come within half a point of the uncompressed run's last accuracy.
 """
 
 from __future__ import annotations
@@ -123,11 +123,16 @@ def network(name: str) -> nn.Module:
 def row(label: str, curve: Curve, plain: Curve) -> str:
     """One line of the table."""
     bits = 32 * curve.payload[-1] / curve.rounds[-1] / (plain.payload[-1] / plain.rounds[-1])
-    goal = plain.accuracy[-1] - WITHIN
-    there = next((b for b, a in zip(curve.payload, curve.accuracy, strict=True) if a >= goal), None)
-    ratio = "never" if there is None else f"{plain.payload[-1] / there:.0f}"
+    taken, needed = (bytes_until(plain.accuracy[-1] - WITHIN, of) for of in (curve, plain))
+    ratio = "never" if taken is None or needed is None else f"{needed / taken:.1f}"
     figures = f"{curve.rounds[-1]:>7.0f}{curve.accuracy[-1]:>10.4f}{curve.payload[-1] / 1e6:>9.1f}"
     return f"{label:<26}{figures}{bits:>13.2f}{ratio:>13}"
+
+
+def bytes_until(goal: float, curve: Curve) -> float | None:
+    """Sent until the accuracy was ``goal``."""
+    reached = (sent for sent, accuracy in zip(curve.payload, curve.accuracy, strict=True) if accuracy >= goal)
+    return next(reached, None)
 
 
 def draw(curves: dict[str, Curve], path: Path) -> None:

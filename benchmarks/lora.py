@@ -1,11 +1,11 @@
 """LoRA on a frozen language model: tokens/s of a PEFT loop over clients and of holdfast, in one run.
 
-python benchmarks/lora.py [--device cuda] [--tiny] [--profile] [--output table.json]
+python benchmarks/lora.py [--device cuda] [--tiny] [--dropout 0.05] [--profile] [--output table.json]
 
 The model has random weights, so nothing is downloaded. Adapters are float32 on a bfloat16 model; with the
 precision "bfloat16" they enter products in bfloat16, as by autocast. The ratio is to the faster of two loops,
 with and without autocast. One client alone is also compared, step by step, with the ``Trainer`` of the
-transformers library. Needs ``pip install 'holdfast[peft]'``.
+transformers library, with plain SGD and with AdamW. Needs ``pip install 'holdfast[peft]'``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ from holdfast.experiments.assembly import as_network, build_problem
 from holdfast.problem.gradients.backend import no_key
 
 LR = 0.5  # plain SGD; large enough for losses to move within a few steps
+RULES: dict[str, hf.LocalOptimizer] = {  # by their names in the Trainer
+    "sgd": hf.PlainSGD(),
+    "adamw_torch": hf.AdamW(weight_decay=0.01, keep=True),
+}
 LONG_RUN, SHORT_RUN = 10**4, 10  # rounds to prepare for: compiling pays, or not
 
 
@@ -52,6 +56,12 @@ class Size:
     heads: int = 14
     rank: int = 16
     samples: int = 64  # of a node
+    dropout: float = 0.0  # of the adapters' inputs
+    adamw_lr: float = 1e-3
+
+    def lr(self, rule: str) -> float:
+        """A step size for one of ``RULES``."""
+        return LR if rule == "sgd" else self.adamw_lr
 
     @property
     def tokens(self) -> int:
@@ -59,7 +69,9 @@ class Size:
         return self.nodes * self.batch * self.length * self.steps
 
 
-TINY = Size(3, 2, 16, 2, vocabulary=50, hidden=32, inner=64, layers=2, heads=4, rank=4, samples=8)
+TINY = Size(
+    3, 2, 16, 2, vocabulary=50, hidden=32, inner=64, layers=2, heads=4, rank=4, samples=8, adamw_lr=1e-2
+)
 
 
 def peft_model(size: Size, device: str) -> PeftModel:
@@ -79,7 +91,9 @@ def peft_model(size: Size, device: str) -> PeftModel:
     with torch.device(device):
         body = Qwen2ForCausalLM(config).to(torch.bfloat16)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    lora = LoraConfig(r=size.rank, lora_alpha=2 * size.rank, target_modules=targets, lora_dropout=0.0)
+    lora = LoraConfig(
+        r=size.rank, lora_alpha=2 * size.rank, target_modules=targets, lora_dropout=size.dropout
+    )
     return get_peft_model(body, lora).train()
 
 
@@ -120,16 +134,17 @@ def peft_loop(size: Size, device: str, precision: Precision) -> Callable[[], Non
     return round
 
 
-def trainer_losses(size: Size, device: str, batches: list[Tensor]) -> list[float]:
-    """The losses that the ``Trainer`` reports for these batches, one after the other, with plain SGD."""
+def trainer_losses(size: Size, device: str, rule: str, batches: list[Tensor]) -> list[float]:
+    """The losses that the ``Trainer`` reports for these batches, one after the other."""
     rows = [{"input_ids": row, "labels": row} for batch in batches for row in batch.cpu()]
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=size.batch,
             max_steps=len(batches),
-            optim="sgd",
-            learning_rate=LR,
+            optim=rule,
+            learning_rate=size.lr(rule),
+            weight_decay=getattr(RULES[rule], "weight_decay", 0.0),
             lr_scheduler_type="constant",
             max_grad_norm=0.0,
             logging_steps=1,
@@ -169,9 +184,10 @@ def simulation(
     return Simulation(method, problem, as_network("server", size.nodes), executor=executor)
 
 
-def compared_with_trainer(size: Size, device: str, steps: int) -> list[tuple[float, float]]:
-    """(our loss, the ``Trainer``'s) of one client alone in every step, on the same batches."""
-    alone = simulation(replace(size, nodes=1), device, hf.FedAvg(lr=LR), executor_for(torch.device(device)))
+def compared_with_trainer(size: Size, device: str, rule: str, steps: int) -> list[tuple[float, float]]:
+    """(our loss, the ``Trainer``'s) of one client alone in every step, on the same batches, no dropout."""
+    size, method = replace(size, nodes=1, dropout=0.0), hf.FedAvg(lr=size.lr(rule), optimizer=RULES[rule])
+    alone = simulation(size, device, method, executor_for(torch.device(device)))
     problem, node = alone.problem, torch.zeros(1, dtype=torch.int64, device=device)
     alone.prepare(steps)
     batches, losses = [], []
@@ -181,20 +197,21 @@ def compared_with_trainer(size: Size, device: str, steps: int) -> list[tuple[flo
         with torch.no_grad():
             losses.append(float(problem.backend.values(alone.models, batch, no_key(alone.models)[None])))
         alone.step()
-    return list(zip(losses, trainer_losses(size, device, batches), strict=True))
+    return list(zip(losses, trainer_losses(size, device, rule, batches), strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a model of a few thousand parameters")
+    parser.add_argument("--dropout", type=float, default=0.0, help="lora_dropout of the timed models")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trainer-steps", type=int, default=20)
     parser.add_argument("--profile", action="store_true", help="where the time of a compiled round goes")
     parser.add_argument("--only", nargs="*", help="names of the ways to time, such as 'FedAvg, bfloat16'")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    size, device = TINY if given.tiny else Size(), given.device
+    size, device = replace(TINY if given.tiny else Size(), dropout=given.dropout), given.device
     torch.set_float32_matmul_precision("high")  # TF32 for the loop, too
     rates: dict[str, float] = {}
     for name, precision in (("PEFT loop", "tf32"), ("PEFT loop, autocast", "bfloat16")):
@@ -209,9 +226,11 @@ def main() -> None:
         ("Local G-ECL, bfloat16", hf.LocalGECL, "bfloat16", LONG_RUN),
         ("FedAvg", hf.FedAvg, "tf32", LONG_RUN),
     ]
-    pairs = compared_with_trainer(size, device, given.trainer_steps)
-    worst = max(abs(ours - theirs) for ours, theirs in pairs)
-    print(f"Trainer: losses from {pairs[0][1]:.4f} to {pairs[-1][1]:.4f}, ours differ by at most {worst:.1e}")
+    pairs = {rule: compared_with_trainer(size, device, rule, given.trainer_steps) for rule in RULES}
+    worst = {rule: max(abs(ours - theirs) for ours, theirs in of_rule) for rule, of_rule in pairs.items()}
+    for rule, of_rule in pairs.items():
+        losses = f"losses from {of_rule[0][1]:.4f} to {of_rule[-1][1]:.4f}"
+        print(f"Trainer, {rule}: {losses}, ours differ by at most {worst[rule]:.1e}", flush=True)
     for name, method, precision, rounds in ways:
         if given.only and name not in given.only:
             continue

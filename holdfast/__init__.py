@@ -5,6 +5,7 @@ Names are imported when first used, so that ``import holdfast`` costs nothing.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ _HOMES = {
     "holdfast.algorithms": (
         "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
         "KGT PDSGDM VRLSGD FedLin PDMM ECL FedPD FedDyn FedDR FedSplit FedDualAvg Scaffnew APDAInexact "
-        "FiveGCS DualFL DSpodFL Ditto FedRep"
+        "FiveGCS DualFL DSpodFL Ditto FedBN FedRep ExactDiffusion EXTRA NIDS LED"
     ),
     "holdfast.channels": (
         "CHANNELS Channel Half Identity BFloat16 Chain LowRank Natural RandomK TopK Uniform chain"
@@ -36,11 +37,12 @@ _HOMES = {
     "holdfast.core.randomness": "random_uniform random_normal",
     "holdfast.data": (
         "DATASETS partition partition_dataset FederatedData Dataset IID Dirichlet Shards ClassesPerNode "
-        "NaturalGroups Unequal"
+        "NaturalGroups TrainTest Unequal"
     ),
     "holdfast.data.frames": "from_frame",
     "holdfast.data.images": "ImageFolder image_folder image_folders",
-    "holdfast.data.lazy": "from_datasets LazyData Stream",
+    "holdfast.data.handed": "from_datasets",
+    "holdfast.data.lazy": "LazyData Stream",
     "holdfast.models": "MODELS",
     "holdfast.optimizers": (
         "OPTIMIZERS LocalOptimizer Momentum PlainSGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
@@ -51,7 +53,8 @@ _HOMES = {
     "holdfast.problem.reference.curvature": "estimate_curvature",
     "holdfast.topology": (
         "Network UniformChance BetaChance server ring double_ring complete star line torus hypercube "
-        "exponential erdos_renyi random_geometric edge_list"
+        "exponential erdos_renyi random_geometric edge_list base_graph one_peer_exponential equi_static "
+        "equi_dynamic"
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -65,7 +68,8 @@ if TYPE_CHECKING:
     # isort: off
     from holdfast.algorithms import (
         APDAInexact as APDAInexact, DSCAFFOLD as DSCAFFOLD, DSGD as DSGD, DSGT as DSGT, DSpodFL as DSpodFL,
-        Ditto as Ditto, DualFL as DualFL, ECL as ECL, FedAvg as FedAvg, FedDR as FedDR,
+        Ditto as Ditto, DualFL as DualFL, ECL as ECL, EXTRA as EXTRA, ExactDiffusion as ExactDiffusion,
+        LED as LED, NIDS as NIDS, FedAvg as FedAvg, FedBN as FedBN, FedDR as FedDR,
         FedDualAvg as FedDualAvg, FedDyn as FedDyn, FedLin as FedLin, FedPD as FedPD, FedProx as FedProx,
         FedRep as FedRep, FedSplit as FedSplit, FiveGCS as FiveGCS, GECL as GECL, GTSGD as GTSGD,
         Gossip as Gossip, KGT as KGT, LocalGECL as LocalGECL, LocalGECLServer as LocalGECLServer,
@@ -93,15 +97,15 @@ if TYPE_CHECKING:
     from holdfast.data import (
         ClassesPerNode as ClassesPerNode, DATASETS as DATASETS, Dataset as Dataset, Dirichlet as Dirichlet,
         FederatedData as FederatedData, IID as IID, NaturalGroups as NaturalGroups, Shards as Shards,
-        Unequal as Unequal, partition as partition, partition_dataset as partition_dataset,
+        TrainTest as TrainTest, Unequal as Unequal, partition as partition,
+        partition_dataset as partition_dataset,
     )
     from holdfast.data.frames import from_frame as from_frame
     from holdfast.data.images import (
         ImageFolder as ImageFolder, image_folder as image_folder, image_folders as image_folders,
     )
-    from holdfast.data.lazy import (
-        LazyData as LazyData, Stream as Stream, from_datasets as from_datasets,
-    )
+    from holdfast.data.handed import from_datasets as from_datasets
+    from holdfast.data.lazy import LazyData as LazyData, Stream as Stream
     from holdfast.engines.common.simulation import Simulation as Simulation
     from holdfast.experiments.assembly import build_problem as build_problem
     from holdfast.experiments.callbacks import (
@@ -124,9 +128,11 @@ if TYPE_CHECKING:
         SGD as SGD,
     )
     from holdfast.topology import (
-        BetaChance as BetaChance, Network as Network, UniformChance as UniformChance, complete as complete,
-        double_ring as double_ring, edge_list as edge_list, erdos_renyi as erdos_renyi,
+        BetaChance as BetaChance, Network as Network, UniformChance as UniformChance,
+        base_graph as base_graph, complete as complete, double_ring as double_ring, edge_list as edge_list,
+        equi_dynamic as equi_dynamic, equi_static as equi_static, erdos_renyi as erdos_renyi,
         exponential as exponential, hypercube as hypercube, line as line,
+        one_peer_exponential as one_peer_exponential,
         random_geometric as random_geometric, ring as ring, server as server, star as star, torus as torus,
     )
     # isort: on
@@ -136,7 +142,10 @@ else:  # hidden from type checkers, which would take any name for granted
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME_OF:
-            raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+            # With these two, Python adds the nearest name to what it prints.
+            raise AttributeError(
+                f"module 'holdfast' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+            )
         value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value
         return value

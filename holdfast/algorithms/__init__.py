@@ -7,6 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from holdfast.algorithms.apda import APDAInexact
+from holdfast.algorithms.diffusion import EXTRA, LED, NIDS, ExactDiffusion
 from holdfast.algorithms.dspodfl import DSpodFL
 from holdfast.algorithms.dualfl import DualFL
 from holdfast.algorithms.fedavg import FedAvg, FedProx
@@ -18,7 +19,7 @@ from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.gecl import GECL, LocalGECL, LocalGECLServer
 from holdfast.algorithms.gossip import DSGD, PDSGDM, Gossip
 from holdfast.algorithms.pdmm import ECL, PDMM
-from holdfast.algorithms.personal import Ditto, FedRep
+from holdfast.algorithms.personal import Ditto, FedBN, FedRep
 from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD
 from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET
@@ -32,10 +33,13 @@ __all__ = [
     "DSGD",
     "DSGT",
     "ECL",
+    "EXTRA",
     "GECL",
     "GTSGD",
     "KGT",
+    "LED",
     "NETFLEET",
+    "NIDS",
     "PDMM",
     "PDSGDM",
     "SCAFFOLD",
@@ -45,7 +49,9 @@ __all__ = [
     "DSpodFL",
     "Ditto",
     "DualFL",
+    "ExactDiffusion",
     "FedAvg",
+    "FedBN",
     "FedDR",
     "FedDualAvg",
     "FedDyn",

@@ -1,4 +1,4 @@
-"""A local phase after which everybody's mean model tells each node how far its gradients are off."""
+"""A local phase after which the mixed model tells each node how far its gradients are off."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Averaged(NamedTuple):
     """What a node knows after the exchange."""
 
     x: Tensor  # its own model before
-    mean: Tensor  # everybody's mean model
-    excess: Tensor  # its mean gradient of the round minus everybody's
+    mean: Tensor  # the mixed model; with a server, everybody's mean
+    excess: Tensor  # its mean gradient of the round minus that of those it mixes with
     memory: Memory  # the optimiser's
 
 
@@ -32,10 +32,11 @@ def descend_and_average(
     memory: Memory,
     peers: Peers,
 ) -> Averaged:
-    """Local steps from a common ``start``, and an exchange of models behind a server.
+    """Local steps from ``start``, and an exchange of models.
 
-    Models alone tell the excess, (mean - x)/(steps lr), as the start is the same. Only where the optimiser
-    rescales gradients, their mean has to be sent as well.
+    Models alone tell the excess, (mean - x)/(steps lr), where the start is the same, as behind a server. On a
+    graph starts differ, and the differences vanish with the disagreement. Only where the optimiser rescales
+    gradients, their mean has to be sent as well.
     """
     if optimizer.rescales:
         x, v, memory = optimizer.descend_and_track(start, gradient, lr, steps, memory)

@@ -48,6 +48,7 @@ class PDMM(Algorithm):
     uses_solver: ClassVar[bool] = True
 
     needs_graph: ClassVar[bool] = True
+    needs_constant_graph: ClassVar[bool] = True
 
     gamma: Rate  # how strongly a link pulls its two ends together
     theta: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of the received dual; 0.5 is ADMM, slow but safe
@@ -75,6 +76,7 @@ class ECL(Algorithm):
     columnwise: ClassVar[bool] = True
 
     needs_graph: ClassVar[bool] = True
+    needs_constant_graph: ClassVar[bool] = True
 
     lr: Rate
     local_steps: Count = 1

@@ -13,21 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import nn
 
 from holdfast.api.calls import CALLER, needs_folder, watchers
+from holdfast.api.node_data import NodeData, as_read
 from holdfast.api.options import TrainOptions
+from holdfast.api.planning import given_plan
 from holdfast.api.results import data_frame
-from holdfast.api.training import given_plan
+from holdfast.api.training import completed
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import read_tensors
 from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
-from holdfast.data.lazy import AnyData, as_data
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import Named, as_method
 from holdfast.experiments.given import Contender, open_run
@@ -38,9 +39,6 @@ from holdfast.report.terminal import plain_text, summary_table
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-NodeData = AnyData | Sequence[Any]
-"""The data of all nodes, as ``hf.train`` takes it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,7 +153,7 @@ def compare(
         seeds=seeds,
         rounds=rounds,
         checkpoint_every=checkpoint_every or (50 if run_dir is not None else rounds),
-        options=options,
+        options=completed("hf.compare", options),
     )
     for text in plan.warnings():
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
@@ -195,9 +193,11 @@ def model_maker(
     return make
 
 
-def data_maker(data: NodeData | Callable[[int], NodeData]) -> Callable[[int], NodeData]:
+def data_maker(
+    data: NodeData | Callable[[int], NodeData],
+) -> Callable[[int], NodeData]:
     """The data of each seed: a function of one argument makes them."""
     if callable(data) and len(inspect.signature(data).parameters) == 1:
         return data
-    given = as_data(data)  # type: ignore[arg-type]
+    given = as_read(data)  # type: ignore[arg-type]
     return lambda seed: given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from holdfast.channels import Channel
 from holdfast.core.precision import Precision
 from holdfast.core.validation import Cohort
+from holdfast.data import Partitioner
 from holdfast.experiments.assembly import Topology
 from holdfast.experiments.choices import Named
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
@@ -22,7 +24,11 @@ from holdfast.problem.statistics import Buffers
 class TrainOptions(TypedDict, total=False):
     """As in ``hf.train``, with its defaults."""
 
+    nodes: int | None
+    partition: Partitioner | Named | None
+    data_dir: str | Path | None
     topology: Topology
+    local_epochs: int | None
     batch_size: BatchSize
     sampling: SamplingName
     augment: Augment | None

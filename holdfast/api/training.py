@@ -5,42 +5,42 @@ from __future__ import annotations
 import inspect
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
-from holdfast.api.calls import CALLER, check_call, execute, needs_folder, number_type, settled, watchers
+from holdfast.api.calls import CALLER, execute, needs_folder, settled, watchers
+from holdfast.api.node_data import NodeData, as_read
 from holdfast.api.options import TrainOptions
+from holdfast.api.planning import given_plan
 from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel
 from holdfast.contract import Method
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import unknown
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Cohort, Count, Seed, Whole, check
-from holdfast.data.federated import FederatedData, read_tests
-from holdfast.data.lazy import AnyData, as_data
+from holdfast.core.validation import Cohort
+from holdfast.data import Partitioner
 from holdfast.experiments.assembly import (
-    Setting,
     Topology,
-    as_network,
 )
 from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.choices import Named, as_channel, as_loss, as_method, as_module
-from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weighting
+from holdfast.experiments.choices import (
+    Named,
+    as_method,
+)
+from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
 from holdfast.experiments.execution import Execution, stop_signals
-from holdfast.experiments.given import Contender, GivenPlan, open_run
-from holdfast.experiments.metric_choice import choose_metrics
+from holdfast.experiments.given import Contender, open_run
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
+from holdfast.problem.losses import Loss, LossFunction, Step
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
 
-MOST_CLASSES = 1000  # that a report shows
+OF_THIS_MACHINE = ("device", "evaluate_every", "data_dir")  # what a run may be resumed with another of
 
 
 @switches_restored()
@@ -48,9 +48,13 @@ def train(
     algorithm: Method | Named,
     *,
     model: nn.Module | Named,
-    data: AnyData | Sequence[Any],
+    data: NodeData,
+    nodes: int | None = None,
+    partition: Partitioner | Named | None = None,
+    data_dir: str | Path | None = None,
     topology: Topology = "server",
     rounds: int,
+    local_epochs: int | None = None,
     batch_size: BatchSize = 32,
     sampling: SamplingName = "replacement",
     augment: Augment | None = None,
@@ -81,14 +85,17 @@ def train(
     """Trains ``model`` with ``algorithm`` on every node's own data, all nodes simulated on one device.
 
     Arguments are called as in an experiment file (docs/experiments.md). As there, ``algorithm``, ``model``,
-    ``loss`` and ``channel`` may be names, registered or your own "module:attribute". Parameters stand beside
-    the name in a dictionary, such as {"name": "mlp", "hidden": [64]}.
+    ``data``, ``loss`` and ``channel`` may be names, registered or your own "module:attribute". Parameters
+    stand beside the name in a dictionary, such as {"name": "mlp", "hidden": [64]}.
 
     ``algorithm``: the method with its hyperparameters, such as ``hf.LocalGECL(lr=0.05, local_steps=8)``.
     ``model``: the module that every node starts from; it is copied, not changed.
     ``data``: the result of ``hf.partition``, ``hf.from_frame`` or ``hf.from_datasets``; an ``hf.Stream``; or,
     for each node, a pair (x, y), a dictionary of tensors or a map-style Dataset (docs/data.md). x may be a
-    tensor, a dictionary of the model's keyword arguments or a tuple of its arguments.
+    tensor, a dictionary of the model's keyword arguments or a tuple of its arguments. Or a name, such as
+    "digits", which brings its own test set; then these three count, too:
+    ``nodes``: how many (10). ``partition``: how they share the samples, such as ``hf.Dirichlet(0.1)`` or
+    "iid", the default. ``data_dir``: where files are, by default what HOLDFAST_DATA says.
     ``loss``: a name such as "cross-entropy" or "mse", or a function of outputs and targets that gives a mean
     over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
     ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
@@ -97,6 +104,9 @@ def train(
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``rounds``: communication rounds.
+    ``local_epochs``: instead of ``local_steps`` of the algorithm, so many passes over a node's data in a
+    round. All nodes take as many steps: where they have different numbers of samples, the mean of what each
+    would need, rounded up, and a warning says how often each passes over its data (docs/data.md).
     ``batch_size``: samples per gradient; "full" takes all of a node's data. An ``hf.Stream`` has its own.
     ``sampling``: "replacement"; "epochs", every sample once before any is taken again, anew in every round;
     or "poisson", each sample with probability batch_size / N_i.
@@ -133,7 +143,11 @@ def train(
     """
     needs_folder(run_dir, resume=resume)
     options: TrainOptions = {
+        "nodes": nodes,
+        "partition": partition,
+        "data_dir": data_dir,
         "topology": topology,
+        "local_epochs": local_epochs,
         "batch_size": batch_size,
         "sampling": sampling,
         "augment": augment,
@@ -155,16 +169,16 @@ def train(
         "dtype": dtype,
         "precision": precision,
     }
-    method, split = as_method(algorithm), as_data(data)
+    method, read = as_method(algorithm), as_read(data)
     plan = given_plan(
         "hf.train",
         [Contender(type(method).__name__, method)],
         lambda seed: model,
-        lambda seed: split,
+        lambda seed: read,
         seeds=[seed],
         rounds=rounds,
         checkpoint_every=checkpoint_every,
-        options=options,
+        options=dict(options),
     )
     for text in plan.warnings():
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
@@ -189,132 +203,16 @@ def train(
     return TrainResult(*ended, problem.model.module, statistics.clone())
 
 
-def given_plan(
-    origin: str,
-    contenders: Sequence[Contender],
-    make_model: Callable[[int], nn.Module | Named],
-    make_data: Callable[[int], AnyData | Sequence[Any]],
-    *,
-    seeds: Sequence[int],
-    rounds: int,
-    checkpoint_every: int,
-    options: TrainOptions,
-) -> GivenPlan:
-    """Every method with every seed, checked; ``make_model`` and ``make_data`` are called with a seed."""
-    full: dict[str, Any] = {**TRAIN_DEFAULTS, **options}
-    check_call(rounds, full["cohort"])
-    for seed in seeds:
-        check("seed", Seed, seed)
-    check("checkpoint_every", Count, checkpoint_every)
-
-    def make_setting(seed: int) -> Setting:
-        return _setting(make_model(seed), make_data(seed), seed, **full)
-
-    plan = GivenPlan(
-        origin=origin,
-        name=origin.removeprefix("hf."),
-        contenders=contenders,
-        seeds=list(seeds),
-        rounds=rounds,
-        evaluate_every=check("evaluate_every", Cadence, full["evaluate_every"]),
-        checkpoint_every=checkpoint_every,
-        make_setting=make_setting,
-        arguments=lambda: {
-            "algorithm": contenders,
-            "model": make_model(seeds[0]),
-            "data": make_data(seeds[0]),
-            **{name: value for name, value in full.items() if name not in ("device", "evaluate_every")},
-        },
-        device=str(full["device"]),
-        cohort=full["cohort"],
-        channel=as_channel(full["channel"]),
-    )
-    plan.check()
-    return plan
-
-
-def _setting(
-    model: nn.Module | Named,
-    data: AnyData | Sequence[Any],
-    seed: int,
-    *,
-    topology: Topology,
-    batch_size: BatchSize,
-    sampling: SamplingName,
-    augment: Augment | None,
-    loss: Loss | LossFunction | Named,
-    step: Step | None,
-    test: Any,
-    l2: float,
-    l1: float,
-    nonconvex: float,
-    weights: Weighting,
-    backend: BackendName,
-    buffers: Buffers,
-    evaluate_every: Cadence,
-    metrics: Any,
-    personalize: int,
-    device: str | torch.device,
-    dtype: torch.dtype | Literal["float32", "float64"],
-    precision: Precision,
-    **of_methods: Any,
-) -> Setting:
-    """What all methods meet alike; the arguments are those of ``train``."""
-    for name, annotation, value in (
-        ("evaluate_every", Cadence, evaluate_every),
-        ("personalize", Whole, personalize),
-        ("precision", Precision, precision),
-    ):
-        check(name, annotation, value)
-    wanted: Metrics = check("metrics", Metrics, metrics)
-    numbers = number_type(dtype)
-    weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
-    computed = {"backend": backend, "buffers": buffers}
-    terms = Terms.of({"batch_size": batch_size, "sampling": sampling, **computed, **weighed})
-    split = as_data(data)
-    if step is not None and loss != "cross-entropy":
-        raise HoldfastError("step: it computes the loss itself; leave loss= out, or step=")
-    chosen_loss = as_loss(loss) if step is None else OwnStep(step)
-    module = as_module(model, split, chosen_loss, seed)
-    tested, own_tests = read_tests(test, split.nodes)
-    return Setting(
-        data=split,
-        test_data=tested,
-        test_counts=own_tests,
-        network=as_network(topology, split.nodes, seed),
-        loss=chosen_loss,
-        metrics=choose_metrics(
-            wanted,
-            has_test=test is not None,
-            classes=split.classes or 0 if chosen_loss.has_accuracy else None,
-            nodes=split.nodes,
-            finite=split.finite,
-        ),
-        personalize=personalize,
-        make_module=lambda: module,
-        augment=augment,
-        terms=terms,
-        seed=seed,
-        device=str(device),
-        dtype=numbers,
-        precision=precision,
-        labels=_label_table(split),
-    )
-
-
-def _label_table(split: AnyData) -> np.ndarray:
-    """[n, classes]: samples of each class at each node; no column where they are not known to be labels."""
-    unknown = np.empty((split.nodes, 0), np.int64)
-    if not isinstance(split, FederatedData) or (labels := split.targets) is None:
-        return unknown
-    if labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
-        return unknown
-    classes = int(labels.max()) + 1
-    return split.label_table(classes) if classes <= MOST_CLASSES else unknown
-
-
 TRAIN_DEFAULTS = {
     name: parameter.default
     for name, parameter in inspect.signature(train).parameters.items()
     if name in TrainOptions.__annotations__
 }
+
+
+def completed(origin: str, options: TrainOptions) -> dict[str, Any]:
+    """``options`` with the defaults of ``train``; ``origin``: who was given them."""
+    for name in options:
+        if name not in TRAIN_DEFAULTS:
+            raise unknown(f"argument of {origin}", name, {*TRAIN_DEFAULTS, "seeds", "rounds", "run_dir"})
+    return {**TRAIN_DEFAULTS, **options}

@@ -49,7 +49,13 @@ Monitor = Annotated[
 def node(
     file: File,
     name: Name,
-    data: Annotated[Path, typer.Option(help="Your npz file: x_train, y_train and, if any, x_test, y_test.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE.npz|module:function",
+            help="Your npz file: x_train, y_train and, if any, x_test, y_test. Or your own function.",
+        ),
+    ],
     model: Model = None,
     folder: Folder = None,
     certs: Certs = None,
@@ -203,7 +209,8 @@ def try_(
     data: Annotated[
         str | None,
         typer.Option(
-            help="An npz file, or the name of a data set, to split over the nodes; else random numbers."
+            help="An npz file, or the name of a data set, to split over the nodes; or module:function, which "
+            "gives each node its own. By default random numbers."
         ),
     ] = None,
     model: Model = None,

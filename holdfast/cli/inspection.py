@@ -76,6 +76,13 @@ def _network_lines(setting: Setting) -> str:
     if network.is_server:
         return f"\nnetwork: a server and {network.nodes} clients; it averages exactly, p = 1, lambda = 0\n"
     degrees = network.degrees
+    if network.period is not None:
+        rounds = [network.at(round) for round in range(network.period)]
+        degree = max(int(now.degrees.max()) for now in rounds)
+        return (
+            f"\nnetwork: {network.nodes} nodes whose links change and begin anew after {network.period} "
+            f"rounds; at most {degree} neighbours at a time\n"
+        )
     return (
         f"\nnetwork: {network.nodes} nodes, {network.directed_links // 2} links, "
         f"{degrees.min()} to {degrees.max()} neighbours; mixing parameter "

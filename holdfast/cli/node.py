@@ -25,7 +25,7 @@ from holdfast.engines.deploy.wire.credentials import Credentials, load_credentia
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
 from holdfast.engines.deploy.wire.listening import is_loopback, require_loopback
 from holdfast.experiments.federation import FederationFile, read_federation
-from holdfast.experiments.sites import initial_model, open_site, read_data
+from holdfast.experiments.sites import initial_model, open_site, own_data
 from holdfast.report.format import bytes_text
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -54,13 +54,13 @@ class MemberOptions:
 
 
 @private_files()
-def run_node(options: MemberOptions, data: Path, device: str) -> None:
+def run_node(options: MemberOptions, data: str | Path, device: str) -> None:
     """``holdfast node``"""
     name, federation = options.name, read_federation(options.file, options.model)
     if name not in federation.names:
         raise unknown("node in the federation", name, federation.names)
     credentials = options.credentials(federation)
-    site = open_site(federation, name, read_data(data), device)
+    site = open_site(federation, name, own_data(data, name), device)
     folder = options.folder or options.file.parent / f"node-{name}"
     _run(options, lambda events: Node(federation, name, folder, site, credentials=credentials, events=events))
 

@@ -29,7 +29,7 @@ from holdfast.data.columns import Columns, write_columns
 from holdfast.data.samples import Pair
 from holdfast.engines.deploy.wire.credentials import make_certificates
 from holdfast.experiments.federation import FederationFile, read_federation
-from holdfast.experiments.sites import read_data
+from holdfast.experiments.sites import names_code, read_data
 from holdfast.report.format import bytes_text
 
 RANDOM_SAMPLES = 64  # per node, where there are no data to rehearse with
@@ -49,7 +49,8 @@ def rehearse(path: Path, data: str | None, model: str | None, folder: Path, *, f
         shutil.rmtree(folder)
     if not (folder / "federation.toml").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _write_data(original, data, folder)
+        if not (data and names_code(data)):
+            _write_data(original, data, folder)
         make_certificates(folder / "certs", original.name, [m.name for m in original.members], days=7)
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         _on_loopback(raw)
@@ -57,7 +58,7 @@ def rehearse(path: Path, data: str | None, model: str | None, folder: Path, *, f
     federation = read_federation(folder / "federation.toml")
     if federation.id != original.id:
         raise HoldfastError(f"{folder} is a rehearsal of another federation; add --fresh to begin anew")
-    Rehearsal(federation, folder, model).run()
+    Rehearsal(federation, folder, model, data if data and names_code(data) else None).run()
 
 
 def _on_loopback(raw: dict[str, Any]) -> None:
@@ -119,14 +120,18 @@ def _split(federation: FederationFile, data: str | None) -> list[Part]:
 
 
 def _registered(data: str, nodes: int, seed: int) -> Dataset:
-    return DATASETS.build(data, {}, nodes=nodes, seed=seed)
+    found = DATASETS.build(data, {}, nodes=nodes, seed=seed)
+    if not isinstance(found, Dataset):
+        raise HoldfastError(f"--data {data}: a rehearsal divides arrays only; give an npz file")
+    return found
 
 
 class Rehearsal:
     """All members as child processes; their log lines go to files, and their state to a table."""
 
-    def __init__(self, federation: FederationFile, folder: Path, model: str | None) -> None:
+    def __init__(self, federation: FederationFile, folder: Path, model: str | None, code: str | None) -> None:
         self.federation, self.folder, self.model = federation, folder, model
+        self.code = code  # every node's ``--data module:function``; None: the files that were written
         self.rounds: dict[str, int] = {}
         self.doing: dict[str, str] = {}
         self.processes: dict[str, subprocess.Popen[str]] = {}
@@ -167,8 +172,8 @@ class Rehearsal:
         return next((name for name, process in self.processes.items() if process.poll()), "")
 
     def _start(self, name: str) -> None:
-        data = self.folder / f"{name}.npz"
-        role = ["node", "--data", str(data)] if data.exists() else ["server"]
+        data = self.code or str(self.folder / f"{name}.npz")
+        role = ["node", "--data", data] if name in self.federation.names else ["server"]
         command = [sys.executable, "-m", "holdfast", role[0], str(self.folder / "federation.toml")]
         own = ["--model", self.model] if self.model is not None else []
         process = subprocess.Popen(

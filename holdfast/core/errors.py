@@ -24,6 +24,11 @@ def printable(text: str) -> str:
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> HoldfastError:
     """An error for a name that does not exist, with the nearest one that does."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(str(given).lower(), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(given, names)
     return HoldfastError(f"unknown {kind} {given!r}: {hint}choose from {', '.join(names) or 'nothing'}")
+
+
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """The nearest of ``names`` as a question with a space behind it; "" if none is near."""
+    near = difflib.get_close_matches(str(given).lower(), list(names), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
+_one_at_a_time = threading.RLock()  # several nodes may read in threads of one process
+
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Afterwards the global generators (torch's on the CPU) go on as if nothing had been drawn."""
-    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(of_torch)
+    with _one_at_a_time:
+        python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+            torch.set_rng_state(of_torch)
 
 
 def seed_generators(words: Sequence[int]) -> None:

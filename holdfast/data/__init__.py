@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.data import embedded, files, synthetic  # noqa: F401 - they register themselves
-from holdfast.data.dataset import DATASETS, Dataset, prepare
+from holdfast.data import embedded, files, frames, images, synthetic  # noqa: F401 - they register themselves
+from holdfast.data.dataset import DATASETS, Dataset, TrainTest, prepare
 from holdfast.data.federated import FederatedData
-from holdfast.data.load import load_data
-from holdfast.data.partition import (
+from holdfast.data.load import NodesData, divide, load_data
+from holdfast.data.partition import partition, partition_dataset
+from holdfast.data.partitioners import (
     IID,
     PARTITIONERS,
     ClassesPerNode,
@@ -15,8 +16,6 @@ from holdfast.data.partition import (
     Partitioner,
     Shards,
     Unequal,
-    partition,
-    partition_dataset,
 )
 
 __all__ = [
@@ -28,9 +27,12 @@ __all__ = [
     "Dirichlet",
     "FederatedData",
     "NaturalGroups",
+    "NodesData",
     "Partitioner",
     "Shards",
+    "TrainTest",
     "Unequal",
+    "divide",
     "load_data",
     "partition",
     "partition_dataset",

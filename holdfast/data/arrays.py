@@ -29,7 +29,7 @@ def as_samples(where: str, values: Any) -> Tensor:
 def as_targets(where: str, values: Any) -> Tensor:
     """``values`` as class labels [N, ...] int64 or finite float targets [N, ...].
 
-    Labels are not negative; where a sample has several, ``IGNORED`` marks those that do not count.
+    Labels are not negative; ``IGNORED`` marks those that do not count.
     """
     targets = _tensor(where, values)
     if targets.dtype in (torch.float32, torch.float64):
@@ -40,7 +40,7 @@ def as_targets(where: str, values: Any) -> Tensor:
             f"{where}: targets are {_name(targets.dtype)}; convert them to float32 or float64"
         )
     labels = targets.to(torch.int64)
-    negative = labels[(labels < 0) & (labels != IGNORED)] if labels.ndim > 1 else labels[labels < 0]
+    negative = labels[(labels < 0) & (labels != IGNORED)]
     if negative.numel():
         raise HoldfastError(
             f"{where}: class label {int(negative.min())} is negative; count from 0, or store -1/+1 as floats"
@@ -84,7 +84,9 @@ def _tensor(where: str, values: Any) -> Tensor:
         except ValueError:
             raise HoldfastError(f"{where}: the rows do not all have the same shape") from None
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise HoldfastError(f"{where}: expected numbers, got values of type {array.dtype}")
+            alike = "; give words numbers, the same for all nodes and the test set"
+            words = alike if array.dtype.kind in "USO" else ""
+            raise HoldfastError(f"{where}: expected numbers, got values of type {array.dtype}{words}")
         # torch takes neither foreign byte order, nor negative strides, nor read-only memory
         native = array.dtype.newbyteorder("=")
         tensor = torch.from_numpy(np.require(array, dtype=native, requirements=["C", "W"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -82,4 +82,16 @@ def prepare(x: Tensor, mean: float, std: float, dtype: torch.dtype = torch.float
     return own.sub_(mean / std) if mean != 0 else own
 
 
-DATASETS: Registry[Dataset] = Registry("dataset", context=("data_dir", "nodes", "seed"))
+class TrainTest(NamedTuple):
+    """Data and a test set that belong together, where they are no ``Dataset`` of arrays.
+
+    ``train``: what ``hf.train`` takes as ``data``, or a map-style Dataset that is still to be divided.
+    ``test``: what it takes as ``test``.
+    """
+
+    train: Any
+    test: Any = None
+
+
+DATASETS: Registry[Any] = Registry("dataset", context=("data_dir", "nodes", "seed"))
+"""What is registered returns a ``Dataset``, a ``TrainTest``, or the ``train`` of one."""

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
 from holdfast.core.validation import Count, check
-from holdfast.data.arrays import labels_below
+from holdfast.data.arrays import IGNORED, labels_below
 from holdfast.data.items import is_dataset, items_in, read_items, stack_items
 from holdfast.data.samples import Pair, as_tree, described, targets_of
 
+Counted = Callable[[Tensor], Tensor | None]
+"""From targets [N, ...] to the samples that count, [N] bool; None: all."""
+
 ITEMS_READ_AGAIN = 8  # of a Dataset: a transform that changes every second item is noticed too
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """How a table became samples, so that another one can be read in the same way."""
+
+    target: str
+    inputs: tuple[Any, ...]  # the names of the columns, in their order
+    node: str | None
+    words: dict[Any, tuple[Any, ...]]  # of columns of words, each word at the place of its number
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +57,8 @@ class FederatedData:
     """How they came here, for people."""
     names: tuple[str, ...] | None = None
     """What the nodes are called, such as hospitals; None: by their numbers."""
+    table: TableForm | None = None
+    """How they were read from a frame, if they were."""
     finite = True
 
     def __post_init__(self) -> None:
@@ -127,6 +143,12 @@ class FederatedData:
         x = tree_map(lambda part: part[rows], self.x)
         return replace(self, x=x, y=None if self.y is None else self.y[rows], held=held)
 
+    def at_site(self, node: int, counts: np.ndarray) -> FederatedData:
+        """The samples of a single node, as those of ``node`` among nodes with ``counts`` [n] samples."""
+        everywhere = counts.copy()
+        everywhere[node] = len(self)
+        return replace(self, counts=everywhere, held=np.array([node]))
+
     @property
     def owners(self) -> np.ndarray:
         """[N] int64: the node of each sample."""
@@ -140,6 +162,26 @@ class FederatedData:
             raise HoldfastError(f"node {i} is held elsewhere; here are {self.here.tolist()}")
         rows = slice(int(self.starts[i]), int(self.starts[i] + self.counts[i]))
         return tree_map(lambda part: part[rows], self.samples)
+
+    def that_count(self, where: str, counted: Counted) -> FederatedData:
+        """Without the samples whose targets do not count; a warning tells how many."""
+        mask = None if self.targets is None else counted(self.targets)
+        if mask is None:
+            return self
+        rows = torch.nonzero(mask.cpu())[:, 0]
+        counts = np.bincount(self.owners[rows.numpy()], minlength=self.nodes)
+        if len(empty := np.flatnonzero(counts == 0)):
+            raise HoldfastError(
+                f"{where}: node {empty[0]} has no sample with a label that counts; all are {IGNORED}"
+            )
+        warnings.warn(
+            f"{where}: {len(self) - len(rows)} of {len(self)} samples have no label that counts, all are "
+            f"{IGNORED}; they are left out",
+            UserWarning,
+            stacklevel=2,
+        )
+        x = tree_map(lambda part: part[rows.to(part.device)], self.x)
+        return replace(self, x=x, y=None if self.y is None else self.y[rows.to(self.y.device)], counts=counts)
 
     def local_steps(self, epochs: int, batch_size: int) -> int:
         """Steps in which every node passes over its samples ``epochs`` times, for ``sampling="epochs"``.
@@ -161,7 +203,9 @@ class FederatedData:
         if labels is None or labels.is_floating_point() or labels.ndim != 1:
             raise HoldfastError("the targets are real numbers: a table of labels needs integer class labels")
         labels_below("y", labels, classes)
-        cells = np.bincount(self.owners * classes + labels.cpu().numpy(), minlength=self.nodes * classes)
+        known, owners = labels.cpu().numpy(), self.owners
+        counted = known != IGNORED
+        cells = np.bincount((owners * classes + known)[counted], minlength=self.nodes * classes)
         return cells.reshape(self.nodes, classes)
 
     @classmethod
@@ -171,8 +215,9 @@ class FederatedData:
         A torch Dataset is read once, so random transforms in it are drawn once; then there is a warning.
         """
         expected = "expected a list with one (x, y) pair, dictionary or torch Dataset per node"
-        if not isinstance(parts, Sequence):
-            raise HoldfastError(f"data: {expected}, got {type(parts).__name__}")
+        if not isinstance(parts, Sequence) or _is_pair(parts):
+            got = "one pair" if isinstance(parts, Sequence) else type(parts).__name__
+            raise HoldfastError(f"data: {expected}, got {got}{_dividing(parts)}")
         if len(parts) == 0:
             raise HoldfastError(f"data: there is no node; {expected}")
         trees = [read_samples(f"node {i}", part) for i, part in enumerate(parts)]
@@ -195,6 +240,20 @@ class FederatedData:
         return cls(x, y, counts)
 
 
+def _is_pair(parts: Sequence[Any]) -> bool:
+    """Whether ``parts`` are the samples and targets of one data set."""
+    return len(parts) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in parts)
+
+
+def _dividing(whole: Any) -> str:
+    """How a data set becomes one for each node."""
+    if isinstance(whole, Sequence):
+        return "; divide it by hf.partition(x, y, hf.IID(), nodes=10)"
+    if isinstance(whole, DataLoader):
+        return "; divide loader.dataset by hf.partition_dataset(dataset, hf.IID(), nodes=10)"
+    return "; divide it by hf.partition_dataset(dataset, hf.IID(), nodes=10)" if is_dataset(whole) else ""
+
+
 def no_empty_node(counts: np.ndarray) -> None:
     """Complains, naming the first one, if a node has no sample."""
     empty = np.flatnonzero(counts < 1)
@@ -208,30 +267,8 @@ def no_empty_node(counts: np.ndarray) -> None:
 def read_samples(where: str, part: Any) -> Any:
     """The samples of a pair (x, y), a dictionary or a map-style torch Dataset, checked."""
     if is_dataset(part):
-        part = stack_items(where, read_items(part, range(items_in(where, part))))
+        part = stack_items(where, read_items(where, part, range(items_in(where, part))))
     return as_tree(where, part)
-
-
-def read_test(where: str, part: Any) -> Any:
-    """``read_samples``, with a warning if ``part`` is a Dataset with random transforms."""
-    samples = read_samples(where, part)
-    warn_if_random(where, part, samples)
-    return samples
-
-
-def read_tests(test: Any, nodes: int) -> tuple[Any, list[int] | None]:
-    """All test samples, or None, and how many are each node's own if there is a set for every node."""
-    if test is None:
-        return None, None
-    per_node = isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test)
-    if not (per_node or isinstance(test, FederatedData)):
-        return read_test("test", test), None
-    sets = test if isinstance(test, FederatedData) else FederatedData.of_nodes(test)
-    if sets.nodes != nodes:
-        raise HoldfastError(
-            f"test: expected one set, or a list of {nodes}, one for each node, got {sets.nodes}"
-        )
-    return sets.samples, sets.counts.tolist()
 
 
 def warn_if_random(where: str, part: Any, samples: Any) -> bool:
@@ -239,7 +276,7 @@ def warn_if_random(where: str, part: Any, samples: Any) -> bool:
     if not is_dataset(part):
         return False
     for i in range(min(ITEMS_READ_AGAIN, len(part))):
-        if not alike(as_tree(where, stack_items(where, [part[i]])), samples, i):
+        if not alike(as_tree(where, stack_items(where, read_items(where, part, [i]))), samples, i):
             warnings.warn(
                 f"{where}: item {i} of the Dataset differs on a second read. Items are read once, before "
                 "training, so random transforms are drawn once and frozen. Leave them out, or, for training "

@@ -84,7 +84,7 @@ def npz(
     The owner ids may also be called ``group`` or ``groups``; ``x y writer split`` (0 train, 1 test) is fine
     too. Unless given, mean and std are 0.5 and 0.5 for uint8 pixels, 0 and 1 for floats.
     """
-    path = _given("dataset 'npz'", file, data_dir)
+    path = given_path("dataset 'npz'", file, data_dir)
     return _dataset(path, read_npz(path), None, mean, std)
 
 
@@ -96,7 +96,7 @@ def leaf(
 
     Samples are numbers, flat lists or images as for ``npz``; mean and std are 0 and 1 unless given.
     """
-    path = _given("dataset 'leaf'", folder, data_dir)
+    path = given_path("dataset 'leaf'", folder, data_dir)
     return _dataset(path, read_leaf(path), None, mean, std)
 
 
@@ -125,7 +125,7 @@ def _load(
     )
 
 
-def _given(where: str, given: str, data_dir: Folder) -> Path:
+def given_path(where: str, given: str, data_dir: Folder) -> Path:
     """The file or folder a user named: as it stands, or within the data folders."""
     check(where, str, given)
     places = [Path(given).expanduser(), *(root / given for root in _roots(data_dir))]

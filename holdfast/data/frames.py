@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,9 @@ import numpy as np
 import torch
 
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.data.federated import FederatedData
+from holdfast.data.dataset import DATASETS, Dataset, TrainTest
+from holdfast.data.federated import FederatedData, TableForm
+from holdfast.data.files import Folder, given_path
 from holdfast.data.grouping import Grouping
 
 if TYPE_CHECKING:
@@ -20,9 +24,10 @@ if TYPE_CHECKING:
 def from_frame(
     frame: pandas.DataFrame | str | Path,
     *,
-    target: str,
+    target: str | None = None,
     node: str | None = None,
-    one_hot: Sequence[str] = (),
+    one_hot: str | Sequence[str] = (),
+    like: FederatedData | None = None,
 ) -> FederatedData:
     """A pandas frame, or a CSV file, as samples [N, columns] in float32 with targets in column ``target``.
 
@@ -30,25 +35,113 @@ def from_frame(
     and ``names`` of the result keeps them. None: all rows belong to one node (then see ``hf.partition``).
     ``one_hot``: columns of words; each of their words becomes a column of zeros and ones.
     Targets that are whole numbers, words or truth values are class labels; words are numbered in their order.
+    ``like``: data that came from a frame. This one, such as a test set, is read in the same way, with the
+    same numbers for words. Nodes are those of the data if the frame has their column, else there is one.
     """
-    table = _read(frame)
-    for name in filter(None, (target, node, *one_hot)):
+    table = _checked(_read(frame))
+    if like is None:
+        return _samples(table, _form(table, target, node, [one_hot] if isinstance(one_hot, str) else one_hot))
+    if target or node or one_hot:
+        raise HoldfastError("like: it says how columns are read; leave target, node and one_hot out")
+    if like.table is None:
+        raise HoldfastError("like: expected data that came from hf.from_frame, or parts of them")
+    return _samples(table, like.table, like.names)
+
+
+def is_table(value: Any) -> bool:
+    """Whether ``value`` is a pandas frame or the path of a file."""
+    library = sys.modules.get("pandas")  # whoever has a frame has imported it
+    return isinstance(value, str | Path) or (library is not None and isinstance(value, library.DataFrame))
+
+
+def _form(table: Any, target: str | None, node: str | None, one_hot: Sequence[str]) -> TableForm:
+    """How ``table`` is to be read."""
+    if target is None:
+        raise HoldfastError("target: name the column of targets, or give like=, data of another frame")
+    _checked(table, target, node, *one_hot)
+    inputs = tuple(name for name in table.columns if name not in (target, node))
+    if not inputs:
+        raise HoldfastError(f"there is no column of inputs beside {target!r}")
+    words = {name: tuple(sorted(set(table[name].tolist()), key=str)) for name in one_hot}
+    if table[target].to_numpy().dtype.kind not in "fbiu":
+        words[target] = Grouping.of(target, table[target].to_numpy()).names
+    return TableForm(target, inputs, node, words)
+
+
+def _samples(table: Any, form: TableForm, nodes: Sequence[str] | None = None) -> FederatedData:
+    """The rows of ``table``; ``nodes``: what they must be called, in their order, if there are any."""
+    _checked(table, form.target, *form.inputs)
+    columns = [part for name in form.inputs for part in _numbers(name, table[name], form.words.get(name))]
+    x = torch.from_numpy(np.stack(columns, axis=1))
+    y = torch.from_numpy(_targets(form.target, table[form.target], form.words.get(form.target)))
+    if form.node is None or (nodes is not None and form.node not in table.columns):
+        return FederatedData(x, y, np.array([len(x)]), table=form)
+    return replace(_by_organisation(x, y, form.node, table[form.node].to_numpy(), nodes), table=form)
+
+
+@DATASETS.register("csv")
+def csv(
+    file: str,
+    target: str,
+    node: str | None = None,
+    one_hot: list[str] | None = None,
+    test_file: str | None = None,
+    data_dir: Folder = None,
+) -> Dataset | TrainTest:
+    """A CSV file with the targets in column ``target`` and, if rows belong to organisations, their ``node``.
+
+    Without ``node``, rows are divided by the partition. ``one_hot``: columns of words. ``test_file``: a file
+    with the same columns.
+    """
+    where = "dataset 'csv'"
+    train = _read(given_path(where, file, data_dir))
+    test = None if test_file is None else _read(given_path(where, test_file, data_dir))
+    table = _checked(train if test is None else _both(train, test), node)
+    told: dict[str, Any] = {"target": target, "one_hot": one_hot or ()}
+    # Words are numbered, and spread over columns, in both files together.
+    together = from_frame(table if node is None else table.drop(columns=node), **told)
+    x, y, cut = together.x, together.y, len(train)
+    assert y is not None
+    if node is None:
+        return Dataset(x[:cut], y[:cut], x[cut:], y[cut:], classes=together.classes)
+    tests = None if test is None else (x[cut:], y[cut:])
+    return TrainTest(_by_organisation(x[:cut], y[:cut], node, train[node].to_numpy()), tests)
+
+
+def _checked(table: Any, *names: Any) -> Any:
+    """``table``, if it has the columns ``names``, and a value in every place."""
+    for name in filter(None, names):
         if name not in table.columns:
             raise unknown("column", name, list(map(str, table.columns)))
     missing = {name: int(count) for name, count in table.isna().sum().items() if count}
     if missing:
         told = ", ".join(f"{name!r} in {count} rows" for name, count in missing.items())
         raise HoldfastError(f"values are missing: {told}; fill them, or drop these rows or columns")
-    inputs = [name for name in table.columns if name not in (target, node)]
-    if not inputs:
-        raise HoldfastError(f"there is no column of inputs beside {target!r}")
-    columns = [part for name in inputs for part in _numbers(str(name), table[name], name in one_hot)]
-    x, y = torch.from_numpy(np.stack(columns, axis=1)), torch.from_numpy(_targets(target, table[target]))
-    if node is None:
-        return FederatedData(x, y, np.array([len(x)]))
-    owners = Grouping.of(node, table[node].to_numpy())
-    order = np.argsort(owners.of_row, kind="stable")
-    return FederatedData(x[order], y[order], np.bincount(owners.of_row), names=owners.names)
+    return table
+
+
+def _both(train: Any, test: Any) -> Any:
+    """The rows of both tables."""
+    import pandas
+
+    if set(test.columns) != set(train.columns):
+        differing = sorted(map(str, set(test.columns) ^ set(train.columns)))
+        raise HoldfastError(f"test_file: only one of both files has the column {differing[0]!r}")
+    return pandas.concat([train, test], ignore_index=True)
+
+
+def _by_organisation(
+    x: Any, y: Any, node: str, owner: np.ndarray, nodes: Sequence[str] | None = None
+) -> FederatedData:
+    """Rows by their ``owner``; ``nodes``: what these must be called, in their order, if it is known."""
+    owners = Grouping.of(node, owner)
+    names = owners.names if nodes is None else tuple(nodes)
+    all_on_all = f"drop the column {node!r} to test every node on all rows"
+    of_row = owners.among(f"column {node!r}", names, all_on_all)
+    if absent := [name for name in names if name not in owners.names]:
+        raise HoldfastError(f"column {node!r}: {absent[0]!r} has no row; {all_on_all}")
+    order = np.argsort(of_row, kind="stable")
+    return FederatedData(x[order], y[order], np.bincount(of_row), names=names)
 
 
 def _read(frame: Any) -> Any:
@@ -72,24 +165,30 @@ def _read(frame: Any) -> Any:
     return table
 
 
-def _numbers(name: str, column: Any, one_hot: bool) -> list[np.ndarray]:
-    """The float32 columns that one column of the table becomes."""
+def _numbers(name: Any, column: Any, words: Sequence[Any] | None) -> list[np.ndarray]:
+    """The float32 columns that one column of the table becomes; one for each of its ``words``, if any."""
     values = column.to_numpy()
-    if one_hot:
-        return [(values == word).astype(np.float32) for word in sorted(set(values.tolist()), key=str)]
+    if words is not None:
+        if strange := [word for word in values.tolist() if word not in words]:
+            known = ", ".join(map(repr, words))
+            raise HoldfastError(f"column {name!r}: {strange[0]!r} is not among {known}; {_READ_TOGETHER}")
+        return [(values == word).astype(np.float32) for word in words]
     if values.dtype.kind not in "biuf":
-        words = sorted(set(map(str, values.tolist())))[:3]
+        found = sorted(set(map(str, values.tolist())))[:3]
         raise HoldfastError(
-            f"column {name!r} holds {', '.join(map(repr, words))}, ..., which are no numbers: name it in "
-            "one_hot, or leave it out"
+            f"column {str(name)!r} holds {', '.join(map(repr, found))}, ..., which are no numbers: name it "
+            "in one_hot, or leave it out"
         )
     return [values.astype(np.float32)]
 
 
-def _targets(name: str, column: Any) -> np.ndarray:
+def _targets(name: str, column: Any, words: Sequence[str] | None) -> np.ndarray:
     values = column.to_numpy()
-    if values.dtype.kind == "f":
-        return values.astype(np.float32)  # type: ignore[no-any-return]
-    if values.dtype.kind in "biu":
-        return values.astype(np.int64)  # type: ignore[no-any-return]
-    return Grouping.of(name, values).of_row
+    if words is not None:
+        return Grouping.of(name, values).among(f"column {name!r}", words, _READ_TOGETHER)
+    if values.dtype.kind not in "fbiu":
+        raise HoldfastError(f"column {name!r} holds words, and that of the training data numbers")
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)  # type: ignore[no-any-return]
+
+
+_READ_TOGETHER = "leave these rows out, or read the words from a frame that has all of them"

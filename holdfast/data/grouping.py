@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,3 +29,11 @@ class Grouping(NamedTuple):
             array = as_owners(where, array).numpy()
         names, of_row = np.unique(array, return_inverse=True)
         return cls(of_row.astype(np.int64), tuple(map(str, names.tolist())))
+
+    def among(self, where: str, known: Sequence[str], do: str) -> np.ndarray:
+        """[N] int64: positions of the rows' groups in ``known``; ``do``: what to do if one is not there."""
+        for name in self.names:
+            if name not in known:
+                raise HoldfastError(f"{where}: {name!r} is not among {', '.join(map(repr, known))}; {do}")
+        places: np.ndarray = np.array([list(known).index(name) for name in self.names], dtype=np.int64)
+        return places.take(self.of_row)

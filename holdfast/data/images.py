@@ -12,8 +12,13 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.user_code import import_named
+from holdfast.core.validation import Count, Whole
+from holdfast.data.dataset import DATASETS, TrainTest
 from holdfast.data.federated import FederatedData
-from holdfast.data.lazy import LazyData, from_datasets
+from holdfast.data.files import Folder, given_path
+from holdfast.data.handed import from_datasets
+from holdfast.data.lazy import LazyData
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -85,9 +90,77 @@ def image_folders(
     ``streaming``: see ``from_datasets``; other arguments as for ``image_folder``.
     """
     nodes = _folders(Path(path), "node")
-    classes = tuple(sorted({name for node in nodes for name in _folders(Path(path) / node, "class")}))
+    classes = _classes_of_nodes(Path(path), nodes)
     parts = [_images(Path(path) / node, classes, size, mode, transform) for node in nodes]
-    return from_datasets(parts, workers=workers, streaming=streaming, names=nodes)
+    return from_datasets(parts, workers=workers, streaming=streaming, names=nodes, classes=len(classes))
+
+
+@DATASETS.register("image-folder")
+def named_image_folder(
+    folder: str,
+    test_folder: str | None = None,
+    size: list[Count] | None = None,
+    mode: str = "RGB",
+    transform: str | None = None,
+    test_transform: str | None = None,
+    data_dir: Folder = None,
+) -> TrainTest:
+    """Images in FOLDER/class/..., to be divided; ``size`` [height, width]; ``transform`` of module:function.
+
+    The transform is done to the images that are trained on, ``test_transform`` to those in ``test_folder``.
+    """
+    path, dimensions = given_path("dataset 'image-folder'", folder, data_dir), _dimensions(size)
+    classes = _folders(path, "class")
+    test = None
+    if test_folder is not None:
+        test_path = given_path("dataset 'image-folder'", test_folder, data_dir)
+        test = _images(test_path, classes, dimensions, mode, _transform(test_transform))
+    return TrainTest(_images(path, classes, dimensions, mode, _transform(transform)), test)
+
+
+@DATASETS.register("image-folders")
+def named_image_folders(
+    folder: str,
+    test_folder: str | None = None,
+    size: list[Count] | None = None,
+    mode: str = "RGB",
+    transform: str | None = None,
+    test_transform: str | None = None,
+    workers: Whole = 0,
+    data_dir: Folder = None,
+) -> TrainTest:
+    """Images in FOLDER/node/class/..., a node for each folder; other keys as for image-folder.
+
+    ``test_folder`` has a folder for every node, too, which each is tested on. ``workers``: processes that
+    read images.
+    """
+    path, dimensions = given_path("dataset 'image-folders'", folder, data_dir), _dimensions(size)
+    train = image_folders(path, size=dimensions, mode=mode, transform=_transform(transform), workers=workers)
+    if test_folder is None:
+        return TrainTest(train)
+    test_path = given_path("dataset 'image-folders'", test_folder, data_dir)
+    assert train.names is not None
+    classes = _classes_of_nodes(path, train.names)
+    form = (classes, dimensions, mode, _transform(test_transform))
+    own = [_images(test_path / node, *form) for node in train.names]
+    return TrainTest(train, own)
+
+
+def _dimensions(size: list[int] | None) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    if len(size) != 2:
+        raise HoldfastError(f"size: expected [height, width], got {size}")
+    return size[0], size[1]
+
+
+def _transform(name: str | None) -> Transform | None:
+    found: Transform | None = None if name is None else import_named("transform", name, "my_module:flip")
+    return found
+
+
+def _classes_of_nodes(path: Path, nodes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted({name for node in nodes for name in _folders(path / node, "class")}))
 
 
 def _folders(path: Path, kind: str) -> tuple[str, ...]:

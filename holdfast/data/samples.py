@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
@@ -38,11 +39,29 @@ def as_tree(where: str, part: Any) -> Any:
     if not (isinstance(part, (tuple, list)) and len(part) == 2):
         raise HoldfastError(
             f"{where}: expected a pair (x, y), a dictionary of tensors or a torch Dataset, got "
-            f"{type(part).__name__}"
+            f"{type(part).__name__}{_instead(part)}"
+        )
+    if isinstance(part[1], Mapping) or (isinstance(part[1], tuple | list) and _are_tensors(part[1])):
+        raise HoldfastError(
+            f"{where}, y: expected one tensor of targets, got {type(part[1]).__name__} of {len(part[1])}; "
+            "stack them, as [N, targets], or give a dictionary of all columns, and step="
         )
     tree = Pair(as_inputs(f"{where}, x", part[0]), as_targets(f"{where}, y", part[1]))
     same_length(**{f"{where}, x": next(leaves(tree.x)), f"{where}, y": tree.y})
     return tree
+
+
+def _instead(part: Any) -> str:
+    """What to give instead of what is no samples."""
+    if isinstance(part, DataLoader):
+        return "; give its dataset, loader.dataset"
+    if isinstance(part, Tensor | np.ndarray):
+        return '; give (x, y), or for inputs alone {"x": x} and step='
+    return f" of {len(part)}; name them in a dictionary" if isinstance(part, tuple | list) else ""
+
+
+def _are_tensors(values: Any) -> bool:
+    return any(isinstance(value, Tensor | np.ndarray) and value.ndim for value in values)
 
 
 def as_inputs(where: str, values: Any) -> Any:

@@ -28,9 +28,11 @@ from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.experiments.choices import Named, as_choice, as_loss
-from holdfast.experiments.config import BatchSize, NetworkConfig, Terms, Weighting
+from holdfast.experiments.config import BatchSize, Metrics, NetworkConfig, Terms, Weighting
+from holdfast.experiments.epochs import LocalEpochs
 from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.measured import HeldOut
+from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.metrics import Metric
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.flat import FlatModel
@@ -130,14 +132,14 @@ def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:
         seed=seed,
         graph_every=config.graph_every,
     )
-    if (config.compute, config.links, config.redraw_every, config.latched_links) == (None, None, None, False):
+    if (config.compute, config.links, config.redraw_every, config.link_draws) == (None, None, None, "once"):
         return network
     return network.sporadic(
         1.0 if config.compute is None else read_chance("compute", config.compute),
         1.0 if config.links is None else read_chance("links", config.links),
         seed=seed,
         redraw_every=config.redraw_every,
-        latched_links=config.latched_links,
+        link_draws=config.link_draws,
     )
 
 
@@ -183,7 +185,7 @@ class Setting:
     test_data: Any  # a tree of samples, such as a pair (x, y); None: no test set
     network: Network
     loss: Loss
-    metrics: dict[str, Metric]
+    wanted: Metrics  # what is to be measured
     make_module: Callable[[], nn.Module]
     terms: Terms
     seed: int
@@ -197,6 +199,7 @@ class Setting:
     # [n, classes] int64: samples of each class at each node; no column if there are no classes
     labels: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     world: World = ALONE
+    classes: int = 0  # in class labels; 0 if that is not known
     test_counts: list[int] | None = None  # test samples of each node, if they have their own
     personalize: int = 0  # local steps that make a node's model its own, for personal metrics
 
@@ -241,10 +244,40 @@ class Setting:
         ]
         return HeldOut(common, own)
 
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """What is measured, column by column."""
+        # Whether a user's loss has an accuracy is known when the model was tried with it.
+        loss = self.tried.loss if self.loss.accuracy_by_trial else self.loss
+        return choose_metrics(
+            self.wanted,
+            has_test=self.test_data is not None,
+            classes=self.classes if loss.has_accuracy else None,
+            nodes=self.data.nodes,
+            finite=self.data.finite,
+        )
+
+    @cached_property
+    def tried(self) -> ModelProblem:
+        """The problem, after its model was tried on samples and the loss on their targets."""
+        self.problem.check_model(None if self.test is None else self.test.common)
+        return self.problem
+
     @property
     def evaluation(self) -> Evaluation:
         """What is measured of a simulation in this setting."""
         return Evaluation(self.metrics, self.test, self.personalize)
+
+    def local_epochs(self, epochs: int) -> LocalEpochs:
+        """So many passes over the nodes' data, for a method."""
+        return LocalEpochs(epochs, self.data.counts, self.terms.batch_size)
+
+    def fitted(self, method: Method, local_epochs: int | None) -> Method:
+        """``method`` with what depends on data and model: steps of epochs, parts of the model by name."""
+        if local_epochs is not None:
+            method = self.local_epochs(local_epochs).of(method)
+        model = self.problem.model if method.names_parts else None
+        return method if model is None else method.for_model(model.numbers)
 
     def simulation(self, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> Simulation:
         """The method in this setting, ready to run."""
@@ -262,8 +295,8 @@ class Setting:
         # In two steps: a model that is far too large is not even made.
         needed = rows * ranks / self.world.size
         require_memory(title, needed, self.device)
-        self.problem.check_model(None if self.test is None else self.test.common)
-        require_memory(title, needed + self.problem.step_bytes * ranks, self.device)
+        require_memory(title, needed + self.tried.step_bytes * ranks, self.device)
+        _ = self.metrics  # refuses what cannot be measured
 
     def memory(self, footprint: Footprint) -> int:
         """Estimated bytes of all rows of a method and of the data, without activations."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, did_you_mean
 from holdfast.core.validation import Count, NonNegative, check
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.columns import Mode, better
@@ -95,8 +95,10 @@ class EarlyStopping(Callback):
 
     def _look(self, row: Measurements) -> None:
         if self.metric not in row:
+            hint = did_you_mean(self.metric, row)
             raise HoldfastError(
                 f"EarlyStopping: no metric {self.metric!r} is recorded; there are {', '.join(row)}"
+                f"{hint and '; '}{hint.rstrip()}"
             )
         value = self.sign * row[self.metric]
         if value > self.best + self.min_delta:

@@ -18,7 +18,7 @@ from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.user_code import import_named, make_own
 from holdfast.core.validation import check, quoted
-from holdfast.data import FederatedData
+from holdfast.data import PARTITIONERS, FederatedData, Partitioner
 from holdfast.data.lazy import AnyData
 from holdfast.experiments.config import Choice
 from holdfast.models import load_model
@@ -77,18 +77,34 @@ def as_channel(channel: Channel | Named | Choice) -> Channel:
     return given
 
 
-def as_module(model: nn.Module | Named, data: AnyData, loss: Loss, seed: int) -> nn.Module:
+def as_partition(partition: Partitioner | Named) -> Partitioner:
+    """The rule itself, or the one that is named."""
+    if isinstance(partition, str | Mapping):
+        choice = as_choice("partition", partition)
+        return PARTITIONERS.build(choice.name, choice.parameters)
+    return partition
+
+
+def as_module(
+    model: nn.Module | Named, data: AnyData, classes: int | None, loss: Loss, seed: int
+) -> nn.Module:
     """The model itself, or the one that is named, made for samples like ``data`` and drawn from ``seed``."""
     if isinstance(model, str | Mapping):
-        if not isinstance(data, FederatedData):
-            raise HoldfastError("model: a name needs samples in memory, to fit them; give the module itself")
-        outputs = loss.outputs(data.classes)
+        outputs = outputs_for(loss, data, classes)
         return initial_module(as_choice("model", model), data.input_shape, outputs, seed)
+    if callable(model) and not isinstance(model, nn.Module):
+        raise HoldfastError(f"model: expected a module, got {quoted(model)}; call it, model=Net()")
     given: nn.Module = check("model", nn.Module, model)
     return given
 
 
-def initial_module(choice: Choice, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+def outputs_for(loss: Loss, data: AnyData, classes: int | None) -> int | None:
+    """How many outputs a model for ``data`` has; None: it is not known how many classes there are."""
+    unknown = classes is None and loss.has_accuracy and not isinstance(data, FederatedData)
+    return None if unknown else loss.outputs(classes)
+
+
+def initial_module(choice: Choice, input_shape: tuple[int, ...], outputs: int | None, seed: int) -> nn.Module:
     """The chosen model as everybody starts from it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, cast
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, did_you_mean
 
 COST_COLUMNS = [
     "payload_bytes",
@@ -15,7 +15,7 @@ COST_COLUMNS = [
     "seconds",
 ]
 MEMBER_COLUMNS = ["wire_bytes_sent", "wire_bytes_received", "waiting_seconds"]  # in a deployed federation
-DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total"]  # where nodes or links are sporadic
+DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total", "tau_raw"]  # where nodes or links are sporadic
 SOLVER_COLUMNS = ["value_evaluations", "unfinished_solves"]  # for methods with a local solver
 
 Mode = Literal["max", "min"]
@@ -37,7 +37,10 @@ def better(metric: str, mode: Mode | None) -> Mode:
         return "max"
     if figure in FALLING or figure.endswith("loss"):
         return "min"
-    raise HoldfastError(f"metric {metric!r}: say mode='max' if it should rise, or mode='min'")
+    known = (*FALLING, "train_loss", "minibatch_loss", "test_accuracy", "worst_accuracy", "average_accuracy")
+    hint = did_you_mean(metric, known)
+    hint += "If not, " if hint else ""
+    raise HoldfastError(f"metric {metric!r}: {hint}say mode='max' if it should rise, or mode='min'")
 
 
 def checked_mode(mode: str | None) -> Mode | None:

@@ -19,6 +19,7 @@ from holdfast.core.validation import Cohort, Count, NonNegative, Section, Seed, 
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
+from holdfast.topology.activity import LinkDraws
 
 
 class Choice(BaseModel):
@@ -49,6 +50,8 @@ Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
 def _as_list(metrics: Any) -> Any:
     if isinstance(metrics, dict):
         return ["default", metrics]
+    if isinstance(metrics, list | tuple) and (own := [item for item in metrics if callable(item)]):
+        raise ValueError(f'a figure of your own needs a name, such as {{"mae": mae}}, got {quoted(own[0])}')
     return list(metrics) if isinstance(metrics, tuple) else metrics
 
 
@@ -102,7 +105,7 @@ class NetworkConfig(Section):
     compute: Any = None  # how likely nodes are able to compute in a round; None: always
     links: Any = None  # how likely links are available in a round; None: always
     redraw_every: Count | None = None  # rounds after which drawn probabilities are drawn anew; None: never
-    latched_links: bool = False  # links stay available once they were
+    link_draws: LinkDraws = "once"  # in a round; or by each end; or latched: there once, there always
 
 
 class AlgorithmConfig(Choice):
@@ -110,6 +113,7 @@ class AlgorithmConfig(Choice):
 
     label: str = ""
     curvature: Literal["given", "estimate"] = "given"  # "estimate": measure mu and L of the problem first
+    local_epochs: Count | None = None  # instead of local_steps, see ``LocalEpochs``
 
 
 ChosenAlgorithm = Annotated[AlgorithmConfig, BeforeValidator(_as_choice)]

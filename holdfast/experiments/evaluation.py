@@ -131,7 +131,10 @@ def costs(simulation: Simulation) -> dict[str, float]:
 def delays(simulation: Simulation) -> dict[str, float]:
     """DSpodFL's delays so far: 1 for each gradient by all nodes, 1 for each vector over all links, their sum.
 
-    A node that computes with probability d_i takes 1/d_i, and a link 1/b_ij, of its share in that 1.
+    A node that computes with probability d_i takes 1/d_i, and a link 1/b_ij, of its share in that 1. Last
+    comes the raw sum, in which 1/d_i and 1/b_ij are times as they stand: over those that took part,
+    (1/n) sum_i [1/d_i + (1/deg_i) sum_j 1/b_ij].
     """
-    processing, transmission = simulation.total_work().delay, simulation.traffic.delay
-    return dict(zip(DELAY_COLUMNS, (processing, transmission, processing + transmission), strict=True))
+    work, traffic = simulation.total_work(), simulation.traffic
+    both = (work.delay, traffic.delay)
+    return dict(zip(DELAY_COLUMNS, (*both, sum(both), work.raw_delay + traffic.raw_delay), strict=True))

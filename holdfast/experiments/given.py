@@ -76,6 +76,7 @@ class GivenPlan:
     device: str
     cohort: Cohort = "all"
     channel: Channel = IDENTITY
+    local_epochs: int | None = None  # instead of the methods' local_steps
     data_dir: Path | None = None
     world: World = ALONE
     _settings: KeptSettings = field(default_factory=KeptSettings)
@@ -121,14 +122,17 @@ class GivenPlan:
     @property
     def document(self) -> tuple[str, str]:
         """What was run, in words; nothing can be run from it, as the objects themselves are not there."""
-        setting, topology = self.setting(self.jobs[0]), self.arguments().get("topology")
+        setting, given = self.setting(self.jobs[0]), self.arguments()
+        topology, data = given.get("topology"), given["data"]
         words: dict[str, Any] = {
             "origin": self.origin,
             "rounds": self.rounds,
             "seeds": self.seeds,
             "evaluate_every": self.evaluate_every,
             "problem": {
-                "dataset": f"own data {self.fingerprints['data'][:8]}",
+                "dataset": data
+                if isinstance(data, str | dict)
+                else f"own data {self.fingerprints['data'][:8]}",
                 "model": type(setting.problem.model.template).__name__,
                 "nodes": setting.data.nodes,
                 "loss": type(setting.loss).__name__,
@@ -151,26 +155,34 @@ class GivenPlan:
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if not changed:
             return ""
-        return f"the run began with another {', '.join(changed)}; give the same, or choose another run_dir"
+        shown = ", ".join(
+            "seed" if (name, self.origin) == ("seeds", "hf.train") else name for name in changed
+        )
+        return f"the run began with other arguments: {shown}; give the same, or choose another run_dir"
 
     def warnings(self) -> list[str]:
-        found = (convexity_warning(job.label, job.method, self.setting(job).problem) for job in self.jobs)
+        found = [
+            convexity_warning(job.label, self.method(job), self.setting(job).problem) for job in self.jobs
+        ]
+        if self.local_epochs is not None:
+            found += [self.setting(job).local_epochs(self.local_epochs).note for job in self.jobs]
         return list(dict.fromkeys(filter(None, found)))
 
     def setting(self, job: GivenJob) -> Setting:
         return self._settings.get(str(job.seed), lambda: self.make_setting(job.seed))
 
     def method(self, job: GivenJob) -> Method:
-        return job.method
+        return self.setting(job).fitted(job.method, self.local_epochs)
 
     def simulation(self, job: GivenJob) -> Simulation:
-        return self.setting(job).simulation(job.method, self.cohort, self.channel)
+        return self.setting(job).simulation(self.method(job), self.cohort, self.channel)
 
     def check(self) -> None:
         """Refuses what does not fit together, before anything is written."""
         for job in self.jobs:
             setting = self.setting(job)
-            setting.check(f"{job.label} on {setting.data.nodes} nodes", job.method, self.cohort, self.channel)
+            title = f"{job.label} on {setting.data.nodes} nodes"
+            setting.check(title, self.method(job), self.cohort, self.channel)
 
 
 def file_name(text: str) -> str:

@@ -7,6 +7,7 @@ A figure is "accuracy", "loss", or a score of the user's. Of the figure f there 
   percentiles; ``node_f``: all of them, in columns ``f_node0`` ...;
 - ``personal_f``: the mean over personalised models; ``worst_personal_f``, ``p10_personal_f``,
   ``node_personal_f`` as above;
+- ``accuracy`` may be the user's where the loss has none;
 - ``class_accuracy``: that of the average model for each class, in columns ``accuracy_class0`` ...
 """
 
@@ -45,20 +46,37 @@ class Choosing:
     def metrics(self, name: str) -> dict[str, Metric]:
         """The metric called ``name``, or the columns that it stands for."""
         if name == "default":
-            chosen = {name: metric for name, metric in METRICS.items() if metric.default}
-            return {name: metric for name, metric in chosen.items() if self._lacking(metric) is None}
-        found = {name: METRICS[name]} if name in METRICS else self._derived(name)
+            chosen = [self._found(name) for name, metric in METRICS.items() if metric.default]
+            return {
+                name: metric
+                for found in chosen
+                for name, metric in found.items()
+                if self._lacking(metric) is None
+            }
+        found = self._found(name)
         for metric in found.values():
             if lacking := self._lacking(metric):
-                raise HoldfastError(f"metric {name!r} needs {lacking}, and this problem has none")
+                raise HoldfastError(f"metric {name!r} needs {lacking}")
         return found
+
+    def _found(self, name: str) -> dict[str, Metric]:
+        """A registered metric, unless it is of an accuracy of the user's own; or what is derived."""
+        registered = METRICS.get(name)
+        if registered is None or (registered.accuracy and "accuracy" in self.scores):
+            return self._derived(name)
+        return {name: registered}
 
     def _lacking(self, metric: Metric) -> str | None:
         if not self.finite and metric.reads in (Reads.TRAIN, Reads.TRAIN_GRADIENT):
-            return "training samples that come to an end"
+            return "training samples that come to an end, and these do not"
         if metric.needs_test and not self.has_test:
-            return "a test set"
-        return "a loss with classes" if metric.accuracy and self.classes is None else None
+            return "a test set: give test="
+        if metric.accuracy and self.classes is None:
+            return (
+                "an accuracy, and this loss has none: give your own, "
+                'metrics={"accuracy": lambda outputs, targets: ...}'
+            )
+        return None
 
     def _derived(self, name: str) -> dict[str, Metric]:
         if name == "class_accuracy":
@@ -96,13 +114,14 @@ class Choosing:
 
     def _options(self, figure: str) -> dict[str, Any]:
         score = (figure, self.scores[figure]) if figure in self.scores else None
-        return {"accuracy": figure == "accuracy", "must_be_finite": figure == "loss", "score": score}
+        of_loss = figure == "accuracy" and score is None
+        return {"accuracy": of_loss, "must_be_finite": figure == "loss", "score": score}
 
     def _reduction(self, name: str, figure: str, said: str) -> Callable[[Tensor], Tensor]:
         if said == "test":
             return torch.mean
         if said == "worst":
-            if figure in self.scores:
+            if figure in self.scores and figure != "accuracy":
                 raise HoldfastError(
                     f"metric {name!r}: whether a high {figure} is bad is not known; use p0 or p100"
                 )
@@ -127,7 +146,7 @@ def choose_metrics(
             names.append(item)
             continue
         own = {item.partition(":")[2]: item} if isinstance(item, str) else item
-        scores |= {name: _score(name, score) for name, score in own.items()}
+        scores |= {name: _score(name, score, classes) for name, score in own.items()}
         names += own
     choosing = Choosing(nodes, has_test, classes, scores, finite)
     chosen: dict[str, Metric] = {}
@@ -136,8 +155,8 @@ def choose_metrics(
     return chosen
 
 
-def _score(name: str, given: Any) -> Score:
-    if name in METRICS or name in ("accuracy", "loss", "default"):
+def _score(name: str, given: Any, classes: int | None) -> Score:
+    if name in METRICS or name in ("loss", "default") or (name == "accuracy" and classes is not None):
         raise HoldfastError(f"metric {name!r}: this name is taken; call yours something else")
     score = import_named("metric", given, "my_metrics:mae") if isinstance(given, str) else given
     if isinstance(score, type):

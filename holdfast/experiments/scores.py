@@ -34,7 +34,13 @@ class Mean:
         self.total, self.samples = torch.zeros((), dtype=torch.float64), 0
 
     def update(self, outputs: Any, targets: Any) -> None:
-        size, value = len(targets), torch.as_tensor(self.function(outputs, targets))
+        try:
+            size, value = len(targets), torch.as_tensor(self.function(outputs, targets))
+        except Exception as error:  # the user's own code
+            raise HoldfastError(
+                f"metric {self.name!r} fails: {type(error).__name__}: {error}; it is given outputs and "
+                "targets"
+            ) from error
         if value.shape not in ((), (size,)):
             raise HoldfastError(
                 f"metric {self.name!r}: expected one number for each of {size} samples, or their mean, got "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -15,18 +16,32 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.tree import leaves
 from holdfast.core.validation import parameters as accepted_parameters
 from holdfast.core.world import ALONE, World
-from holdfast.data import PARTITIONERS, Dataset, FederatedData, load_data, partition
-from holdfast.data.samples import Pair
+from holdfast.data import (
+    PARTITIONERS,
+    Dataset,
+    FederatedData,
+    NodesData,
+    Partitioner,
+    TrainTest,
+    divide,
+    load_data,
+)
+from holdfast.data.lazy import AnyData
 from holdfast.engines.cluster.placement import place
 from holdfast.experiments.assembly import Setting, configured_network
-from holdfast.experiments.choices import as_loss, initial_module
+from holdfast.experiments.choices import as_loss, initial_module, outputs_for
 from holdfast.experiments.config import Choice, Experiment, ProblemConfig
-from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.problem.reference.curvature import estimate_curvature
+
+MOST_CLASSES = 1000  # that a report shows
 
 
 def build_method(experiment: Experiment, setting: Setting) -> Method:
     """The experiment's algorithm, its hyperparameters checked."""
+    return setting.fitted(_given_method(experiment, setting), experiment.algorithm.local_epochs)
+
+
+def _given_method(experiment: Experiment, setting: Setting) -> Method:
     name, parameters = experiment.algorithm.name, experiment.algorithm.parameters
     if experiment.algorithm.curvature == "given":
         return build_algorithm(name, parameters)
@@ -48,37 +63,31 @@ def build_setting(
     A process of several keeps the samples of its own nodes only.
     """
     problem = experiment.problem
-    dataset = load_dataset(problem.dataset, problem.nodes, seed, data_dir)
-    data = split(dataset, problem, seed)
-    network = configured_network(experiment.network, problem.nodes, seed)
+    rule = partition_rule(problem.partition)
+    given = named_data(problem.dataset, rule, nodes=problem.nodes, seed=seed, data_dir=data_dir)
     loss = as_loss(problem.loss)
-    test = None
-    mean, std, classes = 0.0, 1.0, data.classes
-    if isinstance(dataset, Dataset):
-        mean, std, classes = dataset.mean, dataset.std, dataset.classes
-        test = Pair(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
-    labels = data.label_table(classes) if classes else np.empty((data.nodes, 0), np.int64)
-    module = (problem.model, data.input_shape, loss.outputs(classes), seed)
+    given = given.that_count(loss.counted)
+    data = given.train
+    network = configured_network(experiment.network, problem.nodes, seed)
+    labels = label_table(data, given.classes)
+    module = (problem.model, data.input_shape, outputs_for(loss, data, given.classes), seed)
     if world.size > 1:
         data = data.hold(place(network, world.size)[world.rank].tolist())
-        _load_dataset.cache_clear()
+        _load.cache_clear()
     return Setting(
         data=data,
-        test_data=test,
+        test_data=given.test,
+        test_counts=given.test_counts,
         network=network,
         loss=loss,
-        metrics=choose_metrics(
-            experiment.metrics,
-            has_test=test is not None,
-            classes=labels.shape[1] if loss.has_accuracy else None,
-            nodes=problem.nodes,
-        ),
+        wanted=experiment.metrics,
+        classes=given.classes or 0,
         personalize=experiment.personalize,
         make_module=partial(initial_module, *module),
         on_meta=":" not in problem.model.name,
         terms=problem,
-        mean=mean,
-        std=std,
+        mean=given.mean,
+        std=given.std,
         seed=seed,
         device=device,
         dtype=getattr(torch, experiment.dtype),
@@ -88,28 +97,38 @@ def build_setting(
     )
 
 
-def split(dataset: Dataset | FederatedData, problem: ProblemConfig, seed: int) -> FederatedData:
-    """The samples of every node, divided as the experiment says unless the user's own function did it."""
-    if isinstance(dataset, Dataset):
-        rule = PARTITIONERS.build(problem.partition.name, problem.partition.parameters)
-        samples = (dataset.x_train, dataset.y_train)
-        return partition(*samples, rule, nodes=problem.nodes, seed=seed, groups=dataset.groups)
-    if problem.partition != ProblemConfig.model_fields["partition"].default:
-        raise HoldfastError(
-            f"problem.partition: {problem.dataset.name} has divided the data already; leave partition out"
-        )
-    return dataset
+def named_data(
+    choice: Choice, rule: Callable[[], Partitioner] | None, *, nodes: int, seed: int, data_dir: Path | None
+) -> NodesData:
+    """The named data of every node, divided by ``rule()`` unless they are already."""
+    found = load_dataset(choice, nodes, seed, data_dir)
+    return divide(choice.name, found, rule, nodes=nodes, seed=seed)
 
 
-def load_dataset(choice: Choice, nodes: int, seed: int, data_dir: Path | None) -> Dataset | FederatedData:
-    """The named data set; the last few stay in memory, since many jobs read the same one."""
-    return _load_dataset(choice.name, json.dumps(choice.parameters, sort_keys=True), nodes, seed, data_dir)
+def partition_rule(choice: Choice) -> Callable[[], Partitioner] | None:
+    """What makes the chosen rule; None for the default, which says nothing about data divided already."""
+    if choice == ProblemConfig.model_fields["partition"].default:
+        return None
+    return partial(PARTITIONERS.build, choice.name, choice.parameters)
+
+
+def load_dataset(choice: Choice, nodes: int, seed: int, data_dir: Path | None) -> Dataset | TrainTest:
+    """The named data, not divided yet; the last few stay in memory, since many jobs read the same."""
+    return _load(choice.name, json.dumps(choice.parameters, sort_keys=True), nodes, seed, data_dir)
+
+
+def label_table(data: AnyData, classes: int | None) -> np.ndarray:
+    """[n, classes]: samples of each class at each node; no column where they are not known to be labels."""
+    labels = data.targets if isinstance(data, FederatedData) else None
+    if labels is None or labels.dim() != 1 or not 0 < (classes or 0) <= MOST_CLASSES:
+        return np.empty((data.nodes, 0), np.int64)
+    assert isinstance(data, FederatedData)
+    assert classes is not None
+    return data.label_table(classes)
 
 
 @lru_cache(maxsize=4)
-def _load_dataset(
-    name: str, parameters: str, nodes: int, seed: int, data_dir: Path | None
-) -> Dataset | FederatedData:
+def _load(name: str, parameters: str, nodes: int, seed: int, data_dir: Path | None) -> Dataset | TrainTest:
     return load_data(name, json.loads(parameters), nodes=nodes, seed=seed, data_dir=data_dir)
 
 

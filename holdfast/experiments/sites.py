@@ -9,53 +9,55 @@ import numpy as np
 from torch import nn
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.fingerprint import fingerprint
 from holdfast.core.tree import leaves
 from holdfast.data.arrays import labels_below
 from holdfast.data.columns import Columns, has_columns, read_columns
-from holdfast.data.dataset import Dataset
+from holdfast.data.dataset import Dataset, TrainTest
 from holdfast.data.federated import FederatedData
 from holdfast.data.files import npz
+from holdfast.data.handed import from_datasets
+from holdfast.data.lazy import AnyData, shape_of_inputs
+from holdfast.data.load import call_own
 from holdfast.data.samples import Pair
+from holdfast.data.test_sets import read_test
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.store import data_digest
 from holdfast.experiments.assembly import build_problem, convexity_warning, torch_device
-from holdfast.experiments.choices import initial_module
 from holdfast.experiments.federation import CommonProblem, FederationFile
 from holdfast.problem.flat import FlatModel
-from holdfast.problem.losses import LOSSES, Loss
+from holdfast.problem.lazy_source import SOME
 
 
 def initial_model(federation: FederationFile) -> FlatModel:
     """The model that everybody starts from; a server makes it without any data."""
-    module = _initial_module(federation)
+    module = federation.module()
     model = FlatModel(module, torch_device("cpu"), federation.torch_dtype)
     _share_memory(module, model)
     return model
 
 
-def open_site(federation: FederationFile, name: str, dataset: Dataset | Columns, device: str = "cpu") -> Site:
-    """The site of the node called ``name`` with ``dataset``, checked against the federation file."""
-    node = federation.names.index(name)
-    train, test = _samples(federation.problem, dataset)
-    counts, own = np.array(federation.counts), len(next(leaves(train)))
-    if counts[node] not in (0, own):
-        raise HoldfastError(f"data: there are {own} samples, the federation file says {counts[node]}")
-    counts[node] = own
-    if federation.problem.buffers != "local":
-        raise HoldfastError(
-            f'buffers = "{federation.problem.buffers}": a deployed node knows the statistics of its own data '
-            'only; use buffers = "local"'
-        )
-    module = _initial_module(federation)
-    x, y = train if isinstance(train, Pair) else (train, None)
+def open_site(federation: FederationFile, name: str, own: Any, device: str = "cpu") -> Site:
+    """The site of the node called ``name`` with its ``own`` data, checked against the federation file.
+
+    They are what ``own_data`` gives: a ``Dataset`` or ``Columns``; or samples of one node as ``hf.train``
+    takes them, a ``Stream``, or either in a ``TrainTest``.
+    """
+    node, described = federation.names.index(name), federation.problem
+    data, test = _of_one_node(own)
+    _check_form(described, data, test)
+    counts = np.array(federation.counts)
+    if data.finite and counts[node] not in (0, len(data)):
+        raise HoldfastError(f"data: there are {len(data)} samples, the federation file says {counts[node]}")
+    module = federation.module()
     problem = build_problem(
         module,
-        FederatedData(x, y, counts, held=np.array([node])),
-        loss=_loss(federation),
-        **federation.problem.options,
+        data.at_site(node, counts),
+        loss=federation.loss,
+        **described.options,
         seed=federation.seed,
-        mean=federation.problem.mean,
-        std=federation.problem.std,
+        mean=described.mean,
+        std=described.std,
         device=device,
         dtype=federation.torch_dtype,
         precision=None,
@@ -63,31 +65,54 @@ def open_site(federation: FederationFile, name: str, dataset: Dataset | Columns,
     _share_memory(module, problem.model)
     placed = None if test is None else problem.test_set(test)
     problem.check_model(placed)
-    digest = data_digest([*leaves(train), *leaves(() if test is None else test)])
     warning = convexity_warning(federation.algorithm.name, federation.method, problem)
-    return Site(node, problem, placed, digest, warning)
+    return Site(node, problem, placed, _digest(data, test), warning)
 
 
-def _samples(described: CommonProblem, dataset: Dataset | Columns) -> tuple[Any, Any]:
-    """Samples to train and, if there are any, to test on, checked against the federation file."""
-    if isinstance(dataset, Columns):
-        if dataset.shapes != described.columns:
+def _of_one_node(own: Any) -> tuple[AnyData, Any]:
+    """A node's data, and the samples to test on, if there are any."""
+    if isinstance(own, Dataset):
+        test = Pair(own.x_test, own.y_test) if len(own.x_test) else None
+        return FederatedData.of_nodes([(own.x_train, own.y_train)]), test
+    if isinstance(own, Columns):
+        return FederatedData.of_nodes([own.train]), own.test
+    train, test = own if isinstance(own, TrainTest) else (own, None)
+    data = train if isinstance(train, AnyData) else from_datasets([train])
+    if data.finite and data.nodes != 1:
+        raise HoldfastError(f"data: a site has the data of one node, these are of {data.nodes}")
+    return data, None if test is None else read_test("test", test)
+
+
+def _check_form(described: CommonProblem, data: AnyData, test: Any) -> None:
+    """Refuses samples that are not what the federation file says; of those read when drawn, the first."""
+    samples = data.samples if isinstance(data, FederatedData) else data.first(SOME)
+    if not isinstance(samples, Pair):
+        shapes = {name: list(column.shape[1:]) for name, column in samples.items()}
+        if shapes != described.columns:
             told = f"columns = {described.columns}, input_shape = {described.input_shape}"
-            raise HoldfastError(f"data: columns are {dataset.shapes}, the federation file says {told}")
-        return dataset.train, dataset.test
-    if list(dataset.input_shape) != described.input_shape:
+            raise HoldfastError(f"data: columns are {shapes}, the federation file says {told}")
+        return
+    shape = list(shape_of_inputs(samples))
+    if shape != described.input_shape:
         raise HoldfastError(
-            f"data: samples are {list(dataset.input_shape)}, the federation file says "
+            f"data: samples are {shape}, the federation file says "
             f"{described.input_shape or f'columns = {described.columns}'}"
         )
-    if (described.classes is None) != dataset.y_train.is_floating_point():
+    if (described.classes is None) != samples.y.is_floating_point():
         kind = "real targets" if described.classes is None else f"class labels 0..{described.classes - 1}"
-        raise HoldfastError(f"data: the federation file says {kind}, y_train is {dataset.y_train.dtype}")
+        raise HoldfastError(f"data: the federation file says {kind}, y_train is {samples.y.dtype}")
     if described.classes is not None:
-        labels_below("y_train", dataset.y_train, described.classes)
-        labels_below("y_test", dataset.y_test, described.classes)
-    test = Pair(dataset.x_test, dataset.y_test) if len(dataset.x_test) else None
-    return Pair(dataset.x_train, dataset.y_train), test
+        labels_below("y_train", samples.y, described.classes)
+        if test is not None:
+            labels_below("y_test", test.y, described.classes)
+
+
+def _digest(data: AnyData, test: Any) -> str:
+    """Tells the site's data from others: by all samples, or, where they are read when drawn, by the first."""
+    tests = list(leaves(() if test is None else test))
+    if isinstance(data, FederatedData):
+        return data_digest([*leaves(data.samples), *tests])
+    return fingerprint([data, tests])[:16]
 
 
 def read_data(path: Path) -> Dataset | Columns:
@@ -95,15 +120,19 @@ def read_data(path: Path) -> Dataset | Columns:
     return read_columns(path) if has_columns(path) else npz(str(path))
 
 
-def _loss(federation: FederationFile) -> Loss:
-    return LOSSES.build(federation.problem.loss.name, federation.problem.loss.parameters)
+def names_code(given: str | Path) -> bool:
+    """Whether ``--data`` is the site's own ``module:function``, and not a file."""
+    return ":" in str(given) and not Path(given).exists()
 
 
-def _initial_module(federation: FederationFile) -> nn.Module:
-    described = federation.problem
-    outputs = _loss(federation).outputs(described.classes)
-    shape = tuple(described.input_shape or ())
-    return initial_module(federation.model, shape, outputs, federation.seed)
+def own_data(given: str | Path, node: str) -> Any:
+    """What ``--data`` names, as ``open_site`` takes it: an npz file, or what the site's function returns.
+
+    A function gets the name of the ``node`` if it has that parameter.
+    """
+    if names_code(given):
+        return call_own("--data", str(given), {}, {"node": node})
+    return read_data(Path(given))
 
 
 def _share_memory(module: nn.Module, model: FlatModel) -> None:

@@ -182,6 +182,8 @@ def chosen_goal(parameter: str, metric: str | None, mode: Mode | None, widen: in
 
 def first_grid(where: str, values: Sequence[float] | None, present: Any, *, whole: bool) -> list[float]:
     """The values to begin with, checked; by default around the one that is ``present``."""
+    if values is not None and not isinstance(values, Sequence):
+        raise HoldfastError(f"{where}: expected a list such as [0.01, 0.1, 1], got {quoted(values)}")
     if values is None:
         if isinstance(present, bool) or not isinstance(present, int | float) or present <= 0:
             raise HoldfastError(f"{where}: give the values to try; there is no number to start from")
@@ -225,8 +227,8 @@ def open_folder(folder: Path, notes: dict[str, Any], *, resume: bool) -> None:
         changed = [name for name in notes if name != "widen" and before.get(name) != notes[name]]
         if changed:
             raise HoldfastError(
-                f"{folder}: the tuning began with another {', '.join(changed)}; give the same, or choose "
-                "another run_dir"
+                f"{folder}: the tuning began with other arguments: {', '.join(changed)}; give the same, or "
+                "choose another run_dir"
             )
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HoldfastError(f"run_dir: {folder} exists and is no tuning of holdfast; choose another folder")

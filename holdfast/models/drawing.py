@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import _VF, Tensor, nn
+from torch.func import vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -28,11 +30,14 @@ class CountedDropout(TorchFunctionMode):
     Calls are numbered as they come, so two of them differ, also of a layer that is called twice. It covers
     the layers of torch.nn, ``functional.dropout`` and its kin in a user's own code, and attention: torch's
     functions run with their own code, but for the random numbers. Other functions run as they are.
+
+    With ``key`` [n, 4], the samples of n nodes lie end to end, and each node has the masks that it has alone.
     """
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
         self.key, self.draws = key, 0
+        self.shapes: list[tuple[int, ...]] = []  # of the masks of all nodes, [n B, ...]
 
     def __enter__(self) -> CountedDropout:
         self._outer, _now.drawing = getattr(_now, "drawing", None), self
@@ -55,8 +60,21 @@ class CountedDropout(TorchFunctionMode):
                 "gradient checkpointing of a part with dropout: computed again, it would drop other units; "
                 "leave the dropout out of that part, or the checkpointing"
             )
-        self.draws += 1
-        return mask(self.key, self.draws - 1, shape, p)
+        call, self.draws = self.draws, self.draws + 1
+        if self.key.ndim == 1:
+            return mask(self.key, call, shape, p)
+        self.shapes.append(tuple(shape))
+        own = (shape[0] // len(self.key), *shape[1:])
+        return vmap(lambda key: mask(key, call, own, p))(self.key).view(shape)
+
+    @contextmanager
+    def of_node(self, key: Tensor) -> Iterator[None]:
+        """Goes on with the ``key`` [4] of one node, inside a function that is mapped over nodes."""
+        keys, self.key = self.key, key
+        try:
+            yield
+        finally:
+            self.key = keys
 
 
 def mask(key: Tensor, call: int, shape: Sequence[int], p: float) -> Tensor:

@@ -15,11 +15,12 @@ from holdfast.models.base import MODELS
 
 
 def load_model(
-    name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int
+    name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int | None
 ) -> nn.Module:
     """The registered model ``name``, or the user's ``module:Class``, made with ``options``.
 
     A user's class also gets ``input_shape`` and ``outputs`` if its constructor has parameters of these names.
+    ``outputs`` may be None, not known, for a class that does not ask for it.
     """
     try:
         return _load(name, options, {"input_shape": input_shape, "outputs": outputs})
@@ -32,18 +33,28 @@ def load_model(
 
 def _load(name: str, options: Mapping[str, Any], context: Mapping[str, Any]) -> nn.Module:
     if ":" not in name:
-        return MODELS.build(name, options, **context)
+        return MODELS.build(name, options, **_known(name, context))
     for key in options:
         if key in context:
             raise HoldfastError(f"model {name!r}: {key!r} comes from the data, leave it out")
     own = import_model(name)
     signature = inspect.signature(own)
-    arguments = {**options, **{key: value for key, value in context.items() if key in signature.parameters}}
+    asked = {key: value for key, value in context.items() if key in signature.parameters}
+    arguments = {**options, **_known(name, asked)}
     try:
         signature.bind(**arguments)
     except TypeError as error:
         raise HoldfastError(f"model {name!r}: {error}; its signature is {signature}") from None
     return own(**arguments)
+
+
+def _known(name: str, context: Mapping[str, Any]) -> Mapping[str, Any]:
+    if context.get("outputs", 0) is None:
+        raise HoldfastError(
+            f"model {name!r}: nobody knows how many classes there are without reading all items; say so, as "
+            "in hf.from_datasets(..., classes=10)"
+        )
+    return context
 
 
 def import_model(spec: str) -> type[nn.Module]:

@@ -65,4 +65,6 @@ class Entrance:
             raise HoldfastError(f"test: columns are {list(given)}, for training {list(expected)}")
         for name in expected:
             if given[name] != expected[name]:
-                raise HoldfastError(f"test {name}: samples are {given[name]}, for training {expected[name]}")
+                raise HoldfastError(
+                    f"test {name}: samples are {given[name]}, for training {expected[name]}; make them alike"
+                )

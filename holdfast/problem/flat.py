@@ -78,6 +78,11 @@ class FlatModel:
         ]
 
     @property
+    def numbers(self) -> dict[str, int]:
+        """How many numbers each trained parameter has, in the order of a row."""
+        return dict(zip(self.shapes, self.sizes, strict=True))
+
+    @property
     def recurrent(self) -> bool:
         """Whether the model has a recurrent layer of torch's."""
         return any(isinstance(layer, nn.RNNBase) for layer in self.template.modules())
@@ -100,17 +105,17 @@ class FlatModel:
                 parameter = module.get_parameter(name)
                 parameter.data = parameter.data.new_zeros(()).expand(shape)
 
-    def probe(self, call: Call, samples: Any, stacked: bool = True) -> Any:
+    def probe(self, call: Call, samples: Any, stacked: bool = True, calls: str = "") -> Any:
         """What ``call`` gives for a batch; raises, naming the layer, if copies cannot be trained.
 
-        ``stacked``: side by side in one call; or one after the other.
+        ``stacked``: side by side in one call; or one after the other. ``calls``: who is named if no layer is.
         """
-        return probe(self._training, call, samples, stacked)
+        return probe(self._training, call, samples, stacked, calls)
 
-    def probe_evaluation(self, call: Call, samples: Any) -> None:
+    def probe_evaluation(self, call: Call, samples: Any, calls: str = "") -> None:
         """Raises, naming the layer, if models in eval mode cannot be called, or not twice with one result."""
         run = partial(self.evaluate, self.trial_row, call, samples)
-        probe_evaluation(self._evaluation, run, self.x0.device)
+        probe_evaluation(self._evaluation, run, self.x0.device, calls)
 
     def watched(self) -> AbstractContextManager[list[str]]:
         """The layers whose forward is under way, innermost last; those of a call that failed stay."""
@@ -135,7 +140,7 @@ class FlatModel:
             samples = map_inputs(
                 lambda part: part.to(self.compute) if part.is_floating_point() else part, samples
             )
-        # Where ``run`` calls the module, it is not known here for how many nodes it does.
+        # Who gives ``run`` also has dropout draw: it is not known here for how many nodes.
         counted = self.draws and run is None
         with CountedDropout(key) if counted else nullcontext():
             return self._run(True, given, call, samples, run)
@@ -196,6 +201,11 @@ class FlatModel:
             return answer
         result: Tensor = functional_call(self._called[training], given, (call, samples), tie_weights=False)
         return result
+
+    @property
+    def statistics_names(self) -> list[str]:
+        """The buffers that hold running statistics, as the user's module calls them."""
+        return list(self._statistics(self.trial_row, ""))
 
     def module(self, row: Tensor) -> nn.Module:
         """A copy of the user's module, in its own dtype and on the CPU, that holds ``row`` [d + 2 s].

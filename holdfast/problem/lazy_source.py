@@ -208,9 +208,10 @@ class StreamSource:
         self._options: dict[str, Any] = {"seed": seed, "mean": mean, "std": std}
         self.host = HostSource(Entrance(like, mean, std), seed, reading or Reading(data))
         self.nodes, self.how = data.nodes, data.how
-        self.here = torch.arange(data.nodes, device=like.device)
-        words = philox((0, 0, 0, 0), (seed, int(Purpose.TRANSFORM))).tolist()
-        self._first = data.read(Part(0, 0, 0, (), (tuple(words),), 0))
+        self.here = torch.as_tensor(data.here, device=like.device)
+        node = int(data.here[0])
+        words = philox((0, 0, 0, node), (seed, int(Purpose.TRANSFORM))).tolist()
+        self._first = data.read(Part(node, 0, 0, (), (tuple(words),), 0))
         self.batch_size: int | None = len(next(leaves(self._first)))
 
     @property

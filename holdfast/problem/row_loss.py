@@ -88,7 +88,7 @@ class RowLoss:
 
     def probe(self, samples: Any, stacked: bool) -> Any:
         """The outputs in training; raises, naming the layer, if copies of the model cannot be trained."""
-        return self.model.probe(self.loss.first_part, samples, stacked)
+        return self.model.probe(self.loss.first_part, samples, stacked, self.loss.calls)
 
 
 @contextmanager

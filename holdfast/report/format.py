@@ -111,6 +111,9 @@ QUANTITIES: dict[str, Quantity] = {
     "tau_proc": Quantity("processing delay", "processing", "Cumulative processing delay, as in DSpodFL."),
     "tau_trans": Quantity("transmission delay", "transmission", "Cumulative transmission delay."),
     "tau_total": Quantity("total delay", "delay", "Cumulative delay of computing and transmitting."),
+    "tau_raw": Quantity(
+        "total delay, 1/d and 1/b as times", "raw delay", "As the total, but not normalised."
+    ),
     "value_evaluations": Quantity("values computed by local solvers", "values", kind="count"),
     "unfinished_solves": Quantity("local solves that missed their tolerance", "unfinished", kind="count"),
     "local_loss": Quantity(

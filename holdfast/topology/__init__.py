@@ -8,6 +8,7 @@ from holdfast.topology.activity import (
     UniformChance,
     read_chance,
 )
+from holdfast.topology.base_graph import base_graph
 from holdfast.topology.graphs import (
     TOPOLOGIES,
     Graph,
@@ -31,7 +32,9 @@ from holdfast.topology.mixing import (
     uniform_neighbour,
     validate_mixing,
 )
-from holdfast.topology.network import Network, build_network, server
+from holdfast.topology.named import build_network
+from holdfast.topology.network import Network, server
+from holdfast.topology.one_peer import equi_dynamic, equi_static, one_peer_exponential
 from holdfast.topology.sporadic_theory import expected_p, expected_p_squared, rho_tilde
 
 __all__ = [
@@ -44,10 +47,13 @@ __all__ = [
     "Graph",
     "Network",
     "UniformChance",
+    "base_graph",
     "build_network",
     "complete",
     "double_ring",
     "edge_list",
+    "equi_dynamic",
+    "equi_static",
     "erdos_renyi",
     "expected_p",
     "expected_p_squared",
@@ -56,6 +62,7 @@ __all__ = [
     "laplacian",
     "line",
     "metropolis",
+    "one_peer_exponential",
     "random_geometric",
     "read_chance",
     "rho_tilde",

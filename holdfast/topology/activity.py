@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from holdfast.core.registry import Registry
 from holdfast.core.validation import Count, NonNegative, Positive, Probability, Seed, check, check_fields
 
 Floats = NDArray[np.float64]
+LinkDraws = Literal["once", "each-end", "latched"]
 Links = NDArray[np.int64]
 
 
@@ -89,24 +90,27 @@ class Activity:
     also a mapping from pairs (i, j), the others being 1; a ``Distribution``, drawn once, or anew every
     ``redraw_every`` rounds; or a function of the round that returns any of the former.
 
-    ``latched_links``: a link that was available once stays so, as in DSpodFL's released code, not its paper.
+    ``link_draws``: ``once`` per link and round, as in DSpodFL's paper; by ``each-end``, so that a link is
+    available with probability 1 - (1 - b)^2, as in the first version of the authors' code; or ``latched``:
+    a link that was available once stays so, as in its later version.
     """
 
     compute: Chance = 1.0
     links: Chance = 1.0
     seed: Seed = 0
     redraw_every: Count | None = None
-    latched_links: bool = False
+    link_draws: LinkDraws = "once"
 
     def __post_init__(self) -> None:
         check("seed", Seed, self.seed)
         check("redraw_every", Count | None, self.redraw_every)
-        check("latched_links", bool, self.latched_links)
+        check("link_draws", LinkDraws, self.link_draws)
         may_be_drawn = [isinstance(chance, Distribution) or callable(chance) for chance in self._both]
         if self.redraw_every and not any(may_be_drawn):
             raise HoldfastError("redraw_every: neither compute nor links is drawn from a distribution")
-        if self.latched_links and (callable(self.links) or (self.redraw_every and may_be_drawn[1])):
-            raise HoldfastError("latched_links: the probabilities of links must not change")
+        changing = callable(self.links) or (self.redraw_every and may_be_drawn[1])
+        if self.link_draws == "latched" and changing:
+            raise HoldfastError("link_draws: for latched links, their probabilities must not change")
 
     @property
     def _both(self) -> tuple[Chance, Chance]:
@@ -130,11 +134,16 @@ class Activity:
         self, chances: Floats, nodes: int, links: Links, seed: int, round: int, draw: int
     ) -> NDArray[np.bool_]:
         """Which links, [E], are available in ``round``: drawn once per link, so both ends see the same."""
+        # Of latched links, one number for all rounds decides when they come up first.
+        drawn_in = 0 if self.link_draws == "latched" else round
         number = torch.as_tensor(links[:, 0] * nodes + links[:, 1])
-        if self.latched_links:  # one number for all rounds decides when the link comes up first
-            first = uniform(seed, Stream.LINK, 0, draw, number).numpy()
-            return np.asarray(first < 1 - (1 - chances) ** (round + 1))
-        return np.asarray(uniform(seed, Stream.LINK, round, draw, number).numpy() < chances)
+        drawn = uniform(seed, Stream.LINK, drawn_in, draw, number).numpy()
+        return np.asarray(drawn < self.availability(chances, round))
+
+    def availability(self, chances: Floats, round: int) -> Floats:
+        """How likely links with these ``chances``, [E], are available in ``round``."""
+        attempts = {"once": 1, "each-end": 2, "latched": round + 1}[self.link_draws]
+        return chances if attempts == 1 else 1 - (1 - chances) ** attempts
 
     def _evaluate(
         self, name: str, chance: Any, round: int, keys: NDArray[np.int64], pairs: Links | None

@@ -17,6 +17,8 @@ from holdfast.core.registry import Registry
 from holdfast.core.validation import Count, Positive, Seed
 
 if TYPE_CHECKING:
+    from holdfast.topology.network import Network
+
     Graph = nx.Graph[int]
 else:
     Graph = nx.Graph  # cannot be subscripted at run time
@@ -31,8 +33,8 @@ TwoOrMore = Annotated[int, Field(ge=2)]
 FiveOrMore = Annotated[int, Field(ge=5)]
 LinkProbability = Annotated[float, Field(ge=1e-12, le=1)]
 
-TOPOLOGIES: Registry[Graph | None] = Registry("topology", context=("nodes", "seed"))
-"""All topologies by name; ``None`` instead of a graph stands for a server."""
+TOPOLOGIES: Registry[Graph | Network | None] = Registry("topology", context=("nodes", "seed"))
+"""All topologies by name: a graph, a network with weights of its own, or ``None`` for a server."""
 
 
 @TOPOLOGIES.register_checked("server")

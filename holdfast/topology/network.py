@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import networkx as nx
 import numpy as np
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse, triu
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.validation import Count, check, parameters
-from holdfast.topology.activity import Activity, Chance, Probabilities
-from holdfast.topology.graphs import TOPOLOGIES, Graph
+from holdfast.core.validation import Count, check
+from holdfast.topology.activity import Activity, Chance, LinkDraws, Probabilities
+from holdfast.topology.graphs import Graph
 from holdfast.topology.mixing import MIXINGS, adjacency, require_connected, validate_mixing
-from holdfast.topology.spectral import spectral_lambda
+from holdfast.topology.spectral import least_eigenvalue, spectral_lambda
 
 ALWAYS = Activity()
+GraphOrWeights: TypeAlias = Graph | csr_array | NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,7 @@ class Network:
     weights: csr_array | None  # [nodes, nodes] float64; None for a server, where W = J
     activity: Activity | None = None  # how often nodes compute and links transmit; None: always
     sequence: Callable[[int], Network] | None = None  # the network of each round, if it varies
+    period: int | None = None  # the rounds after which a varying network begins anew, if it does
 
     @classmethod
     def of(
@@ -50,36 +52,54 @@ class Network:
     @classmethod
     def varying(
         cls,
-        graphs: Callable[[int], Graph],
+        graphs: Callable[[int], GraphOrWeights] | Sequence[GraphOrWeights],
         every: int = 1,
         mixing: str = "metropolis",
         **mixing_params: Any,
     ) -> Network:
         """A network that changes: ``graphs(e)`` is its graph in rounds e * every to (e + 1) * every - 1.
 
+        ``graphs`` may also be a list, which begins anew after its last. In the place of a graph may stand a
+        matrix [n, n] of weights, whose links are where it is not zero; graphs get the ``mixing``.
         The single graphs need not be connected, as long as the nodes are connected over time. Asked twice
         for the same e, ``graphs`` must return the same graph, or a run could not be resumed.
         Degrees, links and spectral figures of the whole network are those of the first graph.
         """
         check("every", Count, every)
+        if not callable(graphs):
+            return cls._periodic([cls._of_any(graph, mixing, **mixing_params) for graph in graphs], every)
         first = cls._of_any(graphs(0), mixing, **mixing_params)
-        if not first.directed_links:
-            raise HoldfastError("varying: the first graph has no links; begin with one that has some")
+        _check_epoch(0, first, first)
 
         @lru_cache(maxsize=4)
         def of_epoch(epoch: int) -> Network:
             network = cls._of_any(graphs(epoch), mixing, **mixing_params) if epoch else first
-            if network.nodes != first.nodes:
-                raise HoldfastError(
-                    f"varying: graph {epoch} has {network.nodes} nodes, but the first has {first.nodes}"
-                )
+            _check_epoch(epoch, network, first)
             return network
 
         return replace(first, sequence=lambda round: of_epoch(round // every))
 
     @classmethod
-    def _of_any(cls, graph: Graph, mixing: str | csr_array | NDArray[Any], **mixing_params: Any) -> Network:
-        """As ``of``, but the graph may be disconnected."""
+    def _periodic(cls, networks: list[Network], every: int) -> Network:
+        if not networks:
+            raise HoldfastError("varying: the list of graphs is empty; give at least one")
+        for epoch, network in enumerate(networks):
+            _check_epoch(epoch, network, networks[0])
+        together = csr_array(sum(network.adjacency for network in networks))
+        require_connected(together, "varying: all graphs together are", "add links to one of them")
+        return replace(
+            networks[0],
+            sequence=lambda round: networks[round // every % len(networks)],
+            period=len(networks) * every,
+        )
+
+    @classmethod
+    def _of_any(
+        cls, graph: GraphOrWeights, mixing: str | csr_array | NDArray[Any], **mixing_params: Any
+    ) -> Network:
+        """As ``of``, but the graph may be disconnected, or a matrix of weights."""
+        if not isinstance(graph, nx.Graph):
+            graph, mixing, mixing_params = *_with_links(graph), {}
         size = adjacency(graph).shape[0]
         if isinstance(mixing, str):
             weights = MIXINGS.build(mixing, mixing_params, graph=graph)
@@ -100,7 +120,7 @@ class Network:
         *,
         seed: int = 0,
         redraw_every: int | None = None,
-        latched_links: bool = False,
+        link_draws: LinkDraws = "once",
     ) -> Network:
         """This network with nodes that compute, and links that transmit, only now and then.
 
@@ -114,7 +134,7 @@ class Network:
                 "links: those of a varying network change; give one probability for all, a distribution or "
                 "a function of the round"
             )
-        activity = Activity(compute, links, seed, redraw_every, latched_links)
+        activity = Activity(compute, links, seed, redraw_every, link_draws)
         network = replace(self, activity=activity)
         network.probabilities(0)
         return network
@@ -127,6 +147,23 @@ class Network:
         """Of every node to compute, [n], and of every link to transmit, [E], in ``round``."""
         activity = self.activity or ALWAYS
         return _probabilities(activity, activity.since(round), self.at(round))
+
+    def availability(self, round: int) -> NDArray[np.float64]:
+        """How likely each link is available in ``round``, [E]; its probability, if drawn once."""
+        chances = self.probabilities(round).links
+        return chances if self.activity is None else self.activity.availability(chances, round)
+
+    def link_times(self, round: int) -> NDArray[np.float64]:
+        """What a vector over each link takes in ``round``, [E]: 1/b_ij over the degree, of both ends."""
+        network = self.at(round)
+        ends, per_node = network.links(), 1 / np.maximum(network.degrees, 1)
+        return np.asarray((per_node[ends[:, 0]] + per_node[ends[:, 1]]) / self.probabilities(round).links)
+
+    def link_time(self, round: int) -> float:
+        """What a vector over all links takes, (1/n) sum_i (1/deg_i) sum_j 1/b_ij; 1 if always available."""
+        if self.activity is None or self.is_server:
+            return 1.0
+        return float(self.link_times(round).sum() / self.nodes)
 
     def available_links(self, seed: int, round: int, draw: int) -> NDArray[np.bool_]:
         """Which links, [E], are available for the ``draw``-th sporadic exchange of ``round``."""
@@ -200,6 +237,11 @@ class Network:
         """lambda = ‖W - J‖₂: the factor by which one exchange shrinks disagreement, at worst."""
         return 0.0 if self.weights is None else spectral_lambda(self.weights)
 
+    @cached_property
+    def least_eigenvalue(self) -> float:
+        """The smallest eigenvalue of W (its real part, if W is only row-stochastic); 0 for a server."""
+        return 0.0 if self.weights is None else least_eigenvalue(self.weights)
+
     @property
     def mixing_parameter(self) -> float:
         """p = 1 - lambda²: 1 for exact averaging, near 0 for slow networks."""
@@ -222,42 +264,29 @@ def _probabilities(activity: Activity, round: int, network: Network) -> Probabil
     return activity.at(round, network.nodes, network.links())
 
 
+def _check_epoch(epoch: int, network: Network, first: Network) -> None:
+    if not first.directed_links:
+        raise HoldfastError("varying: the first graph has no links; begin with one that has some")
+    if network.nodes != first.nodes:
+        raise HoldfastError(
+            f"varying: graph {epoch} has {network.nodes} nodes, but the first has {first.nodes}"
+        )
+
+
+def _with_links(matrix: Any) -> tuple[Graph, csr_array]:
+    """The graph of a matrix of weights, [n, n], and the matrix in our format."""
+    weights = _as_csr(matrix)
+    if weights.shape[0] != weights.shape[1]:
+        raise HoldfastError(f"varying: a matrix of weights must be square, got shape {weights.shape}")
+    upper = triu(weights + weights.T, k=1, format="coo")
+    graph: Graph = nx.empty_graph(weights.shape[0])
+    graph.add_edges_from(zip(upper.row.tolist(), upper.col.tolist(), strict=True))
+    return graph, weights
+
+
 def server(nodes: int) -> Network:
     """A network of ``nodes`` clients whose messages a server averages."""
     return Network(check("server.nodes", Count, nodes), graph=None, weights=None)
-
-
-def build_network(
-    topology: str,
-    topology_params: Mapping[str, Any],
-    mixing: str | None,
-    mixing_params: Mapping[str, Any],
-    nodes: int,
-    seed: int,
-    graph_every: int | None = None,
-) -> Network:
-    """The network an experiment describes by names; without ``mixing``, a graph gets "metropolis".
-
-    ``graph_every``: a random topology is drawn anew every so many rounds.
-    """
-    if graph_every is not None:
-        if "seed" not in parameters(TOPOLOGIES[topology]):
-            random = [name for name in TOPOLOGIES if "seed" in parameters(TOPOLOGIES[name])]
-            raise HoldfastError(
-                f"graph_every: topology {topology!r} has nothing to draw anew; choose {' or '.join(random)}"
-            )
-
-        def graphs(epoch: int) -> Graph:
-            own_seed = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
-            return cast(Graph, TOPOLOGIES.build(topology, topology_params, nodes=nodes, seed=own_seed))
-
-        return Network.varying(graphs, graph_every, mixing or "metropolis", **mixing_params)
-    graph = TOPOLOGIES.build(topology, topology_params, nodes=nodes, seed=seed)
-    if graph is not None:
-        return Network.of(graph, mixing or "metropolis", **mixing_params)
-    if mixing is not None or mixing_params:
-        raise HoldfastError(f"topology {topology!r} averages everybody; leave the mixing out, got {mixing!r}")
-    return server(nodes)
 
 
 def _as_csr(matrix: Any) -> csr_array:

@@ -39,6 +39,13 @@ def spectral_lambda(W: csr_array) -> float:
     return float(max(second, largest_eigenvalues(-W, 1)[0]))
 
 
+def least_eigenvalue(W: csr_array) -> float:
+    """The smallest eigenvalue; of a matrix that is not symmetric, the smallest real part of one."""
+    if is_symmetric(W):
+        return float(-largest_eigenvalues((-W).tocsr(), 1)[0])
+    return float(np.linalg.eigvals(W.toarray()).real.min())
+
+
 def largest_eigenvalues(matrix: csr_array, count: int, bound: float | None = None) -> NDArray[np.float64]:
     """The ``count`` largest eigenvalues of a symmetric matrix, ascending; none of all exceeds ``bound``.
 

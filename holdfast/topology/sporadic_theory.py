@@ -16,13 +16,13 @@ from holdfast.topology.spectral import is_symmetric
 
 def expected_p(network: Network, round: int = 0) -> Floats:
     """E[P] = I - sum_e w_e b_e B_e in ``round``, [n, n]."""
-    now, chances = network.at(round), network.probabilities(round).links
+    now, chances = network.at(round), network.availability(round)
     return np.eye(now.nodes) - _laplacian(now, _weights(now) * chances)
 
 
 def expected_p_squared(network: Network, round: int = 0) -> Floats:
     """E[P^2] = E[P]^2 + sum_e 2 w_e^2 b_e (1 - b_e) B_e in ``round``, [n, n]."""
-    now, chances = network.at(round), network.probabilities(round).links
+    now, chances = network.at(round), network.availability(round)
     mean = expected_p(network, round)
     return mean @ mean + _laplacian(now, 2 * _weights(now) ** 2 * chances * (1 - chances))
 

@@ -6,18 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast_papers.evidence import Evidence, Scale, TableRow
+from holdfast_papers.evidence import Evidence, Scale, TableRow, sureness
 
 
 class Verdict(StrEnum):
-    """What became of a claim."""
+    """What became of a claim. Only PASS and FAIL count: they judge what a paper claims, tested fairly."""
 
     PASS = "PASS"
     FAIL = "FAIL"
-    NOT_COMPARABLE = "NOT COMPARABLE"
+    NOT_COMPARABLE = "NOT COMPARABLE"  # the run at hand cannot decide it
+    ERRATUM = "ERRATUM"  # a printed statement that a derivation or a counterexample refutes
+    HOLDS = "OURS: HOLDS"  # a statement of ours, such as a second reading
+    FAILS = "OURS: FAILS"
 
 
 class Finding(NamedTuple):
@@ -26,16 +31,36 @@ class Finding(NamedTuple):
     verdict: Verdict
     ours: str  # our figure, with mean and spread over seeds where there are several
     reason: str  # what was asked for, or why it cannot be compared
+    sure: str = ""  # in how many seeds it is so, and how likely chance alone would do the same
 
 
 def judged(holds: bool, ours: str, needed: str) -> Finding:
-    """PASS or FAIL; ``needed`` says in a few words what was asked for."""
+    """PASS or FAIL where chance plays no part; ``needed`` says in a few words what was asked for."""
     return Finding(Verdict.PASS if holds else Verdict.FAIL, ours, needed)
+
+
+def judged_by_seeds(margins: Sequence[np.ndarray], ours: str, needed: str) -> Finding:
+    """PASS if the mean over the seeds is positive of each of ``margins``, [seeds] each, and how sure that is.
+
+    A margin is by how much a condition is met, such as own - rival. Seeds are paired: entry s of every margin
+    comes from seed s. How sure the verdict is, is said of the margin with the smallest mean.
+    """
+    weakest = min(margins, key=lambda margin: float(margin.mean()))
+    return judged(bool(weakest.mean() > 0), ours, needed)._replace(sure=sureness(weakest))
 
 
 def not_comparable(ours: str, why: str) -> Finding:
     """A claim that this run cannot decide."""
     return Finding(Verdict.NOT_COMPARABLE, ours, why)
+
+
+Kind = Literal["paper", "erratum", "ours"]
+
+WORDS: Mapping[tuple[Kind, Verdict], Verdict] = {  # what PASS and FAIL of other kinds of claims are called
+    ("erratum", Verdict.FAIL): Verdict.ERRATUM,
+    ("ours", Verdict.PASS): Verdict.HOLDS,
+    ("ours", Verdict.FAIL): Verdict.FAILS,
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +70,7 @@ class Claim:
     says: str  # in our own words
     paper: str  # the paper's figure, as text
     check: Callable[[Evidence], Finding]
+    kind: Kind = "paper"  # erratum: printed, but refuted; ours: not the paper's, or not counted as such
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,12 @@ def paper_run(
     data_dir: DataDir = None,
     device: Device = "cpu",
     runs_dir: Annotated[Path, typer.Option(help="The runs go to papers/ in this folder.")] = Path("runs"),
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Run this seed only, one per process; the command without it joins and judges them."
+        ),
+    ] = None,
 ) -> None:
     """Run experiments of a paper, draw its figures, and say which of its claims hold.
 
@@ -42,7 +48,7 @@ def paper_run(
     """
     from holdfast_papers.commands import run_papers
 
-    run_papers(wanted, scale, data_dir, device, runs_dir)
+    run_papers(wanted, scale, data_dir, device, runs_dir, seed)
 
 
 @app.command("fill")

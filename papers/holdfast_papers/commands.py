@@ -17,7 +17,7 @@ from rich.text import Text
 
 from holdfast.cli.run import print_path
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_atomic
+from holdfast.core.files import write_atomic, write_json
 from holdfast.experiments.environment import describe_environment
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.runner import Interrupted
@@ -26,20 +26,25 @@ from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Verdict
 from holdfast_papers.catalogue import find_experiments, load_papers
 from holdfast_papers.drawing import draw
 from holdfast_papers.evidence import Evidence, Scale
-from holdfast_papers.execution import PaperProgress, Task, locked
+from holdfast_papers.execution import PaperProgress, Task, joined, locked
 from holdfast_papers.verdicts import (
     Judgement,
+    count_text,
     judge,
     markdown,
+    markdown_table,
     paper_table,
     read_judgement,
+    read_verdicts,
     terminal_table,
+    verdict_record,
     write_judgement,
 )
 
 PLACE = re.compile(
     r"(<!-- holdfast paper run (\S+) --scale (small|full) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL
 )
+COUNTS = re.compile(r"(<!-- holdfast paper counts -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 
 
 def list_papers() -> None:
@@ -55,16 +60,18 @@ def list_papers() -> None:
     console.print("\nRun one with, say: [bold]holdfast paper run local-gecl/table-3[/bold]", highlight=False)
 
 
-def run_papers(wanted: str, scale: Scale, data_dir: Path | None, device: str, runs_dir: Path) -> None:
+def run_papers(
+    wanted: str, scale: Scale, data_dir: Path | None, device: str, runs_dir: Path, seed: int | None
+) -> None:
     """``holdfast paper run``: exit code 1 if a claim fails, 2 if data are missing."""
     console = Console()
     circumstances = Circumstances(scale, device, data_dir)
     chosen = find_experiments(wanted)
     tasks = {
-        (paper.id, experiment.id): _tasks(paper, experiment, circumstances, runs_dir)
+        (paper.id, experiment.id): _tasks(paper, experiment, circumstances, runs_dir, seed)
         for paper, experiment in chosen
     }
-    everything = [task for some in tasks.values() for task in some]
+    everything = [run for some in tasks.values() for task in some for run in task.runs()]
     _stop_if_data_are_missing([task for task in everything if not task.finished])
     with console.status("checking what is to be run"):
         work = sum(task.check() for task in everything if not task.finished)
@@ -74,11 +81,14 @@ def run_papers(wanted: str, scale: Scale, data_dir: Path | None, device: str, ru
         stack.enter_context(progress.bar)
         for paper, experiment in chosen:
             folder = experiment_folder(runs_dir, paper.id, experiment.id, scale)
+            mine = tasks[paper.id, experiment.id]
             try:
+                if seed is not None:  # judged by the command without it
+                    for task in mine:
+                        task.execute(progress)
+                    continue
                 with locked(folder):
-                    judgement = _carry_out(
-                        paper, experiment, tasks[paper.id, experiment.id], circumstances, folder, progress
-                    )
+                    judgement = _carry_out(paper, experiment, mine, circumstances, folder, progress)
             except Interrupted:
                 stack.close()
                 print("stopped, all is saved; the same command continues", file=sys.stderr)
@@ -103,6 +113,8 @@ def fill_document(document: Path, runs_dir: Path) -> None:
     except OSError as error:
         raise HoldfastError(f"cannot read {document}: {error.strerror}") from None
     filled, without = [], []
+    record = verdict_record(document)
+    verdicts = read_verdicts(record)
 
     def fill(place: re.Match[str]) -> str:
         start, name, scale, before, end = place.groups()
@@ -113,6 +125,7 @@ def fill_document(document: Path, runs_dir: Path) -> None:
             without.append(f"{name} --scale {scale}")
             return start + before + end
         filled.append(name)
+        verdicts[f"{name} {scale}"] = {claim.says: str(claim.verdict) for claim in judgement.claims}
         content = markdown(judgement)
         if (folder / "figure.png").exists():
             picture = f"figures/{paper}-{experiment}-{scale}.png"
@@ -123,23 +136,46 @@ def fill_document(document: Path, runs_dir: Path) -> None:
         return f"{start}\n{content}\n{end}"
 
     text = PLACE.sub(fill, text)
-    if not filled and not without:
+    text, counted = COUNTS.subn(lambda place: f"{place[1]}\n{_counts(document.parent)}\n\n{place[3]}", text)
+    if not filled and not without and not counted:
         raise HoldfastError(
             f"{document} has no place for a verdict: expected '<!-- holdfast paper run local-gecl/table-3 "
             "--scale full -->' and, below it, '<!-- end -->'"
         )
     write_atomic(document, text.encode())
+    if filled:
+        record.parent.mkdir(exist_ok=True)
+        write_json(record, verdicts)
     print(f"filled {len(filled)} places in {document}")
     for name in without:
         print(f"left as it was, as {runs_dir} has no such run: {name}")
 
 
+def _counts(folder: Path) -> str:
+    """How many claims hold, by paper and scale, of the verdicts that the documents in ``folder`` show."""
+    lines = []
+    for paper in load_papers().values():
+        page = folder / f"{paper.id}.md"
+        shown = read_verdicts(verdict_record(page))
+        cells = []
+        for scale in ("full", "small"):
+            mine = [verdicts for name, verdicts in shown.items() if name.endswith(f" {scale}")]
+            cells.append(count_text([Verdict(word) for verdicts in mine for word in verdicts.values()]))
+        lines.append([f"[{paper.id}]({page.name})", *cells])
+    return markdown_table(["paper", "full scale", "small scale"], lines)
+
+
 def _tasks(
-    paper: Paper, experiment: PaperExperiment, circumstances: Circumstances, runs_dir: Path
+    paper: Paper,
+    experiment: PaperExperiment,
+    circumstances: Circumstances,
+    runs_dir: Path,
+    seed: int | None,
 ) -> list[Task]:
     folder = experiment_folder(runs_dir, paper.id, experiment.id, circumstances.scale)
     return [
-        Task(paper, experiment, preset, circumstances, folder / preset.file) for preset in experiment.presets
+        Task(paper, experiment, preset, circumstances, folder / preset.file, seed)
+        for preset in experiment.presets
     ]
 
 
@@ -164,7 +200,10 @@ def _carry_out(
     progress: PaperProgress,
 ) -> Judgement:
     """Runs and computes what is missing, judges it, and writes verdict and figure."""
-    records = {task.preset.file: load_record(task.execute(progress)) for task in tasks}
+    records = {
+        task.preset.file: joined([load_record(run.execute(progress)) for run in task.runs()])
+        for task in tasks
+    }
     for record in records.values():
         made_with, given = record.summary.get("data_dir"), circumstances.data_dir
         if given and made_with and Path(made_with) != given.resolve():
@@ -206,12 +245,11 @@ def _show(console: Console, judgement: Judgement, folder: Path) -> None:
 
 
 def _overview(judgements: Sequence[Judgement]) -> Text:
-    """How many claims hold, of each paper and in all."""
+    """How many claims hold, of each paper and in all; what does not count is named beside them."""
     words = Text()
     for paper in [*dict.fromkeys(judgement.paper for judgement in judgements), "all"]:
         mine = [judgement for judgement in judgements if paper in (judgement.paper, "all")]
-        counts = {verdict: sum(judgement.count(verdict) for judgement in mine) for verdict in Verdict}
         words.append(f"{paper}: ", style="bold")
-        words.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "\n")
+        words.append(count_text([claim.verdict for judgement in mine for claim in judgement.claims]) + "\n")
     words.rstrip()
     return words

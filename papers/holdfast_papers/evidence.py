@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 import numpy as np
+from scipy.special import stdtr
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.experiments.groups import Group
@@ -163,6 +164,22 @@ def scientific_text(values: np.ndarray | Sequence[float], digits: int = 1) -> st
     numbers = [float(value) for value in values]
     extent = f" ({min(numbers):.{digits}e} to {max(numbers):.{digits}e})" if len(numbers) > 1 else ""
     return f"{float(np.median(numbers)):.{digits}e}{extent}"
+
+
+def sureness(margin: np.ndarray) -> str:
+    """In how many seeds ``margin``, [seeds], is positive, with p of a t-test: ``5 of 5 seeds, p = 0.003``.
+
+    p is how often chance alone would put the mean as far from zero, on the side where it is. From 0.05 on
+    the words are "not sure".
+    """
+    count = f"{int((margin > 0).sum())} of {len(margin)} seeds"
+    if len(margin) == 1:
+        return "one seed"
+    if not np.isfinite(margin).all():
+        return count
+    spread = margin.std(ddof=1) / np.sqrt(len(margin))
+    p = float(stdtr(len(margin) - 1, -abs(margin.mean()) / spread)) if spread else 0.0
+    return f"{count}, {'p < 0.001' if p < 1e-3 else f'p = {p:.2g}'}{', not sure' if p >= 0.05 else ''}"
 
 
 def fitted_power(x: np.ndarray | Sequence[float], y: np.ndarray | Sequence[float]) -> float:

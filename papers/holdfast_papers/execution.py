@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from holdfast.experiments.assembly import Setting
 from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Job, Plan
+from holdfast.experiments.record import RunRecord
 from holdfast.experiments.record_files import Summary, read_summary
 from holdfast.experiments.runner import Runner
 from holdfast.experiments.setting import load_dataset
@@ -38,11 +39,23 @@ class Task:
     preset: Preset
     circumstances: Circumstances
     folder: Path
+    seed: int | None = None  # only this one of the preset's seeds
 
     @cached_property
     def raw(self) -> dict[str, Any]:
         changes = list(self.preset.small) if self.circumstances.scale == "small" else []
-        return read_experiment(self.paper.preset_path(self.preset), changes)
+        raw = read_experiment(self.paper.preset_path(self.preset), changes)
+        if self.seed is None:
+            return raw
+        if self.seed not in raw["seeds"]:
+            raise HoldfastError(f"{self.title}: there is no seed {self.seed}, only {raw['seeds']}")
+        return raw | {"seeds": [self.seed]}
+
+    def runs(self) -> list[Task]:
+        """What to run: the preset as it stands, or each of its seeds where one was run by itself before."""
+        parts = [replace(self, seed=seed) for seed in self.raw["seeds"]]
+        apart = len(parts) > 1 and self.run_directory() is None
+        return parts if apart and any(part.run_directory() for part in parts) else [self]
 
     @property
     def title(self) -> str:
@@ -89,6 +102,12 @@ class Task:
 
     def execute(self, progress: PaperProgress) -> Path:
         """Runs what is left to run; the run directory."""
+        if self.seed is None:
+            return self._execute(progress)
+        with locked(self.folder, f".lock-{self.seed}"):
+            return self._execute(progress)
+
+    def _execute(self, progress: PaperProgress) -> Path:
         begun = self.run_directory()
         if begun is not None and _is_complete(begun):
             return begun
@@ -97,6 +116,13 @@ class Task:
         runner.execute([_JobView(progress, runner)])
         progress.report(self.title)
         return runner.folder
+
+
+def joined(parts: Sequence[RunRecord]) -> RunRecord:
+    """Runs of the same preset, each with seeds of its own, as one."""
+    jobs = [job for part in parts for job in part.summary["jobs"]]
+    rows = [row for part in parts for row in part.rows]
+    return replace(parts[0], summary={**parts[0].summary, "jobs": jobs}, rows=rows)
 
 
 class PaperProgress:
@@ -169,10 +195,10 @@ def cost_of_round(job: Job, example: Setting) -> float:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
     """Holds ``folder``, so that no second process runs the same experiment into it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    with (folder / name).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -15,10 +15,10 @@ from rich.text import Text
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json
 from holdfast.report.format import seconds_text
-from holdfast_papers.base import Claim, Paper, PaperExperiment, Table, Verdict
+from holdfast_papers.base import WORDS, Claim, Finding, Paper, PaperExperiment, Table, Verdict
 from holdfast_papers.evidence import Evidence, Scale
 
-COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.NOT_COMPARABLE: "yellow"}
+COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red"}  # what does not count is yellow
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,12 @@ class Judged:
     ours: str
     verdict: Verdict
     reason: str
+    sure: str = ""
+
+    @property
+    def markdown(self) -> str:
+        """The verdict and how sure it is."""
+        return f"**{self.verdict}**{self.sure and f' ({self.sure})'}"
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,17 @@ def _judged(claim: Claim, evidence: Evidence) -> Judged:
     try:
         finding = claim.check(evidence)
     except HoldfastError as error:  # such as a curve that diverged: the claim was not shown
-        return Judged(claim.says, claim.paper, "–", Verdict.FAIL, f"cannot be judged: {error}")
-    return Judged(claim.says, claim.paper, finding.ours, finding.verdict, finding.reason)
+        finding = Finding(Verdict.FAIL, "–", f"cannot be judged: {error}")
+    verdict = WORDS.get((claim.kind, finding.verdict), finding.verdict)
+    return Judged(claim.says, claim.paper, finding.ours, verdict, finding.reason, finding.sure)
+
+
+def count_text(verdicts: Sequence[Verdict]) -> str:
+    """Such as ``7 of 9 claims hold; not counted: 1 NOT COMPARABLE, 2 ERRATUM``."""
+    passed, failed = verdicts.count(Verdict.PASS), verdicts.count(Verdict.FAIL)
+    others = [v for v in Verdict if v in verdicts and v not in (Verdict.PASS, Verdict.FAIL)]
+    aside = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in others)
+    return f"{passed} of {passed + failed} claims hold{aside and f'; not counted: {aside}'}"
 
 
 def terminal_table(judgement: Judgement) -> RichTable:
@@ -115,7 +130,8 @@ def terminal_table(judgement: Judgement) -> RichTable:
     for head, ratio in (("claim", 5), ("paper", 2), ("ours", 3), ("verdict", None), ("asked for", 3)):
         table.add_column(head, ratio=ratio, overflow="fold", min_width=10 if ratio is None else None)
     for claim in judgement.claims:
-        verdict = Text(claim.verdict, style=f"bold {COLOURS[claim.verdict]}")
+        verdict = Text(claim.verdict, style=f"bold {COLOURS.get(claim.verdict, 'yellow')}")
+        verdict.append(claim.sure and f"\n{claim.sure}")
         table.add_row(Text(claim.says), Text(claim.paper), Text(claim.ours), verdict, Text(claim.reason))
     return table
 
@@ -142,16 +158,16 @@ def markdown(judgement: Judgement) -> str:
         if changes:
             parts.append(f"`{file}.toml` with {', '.join(f'`{change}`' for change in changes)}.")
     lines = [
-        [claim.says, claim.paper, claim.ours, f"**{claim.verdict}**", claim.reason]
-        for claim in judgement.claims
+        [claim.says, claim.paper, claim.ours, claim.markdown, claim.reason] for claim in judgement.claims
     ]
-    parts.append(_markdown_table(["claim", "paper", "ours", "verdict", "asked for"], lines))
+    parts.append(markdown_table(["claim", "paper", "ours", "verdict", "asked for"], lines))
     if judgement.table:
-        parts.append(_markdown_table(*judgement.table))
+        parts.append(markdown_table(*judgement.table))
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     rows = [list(header), ["---"] * len(header), *map(list, lines)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
@@ -160,6 +176,16 @@ def write_judgement(judgement: Judgement, folder: Path) -> None:
     """``verdict.json`` and ``verdict.md`` in ``folder``."""
     write_json(folder / "verdict.json", dataclasses.asdict(judgement))
     write_atomic(folder / "verdict.md", markdown(judgement).encode())
+
+
+def verdict_record(document: Path) -> Path:
+    """Where the verdicts that ``document`` shows are kept for programs."""
+    return document.parent / "verdicts" / f"{document.stem}.json"
+
+
+def read_verdicts(file: Path) -> dict[str, dict[str, str]]:
+    """The verdict of each claim, by experiment and scale such as ``local-gecl/table-3 small``."""
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def read_judgement(folder: Path) -> Judgement | None:

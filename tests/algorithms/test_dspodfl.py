@@ -178,12 +178,15 @@ def test_every_round_of_dgd_takes_one_unit_of_each_delay(quadratics):
     dgd = DSpodFL(lr=0.01, sporadic_gradients=False, sporadic_links=False)
     for algorithm in (dgd, hf.DSGD(lr=0.01)):
         took = delays(simulate(algorithm, quadratics, network, 7))
-        assert took == pytest.approx({"tau_proc": 7, "tau_trans": 7, "tau_total": 14}, rel=1e-14)
+        d, b = network.probabilities(0)
+        raw = 7 * ((1 / d).mean() + (1 / b).mean())  # hub and leaves together see the mean over the links
+        expected = {"tau_proc": 7, "tau_trans": 7, "tau_total": 14, "tau_raw": raw}
+        assert took == pytest.approx(expected, rel=1e-14)
 
 
 def test_delays_grow_with_gradients_and_vectors(quadratics):
     took = delays(simulate(hf.LocalGECL(lr=0.001, local_steps=3), quadratics, RING.sporadic(0.5), 4))
-    assert took == pytest.approx({"tau_proc": 12, "tau_trans": 8, "tau_total": 20}, rel=1e-14)
+    assert took == pytest.approx({"tau_proc": 12, "tau_trans": 8, "tau_total": 20, "tau_raw": 32}, rel=1e-14)
 
 
 def test_nothing_happens_without_activity(quadratics):
@@ -209,9 +212,17 @@ def test_delays_by_hand():
         computed = (alone.models != before[0]).any(-1).double()
         took = float(computed @ torch.tensor([1.0, 2, 4, 10], dtype=torch.float64)) / 17
         assert delays(alone)["tau_proc"] - before[1]["tau_proc"] == pytest.approx(took, abs=1e-13)
+        assert delays(alone)["tau_raw"] == pytest.approx(delays(alone)["tau_proc"] * 17 / 4, rel=1e-13)
         took = idle.available_links(5, round, 1) @ np.array([3, 4, 1.5]) / 8.5
         assert delays(talking)["tau_trans"] - before[2]["tau_trans"] == pytest.approx(took, abs=1e-13)
+        assert delays(talking)["tau_raw"] == pytest.approx(delays(talking)["tau_trans"] * 8.5 / 4, rel=1e-13)
     assert delays(alone)["tau_trans"] == delays(talking)["tau_proc"] == 0
+
+
+def test_vectors_of_links_take_the_same_raw_time():
+    problem = make_quadratics(nodes=4)
+    network = Network.of(hf.line(4)).sporadic(1.0, [1 / 2, 1 / 4, 1])
+    assert simulate(hf.PDMM(gamma=1.0), problem, network, 3).traffic.raw_delay == pytest.approx(3 * 8.5 / 4)
 
 
 def test_expected_delays_are_harmonic_means(quadratics):

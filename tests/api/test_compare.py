@@ -172,7 +172,7 @@ def test_interrupted_and_resumed(comparison: hf.Comparison, tmp_path: Path) -> N
     assert "interrupted at round 2" in part.table()
     with pytest.raises(hf.HoldfastError, match="holds a run; go on with it by resume=True"):
         compare(run_dir=tmp_path / "run")
-    with pytest.raises(hf.HoldfastError, match="the run began with another algorithm, batch_size"):
+    with pytest.raises(hf.HoldfastError, match="the run began with other arguments: algorithm, batch_size"):
         compare({"ours": METHODS["ours"]}, run_dir=tmp_path / "run", resume=True, batch_size=8)
     whole = compare(run_dir=tmp_path / "run", resume=True)
 

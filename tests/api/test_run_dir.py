@@ -209,13 +209,15 @@ FROZEN[0].weight.requires_grad_(False)
         ({"model": nn.Linear(4, 2)}, "model"),
         ({"model": FROZEN}, "model"),
         ({"topology": "complete"}, "topology"),
-        ({"seed": 1}, "seeds"),
+        ({"seed": 1}, "seed"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_another_setting_is_refused(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
     train(tmp_path / "run", callbacks=[At(3, interrupt)])
-    with pytest.raises(hf.HoldfastError, match=rf"the run began with another {named}; give the same"):
+    with pytest.raises(
+        hf.HoldfastError, match=rf"the run began with other arguments: {named}; give the same"
+    ):
         train(tmp_path / "run", resume=True, **changed)
 
 

@@ -134,9 +134,9 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     assert values(part) == [0.001, 0.002]
     with pytest.raises(hf.HoldfastError, match="holds a tuning; go on with it by resume=True"):
         tune(run_dir=tmp_path / "run", **options)
-    with pytest.raises(hf.HoldfastError, match="the tuning began with another values"):
+    with pytest.raises(hf.HoldfastError, match="the tuning began with other arguments: values"):
         tune(run_dir=tmp_path / "run", resume=True, values=[0.001, 0.003])
-    with pytest.raises(hf.HoldfastError, match="the run began with another batch_size"):
+    with pytest.raises(hf.HoldfastError, match="the run began with other arguments: batch_size"):
         tune(run_dir=tmp_path / "run", resume=True, batch_size=2, **options)
     resumed = tune(run_dir=tmp_path / "run", resume=True, **options)
     assert resumed.trials == whole.trials

@@ -61,6 +61,11 @@ CASES = [
     Case("net-fleet", {"local_steps": 3}, 2, 3),
     Case("dsgt", {"local_steps": 3}, 2, 4),
     Case("k-gt", {"local_steps": 3, "server_lr": 0.8}, 2, 3),
+    Case("exact-diffusion", {}, 1, 1),
+    Case("exact-diffusion", {"lazy": False}, 1, 1),
+    Case("extra", {}, 1, 1),
+    Case("nids", {"l1": 1e-4}, 1, 1),
+    Case("led", {"local_steps": 3}, 1, 3),
     Case("pd-sgdm", {"local_steps": 3, "momentum": 0.5}, 1, 3),
     Case("vrl-sgd", {"local_steps": 3}, 2, 3, server=True),
     Case("fedlin", {"local_steps": 3}, 4, 4, server=True),
@@ -84,6 +89,7 @@ CASES = [
     Case("5gcs", {"lr": 1.0, "mu": 0.01, "solver": THREE_STEPS}, 2, 4, server=True),
     Case("ditto", {"local_steps": 2}, 2, 3, server=True),
     Case("fedrep", {"head": 3, "local_steps": 4}, 1, 5, scalars=-3),
+    Case("fedbn", {"local": 3, "local_steps": 4}, 1, 4, scalars=-3),
     Case("dualfl", {"nu": 0.02, "alpha": 0.02, "solver": THREE_STEPS}, 2, 3, server=True, rate=None),
 ]
 MOMENTUM = {"name": "momentum", "beta": 0.5, "keep": True}

@@ -176,7 +176,10 @@ def test_synthetic_parameters_are_checked() -> None:
 
 
 def test_every_data_set_is_listed_with_a_summary_and_without_the_context() -> None:
-    names = "breast-cancer cifar10 digits fashion-mnist femnist leaf mnist npz penalised-logistic quadratics"
+    names = (
+        "breast-cancer cifar10 csv digits fashion-mnist femnist image-folder image-folders leaf mnist npz "
+        "penalised-logistic quadratics"
+    )
     assert list(DATASETS) == names.split()
     for name in DATASETS:
         described = DATASETS.describe(name)

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 import holdfast as hf
+from holdfast.data import NodesData, divide, load_data
 
 pandas = pytest.importorskip("pandas")
 
@@ -72,6 +73,95 @@ def test_tables_that_cannot_be(change, options, message) -> None:
     assert "\n" not in str(caught.value)
 
 
+def animals() -> tuple[Any, Any]:
+    """A frame to train on, and one to test on that lacks a word of each column of words."""
+    train = pandas.DataFrame(
+        {
+            "weight": [1.0, 2.0, 3.0, 4.0],
+            "sex": ["f", "m", "f", "x"],
+            "zoo": ["south", "north", "south", "north"],
+            "kind": ["cat", "dog", "emu", "dog"],
+        }
+    )
+    test = pandas.DataFrame(
+        {"kind": ["dog", "emu"], "zoo": ["south", "north"], "sex": ["x", "m"], "weight": [5, 6]}
+    )
+    return train, test
+
+
+def test_a_frame_is_read_like_another(tmp_path) -> None:
+    frame, other = animals()
+    data = hf.from_frame(frame, target="kind", node="zoo", one_hot="sex")
+    same = hf.from_frame(other, like=data)
+    assert same.names == data.names == ("north", "south")
+    assert same.y.tolist() == [2, 1]
+    assert same.x.tolist() == [[6, 0, 1, 0], [5, 0, 0, 1]]  # weight, f, m, x
+    torch.manual_seed(0)
+    setting: dict[str, Any] = {"model": nn.Linear(4, 3), "data": data, "rounds": 1}
+    other.to_csv(tmp_path / "test.csv", index=False)
+    expected = hf.train(hf.FedAvg(lr=0.1), test=[same.node(0), same.node(1)], **setting).history
+    for test in (same, other, tmp_path / "test.csv"):
+        found = hf.train(hf.FedAvg(lr=0.1), test=test, **setting).history
+        assert found["test_accuracy"] == expected["test_accuracy"]
+        assert found["average_loss"] == expected["average_loss"]
+    common = hf.train(hf.FedAvg(lr=0.1), test=other.drop(columns="zoo"), **setting).history
+    assert common["average_loss"] == pytest.approx(expected["average_loss"])
+
+
+def test_a_divided_frame_keeps_its_words() -> None:
+    frame, other = (part.drop(columns="zoo") for part in animals())
+    whole = hf.from_frame(frame, target="kind", one_hot=["sex"])
+    data = hf.partition(whole, None, hf.IID(), nodes=2)
+    assert data.counts.tolist() == [2, 2]
+    assert hf.from_frame(other, like=data).y.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (
+            lambda f: hf.from_frame(f, target="kind", one_hot=["sex"], node="zoo"),
+            "words of column 'sex' were numbered apart from those for training; give the frame itself",
+        ),
+        (
+            lambda f: f.assign(kind=["fox", "cat"]),
+            "column 'kind': 'fox' is not among 'cat', 'dog', 'emu'; leave",
+        ),
+        (lambda f: f.assign(kind=[1, 2]), "column 'kind': '1' is not among 'cat'"),
+        (lambda f: f.assign(sex=["z", "m"]), "column 'sex': 'z' is not among 'f', 'm', 'x'"),
+        (lambda f: f.assign(zoo=["east", "north"]), "column 'zoo': 'east' is not among .*; drop the column"),
+        (lambda f: f.assign(zoo="north"), "column 'zoo': 'south' has no row; drop the column 'zoo' to test"),
+        (lambda f: f.drop(columns="weight"), "unknown column 'weight'"),
+    ],
+)
+def test_frames_that_do_not_suit_the_training_data(test, message) -> None:
+    frame, other = animals()
+    data = hf.from_frame(frame, target="kind", node="zoo", one_hot=["sex"])
+    with pytest.raises(hf.HoldfastError, match=message):
+        hf.train(hf.FedAvg(lr=0.1), model=nn.Linear(4, 3), data=data, test=test(other), rounds=1)
+
+
+def test_frames_that_say_nothing_of_each_other() -> None:
+    frame, _ = animals()
+    numbers = hf.from_frame(frame[["weight", "kind"]], target="kind")
+    plain = hf.partition(numbers.x, numbers.y, hf.IID(), nodes=2)
+    setting: dict[str, Any] = {"model": nn.Linear(1, 3), "data": plain, "rounds": 1}
+    with pytest.raises(hf.HoldfastError, match="words of column 'kind' were numbered apart"):
+        hf.train(hf.FedAvg(lr=0.1), test=numbers, **setting)
+    with pytest.raises(hf.HoldfastError, match="test: a table is read like the training data, and these are"):
+        hf.train(hf.FedAvg(lr=0.1), test=frame, **setting)
+    with pytest.raises(hf.HoldfastError, match=r"like: expected data that came from hf.from_frame"):
+        hf.from_frame(frame, like=plain)
+    with pytest.raises(hf.HoldfastError, match="target: name the column of targets, or give like="):
+        hf.from_frame(frame)
+    turned = hf.from_frame(frame.assign(age=1.0)[["age", "weight", "kind"]], target="kind")
+    other = hf.from_frame(frame.assign(age=1.0)[["weight", "age", "kind"]], target="kind")
+    with pytest.raises(
+        hf.HoldfastError, match=r"test: columns are \['weight', 'age'\], for training \['age'"
+    ):
+        hf.train(hf.FedAvg(lr=0.1), model=nn.Linear(2, 3), data=turned, test=other, rounds=1)
+
+
 # --- images --------------------------------------------------------------------------------------------
 
 
@@ -119,6 +209,59 @@ def test_folders_without_images(tmp_path) -> None:
         hf.image_folder(tmp_path)
     with pytest.raises(hf.HoldfastError, match="is no folder"):
         hf.image_folder(tmp_path / "nowhere")
+
+
+# --- by name ---------------------------------------------------------------------------------------------
+
+
+def named(name: str, nodes: int, **given: Any) -> NodesData:
+    found = load_data(name, given, nodes=nodes, seed=0, data_dir=None)
+    return divide(name, found, None, nodes=nodes, seed=0)
+
+
+def test_a_csv_file_by_name(tmp_path) -> None:
+    """Words are numbered in both files together: the test file lacks blood B."""
+    file, test = str(tmp_path / "patients.csv"), str(tmp_path / "test.csv")
+    patients().to_csv(file, index=False)
+    patients()[2:4].to_csv(test, index=False)
+    expected = hf.from_frame(patients(), target="ill", node="hospital", one_hot=["blood"])
+    told: Any = {"target": "ill", "one_hot": ["blood"], "test_file": test}
+    given = named("csv", 3, file=file, node="hospital", **told)
+    assert isinstance(given.train, hf.FederatedData)
+    assert torch.equal(given.train.x, expected.x)
+    assert torch.equal(given.train.y, expected.y)
+    assert (given.train.names, given.classes) == (expected.names, 2)
+    assert given.test.x.tolist() == [[62, 0, 1, 0, 1], [33, 1, 0, 0, 0]]
+    divided = named("csv", 2, file=file, target="hospital", one_hot=["blood"])
+    assert divided.train.counts.tolist() == [3, 3]
+    assert (divided.test, divided.classes) == (None, 3)
+    with pytest.raises(hf.HoldfastError, match=r"over 3 nodes, but problem\.nodes is 2"):
+        named("csv", 2, file=file, node="hospital", **told)
+    patients().drop(columns="age").to_csv(test, index=False)
+    with pytest.raises(hf.HoldfastError, match="only one of both files has the column 'age'"):
+        named("csv", 3, file=file, node="hospital", **told)
+
+
+def brighter(image: Any) -> Any:
+    return image + torch.randint(5, ()).byte()
+
+
+def test_folders_of_images_by_name(tmp_path) -> None:
+    for node, name, shade in (("rome", "cat", 10), ("oslo", "dog", 200), ("oslo", "elk", 90)):
+        paint(tmp_path / "train" / node / name / "one.png", shade)
+    for node in ("rome", "oslo"):
+        paint(tmp_path / "test" / node / "elk" / "one.png", 70)
+    told: Any = {"size": [2, 2], "mode": "L", "transform": f"{__name__}:brighter"}
+    folders = [str(tmp_path / part) for part in ("train", "test")]
+    given = named("image-folders", 2, folder=folders[0], test_folder=folders[1], **told)
+    assert isinstance(given.train, hf.LazyData)
+    assert (given.train.names, given.train.input_shape, given.classes) == (("oslo", "rome"), (1, 2, 2), 3)
+    assert (given.test_counts, given.test.y.tolist()) == ([1, 1], [2, 2])
+    whole = named("image-folder", 2, folder=f"{folders[0]}/oslo", test_folder=f"{folders[1]}/oslo", **told)
+    assert whole.train.counts.tolist() == [1, 1]
+    assert (whole.classes, whole.test.y.tolist(), whole.test.x.unique().tolist()) == (2, [1], [70])
+    with pytest.raises(hf.HoldfastError, match=r"size: expected \[height, width\], got \[2\]"):
+        named("image-folder", 2, folder=folders[0], size=[2])
 
 
 # --- partitioners --------------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ def test_probabilities_in_a_file() -> None:
     again = network_of('network.compute={distribution="uniform",high=0.1}', "network.redraw_every=3", seed=1)
     assert again.probabilities(0).compute.tolist() != compute.tolist()  # every seed draws its own
     assert again.probabilities(0).compute.tolist() != again.probabilities(3).compute.tolist()
-    latched = network_of("network.links=0.5", "network.latched_links=true")
+    latched = network_of("network.links=0.5", 'network.link_draws="latched"')
     assert isinstance(latched.activity, Activity)
-    assert latched.activity.latched_links
+    assert latched.activity.link_draws == "latched"
 
 
 def test_a_list_of_probabilities_is_no_sweep() -> None:

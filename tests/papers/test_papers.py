@@ -25,12 +25,13 @@ from holdfast_papers.base import (
     Preset,
     Verdict,
     judged,
+    judged_by_seeds,
     not_comparable,
 )
 from holdfast_papers.catalogue import MODULES, PAPERS
 from holdfast_papers.evidence import Evidence, mean_text
 from holdfast_papers.execution import Task, locked
-from holdfast_papers.verdicts import read_judgement
+from holdfast_papers.verdicts import count_text, read_judgement
 
 PRESET = """\
 name = "tiny"
@@ -185,6 +186,35 @@ def test_a_finished_run_is_not_repeated_and_a_changed_preset_is_run_anew(
     assert len(list(folder.iterdir())) == 2
 
 
+def test_seeds_that_were_run_one_by_one_are_joined(paper: Paper, tmp_path: Path) -> None:
+    holdfast("paper", "run", "tiny/curves", "--scale", "full", "--runs-dir", "whole")
+    one = holdfast("paper", "run", "tiny/curves", "--scale", "full", "--seed", 1)
+    assert (one.code, "PASS" in one.out) == (0, False)
+    folder = tmp_path / "runs/papers/tiny/curves/full"
+    assert not (folder / "verdict.json").exists()
+    assert holdfast("paper", "run", "tiny/curves", "--scale", "full").code == 0  # runs the other seed too
+    assert len(list((folder / "curves").glob("*/summary.json"))) == 2
+    whole = tmp_path / "whole/papers/tiny/curves/full"
+    verdicts = [json.loads((place / "verdict.json").read_text()) for place in (folder, whole)]
+    assert verdicts[0]["claims"] == verdicts[1]["claims"]
+    assert verdicts[0]["seeds"] == [2]
+
+
+def test_a_seed_that_a_preset_has_not_is_an_error(paper: Paper) -> None:
+    assert (
+        "there is no seed 7, only [0, 1]"
+        in holdfast("paper", "run", "tiny/curves", "--scale", "full", "--seed", 7).err
+    )
+
+
+def test_a_seed_is_not_joined_while_another_process_runs_it(paper: Paper, tmp_path: Path) -> None:
+    full = ("paper", "run", "tiny/curves", "--scale", "full")
+    holdfast(*full, "--seed", 0)
+    with locked(tmp_path / "runs/papers/tiny/curves/full/curves", ".lock-1"):
+        outcome = holdfast(*full)
+    assert (outcome.code, "another process is running" in outcome.err) == (2, True)
+
+
 def finished_run(tmp_path: Path) -> Path:
     """The run directory of tiny/curves, run to its end."""
     assert holdfast("paper", "run", "tiny/curves").code == 0
@@ -317,6 +347,53 @@ def test_a_document_is_filled_where_it_says_so(paper: Paper, tmp_path: Path) -> 
     again = holdfast("paper", "fill", document)
     assert again.code == 0
     assert document.read_text() == text
+
+
+def test_filling_a_document_records_its_verdicts_for_programs(paper: Paper, tmp_path: Path) -> None:
+    for experiment in ("squares", "curves"):
+        holdfast("paper", "run", f"tiny/{experiment}")
+    document = tmp_path / "tiny.md"
+    place = "<!-- holdfast paper run tiny/{} --scale small -->\n<!-- end -->\n"
+    document.write_text(place.format("squares") + place.format("curves"))
+    holdfast("paper", "fill", document)
+    assert json.loads((tmp_path / "verdicts/tiny.json").read_text()) == {
+        "tiny/squares small": {"Three squared is eight": "FAIL"},
+        "tiny/curves small": {"It learns": "PASS", "It flies": "NOT COMPARABLE"},
+    }
+    (tmp_path / "README.md").write_text("<!-- holdfast paper counts -->\n<!-- end -->\n")
+    assert holdfast("paper", "fill", "README.md").code == 0
+    counts = "1 of 2 claims hold; not counted: 1 NOT COMPARABLE"
+    assert f"| [tiny](tiny.md) | 0 of 0 claims hold | {counts} |" in (tmp_path / "README.md").read_text()
+
+
+def test_only_what_a_paper_claims_is_counted(paper: Paper, tmp_path: Path) -> None:
+    wrong, right = (lambda e, holds=holds: judged(holds, "9", "8") for holds in (False, True))
+    claims = [
+        Claim("printed and refuted", "8", wrong, kind="erratum"),
+        Claim("printed, refuted by nobody", "9", right, kind="erratum"),
+        Claim("a level of ours", "–", right, kind="ours"),
+        Claim("a second reading", "–", wrong, kind="ours"),
+    ]
+    paper.experiments[1] = replace(paper.experiment("squares"), claims=claims)
+    outcome = holdfast("paper", "run", "tiny/squares")
+    assert outcome.code == 0
+    judgement = read_judgement(tmp_path / "runs/papers/tiny/squares/small")
+    assert judgement is not None
+    verdicts = [claim.verdict for claim in judgement.claims]
+    assert verdicts == ["ERRATUM", "PASS", "OURS: HOLDS", "OURS: FAILS"]
+    counted = "1 of 1 claims hold; not counted: 1 ERRATUM, 1 OURS: HOLDS, 1 OURS: FAILS"
+    assert count_text(verdicts) == counted
+
+
+def test_a_verdict_over_seeds_says_how_sure_it_is(paper: Paper, tmp_path: Path) -> None:
+    margins = [np.array([5.0, 6.0, 7.0]), np.array([1.0, 2.0, 3.0])]
+    claims = [Claim("It leads", "yes", lambda e: judged_by_seeds(margins, "1 to 3", "more than 0"))]
+    paper.experiments[1] = replace(paper.experiment("squares"), claims=claims)
+    assert "3 of 3 seeds" in holdfast("paper", "run", "tiny/squares").out
+    text = (tmp_path / "runs/papers/tiny/squares/small/verdict.md").read_text()
+    assert (
+        "| **PASS** (3 of 3 seeds, p = 0.037) | more than 0 |" in text
+    )  # t = 2 sqrt(3), 2 degrees of freedom
 
 
 def test_a_document_without_places_is_an_error(paper: Paper, tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sample_run import accuracies, job, troubled_sweep, two_algorithms, write_run
+from scipy.stats import ttest_1samp
 
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.record import load_record
 from holdfast_papers.base import Claim, Layout, Line, Panel, Paper, PaperExperiment, Preset, Verdict, judged
 from holdfast_papers.drawing import draw
-from holdfast_papers.evidence import Evidence, mean_text, scientific_text
+from holdfast_papers.evidence import Evidence, mean_text, scientific_text, sureness
 from holdfast_papers.verdicts import Judgement, judge, markdown
 
 LINES = [Line("ours", "local-gecl"), Line("theirs", "gossip")]
@@ -158,3 +159,22 @@ def test_a_figure_has_the_papers_panels_and_curves(tmp_path: Path) -> None:
     assert [text.get_text() for text in right.get_xticklabels()] == ["0.5", "∞"]
     assert right.get_xlabel() == "likeness"
     assert left.lines[0].get_color() == left.lines[1].get_color() == right.lines[0].get_color()
+
+
+@pytest.mark.parametrize(
+    ("margin", "words"),
+    [
+        ([1.0], "one seed"),
+        ([1.0, 1.0, 1.0], "3 of 3 seeds, p < 0.001"),
+        ([1.0, 2.0, 3.0], "3 of 3 seeds, p = 0.037"),
+        ([-1.0, -2.0, -3.0], "0 of 3 seeds, p = 0.037"),
+        ([-1.0, 1.0, 3.0], "2 of 3 seeds, p = 0.24, not sure"),
+        ([-np.inf, 1.0], "1 of 2 seeds"),
+    ],
+)
+def test_sureness_counts_seeds_and_tests_their_mean(margin: list[float], words: str) -> None:
+    assert sureness(np.array(margin)) == words
+    finite = np.isfinite(margin).all() and len(set(margin)) > 1
+    if finite:  # the independent calculation of the same p
+        side = "greater" if np.mean(margin) > 0 else "less"
+        assert f"p = {ttest_1samp(margin, 0, alternative=side).pvalue:.2g}" in words

@@ -95,8 +95,48 @@ def test_it_is_chosen_and_agrees_with_the_loop(model, device) -> None:
         assert close(ask(chosen), ask(loop))
 
 
-def test_compiled_gradients_are_one_program_with_the_same_result() -> None:
-    problem = objective(low_rank)
+class DroppedOut(nn.Module):
+    """Torch's dropout in all places: a layer, twice the same, a function, attention, and a trained layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.down = frozen(nn.Linear(8, 8)), nn.Linear(8, 2, bias=False)
+        self.up, self.drop = nn.Linear(2, 8, bias=False), nn.Dropout(0.3)
+        self.trained, self.head = InnerDropout(8), frozen(nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(x[:, 0])  # [B, 8, 8]
+        hidden = self.body(x) + self.up(self.down(self.drop(x)))
+        attended = functional.scaled_dot_product_attention(hidden, hidden, hidden, dropout_p=0.2)
+        return self.head(functional.dropout1d(self.trained(attended), 0.4).mean(1))
+
+
+class InnerDropout(nn.Module):
+    """A trained layer that is no linear one, and drops in its own forward."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, 0.25) * self.scale
+
+
+@every_device
+def test_torchs_dropout_draws_for_every_node_what_it_draws_alone(device) -> None:
+    chosen, loop = (objective(DroppedOut, backend, device) for backend in ("adapters", "loop"))
+    nodes = torch.tensor([2, 0, 1], device=device)
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(3, chosen.dim, dtype=torch.float64, generator=draw).to(device)
+    for problem in (chosen, objective(DroppedOut, "adapters", device, samples_at_once=8)):
+        assert close(gradients(problem, x, nodes, 3, 2), gradients(loop, x, nodes, 3, 2))
+    assert close(chosen.values(x, nodes), loop.values(x, nodes))
+    assert not close(gradients(chosen, x, nodes, 3, 2), gradients(chosen, x, nodes, 3, 1))
+
+
+@pytest.mark.parametrize("model", [low_rank, DroppedOut])
+def test_compiled_gradients_are_one_program_with_the_same_result(model) -> None:
+    problem = objective(model, "adapters")
     x = torch.randn(3, problem.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes, words = torch.arange(3), (torch.tensor(2), torch.tensor(1))
     problem.get_ready()
@@ -109,13 +149,29 @@ def test_compiled_gradients_are_one_program_with_the_same_result() -> None:
         assert close(program(at), gradients(problem, at, nodes, *words))
 
 
-def test_rows_are_kept_apart_where_torchs_dropout_is_drawn() -> None:
-    def dropping() -> nn.Module:
-        return nn.Sequential(low_rank(), nn.Dropout(0.01))
+class AcrossTime(nn.Module):
+    """Dropout of a tensor in which time comes first, and then the samples."""
 
-    assert "dropout of torch" in objective(dropping).how
-    with pytest.raises(HoldfastError, match="dropout of torch"):
-        _ = objective(dropping, "adapters").backend
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = frozen(nn.Linear(8, 8)), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        in_time = self.body(x[:, 0]).transpose(0, 1)  # [8, B, 8]
+        return self.head(functional.dropout(in_time, 1e-6, self.training).mean(0))
+
+
+class Noisy(DroppedOut):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 1e-9 * torch.randn_like(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [(AcrossTime, "whose first dimension is not that of the samples"), (Noisy, "random")]
+)
+def test_rows_are_kept_apart_where_random_numbers_would_be_common(model, why) -> None:
+    with pytest.raises(HoldfastError, match=why):
+        _ = objective(model, "adapters").backend
 
 
 def test_on_a_gpu_gradients_are_compiled_without_the_updates() -> None:

@@ -50,7 +50,9 @@ class Plain(Noisy):
 
 
 def source_of(kind: type[Noisy] = Noisy, workers: int = 0, **options: Any) -> LazySource:
-    data = LazyData([kind(count) for count in COUNTS], workers=workers, held=options.pop("held", None))
+    data = LazyData([kind(count) for count in COUNTS], workers=workers)
+    if (held := options.pop("held", None)) is not None:
+        data = data.hold(held)
     return LazySource(data, LIKE, seed=3, **{"batch_size": 4, **options})
 
 
@@ -97,7 +99,7 @@ def test_transforms_are_drawn_anew_and_from_counters() -> None:
     random.seed(4)
     other.batch(NODES, 0, 0)
     assert same(first, other.batch(NODES, 2, 1))  # whatever was drawn before
-    alone = source_of(held=np.array([1])).batch(torch.tensor([1]), 2, 1)
+    alone = source_of(held=[1]).batch(torch.tensor([1]), 2, 1)
     assert torch.equal(alone.samples.x[0], first.samples.x[1])  # whoever else is asked
     noise = first.samples.x - first.samples.x.round()
     again = one.batch(NODES, 2, 2)
@@ -232,7 +234,7 @@ class Mapped(Dataset):
 
 def test_what_is_larger_than_memory_is_not_read_whole(tmp_path, monkeypatch) -> None:
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).standard_normal((4000, 4)).astype(np.float32))
-    monkeypatch.setattr("holdfast.data.lazy.available_memory", lambda _: 2**17)
+    monkeypatch.setattr("holdfast.data.handed.available_memory", lambda _: 2**17)
     part = Mapped(tmp_path / "rows.npy")
     data = hf.from_datasets([Subset(part, range(2000)), Subset(part, range(2000, 4000))])
     assert data.how == "items read when they are drawn, as they are too many for the memory"

@@ -222,3 +222,58 @@ def test_a_frozen_part_keeps_its_type() -> None:
     result = hf.train(hf.FedAvg(lr=0.1), model=model, data=[(x, y)], rounds=2, step=run)
     assert result.model[0].weight.dtype == torch.bfloat16
     assert np.isfinite(result.history["train_loss"]).all()
+
+
+# --- labels that do not count --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (2,)], ids=["one label", "two labels"])
+def test_samples_without_a_label_that_counts_are_none(shape: tuple[int, ...]) -> None:
+    """Training with them is training without them, in the mean, in minibatches and in tests."""
+    x = torch.randn(12, 4, dtype=torch.float64, generator=DRAW)
+    y = torch.randint(3, (12, *shape), generator=DRAW)
+    y[[1, 4, 9]] = -100
+    kept = (y != -100).reshape(12, -1).any(1)
+    if shape:
+        y[0, 1] = -100  # the other still counts
+    model = nn.Linear(4, 3) if not shape else nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)))
+    parts = [slice(0, 6), slice(6, 12)]
+    given = [(x[part], y[part]) for part in parts]
+    without = [(x[part][kept[part]], y[part][kept[part]]) for part in parts]
+    options: dict[str, Any] = {"model": model, "rounds": 3, "batch_size": 2, "dtype": "float64"}
+    method = hf.LocalGECL(lr=0.1, local_steps=2)
+    expected = hf.train(method, data=without, test=without, topology="ring", **options)
+    with pytest.warns(UserWarning, match=r"data: 3 of 12 samples have no label that counts, all are -100"):
+        found = hf.train(method, data=given, test=given, topology="ring", **options)
+    assert torch.equal(found.models, expected.models)
+    for name in ("train_loss", "average_loss", "test_accuracy"):
+        assert found.history[name] == expected.history[name]
+
+
+def test_a_node_needs_labels_that_count() -> None:
+    data = [(torch.ones(2, 3), torch.tensor([0, 1])), (torch.ones(2, 3), torch.tensor([-100, -100]))]
+    with pytest.raises(hf.HoldfastError, match="data: node 1 has no sample with a label that counts"):
+        hf.train(hf.FedAvg(lr=0.1), model=nn.Linear(3, 2), data=data, rounds=1)
+
+
+def test_losses_refuse_samples_without_labels() -> None:
+    for targets in (torch.tensor([0, -100]), torch.tensor([[0, 1], [-100, -100]])):
+        with pytest.raises(hf.HoldfastError, match="sample 1 has no label that counts, all are -100: leave"):
+            CrossEntropy().check_targets(targets, classes=2)
+
+
+def test_an_own_loss_sees_all_samples() -> None:
+    """Which may be a loss of samples without labels, and has no accuracy then."""
+    x, y = torch.randn(6, 4, generator=DRAW), torch.tensor([0, 1, 2, -100, 0, 1])
+    result = hf.train(
+        hf.FedAvg(lr=0.1),
+        model=nn.Linear(4, 3),
+        data=[(x, y)],
+        test=(x, y),
+        rounds=1,
+        loss=nn.CrossEntropyLoss(),
+    )
+    assert "test_accuracy" not in result.history.rows[0]
+    weights, bias = result.model.weight.detach(), result.model.bias.detach()
+    counted = functional.cross_entropy(x @ weights.mT + bias, y)  # torch leaves -100 out
+    assert result.history["average_loss"][-1] == pytest.approx(counted.item(), rel=1e-5)

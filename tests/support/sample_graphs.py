@@ -11,7 +11,12 @@ import numpy as np
 from holdfast.topology import TOPOLOGIES
 
 NODES = 16
-PARAMS: dict[str, dict[str, Any]] = {"erdos-renyi": {"p": 0.3}, "random-geometric": {"radius": 0.4}}
+PARAMS: dict[str, dict[str, Any]] = {
+    "erdos-renyi": {"p": 0.3},
+    "random-geometric": {"radius": 0.4},
+    "equi-static": {"shifts": 3},
+}
+GRAPHS = [name for name in TOPOLOGIES if name != "server" and "weights" not in TOPOLOGIES.describe(name)]
 
 
 def built(name: str, tmp_path: Path, nodes: int = NODES) -> nx.Graph | None:

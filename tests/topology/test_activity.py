@@ -111,8 +111,8 @@ def test_probabilities_are_drawn_anew_as_often_as_asked() -> None:
         ({"links": lambda round: 0.5 - round}, r"^links at round 1: .* got -0.5$"),
         ({"compute": 0.5, "redraw_every": 5}, r"^redraw_every: neither compute nor links is drawn "),
         ({"links": UniformChance(), "redraw_every": 0}, r"^redraw_every: should be greater .* got 0$"),
-        ({"links": lambda round: 0.5, "latched_links": True}, r"^latched_links: .* must not change$"),
-        ({"links": UniformChance(), "redraw_every": 3, "latched_links": True}, r"^latched_links: "),
+        ({"links": lambda round: 0.5, "link_draws": "latched"}, r"^link_draws: .* must not change$"),
+        ({"links": UniformChance(), "redraw_every": 3, "link_draws": "latched"}, r"^link_draws: "),
         ({"seed": -1}, r"^seed: should be greater than or equal to 0, got -1$"),
     ],
 )
@@ -195,11 +195,21 @@ def test_weights_that_are_only_row_stochastic_keep_their_rows() -> None:
 
 
 def test_latched_links_stay_and_come_up_at_the_usual_rate() -> None:
-    network = Network.of(hf.complete(60)).sporadic(links=0.2, latched_links=True)
+    network = Network.of(hf.complete(60)).sporadic(links=0.2, link_draws="latched")
     up = draws(network, 12)
     assert (up[1:] >= up[:-1]).all()
     expected = 1 - 0.8 ** np.arange(1, 13)
     assert (np.abs(up.mean(1) - expected) < 4 * np.sqrt(expected * (1 - expected) / up.shape[1])).all()
+
+
+def test_links_drawn_by_each_end_are_available_if_either_end_is_able() -> None:
+    network = Network.of(hf.complete(60)).sporadic(links=0.2, link_draws="each-end")
+    up = draws(network, 12).mean()
+    assert abs(up - 0.36) < 4 * np.sqrt(0.36 * 0.64 / (12 * 60 * 59 / 2))
+    assert network.link_time(0) == pytest.approx(5)  # a vector still takes 1/b
+    both = Network.of(hf.ring(5)).sporadic(links=0.36)
+    drawn_twice = Network.of(hf.ring(5)).sporadic(links=0.2, link_draws="each-end")
+    assert np.abs(expected_p(drawn_twice) - expected_p(both)).max() < 1e-15
 
 
 # --- expected mixing ----------------------------------------------------------------------------------------
@@ -207,7 +217,7 @@ def test_latched_links_stay_and_come_up_at_the_usual_rate() -> None:
 
 def all_outcomes(network: Network) -> list[tuple[float, np.ndarray]]:
     """Every set of available links: its probability and its P."""
-    chances = network.probabilities(0).links
+    chances = network.availability(0)
     outcomes = []
     for pattern in itertools.product([False, True], repeat=len(chances)):
         available = np.array(pattern)

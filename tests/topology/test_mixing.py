@@ -9,12 +9,12 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
-from sample_graphs import NODES, built
+from sample_graphs import GRAPHS, NODES, built
 from scipy.sparse import csr_array
 
 import holdfast.topology as topology
 from holdfast.core.errors import HoldfastError
-from holdfast.topology import MIXINGS, TOPOLOGIES, Network
+from holdfast.topology import MIXINGS, Network
 
 # --- published figures --------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ def test_mean_lambda_and_degree_of_random_geometric() -> None:
 
 
 @pytest.mark.parametrize("mixing", list(MIXINGS))
-@pytest.mark.parametrize("name", [name for name in TOPOLOGIES if name != "server"])
+@pytest.mark.parametrize("name", GRAPHS)
 def test_every_pair_is_doubly_stochastic_or_refused(name: str, mixing: str, tmp_path: Path) -> None:
     graph = built(name, tmp_path)
     assert graph is not None

@@ -8,16 +8,16 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
-from sample_graphs import NODES, built, ring_weights
+from sample_graphs import GRAPHS, NODES, built, ring_weights
 from scipy.sparse import csr_array, csr_matrix
 
 import holdfast.topology as topology
-from holdfast.topology import TOPOLOGIES, Network, build_network, server
+from holdfast.topology import Network, build_network, server
 
 # --- graphs -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in TOPOLOGIES if name != "server"])
+@pytest.mark.parametrize("name", GRAPHS)
 def test_every_topology_is_connected_plain_and_complete_in_its_nodes(name: str, tmp_path: Path) -> None:
     graph = built(name, tmp_path)
     assert graph is not None

@@ -13,6 +13,7 @@ from sample_graphs import PARAMS, ring_weights
 
 import holdfast.topology as topology
 from holdfast.core.errors import HoldfastError
+from holdfast.core.validation import parameters
 from holdfast.topology import TOPOLOGIES, Network, build_network, server
 
 
@@ -29,7 +30,7 @@ def refused(call: Any, *parts: str) -> None:
 @pytest.mark.parametrize("name", [name for name in TOPOLOGIES if name != "server"])
 def test_too_few_nodes_or_no_whole_number(name: str, nodes: Any) -> None:
     params = (PARAMS | {"edge-list": {"path": "not read"}}).get(name, {})
-    seed = {"seed": 0} if name in {"erdos-renyi", "random-geometric"} else {}
+    seed = {"seed": 0} if "seed" in parameters(TOPOLOGIES[name]) else {}
     refused(
         lambda: TOPOLOGIES.build(name, params, nodes=nodes, seed=0), f"topology '{name}'.nodes", repr(nodes)
     )

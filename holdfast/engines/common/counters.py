@@ -15,11 +15,17 @@ class Traffic:
     numbers: int = 0  # in the messages, each counted once per receiver
     bits: int = 0  # that they took on the wire
     delay: float = 0.0  # DSpodFL's tau_trans: 1 for every vector [d] that all links carry
+    raw_delay: float = 0.0  # the same in its own unit: 1/b_ij, averaged over links and then over nodes
 
     def count(self, receivers: int, message: Any, wire: Any) -> None:
         """Counts one row of ``message``, which travels as ``wire``, to so many ``receivers``."""
         self.numbers += receivers * row_size(message)
         self.bits += receivers * row_bits(wire)
+
+    def count_delay(self, vectors: float, link_time: float) -> None:
+        """Counts so many ``vectors`` over all links, each of which takes ``link_time``."""
+        self.delay += vectors
+        self.raw_delay += vectors * link_time
 
     @classmethod
     def of(cls, counts: dict[str, Any], itemsize: int) -> Self:
@@ -34,6 +40,7 @@ class Work:
     gradient_evaluations: int = 0  # one per node, call and point
     sample_gradients: int = 0  # samples those evaluations read
     delay: float = 0.0  # DSpodFL's tau_proc: 1 for every gradient that all nodes compute
+    raw_delay: float = 0.0  # the same in its own unit: 1/d_i, averaged over all nodes
     value_evaluations: int = 0  # by solvers, one per node and point: no gradient, so not counted as one
     unfinished_solves: int = 0  # local solves that ended before their tolerance was met, one per node
 

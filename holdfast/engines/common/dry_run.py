@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.tree import leaves
 from holdfast.core.validation import Cohort
@@ -43,8 +45,11 @@ def dry_run(
 ) -> Footprint:
     """``method`` over ``network``, counted in two dimensions, to tell d from 1.
 
-    Figures per round are means over ``rounds``: some methods skip communication now and then.
+    Figures per round are means over ``rounds``: some methods skip communication now and then. Of a network
+    with a period they are means over whole periods.
     """
+    rounds = -(-rounds // (network.period or 1)) * (network.period or 1)
+    links = np.mean([network.at(round).directed_links for round in range(network.period or 1)])
     dim = method.least_dim
     one, two = (_count(method, network, cohort, d, rounds, channel) for d in (dim, dim + 1))
     vectors = two.per_round - one.per_round
@@ -52,7 +57,7 @@ def dry_run(
         vectors_at_start=two.at_start - one.at_start,
         vectors_per_round=vectors,
         scalars_per_round=one.per_round - dim * vectors,
-        vectors_per_link=vectors / network.directed_links,
+        vectors_per_link=float(vectors / links),
         state_vectors=two.state - one.state,
         gradients_per_round=one.gradients / network.nodes,
         minibatches_per_round=one.minibatches / network.nodes,

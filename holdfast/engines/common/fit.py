@@ -12,6 +12,9 @@ from holdfast.engines.common.contract_check import check_channel, check_method
 from holdfast.engines.common.survey import method_uses
 from holdfast.topology import Network
 
+ROUNDING = 1e-9
+"""By how much a computed eigenvalue may miss a bound that it meets: an even ring has exactly -1/3."""
+
 REASONS: dict[Use, str] = {
     "graph": "is not made for messages between neighbours: use the topology 'server'",
     "changing graph": "needs links that are the same in every round",
@@ -74,9 +77,25 @@ def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort)
         raise HoldfastError(
             f"{name} works along links: use a graph such as the topology 'ring', not a server"
         )
+    if isinstance(method, Algorithm):
+        _check_weights(method, network)
     if cohort == "all":
         return
     if not isinstance(method, ServerAlgorithm) or not method.allows_cohorts:
         raise HoldfastError(f"cohort: {name} needs every node in every round; leave the cohort out")
     if not 1 <= cohort <= nodes:
         raise HoldfastError(f"cohort: should be between 1 and the number of nodes {nodes}, got {cohort}")
+
+
+def _check_weights(method: Algorithm, network: Network) -> None:
+    name = type(method).__name__
+    if method.needs_constant_graph and network.sequence is not None:
+        raise HoldfastError(
+            f"{name} needs links and weights that are the same in every round, or it may diverge; use a "
+            "constant graph, or a method such as KGT, LocalGECL or GTSGD"
+        )
+    if method.least_eigenvalue > -1 and network.least_eigenvalue < method.least_eigenvalue - ROUNDING:
+        raise HoldfastError(
+            f"{name} diverges if the mixing matrix has an eigenvalue below {method.least_eigenvalue:.4g}, "
+            f"and this one has {network.least_eigenvalue:.4g}; leave lazy at true, or use mixing 'laplacian'"
+        )

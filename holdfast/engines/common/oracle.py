@@ -128,10 +128,13 @@ class BatchOracle:
         self.work.gradient_evaluations += points * len(nodes)
         self.work.sample_gradients += points * samples
         if self.chances is None:
-            self.work.delay += points * len(nodes) / self.problem.nodes
+            share = raw = len(nodes) / self.problem.nodes
         else:
             slowness = 1 / self.chances
-            self.work.delay += points * float(slowness[nodes].sum() / slowness.sum())
+            busy = slowness[nodes].sum()
+            share, raw = float(busy / slowness.sum()), float(busy / len(slowness))
+        self.work.delay += points * share
+        self.work.raw_delay += points * raw
 
     def _rows(self, x: Tensor) -> Tensor:
         """One row per node; laid out alike whether ``x`` is a server's single row, fresh or restored.

@@ -42,7 +42,8 @@ class StackedPeers:
 
     def exchange(self, message: M, sporadic: bool = False) -> Inbox[M]:
         available = self._draw_links() if sporadic else None
-        self.traffic.delay += self._share_of_delay(available) * self.links.vectors(row_size(message))
+        vectors = self.links.vectors(row_size(message))
+        self.traffic.count_delay(self._share_of_delay(available) * vectors, self.link_time)
         network, nodes = self.links.network, self.network.nodes
         sent = self.carrier.send(message)
         inbox = self._deliver(sent.arrived, available)
@@ -74,7 +75,12 @@ class StackedPeers:
         return self._edges()
 
     def _edges(self) -> StackedEdges:
-        return StackedEdges(self.links, self.traffic, self.carrier)
+        return StackedEdges(self.links, self.traffic, self.carrier, self.link_time)
+
+    @cached_property
+    def link_time(self) -> float:
+        """What a vector over all links takes."""
+        return self.network.link_time(self.round)
 
     def _draw_links(self) -> NDArray[np.bool_]:
         self.draws += 1
@@ -84,9 +90,7 @@ class StackedPeers:
         """sum_i (1/deg_i) sum_j available_ij / b_ij, over the same sum with all links."""
         if available is None:
             return 1.0
-        ends = self.links.network.links()
-        per_node = 1 / np.maximum(self.links.network.degrees, 1)
-        cost = (per_node[ends[:, 0]] + per_node[ends[:, 1]]) / self.network.probabilities(self.round).links
+        cost = self.network.link_times(self.round)
         return float(cost[available].sum() / cost.sum()) if len(cost) else 0.0
 
 
@@ -120,6 +124,7 @@ class StackedEdges:
     links: StackedLinks
     traffic: Traffic
     carrier: Carrier
+    link_time: float  # what a vector over all links takes
 
     @cached_property
     def sign(self) -> Tensor:
@@ -140,7 +145,7 @@ class StackedEdges:
     def swap(self, z: Tensor) -> Tensor:
         sent = self.carrier.swap(z, self.links.rows)
         self.traffic.count(self.links.network.directed_links, z, sent.wire)
-        self.traffic.delay += self.links.vectors(z.shape[-1])
+        self.traffic.count_delay(self.links.vectors(z.shape[-1]), self.link_time)
         return self._swapped(sent.arrived)
 
     def _swapped(self, z: Tensor) -> Tensor:

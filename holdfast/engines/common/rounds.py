@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +64,8 @@ class Rounds:
         self.method, self.problem, self.network, self.place = method, problem, network, place
         self.seed, self.cohort_size = seed, problem.nodes if cohort == "all" else cohort
         self.nodes = place.nodes(network).to(problem.x0.device)
-        self.links = place.links(network.at(0), problem.x0)
+        # Of a network that varies with a period, the links of every round are made once.
+        self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
         self.channel = placed(channel, method, network)
         self.lost = torch.zeros((), dtype=torch.bool, device=problem.x0.device)  # a flag for ``Carrier``
         # [2]: the sum of the losses of the last round's minibatches here, and their number. Like the flag a
@@ -211,10 +213,8 @@ class Rounds:
         return Carrier(self.channel, slots, self.seed, round, senders, lost)
 
     def _peers(self, round: int, counters: Counters, carrier: Carrier) -> StackedPeers:
-        now = self.network.at(round)
-        if now is not self.links.network:
-            self.links = self.place.links(now, self.problem.x0)
-        return self.place.peers(self.network, self.links, self.seed, round, counters, carrier)
+        links = self._links(self.network.at(round))
+        return self.place.peers(self.network, links, self.seed, round, counters, carrier)
 
 
 def _own_memory(clients: Any, shared: Tensor) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from holdfast.core.tree import tree_map
 from holdfast.problem.gradients.backend import Activations, Backend, in_parts, no_key, row_value_and_gradient
@@ -56,23 +55,21 @@ class Adapters:
         def value(run: Any, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
             return self.loss.differentiable(self.loss.model.parameters(row), batch, key, run)
 
-        def total(x: Tensor) -> tuple[Tensor, Tensor]:
-            values = self._training.values(value, x, batch, keys)
-            return values.sum(), values
-
-        if torch.compiler.is_compiling():  # which follows a function transform, but not autograd itself
-            gradients, values = grad(total, has_aux=True)(x)
-            return values, gradients
-        with torch.enable_grad():  # half the memory: autograd lets go of activations while it goes back
+        # By autograd itself, not a function transform: it lets go of activations while it goes back, which
+        # takes half the memory.
+        with torch.enable_grad():
             rows = x.detach().requires_grad_()
-            loss, values = total(rows)
-            return values.detach(), torch.autograd.grad(loss, rows)[0]
+            values = self._training.values(value, rows, batch, keys, keys=self._drawn_by(keys))
+            return values.detach(), torch.autograd.grad(values.sum(), rows)[0]
+
+    def _drawn_by(self, keys: Tensor) -> Tensor | None:
+        return keys if self.loss.model.draws else None
 
     def values(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         def value(run: Any, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
             return self.loss.value(row, batch, key, run)
 
-        return self._training.values(value, x, batch, keys)
+        return self._training.values(value, x, batch, keys, keys=self._drawn_by(keys))
 
     def tested(self, x: Tensor, samples: Any) -> Tensor:
         def figures(run: Any, row: Tensor) -> Tensor:
@@ -111,8 +108,9 @@ class Adapters:
         x = x0 + noise.to(x0.dtype) * (0.1 * x0.square().mean().sqrt() + 0.01)
         # Two samples that differ: the second is the first with its numbers moved on by one place.
         batch = tree_map(lambda part: torch.stack([part, part.roll(1)]), self.activations.example)
-        keys = torch.stack([no_key(x)] * 2)
+        keys = torch.stack([no_key(x), no_key(x) + 1])
         _, found = self._some(x, batch, keys)
+        self._check_masks(x, batch, keys)
         distances = []
         for row in range(2):
             own = tree_map(lambda part, row=row: part[row], batch)
@@ -121,3 +119,10 @@ class Adapters:
             floor = 1e-3 * float(alone.norm()) + 1e-30
             distances += [float((a - b).norm()) / max(float(b.norm()), floor) for a, b in pairs]
         return float(torch.tensor(distances).max())  # NaN if any is
+
+    def _check_masks(self, x: Tensor, batch: Batch, keys: Tensor) -> None:
+        """Raises if a mask of dropout does not have the samples first; the last call was of two rows."""
+        if masks := self._training.masks:
+            self._some(*tree_map(lambda part: part[:1], (x, batch, keys)))
+            if masks != [(2 * first, *rest) for first, *rest in self._training.masks]:
+                raise RuntimeError("dropout of a tensor whose first dimension is not that of the samples")

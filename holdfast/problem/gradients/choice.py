@@ -66,7 +66,7 @@ def _obstacle_to_one_batch(backend: Adapters) -> str | None:
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
         return f"the model cannot take the samples of all nodes as one batch ({reason(error)})"
     if not all(map(torch.equal, random_state(device), random)):
-        return "dropout of torch would be drawn for all nodes at once; holdfast.models.Dropout is not"
+        return "random numbers of torch would be drawn for all nodes at once"
     if not math.isfinite(difference):
         return "the gradient of the first sample is not finite"
     model = backend.loss.model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import is_tree, leaves, tree_map
-from holdfast.data.samples import Pair, describe
+from holdfast.data.samples import TARGET_NAMES, Pair, describe, inputs_of
 from holdfast.models import CountedDropout, Dropout, dropout_keys
 from holdfast.problem.statistics import tracks
 
@@ -26,9 +26,17 @@ _REASONS = (
         "it draws random numbers other than dropout's; use dropout of torch, or leave the randomness out",
     ),
     ("mutate a captured Tensor", "it changes a buffer in place; keep no running state in the model"),
+    (
+        "backward through the graph a second time",
+        "it calls backward(); return the loss, which we differentiate",
+    ),
+    (
+        "does not require grad",
+        "nothing it returns depends on the parameters; leave out detach(), no_grad(), numpy and the like",
+    ),
     (".item()", "it reads the value of a tensor (.item(), or 'if' on a tensor); use torch.where"),
 )
-_RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
+RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
 
 Call = Callable[[Any, Any], Any]
 """What is done with a model and a batch of samples, such as the forward pass, or that and the loss."""
@@ -62,8 +70,10 @@ def check_supported(module: nn.Module) -> None:
     _check_parameters({name: p for name, p in module.named_parameters() if p.requires_grad})
 
 
-def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True) -> Any:
+def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True, calls: str = "") -> Any:
     """Tries ``call`` and its gradients with two copies on a batch; errors name the layer that failed.
+
+    ``calls``: what is to blame if no layer is, such as the user's step; by default the model.
 
     ``stacked``: both in one call, which finds out whether the model draws random numbers or keeps a state; or
     one after the other. Returns what ``call`` gives, a tree of tensors. The module itself stays untouched.
@@ -108,8 +118,10 @@ def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True) -> 
                 with _without_trace(trial, device):
                     outputs = run(row, keys[0], samples, with_gradient)
         except Exception as error:
-            layer = running[-1] if running else _describe("", module)
-            raise HoldfastError(f"{layer} fails on a batch of {_shapes(samples)}: {reason(error)}") from error
+            failed = running[-1] if running else calls or _describe("", module)
+            told = reason(error) + _hint(samples, str(error))
+            given = describe(samples) if failed == calls else _shapes(samples)
+            raise HoldfastError(f"{failed} fails on a batch of {given}: {told}") from error
     for name, buffer in trial.named_buffers():
         if buffer is not buffers.get(name):
             raise HoldfastError(
@@ -118,21 +130,37 @@ def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True) -> 
     return outputs
 
 
+def _hint(samples: Any, error: str) -> str:
+    """What may be wrong with ``samples`` if a model fails on them with this ``error``."""
+    inputs = list(leaves(inputs_of(samples)))
+    if "dtype" in error and any(part.dtype == torch.int64 for part in inputs):
+        return (
+            "; whole numbers (int64) enter a model as they are, like tokens: of measurements give x.float()"
+        )
+    if "channels" in error and any(part.ndim == 4 and part.shape[-1] in (1, 3, 4) for part in inputs):
+        return "; images are [channels, height, width]: give x.movedim(-1, 1)"
+    if "unexpected keyword argument" in error and isinstance(samples, Mapping):
+        return f"; columns are the model's arguments, but for the targets: {', '.join(TARGET_NAMES)}"
+    return ""
+
+
 def _shapes(samples: Any) -> str:
     if isinstance(samples, Pair) and isinstance(samples.x, Tensor):
         return f"shape {tuple(samples.x.shape)}"
     return describe(samples)
 
 
-def probe_evaluation(module: nn.Module, run: Callable[[], object], device: torch.device) -> None:
+def probe_evaluation(
+    module: nn.Module, run: Callable[[], object], device: torch.device, calls: str = ""
+) -> None:
     """Runs what calls ``module`` in eval mode; refuses one that draws random numbers or keeps a state."""
     with watched(module) as running, torch.no_grad():
         try:
             with _without_trace(module, device):
                 run()
         except RuntimeError as error:
-            layer, why = running[-1] if running else _describe("", module), reason(error)
-            if why == _RANDOM:
+            layer, why = running[-1] if running else calls or _describe("", module), reason(error)
+            if why == RANDOM:
                 why = "it draws random numbers in eval mode; call dropout with training=self.training"
             raise HoldfastError(f"{layer} cannot be evaluated: {why}") from error
 
@@ -146,7 +174,7 @@ def _without_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
     buffers, random = [buffer.clone() for buffer in module.buffers()], random_state(device)
     yield
     if not all(map(torch.equal, random_state(device), random)):
-        raise RuntimeError(_RANDOM)
+        raise RuntimeError(RANDOM)
     if not all(map(torch.equal, module.buffers(), buffers)):
         raise RuntimeError(_IN_PLACE)
 

@@ -7,6 +7,7 @@ the model, a frozen backbone, sees one large batch and does not know of nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import copy, deepcopy
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
+from holdfast.models import CountedDropout
 from holdfast.problem.gradients.layers import NarrowLinear
 
 Task = Callable[..., Tensor]  # (run, what a node has) -> a number
@@ -54,6 +56,7 @@ class Together:
         self.module = deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
         self._nodes = 0  # while the module runs
         self._losses: list[Tensor] = []  # the losses that it has computed itself, [n] each
+        self._drawing: CountedDropout | None = None  # masks of torch's dropout
         owned: dict[str, list[str]] = {}
         for place in places:
             path, _, name = place.rpartition(".")
@@ -63,25 +66,33 @@ class Together:
             if type(layer) in (nn.Linear, NarrowLinear):
                 layer.__class__ = LinearOfNodes
             else:
-                _run_by_node(layer, names)
+                self._run_by_node(layer, names)
         part: Any
         for part in self.module.modules():
             # A model of the transformers library computes its loss itself, from labels, by this attribute.
             if isinstance(getattr(type(part), "loss_function", None), property):
                 part.loss_function = self._loss_by_node(part.loss_function)
 
-    def values(self, task: Task, *of_nodes: Any) -> Tensor:
+    @property
+    def masks(self) -> list[tuple[int, ...]]:
+        """Shapes of the masks of dropout that all nodes had together in the last call."""
+        return self._drawing.shapes if self._drawing else []
+
+    def values(self, task: Task, *of_nodes: Any, keys: Tensor | None = None) -> Tensor:
         """``task(run, *part)``, a number, for the part of every node in the trees ``of_nodes`` [n, ...]; [n].
 
         A task must call ``run(own, args, kwargs)`` once, which stands for the module with the node's own
         tensors at the places. Each task is run twice: to see what it calls the module with, and again with
-        what the module gives for its node.
+        what the module gives for its node. ``keys`` [n, 4] = (seed, node, round, step): by these, torch's
+        dropout in the module draws; without them as torch does.
         """
         own, args, kwargs = self._asked(task, of_nodes)
         self._nodes = len(next(iter(own.values())))
         args, kwargs = _mapped(lambda given: given.flatten(0, 1), (args, kwargs))
+        self._drawing = None if keys is None else CountedDropout(keys)
         try:
-            outputs = functional_call(self.module, own, args, kwargs, tie_weights=False)
+            with self._drawing or nullcontext():
+                outputs = functional_call(self.module, own, args, kwargs, tie_weights=False)
             split = _mapped(self._split, outputs)
         finally:
             self._losses.clear()
@@ -125,6 +136,22 @@ class Together:
             return outputs
         return outputs.reshape(self._nodes, -1, *outputs.shape[1:])
 
+    def _run_by_node(self, layer: nn.Module, names: list[str]) -> None:
+        """Lets ``layer`` compute [n B, ...] with what every node has of its tensors ``names``, [n, ...]."""
+        plain = copy(layer)
+
+        def one(own: dict[str, Tensor], x: Tensor, *key: Tensor) -> Any:
+            with self._drawing.of_node(*key) if self._drawing else nullcontext():
+                return functional_call(plain, own, (x,))
+
+        def forward(x: Tensor) -> Tensor:
+            own = {name: getattr(layer, name) for name in names}
+            keys = [self._drawing.key] if self._drawing else []
+            outputs: Tensor = vmap(one)(own, self._split(x), *keys)
+            return outputs.flatten(0, 1)
+
+        layer.forward = forward
+
     def _loss_by_node(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """``loss(logits, labels, ...)`` of every node, [n], where one would be computed for all samples."""
 
@@ -158,18 +185,3 @@ def _joined(tensors: Sequence[Tensor], others: list[Any], form: pytree.TreeSpec)
 def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     tensors, others, form = _parted(tree)
     return _joined([function(tensor) for tensor in tensors], others, form)
-
-
-def _run_by_node(layer: nn.Module, names: list[str]) -> None:
-    """Lets ``layer`` compute [n B, ...] with what every node has of its tensors ``names``, [n, ...]."""
-    plain = copy(layer)
-
-    def one(own: dict[str, Tensor], x: Tensor) -> Any:
-        return functional_call(plain, own, (x,))
-
-    def forward(x: Tensor) -> Tensor:
-        own = {name: getattr(layer, name) for name in names}
-        outputs: Tensor = vmap(one)(own, x.reshape(len(own[names[0]]), -1, *x.shape[1:]))
-        return outputs.flatten(0, 1)
-
-    layer.forward = forward

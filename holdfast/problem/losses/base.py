@@ -18,7 +18,9 @@ class Loss(ABC):
     """The cost of a model's outputs for a batch, given targets ``[B, ...]``."""
 
     has_accuracy: ClassVar[bool] = True
+    accuracy_by_trial: ClassVar[bool] = False  # True: ``check`` finds out whether there is an accuracy
     per_sample: bool = True  # whether ``values`` are [B]; or [], one number for the batch, mostly a mean
+    calls: str = ""  # what of the user's calls the model, for messages; "": nothing
     traceable: ClassVar[bool] = False  # True: ``values`` does the same in every call, so it may be traced
     quadratic: ClassVar[bool] = False  # True: its Hessian in the outputs is ``curvature`` everywhere
 
@@ -37,6 +39,13 @@ class Loss(ABC):
     @abstractmethod
     def check_targets(self, targets: Tensor, classes: int | None) -> None:
         """Raises unless the targets ``[N, ...]`` suit this loss; called once for a data set."""
+
+    def counted(self, targets: Tensor) -> Tensor | None:
+        """[N] bool: the samples whose targets ``[N, ...]`` say anything; None if all do.
+
+        The others are left out: a loss of 0 would count in the mean.
+        """
+        return None
 
     @abstractmethod
     def values(self, outputs: Any, targets: Tensor) -> Tensor:
@@ -110,10 +119,10 @@ class Loss(ABC):
 LOSSES: Registry[Loss] = Registry("loss")
 
 
-def expect(met: bool, expected: str, got: object) -> None:
-    """Complains about labels unless ``met``."""
+def expect(met: bool, expected: str, got: object, do: str = "") -> None:
+    """Complains about labels unless ``met``; ``do``: how to mend it."""
     if not met:
-        raise HoldfastError(f"labels should be {expected}, got {got}")
+        raise HoldfastError(f"labels should be {expected}, got {got}{do and '; '}{do}")
 
 
 def class_dimension(outputs: Tensor, targets: Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,12 +18,15 @@ from holdfast.data.arrays import IGNORED
 from holdfast.problem.losses.base import LOSSES, Loss, class_dimension, expect
 from holdfast.problem.losses.regression import like_targets, per_sample_mean
 
+SUMS_TO_ONE = 1e-4  # how near to 1 the outputs of a softmax sum
+
 
 class _Multiclass(Loss):
     """Class numbers 0 .. C-1 (int64) as targets, one score for each class as outputs.
 
     Targets may be [B], or have more dimensions: tokens [B, T], pixels [B, H, W]. Those that are ``IGNORED``
-    do not count; a sample's loss and accuracy are means over those that do.
+    do not count: a sample's loss and accuracy are means over those that do. A sample without any
+    is left out, see ``counted``.
     """
 
     def outputs(self, classes: int | None) -> int:
@@ -35,17 +39,36 @@ class _Multiclass(Loss):
     def check_targets(self, targets: Tensor, classes: int | None) -> None:
         last = self.outputs(classes) - 1
         expect(targets.dtype == torch.int64, "class numbers of type int64", targets.dtype)
-        outside = targets[((targets < 0) & ((targets != IGNORED) | (targets.ndim == 1))) | (targets > last)]
-        expect(outside.numel() == 0, f"class numbers from 0 to {last}", outside[:1].tolist())
+        outside = targets[((targets < 0) & (targets != IGNORED)) | (targets > last)]
+        do = "count classes from 0, or give the model more outputs"
+        expect(outside.numel() == 0, f"class numbers from 0 to {last}", outside[:1].tolist(), do)
+        if (counted := self.counted(targets)) is not None:
+            empty = int(torch.nonzero(~counted)[0])
+            raise HoldfastError(f"sample {empty} has no label that counts, all are {IGNORED}: leave it out")
+
+    def counted(self, targets: Tensor) -> Tensor | None:
+        if targets.is_floating_point():
+            return None  # refused by ``check_targets``
+        counted = (targets != IGNORED).reshape(len(targets), -1).any(1)
+        return None if bool(counted.all()) else counted
 
     def check(self, outputs: Any, targets: Tensor | None) -> None:
-        some = None if targets is None or not isinstance(outputs, Tensor) else targets[: len(outputs)]
-        if some is not None and outputs.ndim > 1 and outputs.shape[class_dimension(outputs, some)] == 1:
+        if isinstance(outputs, Tensor) and targets is not None:
+            self._check_kind(outputs, targets[: len(outputs)])
+        super().check(outputs, targets)
+
+    def _check_kind(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuses targets that are no class numbers, and outputs that are no scores."""
+        if do := _mending(outputs, targets):
+            raise HoldfastError(
+                f"{type(self).__name__} takes a class number (int64) for each row of scores; outputs are "
+                f"{tuple(outputs.shape)}, targets {tuple(targets.shape)} of {targets.dtype}: {do}"
+            )
+        if outputs.ndim > 1 and outputs.shape[class_dimension(outputs, targets)] == 1:
             raise HoldfastError(
                 f"the model gives one number for each label, and {type(self).__name__} needs one for each "
                 "class: use 'logistic' or 'bce' for two classes, or a model with more outputs"
             )
-        super().check(outputs, targets)
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scores = _scores(outputs, targets)
@@ -77,6 +100,18 @@ class CrossEntropy(_Multiclass):
     def each(self, scores: Tensor, classes: Tensor) -> Tensor:
         right = torch.arange(scores.shape[-1], device=scores.device) == classes[:, None]
         return scores.logsumexp(-1) - torch.where(right, scores, 0).sum(-1)
+
+    def check(self, outputs: Any, targets: Tensor | None) -> None:
+        super().check(outputs, targets)
+        assert targets is not None
+        scores = _scores(outputs.detach(), targets[: len(outputs)])
+        if bool((scores >= 0).all()) and bool(((scores.sum(-1) - 1).abs() < SUMS_TO_ONE).all()):
+            warnings.warn(
+                "the model's outputs are probabilities, and CrossEntropy takes scores, of which it computes "
+                "the softmax itself: leave the softmax of the model out",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def differentiable(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.ndim > 1:
@@ -168,7 +203,19 @@ def _scores(outputs: Tensor, targets: Tensor) -> Tensor:
     return scores
 
 
+def _mending(outputs: Tensor, targets: Tensor) -> str | None:
+    """What to do about ``targets`` that are no class numbers for these ``outputs``; None if they are."""
+    if outputs.ndim > 1 and targets.shape == outputs.shape:
+        soft = ", or, if rows are probabilities, loss=nn.CrossEntropyLoss()"
+        return f"of one-hot rows give y.argmax(-1){soft if targets.is_floating_point() else ''}"
+    if targets.is_floating_point():
+        return "give y.long(), or for real targets a loss such as 'mse'"
+    if targets.ndim > 1 and targets.shape[-1] == 1 and outputs.shape[:-1] == targets.shape[:-1]:
+        return "give y.squeeze(-1)"
+    return None
+
+
 def _mean_of_counted(values: Tensor, targets: Tensor) -> Tensor:
-    """The mean over a sample's targets that are not ``IGNORED``, [B]; 0 where none is left."""
+    """The mean over a sample's targets that are not ``IGNORED``, [B]; 0 where none is, see ``counted``."""
     counted = (targets != IGNORED).to(values.dtype).flatten(1)
     return (values.flatten(1) * counted).sum(-1) / counted.sum(-1).clamp(min=1)

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves
 from holdfast.core.validation import quoted
+from holdfast.data.arrays import IGNORED
 from holdfast.problem.losses.base import LOSSES, Loss
+from holdfast.problem.losses.trial import check_broadcasting, tried
 
 LossFunction = Callable[[Any, Any], Any]
 Step = Callable[[nn.Module, Any], Tensor]
@@ -24,6 +26,7 @@ class OwnLoss(Loss):
     One number for a batch counts like the mean of its samples, as torch's losses are by default.
     """
 
+    accuracy_by_trial: ClassVar[bool] = True
     per_sample = False  # until ``check`` has seen otherwise: right for both, and slower
 
     def __init__(self, function: LossFunction) -> None:
@@ -52,17 +55,14 @@ class OwnLoss(Loss):
         if targets is None:
             super().check(outputs, targets)
             return
-        some = targets[: len(next(leaves(outputs)))].to(next(leaves(outputs)).device)
-        try:
-            value = self.function(outputs, some)
-        except Exception as error:
-            given = ", ".join(str(tuple(part.shape)) for part in leaves(outputs))
-            raise HoldfastError(
-                f"loss {self!r} fails on outputs {given} and targets {tuple(some.shape)}: {error}"
-            ) from error
-        self.per_sample = shaped_per_sample(f"loss {self!r}", value, len(some))
+        there = targets.to(next(leaves(outputs)).device)
+        value = tried(f"loss {self!r}", self.function, outputs, there)
+        self.per_sample = shaped_per_sample(f"loss {self!r}", value, len(next(leaves(outputs))))
         scores = isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[1] > 1
-        self.has_accuracy = scores and targets.ndim == 1 and not targets.is_floating_point()  # type: ignore[misc]
+        labels = targets.ndim == 1 and not targets.is_floating_point() and not bool((there == IGNORED).any())
+        self.has_accuracy = scores and labels  # type: ignore[misc]
+        if isinstance(outputs, Tensor) and not self.per_sample:
+            check_broadcasting(f"loss {self!r}", self.function, outputs, there)
 
     def values(self, outputs: Any, targets: Tensor) -> Tensor:
         values: Tensor = self.function(outputs, targets)
@@ -84,6 +84,7 @@ class OwnStep(Loss):
 
     def __init__(self, step: Step) -> None:
         self.step = step
+        self.calls = f"step {self!r}"
 
     def __repr__(self) -> str:
         return name_of(self.step)
@@ -141,6 +142,10 @@ def as_loss(loss: Any) -> Loss:
         return LOSSES.build(loss, {})
     if isinstance(loss, Loss):
         return loss
+    if isinstance(loss, type) and issubclass(loss, nn.Module | Loss):
+        raise HoldfastError(
+            f"loss: expected an instance, got the class {loss.__qualname__}; write {loss.__qualname__}()"
+        )
     if not callable(loss):
         raise HoldfastError(
             f"loss: expected a name such as 'cross-entropy', or a function of outputs and targets, got "

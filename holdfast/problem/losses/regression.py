@@ -24,7 +24,7 @@ class _Regression(Loss):
         return 1
 
     def check_targets(self, targets: Tensor, classes: int | None) -> None:
-        expect(targets.is_floating_point(), "floating-point numbers", targets.dtype)
+        expect(targets.is_floating_point(), "floating-point numbers", targets.dtype, "give y.float()")
         outside = targets[~targets.isfinite()]
         expect(outside.numel() == 0, "finite", outside[:1].tolist())
 

@@ -43,6 +43,8 @@ from holdfast.engines.deploy.wire.protocol import (
 )
 from holdfast.engines.deploy.wire.status import read_status
 
+JITTER = random.Random()  # the global generator may be seeded for the transforms of a data set
+
 T = TypeVar("T")
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
@@ -184,7 +186,7 @@ class Connection:
                     )
                 if wait.problem or now - begun < PATIENCE / 2:
                     self.retries += 1
-                    await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), deadline - now))
+                    await asyncio.sleep(min(pause * JITTER.uniform(0.5, 1.0), deadline - now))
                     pause = min(2 * pause, LONGEST_PAUSE)
                 else:
                     pause = SHORTEST_PAUSE

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from holdfast.engines.simulate.executors.attention import tell_causal_masks
+
 Program = Callable[..., Sequence[Tensor]]
 
 
@@ -35,10 +37,9 @@ def compiled(program: Program) -> Program:
 
 
 def _compile(program: Program, inputs: Sequence[Tensor]) -> Program:
-    with torch.no_grad():
-        traced = make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-    constants = _as_inputs(traced)
-    ready: Any = torch.compile(traced, dynamic=False)
+    graph = traced(program, inputs)
+    constants = _as_inputs(graph)
+    ready: Any = torch.compile(graph, dynamic=False)
 
     def run(*inputs: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():
@@ -46,6 +47,14 @@ def _compile(program: Program, inputs: Sequence[Tensor]) -> Program:
         return results
 
     return run
+
+
+@torch.no_grad()
+def traced(program: Program, inputs: Sequence[Tensor]) -> fx.GraphModule:
+    """The operations of ``program`` for inputs of this form."""
+    graph = make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    tell_causal_masks(graph)
+    return graph
 
 
 def _as_inputs(traced: fx.GraphModule) -> list[Tensor]:

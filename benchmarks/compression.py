@@ -36,16 +36,15 @@ def channels(gamma: float | str) -> list[Run]:
     one = {"gamma": gamma}
     return [
         Run("float32", hf.Identity()),
-        Run("half", hf.Half()),
-        Run("uniform, 4 bits", hf.Uniform(4, **one)),
         Run("sign, 1 bit", hf.Uniform(1, block=1024, **one), 1.3),
         Run("random half, sign", hf.chain(hf.RandomK(0.5), hf.Uniform(1, block=1024), **one), 2),
-        Run("top 5 %, 8 bits", hf.chain(hf.TopK(0.05), hf.Uniform(8), **one), 2),
-        Run("top 2 %, 8 bits", hf.chain(hf.TopK(0.02), hf.Uniform(8), **one), 3),
-        Run("top 1 %, natural 4 bits", hf.chain(hf.TopK(0.01), hf.Natural(4), **one), 4),
-        Run("random 5 %", hf.RandomK(0.05, **one), 3),
-        Run("rank 2, bfloat16", hf.chain(hf.LowRank(2, columns=784), hf.BFloat16(), **one), 3),
         Run("top 5 %, no feedback", hf.TopK(0.05, feedback=False), 2),
+        Run("top 5 %, 8 bits", hf.chain(hf.TopK(0.05), hf.Uniform(8), **one), 4),
+        Run("top 10 %, sign", hf.chain(hf.TopK(0.1), hf.Uniform(1, block=1024), **one), 3),
+        Run("natural, 4 bits", hf.Natural(4, **one)),
+        Run("half", hf.Half()),
+        Run("random 5 %", hf.RandomK(0.05, **one), 4),
+        Run("rank 2, bfloat16", hf.chain(hf.LowRank(2, columns=784), hf.BFloat16(), **one), 4),
     ]
 
 

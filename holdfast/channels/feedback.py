@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TRIALS = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.22, 0.16, 0.12, 0.08, 0.06, 0.04, 0.03, 0.02)
 TRIAL_ROUNDS = 100
 MARGIN = 0.9
-TRIAL_NUMBERS = 2**16  # of all nodes' vectors in a trial
+TRIAL_NUMBERS = 2**13  # of all nodes' vectors in a trial
 
 
 def zeros(message: Message) -> Message:
@@ -188,10 +188,10 @@ def tuned_step(form: Form, d: int) -> float:
     Deterministic, on a CPU, so that everybody finds the same.
     """
     nodes, safe = form.mixing.nodes, safe_step(form.compressor.delta(d), form.mixing.norm)
-    size = form.compressor.trial_size(d, max(16, TRIAL_NUMBERS // nodes))
+    size = form.compressor.trial_size(d, max(64, TRIAL_NUMBERS // nodes))
     if d < 3:
         return safe
-    if nodes * size > 64 * TRIAL_NUMBERS:
+    if nodes * size > 2**22:
         raise HoldfastError(
             f"{type(form.compressor).__name__}.gamma: {nodes} vectors of {size} numbers are too many to find "
             'a tuned step for; give a number, or "safe"'

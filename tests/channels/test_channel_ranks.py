@@ -100,3 +100,13 @@ def test_an_experiment_sweeps_over_channels(folder, tmp_path):
     with (runner.folder / "metrics.csv").open(newline="") as file:
         last = {row["channel"]: row for row in csv.DictReader(file) if row["round"] == "2"}
     assert int(last["identity"]["payload_bytes"]) == 4 * int(last["half"]["payload_bytes"]) > 0
+
+
+def test_the_steps_of_a_chain_are_no_sweep(folder, tmp_path):
+    chain = "{name='chain',steps=[{name='top-k',share=0.2},'half'],gamma=[0.2,0.4]}"
+    overrides = ["algorithm={name='local-gecl',lr=0.1}", f"channel={chain}", "rounds=2"]
+    runner = Runner.start(plan_in(folder, overrides), tmp_path)
+    runner.execute()
+    with (runner.folder / "metrics.csv").open(newline="") as file:
+        last = {row["channel.gamma"]: row for row in csv.DictReader(file) if row["round"] == "2"}
+    assert set(last) == {"0.2", "0.4"}

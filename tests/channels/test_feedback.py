@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import make_quadratics
 from test_conformance import same_state
+from toy_channels import Grid
 
 import holdfast as hf
 from holdfast.channels.compressor import Compressor
@@ -187,6 +188,20 @@ def test_a_leading_server_is_told_all_that_its_clients_did(quadratics):
         owed = slot.sender.c.mean(0)
         assert (state.clients.c.mean(0) - state.server.c - owed).abs().max() < 1e-12
     assert owed.abs().max() > 1e-3
+
+
+def test_shifts_of_absent_clients_would_miss_the_optimum(quadratics):
+    """The control, as DIANA has it: the server adds the mean shift of all to what its cohort sends.
+
+    The toy channel does so, with 8 bits, and credits absent clients with work that they have not done.
+    """
+    method, network, cohort = METHODS["scaffold, cohorts of 3"]
+    shifted, fed_back = (
+        simulate(method, quadratics, network, channel, 300, cohort=cohort)
+        for channel in (Grid(), hf.Uniform(8))
+    )
+    assert error(shifted) > 0.1
+    assert error(fed_back) < 1e-6
 
 
 def test_absent_clients_keep_what_they_owe(quadratics):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.averaging import descend_and_average
+from holdfast.algorithms.diffusion import HALF, Share, least_eigenvalue
 from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Probability
@@ -16,7 +17,7 @@ from holdfast.optimizers import PLAIN
 
 
 class Node(NamedTuple):
-    x: Tensor  # everybody's mean model
+    x: Tensor  # the mixed model; with a server, everybody's mean
     h: Tensor  # tends to the node's own gradient at the optimum; sums to zero
     memory: Memory = ()  # the optimiser's
 
@@ -46,6 +47,47 @@ class Scaffnew(Algorithm):
             self.optimizer, s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory, peers
         )
         return Node(x=mean, h=s.h + self.p * steps * excess, memory=memory)
+
+    def dual(self, s: Node) -> Tensor:
+        return s.h
+
+    def model(self, s: Node) -> Tensor:
+        return s.x
+
+
+@ALGORITHMS.register(
+    "d-scaffnew", family="corrected, between neighbours", paper="Mishchenko et al. 2022, Alg. 5"
+)
+@dataclass(frozen=True)
+class DScaffnew(Algorithm):
+    """Scaffnew between neighbours: rounds of random length, one vector per link, exact (Mishchenko 2022)."""
+
+    columnwise: ClassVar[bool] = True
+
+    needs_constant_graph: ClassVar[bool] = True
+    assumes_convex: ClassVar[bool] = True
+
+    lr: Rate  # 1/L is safe
+    p: Probability  # of communicating after a step; 1 makes it Exact Diffusion
+    share: Share = HALF  # of mixing: (1 - share) I + share W. More is faster where W allows it
+    optimizer: Optimizer = PLAIN
+
+    @property
+    def least_eigenvalue(self) -> float:
+        return least_eigenvalue(self.share)
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
+        return Node(x=x0, h=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        steps = 1
+        while not peers.coin(self.p):
+            steps += 1
+        x, mixed, excess, memory = descend_and_average(
+            self.optimizer, s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory, peers
+        )
+        h = s.h + self.p * steps * self.share * excess
+        return Node(x=x + self.share * (mixed - x), h=h, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.h

@@ -1,4 +1,4 @@
-"""DSpodFL's experiments: presets in both readings, claims that can fail, and what is computed."""
+"""DSpodFL's experiments: presets, claims that can fail, and what is computed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ from holdfast_papers.dspodfl.appendix import (
     at_equal_delay,
     compared_at,
     gains_most,
-    most_robust,
+    keeps_its_lead,
     still_ahead,
 )
 from holdfast_papers.dspodfl.figures import (
     LINKS_MATTER,
     METHODS,
+    PRINTED,
     Case,
     accuracies_at_end,
+    accuracy_at,
     aggregations_poor,
     ahead_at_equal_delay,
-    ahead_at_equal_processing,
-    ahead_more_if_heterogeneous,
     best_per_iteration,
-    processing_leads,
+    gradients_bought,
+    larger_driver,
+    processing_saving,
+    saves_more_if_heterogeneous,
     saves_transmission,
+    saving_is_counting,
 )
 from holdfast_papers.dspodfl.theory import (
     COUNTEREXAMPLE,
@@ -54,12 +58,15 @@ from holdfast_papers.dspodfl.theory import (
 from holdfast_papers.evidence import Evidence
 from holdfast_papers.execution import Task
 
-METRICS = ("test_accuracy", "tau_proc", "tau_trans", "tau_total")
+METRICS = ("test_accuracy", "tau_proc", "tau_trans", "tau_total", "tau_raw")
 COSTS = {"dgd": (1, 1), "sporadic-aggregations": (1, 0.2), "sporadic-sgds": (0.1, 1), "dspodfl": (0.1, 0.2)}
 
 
 def rows(end: float, cost: tuple[float, float], rounds: int = 100) -> list[dict]:
-    """Accuracy rises on a straight line from 0 to ``end``; a round costs (processing, transmission)."""
+    """Accuracy rises on a straight line from 0 to ``end``; a round costs (processing, transmission).
+
+    In raw units processing costs 50 times as much.
+    """
     return [
         {
             "round": r,
@@ -67,20 +74,23 @@ def rows(end: float, cost: tuple[float, float], rounds: int = 100) -> list[dict]
             "tau_proc": cost[0] * r,
             "tau_trans": cost[1] * r,
             "tau_total": sum(cost) * r,
+            "tau_raw": (50 * cost[0] + cost[1]) * r,
         }
         for r in range(0, rounds + 1, 5)
     ]
 
 
-def figure(folder: Path, iid: dict[str, float], unlike: dict[str, float]) -> Evidence:
-    """Final accuracies after 100 rounds; the same in both readings but that latched links cost 1 each."""
+def figure(
+    folder: Path, iid: dict[str, float], unlike: dict[str, float], each_end: float | None = None
+) -> Evidence:
+    """Final accuracies after 100 rounds; ``each_end``: that of the methods with links drawn by each end."""
     runs = {}
-    for name, methods in (("figure-1", tuple(METHODS)), ("figure-1-latched", LINKS_MATTER)):
+    for name, methods in (("figure-1", tuple(METHODS)), ("figure-1-each-end", LINKS_MATTER)):
         jobs = [
             job(
                 method,
                 0,
-                rows(ends[method], (COSTS[method][0], 1) if "latched" in name else COSTS[method]),
+                rows(ends[method] if each_end is None or "each" not in name else each_end, COSTS[method]),
                 axes={"problem.partition": split},
             )
             for split, ends in (("iid", iid), ("classes-per-node", unlike))
@@ -102,108 +112,106 @@ ALIKE = dict.fromkeys(METHODS, 0.8)
 def test_presets_expand(experiment, scale):
     for preset, jobs in planned(PAPER, experiment, scale):
         for one in jobs:
-            assert one.experiment.network.latched_links == preset.file.endswith("-latched")
+            assert (one.experiment.network.link_draws == "each-end") == preset.file.endswith("-each-end")
+            assert len(jobs) % 5 == 0  # five seeds at both scales
             assert one.experiment.problem.nodes == 10
             if scale == "full":
                 assert one.experiment.algorithm.parameters["lr"] == 0.01
                 assert one.experiment.problem.batch_size == 16
 
 
-def test_figures_come_in_both_readings_and_differ_in_nothing_else(tmp_path):
-    for id in ("figure-1", "figure-2"):
-        experiment = PAPER.experiment(id)
-        printed, released = (
-            Task(PAPER, experiment, preset, Circumstances("full", "cpu", None), tmp_path)
-            for preset in experiment.presets
-        )
-        kept = {a["label"] if "label" in a else a["name"]: a for a in printed.raw["algorithm"]}
-        assert set(kept) == set(METHODS)
-        assert released.raw["algorithm"] == [kept[method] for method in LINKS_MATTER]
-        assert released.raw["network"] == {**printed.raw["network"], "latched_links": True}
-        assert released.raw["problem"] == printed.raw["problem"]
+def test_links_drawn_by_each_end_differ_in_nothing_else(tmp_path):
+    experiment = PAPER.experiment("figure-2")
+    printed, released = (
+        Task(PAPER, experiment, preset, Circumstances("full", "cpu", None), tmp_path)
+        for preset in experiment.presets
+    )
+    kept = {a["label"] if "label" in a else a["name"]: a for a in printed.raw["algorithm"]}
+    assert set(kept) == set(METHODS)
+    assert released.raw["algorithm"] == [kept[method] for method in LINKS_MATTER]
+    assert released.raw["network"] == {**printed.raw["network"], "link_draws": "each-end"}
+    assert released.raw["problem"] == printed.raw["problem"]
 
 
 # --- Figs. 1 and 2 -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("dspodfl", "latched", "verdict"),
-    [(0.8, False, Verdict.PASS), (0.8, True, Verdict.PASS), (0.05, False, Verdict.FAIL)],
-)
-def test_ahead_at_equal_total_delay(tmp_path, dspodfl, latched, verdict):
-    """A round of DSpodFL costs 0.3 where DGD's costs 2: with the same curve per round it is ahead."""
+def test_accuracy_is_the_mean_over_the_last_fifth(tmp_path):
+    """At round 100 of a straight line to 80 %: the mean from round 80 on is that of round 90."""
+    curve = Case("figure-1", "iid").curve(figure(tmp_path, ALIKE, ALIKE), "dgd")
+    assert accuracy_at(curve, 100, "round") == pytest.approx([72])
+    assert accuracy_at(curve, 51 * 50) == pytest.approx([36])  # raw delay of 51 a round
+
+
+@pytest.mark.parametrize(("dspodfl", "verdict"), [(0.8, Verdict.PASS), (0.05, Verdict.FAIL)])
+def test_ahead_at_equal_total_delay(tmp_path, dspodfl, verdict):
+    """A round of DSpodFL costs 5.2 where the others' cost 6, 50.2 and 51: with the same curve it is ahead."""
     e = figure(tmp_path, {**ALIKE, "dspodfl": dspodfl}, ALIKE)
-    check = ahead_at_equal_delay(Case("figure-1", "iid", "-latched" if latched else ""), most=1)
+    check = ahead_at_equal_delay(Case("figure-1", "iid"), most=1)
     assert check(e).verdict == verdict
 
 
-def test_latched_links_cost_what_makes_dspodfl_cheap(tmp_path):
-    """With latched links a round costs 1.1 instead of 0.3: if it learns less per round, it falls behind."""
-    e = figure(tmp_path, {**ALIKE, "dspodfl": 0.3}, ALIKE)
-    assert ahead_at_equal_delay(Case("figure-1", "iid", ""), most=1)(e).verdict == Verdict.PASS
-    assert ahead_at_equal_delay(Case("figure-1", "iid", "-latched"), most=1)(e).verdict == Verdict.FAIL
+def test_the_two_total_delays_can_disagree(tmp_path):
+    """Sporadic SGDs: 6 raw and 1.1 printed a round, DSpodFL 5.2 and 0.3, at less accuracy."""
+    e = figure(tmp_path, {**dict.fromkeys(METHODS, 0.01), "sporadic-sgds": 0.8, "dspodfl": 0.5}, ALIKE)
+    case = Case("figure-1", "iid")
+    assert ahead_at_equal_delay(case, 1)(e).verdict == Verdict.FAIL
+    assert ahead_at_equal_delay(case, 1, PRINTED)(e).verdict == Verdict.PASS
+
+
+def test_links_drawn_by_each_end_are_judged_with_their_own_curves(tmp_path):
+    e = figure(tmp_path, ALIKE, ALIKE, each_end=0.05)
+    assert ahead_at_equal_delay(Case("figure-1", "iid"), most=1)(e).verdict == Verdict.PASS
+    assert ahead_at_equal_delay(Case("figure-1", "iid", True), most=1)(e).verdict == Verdict.FAIL
+
+
+def test_the_larger_driver(tmp_path):
+    """At equal raw delay sporadic SGDs make eight rounds where sporadic aggregations make one."""
+    e = figure(tmp_path, ALIKE, ALIKE)
+    case, halves = Case("figure-1", "iid"), ("sporadic-sgds", "sporadic-aggregations")
+    assert larger_driver(case, *halves)(e).verdict == Verdict.PASS
+    assert larger_driver(case, *reversed(halves))(e).verdict == Verdict.FAIL
 
 
 def test_best_per_iteration(tmp_path):
     e = figure(tmp_path, {**ALIKE, "dgd": 0.85}, ALIKE)
     rivals = [method for method in METHODS if method != "dgd"]
-    assert best_per_iteration(Case("figure-1", "iid", ""), "dgd", rivals)(e).verdict == Verdict.PASS
-    assert (
-        best_per_iteration(Case("figure-1", "classes-per-node", ""), "dgd", rivals)(e).verdict == Verdict.FAIL
-    )
+    assert best_per_iteration(Case("figure-1", "iid"), "dgd", rivals)(e).verdict == Verdict.PASS
+    assert best_per_iteration(Case("figure-1", "classes-per-node"), "dgd", rivals)(e).verdict == Verdict.FAIL
 
 
 @pytest.mark.parametrize(
-    ("aggregations", "latched", "ours", "verdict"),
+    ("aggregations", "ours", "verdict"),
     [
-        (0.8, False, "5.00 times less", Verdict.PASS),  # both at round 95, at a fifth of the delay
-        (0.8, True, "1.00 times less", Verdict.FAIL),  # as much delay as DGD
-        (0.85, True, "1.06 times less", Verdict.PASS),  # at round 90 (0.765) instead of 95
-        (0.75, False, "0.00 times less", Verdict.FAIL),  # ends below 95 % of DGD's best
+        (0.8, "5.00 times less", Verdict.PASS),  # both at round 95, at a fifth of the delay
+        (0.75, "0.00 times less", Verdict.FAIL),  # ends below 95 % of DGD's best
     ],
 )
-def test_transmission_delay_until_dgds_accuracy(tmp_path, aggregations, latched, ours, verdict):
+def test_transmission_delay_until_dgds_accuracy(tmp_path, aggregations, ours, verdict):
     """DGD reaches 95 % of its best 0.8, which is 0.76, at round 95."""
     e = figure(tmp_path, {**ALIKE, "sporadic-aggregations": aggregations}, ALIKE)
-    found = saves_transmission(Case("figure-1", "iid", "-latched" if latched else ""))(e)
+    found = saves_transmission(Case("figure-1", "iid"))(e)
     assert (found.ours, found.verdict) == (ours, verdict)
 
 
-def test_accuracy_at_equal_processing_delay(tmp_path):
-    """After 10 of processing sporadic SGDs have made 100 rounds, DGD 10."""
-    e = figure(tmp_path / "a", ALIKE, {**ALIKE, "dgd": 0.4})
-    leads = processing_leads(e, "figure-1", "iid")
-    assert {delay: lead.tolist() for delay, lead in leads.items()} == {
-        delay: pytest.approx([8 * delay - 0.8 * delay]) for delay in (2.5, 5, 10)
-    }
-    for split in ("iid", "classes-per-node"):
-        assert ahead_at_equal_processing("figure-1", split)(e).verdict == Verdict.PASS
-    assert ahead_more_if_heterogeneous("figure-1")(e).verdict == Verdict.PASS
-    weak = figure(tmp_path / "b", {**ALIKE, "dgd": 0.4}, {**ALIKE, "sporadic-sgds": 0.07})
-    assert ahead_at_equal_processing("figure-1", "iid")(weak).verdict == Verdict.PASS
-    assert ahead_at_equal_processing("figure-1", "classes-per-node")(weak).verdict == Verdict.FAIL
-    assert ahead_more_if_heterogeneous("figure-1")(weak).verdict == Verdict.FAIL
+def test_processing_delay_to_equal_accuracy(tmp_path):
+    """Sporadic SGDs pay 0.1 for a round where DGD pays 1, with as many gradients."""
+    e = figure(tmp_path / "a", ALIKE, {**ALIKE, "dgd": 0.3})
+    assert gradients_bought(e, "figure-1", "iid") == pytest.approx([10])
+    assert processing_saving(e, "figure-1", "iid") == pytest.approx([10])  # both at round 95
+    assert processing_saving(e, "figure-1", "classes-per-node") == pytest.approx([95 / 4])  # round 40, not 95
+    assert saves_more_if_heterogeneous("figure-1")(e).verdict == Verdict.PASS
+    assert saving_is_counting("figure-1", "iid")(e).verdict == Verdict.PASS
+    assert saving_is_counting("figure-1", "classes-per-node")(e).verdict == Verdict.FAIL
+    weak = figure(tmp_path / "b", {**ALIKE, "dgd": 0.4}, {**ALIKE, "sporadic-sgds": 0.4})
+    assert processing_saving(weak, "figure-1", "classes-per-node") == pytest.approx([50 / 9.5])
+    assert saves_more_if_heterogeneous("figure-1")(weak).verdict == Verdict.FAIL
     same = figure(tmp_path / "c", ALIKE, ALIKE)
-    assert ahead_more_if_heterogeneous("figure-1")(same).verdict == Verdict.FAIL
-
-
-def test_a_lead_in_processing_delay_is_asked_for_at_every_mark(tmp_path):
-    """Sporadic SGDs that learn only in the second half of their rounds are behind DGD at first."""
-    late = [row | {"test_accuracy": max(0.0, row["round"] - 50) / 100} for row in rows(1, (0.1, 1))]
-    steady = rows(0.8, (1, 1))
-    jobs = [
-        job(method, 0, path, axes={"problem.partition": "iid"})
-        for method, path in (("dgd", steady), ("sporadic-sgds", late))
-    ]
-    written = write_run(tmp_path / "run", jobs, axes=("problem.partition",), metrics=METRICS)
-    e = Evidence("full", {"figure-1": load_record(written)})
-    leads = [lead.item() for lead in processing_leads(e, "figure-1", "iid").values()]
-    assert leads == pytest.approx([-2, -4, 42])
-    assert ahead_at_equal_processing("figure-1", "iid")(e).verdict == Verdict.FAIL
+    assert saves_more_if_heterogeneous("figure-1")(same).verdict == Verdict.FAIL
 
 
 def test_poor_aggregations(tmp_path):
-    case = Case("figure-1", "classes-per-node", "")
+    case = Case("figure-1", "classes-per-node")
     poor = figure(tmp_path / "a", ALIKE, {**ALIKE, "sporadic-aggregations": 0.5})
     assert aggregations_poor(case)(poor).verdict == Verdict.PASS
     good = figure(tmp_path / "b", ALIKE, {**ALIKE, "sporadic-aggregations": 0.9})
@@ -211,20 +219,20 @@ def test_poor_aggregations(tmp_path):
 
 
 def test_delay_panels_end_where_the_first_curve_does(tmp_path):
-    """After 100 rounds DSpodFL has spent 30, and with latched links 110; DGD 200."""
+    """After 100 rounds DSpodFL has spent 30 as printed and 520 raw; DGD 200 and 5100."""
     drawn = draw(PAPER.experiment("figure-1").layout, figure(tmp_path, ALIKE, ALIKE))
     ends = {axes.get_title(loc="left"): axes.get_xlim()[1] for axes in drawn.axes}
-    assert len(ends) == 16
-    assert ends["(iv) homogeneous nodes, links drawn afresh"] == pytest.approx(30)
-    assert ends["(iv) homogeneous nodes, latched links"] == pytest.approx(110)
-    assert ends["(i) homogeneous nodes, latched links"] > 100
+    assert len(ends) == 10
+    assert ends["(iv) as printed, homogeneous nodes"] == pytest.approx(30)
+    assert ends["(iv) homogeneous nodes"] == pytest.approx(520)
+    assert ends["(i) homogeneous nodes"] > 100
 
 
 def test_the_table_has_every_curve_once(tmp_path):
-    header, lines = accuracies_at_end("figure-1")(figure(tmp_path, ALIKE, ALIKE))
+    header, lines = accuracies_at_end("figure-1", each_end=True)(figure(tmp_path, ALIKE, ALIKE))
     assert len(lines) == 2 * (len(METHODS) + len(LINKS_MATTER))
     assert all(len(line) == len(header) for line in lines)
-    assert lines[0] == ["DGD", "homogeneous nodes", "80.0", "100", "100"]
+    assert lines[0] == ["DGD", "homogeneous nodes", "72.0", "100", "100", "5100"]
 
 
 # --- Appendix P --------------------------------------------------------------------------------------------
@@ -239,7 +247,7 @@ def appendix(folder: Path, ends: dict[str, tuple[float, float]], cost: float = 1
         (BETA, ""),
     ):
         jobs = [
-            job(method, 0, rows(end, (cost / 2, cost / 2)), axes={key: value} if key else {})
+            job(method, 0, rows(end, (cost / 100, cost / 2)), axes={key: value} if key else {})
             for method, both in ends.items()
             for value, end in list(zip((1, 10), both, strict=True))[: None if key else 1]
         ]
@@ -248,14 +256,14 @@ def appendix(folder: Path, ends: dict[str, tuple[float, float]], cost: float = 1
     return Evidence("full", runs)
 
 
-def test_robustness_and_gain_from_links(tmp_path):
-    steady = {m: (0.7, 0.72) if m == "dspodfl" else (0.5, 0.8) for m in METHODS}
+def test_leads_and_gain_from_links(tmp_path):
+    steady = {m: (0.7, 0.82) if m == "dspodfl" else (0.5, 0.8) for m in METHODS}
     e = appendix(tmp_path / "a", steady)
-    assert most_robust(e).verdict == still_ahead(e).verdict == Verdict.PASS
+    assert keeps_its_lead(e).verdict == still_ahead(e).verdict == Verdict.PASS
     assert gains_most(e).verdict == Verdict.FAIL
     eager = {m: (0.2, 0.9) if m == "dspodfl" else (0.5, 0.8) for m in METHODS}
     e = appendix(tmp_path / "b", eager)
-    assert most_robust(e).verdict == still_ahead(e).verdict == Verdict.FAIL
+    assert keeps_its_lead(e).verdict == still_ahead(e).verdict == Verdict.FAIL  # ahead with ten classes only
     assert gains_most(e).verdict == Verdict.PASS
     header, lines = at_equal_delay(e)
     assert len(header) == len(lines[0]) == 6
@@ -268,13 +276,13 @@ def test_as_good_as_the_best_baseline_is_not_ahead(tmp_path):
     assert still_ahead(above).verdict == Verdict.PASS
 
 
-@pytest.mark.parametrize(("cost", "delay", "accuracy"), [(1, 100, 70), (10, 500, 35)])
-def test_the_delay_of_the_comparison_is_at_most_that_of_the_released_code(tmp_path, cost, delay, accuracy):
-    """100 rounds at 10 each end beyond a delay of 500, where half of the accuracy is reached."""
+@pytest.mark.parametrize(("cost", "delay", "accuracy"), [(1, 100, 63), (10, 500, 31.5)])
+def test_the_delay_of_the_comparison_is_at_most_that_of_the_authors_code(tmp_path, cost, delay, accuracy):
+    """100 rounds at a raw 10 each end beyond 500, where half of the accuracy is reached."""
     e = appendix(tmp_path, dict.fromkeys(METHODS, (0.7, 0.7)), cost)
     assert [compared_at(e, preset) for preset in (LABELS, RADIUS, BETA)] == pytest.approx([delay] * 3)
-    assert still_ahead(e).ours.endswith(f"DSpodFL {accuracy}.0 % at a delay of {delay}")
-    assert most_robust(e).ours.endswith(f"points, at a delay of {delay}")
+    assert still_ahead(e).ours.endswith(f"DSpodFL {accuracy:.1f} % at a delay of {delay}")
+    assert keeps_its_lead(e).ours.endswith(f"at a delay of {delay}")
 
 
 # --- theory ------------------------------------------------------------------------------------------------
@@ -323,6 +331,9 @@ def test_resting_point_is_where_expected_moves_cancel():
 def test_draws_of_links(monkeypatch):
     monkeypatch.setattr("holdfast_papers.dspodfl.theory.DRAWS", 500)
     found = {row["what"]: row["value"] for row in links()}
-    assert found["rows and columns of P"] < 1e-12
     assert found["E[P^2]"] < 0.05
-    assert 0 < found["rho"] < 1
+
+
+def test_errata_and_own_statements_are_not_counted():
+    claims = PAPER.experiment("theorem-4-1").claims
+    assert [claim.kind for claim in claims] == ["paper"] * 3 + ["erratum"] * 2 + ["ours"] * 2

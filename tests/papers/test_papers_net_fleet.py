@@ -10,26 +10,32 @@ from paper_checks import planned
 from sample_run import job, write_run
 
 from holdfast.experiments.record import load_record
+from holdfast.problem.reference.optimum import known_optimum
 from holdfast_papers.base import Layout, Verdict
 from holdfast_papers.drawing import draw
 from holdfast_papers.evidence import Evidence
 from holdfast_papers.net_fleet import PAPER
 from holdfast_papers.net_fleet.comparisons import (
     ONE_GRADIENT,
+    at_full_scale,
     final_accuracies,
     lead_over,
     leads,
     like_ld_sgd,
 )
+from holdfast_papers.net_fleet.schedules import printed_lead
 from holdfast_papers.net_fleet.sweeps import alike, level, no_worse, rises, spread
 from holdfast_papers.net_fleet.theory import (
     THEOREM_1,
     becomes_stationary,
+    gradient_tracking,
+    graph,
     identities,
     is_tracking,
     keeps_mean,
     linear_speedup,
-    slope,
+    regression,
+    slopes,
 )
 
 METRICS = ("average_accuracy", "test_accuracy")
@@ -93,6 +99,28 @@ def test_the_sweeps_are_the_papers_at_full_scale():
         assert sorted({job.axes[key] for job in jobs}) == values
 
 
+def test_fig_2_has_the_papers_steps_batches_and_rounds():
+    ((_, jobs),) = planned(PAPER, PAPER.experiment("figure-2"), "full")
+    for one in jobs:
+        assert one.experiment.algorithm.parameters["lr"] == 0.001
+        assert (one.experiment.problem.batch_size, one.experiment.rounds) == (128, 500)
+
+
+def test_gt_sgd_is_adapt_then_combine_as_in_the_paper_it_is_from():
+    for id in ("figure-1", "figure-2", "figure-1-constant"):
+        ((_, jobs),) = planned(PAPER, PAPER.experiment(id), "full")
+        assert {j.experiment.algorithm.parameters["order"] for j in jobs if j.label == "gt-sgd"} == {"atc"}
+
+
+@pytest.mark.parametrize("id", ["figure-1-constant", "figure-3-halved", "figure-6-halved"])
+def test_second_readings_differ_in_their_steps_only(id):
+    ((_, second),), ((_, first),) = (planned(PAPER, PAPER.experiment(name), "full") for name in (id, id[:8]))
+    for one, other in zip(*([j for j in jobs if j.seed == 0] for jobs in (second, first)), strict=True):
+        assert one.experiment.problem == other.experiment.problem
+        assert one.experiment.network == other.experiment.network
+    assert {claim.kind for claim in PAPER.experiment(id).claims} == {"ours"}
+
+
 # --- claims ------------------------------------------------------------------------------------------------
 
 
@@ -117,6 +145,21 @@ def test_like_ld_sgd(tmp_path):
     assert like_ld_sgd(1.5)(comparison(tmp_path / "d", "small", far, near)).verdict == Verdict.FAIL
 
 
+def test_a_lead_as_printed(tmp_path):
+    e = comparison(tmp_path, "full", PAPERS_ORDER, PAPERS_ORDER)  # 8 points over the two with one gradient
+    assert printed_lead(ONE_GRADIENT, 8, 4)(e).verdict == Verdict.PASS
+    assert printed_lead(ONE_GRADIENT, 13, 4)(e).verdict == Verdict.FAIL
+    assert printed_lead(ONE_GRADIENT, 3, 4)(e).verdict == Verdict.FAIL
+    assert printed_lead(ONE_GRADIENT, 8, 4)(Evidence("small", e.runs)).verdict == Verdict.NOT_COMPARABLE
+
+
+def test_what_only_full_scale_decides(tmp_path):
+    e = comparison(tmp_path, "full", PAPERS_ORDER, PAPERS_ORDER)
+    check = at_full_scale(leads("iid", ("ld-sgd",), 0), "too small")
+    assert check(e).verdict == Verdict.PASS
+    assert check(Evidence("small", e.runs)) == (Verdict.NOT_COMPARABLE, "5.00 points", "too small", "")
+
+
 def test_the_table_has_both_splits_and_both_measures(tmp_path):
     header, lines = final_accuracies(comparison(tmp_path, "small", PAPERS_ORDER, PAPERS_ORDER))
     assert len(header) == 5
@@ -128,11 +171,11 @@ def test_the_table_has_both_splits_and_both_measures(tmp_path):
     [
         ([0.925, 0.95, 0.945, 0.975], Verdict.PASS),
         ([0.925, 0.95, 0.93, 0.975], Verdict.FAIL),  # falls by 2 points on the way
-        ([0.925, 0.93, 0.935, 0.94], Verdict.FAIL),  # rises by 1.5 points only
+        ([0.925, 0.93, 0.935, 0.925], Verdict.FAIL),  # ends where it began
     ],
 )
 def test_rises(tmp_path, shards, verdict):
-    check = rises("nodes", ["shards"], slack=1, gain=2)
+    check = rises("nodes", ["shards"], slack=1)
     assert check(sweep(tmp_path, "full", "problem.nodes", [0.95] * 4, shards)).verdict == verdict
 
 
@@ -143,7 +186,7 @@ def test_rises(tmp_path, shards, verdict):
 def test_rises_without_slack_never_goes_down(tmp_path, shards, verdict):
     found = rises("lr", ["shards"], slack=0)(sweep(tmp_path, "full", "algorithm.lr", [0.9] * 3, shards))
     assert found.verdict == verdict
-    assert found.reason == "up by more than 0 from end to end, never down"
+    assert found.reason == "up from end to end, never down"
 
 
 def test_no_worse_compares_the_ends(tmp_path):
@@ -195,16 +238,25 @@ def test_alike_at_full_scale_asks_for_level_and_spread(tmp_path, iid, verdict):
 
 def floors(power: float) -> Evidence:
     sizes = (4, 8, 16, 32)
-    return Evidence(
-        "small", {}, [{"what": "noise floor", "n": n, "floor": 3.0 * n**power} for n in sizes for _ in (0, 1)]
-    )
+    rows = [
+        {"what": "noise floor", "n": n, "seed": seed, "floor": (3.0 + seed) * n**power}
+        for n in sizes
+        for seed in (0, 1)
+    ]
+    return Evidence("small", {}, rows)
 
 
 def test_slope_of_the_noise_floor():
-    assert slope(floors(-1)) == pytest.approx(-1)
+    assert slopes(floors(-1)) == pytest.approx([-1, -1])
     assert linear_speedup(floors(-1)).verdict == Verdict.PASS
     assert linear_speedup(floors(-0.5)).verdict == Verdict.FAIL  # as without averaging of all the noise
     assert linear_speedup(floors(0)).verdict == Verdict.FAIL
+
+
+def test_gradient_tracking_written_out_finds_the_optimum_of_heterogeneous_nodes():
+    problem = regression(6, 0, batch_size=None)
+    *_, last = gradient_tracking(problem, graph(6, 0), lr=0.1, rounds=800)
+    assert float((last - known_optimum(problem).x).abs().max()) < 1e-10
 
 
 def test_the_figure_says_the_slope_and_writes_out_the_numbers_of_nodes():

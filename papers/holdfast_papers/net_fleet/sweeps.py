@@ -6,46 +6,54 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from holdfast_papers.base import Claim, Finding, Layout, Line, PaperExperiment, Preset, judged, not_comparable
+from holdfast_papers.base import (
+    Claim,
+    Finding,
+    Kind,
+    Layout,
+    Line,
+    PaperExperiment,
+    Preset,
+    judged_by_seeds,
+    not_comparable,
+)
 from holdfast_papers.evidence import Evidence, mean_text
 from holdfast_papers.net_fleet.common import SMALL, SPLITS, both_splits, final_accuracy
 
 LINES = [Line("NET-FLEET", "net-fleet")]
 SLACK = 3  # points by which the levels that the text states may be missed
+TINY = 1e-9  # points: turns "at least" into "more than"
 SMALL_LR = "algorithm.lr=0.02"
 Check = Callable[[Evidence], Finding]
 
 
 def along(e: Evidence, key: str, split: str) -> np.ndarray:
-    """Mean final accuracy in percent for each value of a swept key, [values]."""
+    """Final accuracy in percent for each value of a swept key, [values, seeds]."""
     curves = [e.curve("net-fleet", partition=split, **{key: value}) for value in e.swept(key)]
-    return np.array([final_accuracy(curve).mean() for curve in curves])
+    return np.array([final_accuracy(curve) for curve in curves])
 
 
 def listed(e: Evidence, key: str, splits: Sequence[str]) -> str:
     """``homogeneous nodes 95.10 % (1), ...`` for a verdict."""
     parts = []
     for split in splits:
-        curves = {value: e.curve("net-fleet", partition=split, **{key: value}) for value in e.swept(key)}
-        values = [f"{mean_text(final_accuracy(curve), unit='%')} ({v})" for v, curve in curves.items()]
+        found = zip(e.swept(key), along(e, key, split), strict=True)
+        values = [f"{mean_text(seeds, unit='%')} ({value})" for value, seeds in found]
         parts.append(f"{SPLITS[split]} {', '.join(values)}")
     return "; ".join(parts)
 
 
-def rises(key: str, splits: Sequence[str], slack: float, gain: float = 0) -> Check:
-    """Accuracy never falls by more than ``slack`` points along ``key``, and rises from end to end.
-
-    At full scale by at least ``gain`` points.
-    """
+def rises(key: str, splits: Sequence[str], slack: float) -> Check:
+    """Accuracy never falls by more than ``slack`` points along ``key``, and rises from end to end."""
 
     def check(e: Evidence) -> Finding:
         found = [along(e, key, split) for split in splits]
-        least = gain if e.full else 0
-        steady = all(np.diff(values).min() >= -slack for values in found)
-        higher = all(values[-1] - values[0] > 0 and values[-1] - values[0] >= least for values in found)
-        needed = f"up by {f'at least {least:g} points' if least else 'more than 0'} from end to end"
-        needed += f", never down by more than {slack:g}" if slack else ", never down"
-        return judged(steady and higher, listed(e, key, splits), needed)
+        steady = [step + slack + TINY for values in found for step in np.diff(values, axis=0)]
+        higher = [values[-1] - values[0] for values in found]
+        rise = ", ".join(mean_text(points) for points in higher)
+        needed = "up from end to end, never down" + (f" by more than {slack:g}" if slack else "")
+        ours = f"up by {rise} points: {listed(e, key, splits)}"
+        return judged_by_seeds([*higher, *steady], ours, needed)
 
     return check
 
@@ -55,11 +63,9 @@ def no_worse(key: str, split: str, slack: float) -> Check:
 
     def check(e: Evidence) -> Finding:
         found = along(e, key, split)
-        return judged(
-            bool(found[-1] >= found[0] - slack),
-            f"{found[-1] - found[0]:+.2f} points from end to end: {listed(e, key, [split])}",
-            f"at least -{slack:g} points",
-        )
+        change = found[-1] - found[0]
+        ours = f"{mean_text(change)} points from end to end: {listed(e, key, [split])}"
+        return judged_by_seeds([change + slack + TINY], ours, f"at least -{slack:g} points")
 
     return check
 
@@ -72,10 +78,10 @@ def level(key: str, split: str, values: slice, low: float = 0, high: float = 100
         if not e.full:
             return not_comparable(ours, "a smaller model, fewer rounds and other steps")
         found = along(e, key, split)[values]
-        holds = bool(np.all((found >= low - SLACK) & (found <= high + SLACK)))
+        margins = [seeds - low + SLACK + TINY if low else high + SLACK + TINY - seeds for seeds in found]
         names = ", ".join(e.swept(key)[values])
         wanted = f"above {low - SLACK:g} %" if low else f"below {high + SLACK:g} %"
-        return judged(holds, ours, f"{wanted} at {names}")
+        return judged_by_seeds(margins, ours, f"{wanted} at {names}")
 
     return check
 
@@ -84,10 +90,9 @@ def spread(key: str, split: str, most: float) -> Check:
     """Final accuracies differ by at most ``most`` points."""
 
     def check(e: Evidence) -> Finding:
-        apart = float(np.ptp(along(e, key, split)))
-        return judged(
-            apart <= most, f"{apart:.2f} points: {listed(e, key, [split])}", f"at most {most:g} points"
-        )
+        apart = np.ptp(along(e, key, split), axis=0)
+        ours = f"{mean_text(apart)} points: {listed(e, key, [split])}"
+        return judged_by_seeds([most - apart], ours, f"at most {most:g} points")
 
     return check
 
@@ -95,14 +100,18 @@ def spread(key: str, split: str, most: float) -> Check:
 def alike(e: Evidence) -> Finding:
     """Fig. 4: with homogeneous nodes the number of nodes matters less than with heterogeneous ones."""
     iid, shards = along(e, "nodes", "iid"), along(e, "nodes", "shards")
+    apart = np.ptp(iid, axis=0)
     if e.full:
-        close = bool(iid.min() >= 94 and np.ptp(iid) <= 1.5)
-        return judged(close, listed(e, "nodes", ["iid"]), "all at least 94 %, and within 1.5 points")
-    ours = f"spread {np.ptp(iid):.2f} points, with heterogeneous nodes {np.ptp(shards):.2f}"
-    return judged(bool(np.ptp(iid) < np.ptp(shards)), ours, "less than with heterogeneous nodes: the sign")
+        needed = "all at least 94 %, and within 1.5 points"
+        return judged_by_seeds([iid.min(0) - 94, 1.5 - apart], listed(e, "nodes", ["iid"]), needed)
+    others = np.ptp(shards, axis=0)
+    ours = f"spread {mean_text(apart)} points, with heterogeneous nodes {mean_text(others)}"
+    return judged_by_seeds([others - apart], ours, "less than with heterogeneous nodes: the sign")
 
 
-def low_and_high(key: str, low: str, most: float, high: str, values: slice) -> list[Claim]:
+def low_and_high(
+    key: str, low: str, most: float, high: str, values: slice, kind: Kind = "paper"
+) -> list[Claim]:
     """For both splits: below ``most`` % at the first value of ``key``, above 95 % at ``values``.
 
     ``low`` and ``high`` say it in words.
@@ -111,8 +120,13 @@ def low_and_high(key: str, low: str, most: float, high: str, values: slice) -> l
         claim
         for split, words in SPLITS.items()
         for claim in (
-            Claim(f"{low}, {words}", f"below {most:g} %", level(key, split, slice(1), high=most)),
-            Claim(f"{high}, {words}", "above 95 %", level(key, split, values, low=95)),
+            Claim(
+                f"{low}, {words}",
+                f"below {most:g} %",
+                level(key, split, slice(1), high=most),
+                kind,
+            ),
+            Claim(f"{high}, {words}", "above 95 %", level(key, split, values, low=95), kind),
         )
     ]
 
@@ -147,12 +161,13 @@ FIGURE_4 = PaperExperiment(
         Claim(
             "Heterogeneous nodes: more nodes, higher accuracy",
             "92.5 % (10) to 97.5 % (70)",
-            rises("nodes", ["shards"], slack=1, gain=2),
+            rises("nodes", ["shards"], slack=1),
         ),
     ],
     layout=Layout(both_splits(LINES, each="nodes"), columns=2),
-    note="The paper gives two figures for homogeneous nodes, 95 % and 96 to 97.5 %: asked for is 94 %. More "
-    "nodes also mean more data, as every heterogeneous node brings 400 samples.",
+    note="The paper gives two figures for homogeneous nodes, 95 % and 96 to 97.5 %: asked for is 94 %. Of "
+    "the rise with heterogeneous nodes the sign is judged, and its size said. More nodes also mean more "
+    "data, as every heterogeneous node brings 400 samples.",
 )
 
 FIGURE_5 = PaperExperiment(

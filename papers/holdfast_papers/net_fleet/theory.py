@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from holdfast.algorithms import GTSGD, NETFLEET, Gossip
+from holdfast.algorithms import NETFLEET, Gossip
 from holdfast.contract import Method
 from holdfast.data import FederatedData
 from holdfast.engines.common.simulation import Simulation
@@ -17,14 +18,24 @@ from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.reference.optimum import known_optimum
 from holdfast.topology import Network, build_network
-from holdfast_papers.base import Circumstances, Claim, Finding, Layout, Line, Panel, PaperExperiment, judged
-from holdfast_papers.evidence import Evidence, TableRow, fitted_power, scientific_text
+from holdfast_papers.base import (
+    Circumstances,
+    Claim,
+    Finding,
+    Layout,
+    Line,
+    Panel,
+    PaperExperiment,
+    judged,
+    judged_by_seeds,
+)
+from holdfast_papers.evidence import Evidence, TableRow, fitted_power, mean_text, scientific_text
 
 DIM, SAMPLES = 5, 40  # of the regression; samples of each node
 SIZES = (4, 8, 16, 32, 64)
 LR, STEPS = 0.02, 4
 SETTLED, ROUNDS = 60, 200  # rounds until the floor is reached, and all rounds
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2, 3, 4)
 
 
 def regression(nodes: int, seed: int, batch_size: int | None) -> ModelProblem:
@@ -66,16 +77,30 @@ def visited(method: Method, problem: ModelProblem, network: Network, rounds: int
         yield simulation
 
 
+def gradient_tracking(problem: ModelProblem, network: Network, lr: float, rounds: int) -> Iterator[Tensor]:
+    """Written out by itself, with exact gradients: X' = W X - lr Y, then Y' = W Y + G(X') - G(X)."""
+    weights = torch.from_numpy(network.dense())
+    nodes = torch.arange(network.nodes)
+    x = problem.x0.expand(network.nodes, -1)
+    g = y = problem.full_grads(x, nodes)
+    for _ in range(rounds):
+        x = weights @ x - lr * y
+        before, g = g, problem.full_grads(x, nodes)
+        y = weights @ y + g - before
+        yield x
+
+
 def identities() -> list[TableRow]:
-    """How far the mean tracker is from the mean gradient, and K = 1 from gradient tracking, with noise."""
-    problem, network = regression(10, 0, batch_size=4), graph(10, 0)
+    """How far the mean tracker is from the mean gradient with noise, and K = 1 from gradient tracking."""
+    network = graph(10, 0)
     drift = [
         float((s.state.y.mean(0) - s.state.g.mean(0)).abs().max())
-        for s in visited(NETFLEET(lr=LR, local_steps=STEPS), problem, network, 50)
+        for s in visited(NETFLEET(lr=LR, local_steps=STEPS), regression(10, 0, batch_size=4), network, 50)
     ]
+    problem = regression(10, 0, batch_size=None)
     one_step = visited(NETFLEET(lr=LR, local_steps=1), problem, network, 50)
-    tracking = visited(GTSGD(lr=LR), problem, network, 50)
-    apart = [float((a.models - b.models).abs().max()) for a, b in zip(one_step, tracking, strict=True)]
+    tracking = gradient_tracking(problem, network, LR, 50)
+    apart = [float((a.models - x).abs().max()) for a, x in zip(one_step, tracking, strict=True)]
     return [
         {"what": "mean tracker - mean gradient", "value": max(drift)},
         {"what": "K = 1 - gradient tracking", "value": max(apart)},
@@ -112,7 +137,8 @@ def noise_floors() -> list[TableRow]:
                 float((s.models.mean(0) - best).square().sum())
                 for s in visited(method, problem, graph(nodes, seed), ROUNDS)
             ]
-            rows.append({"what": "noise floor", "n": nodes, "floor": float(np.mean(errors[SETTLED:]))})
+            floor = float(np.mean(errors[SETTLED:]))
+            rows.append({"what": "noise floor", "n": nodes, "seed": seed, "floor": floor})
     floors = [row["floor"] for row in rows if row["n"] == SIZES[0]]
     ideal = float(np.mean(floors)) * SIZES[0]
     return rows + [{"what": "1/n", "n": nodes, "floor": ideal / nodes} for nodes in SIZES]
@@ -123,14 +149,19 @@ def computed(where: Circumstances) -> list[TableRow]:
     return identities() + stationarity() + noise_floors()
 
 
-def slope(e: Evidence) -> float:
-    """Of the logarithm of the noise floor against that of the number of nodes."""
-    return fitted_power(e.column("n", what="noise floor"), e.column("floor", what="noise floor"))
+def slopes(e: Evidence) -> np.ndarray:
+    """Of the logarithm of the noise floor against that of the number of nodes, [seeds]."""
+    seeds = dict.fromkeys(e.column("seed", what="noise floor").tolist())
+    floors = {seed: e.rows_where(what="noise floor", seed=seed) for seed in seeds}
+    return np.array(
+        [fitted_power([row["n"] for row in r], [row["floor"] for row in r]) for r in floors.values()]
+    )
 
 
 def linear_speedup(e: Evidence) -> Finding:
-    found = slope(e)
-    return judged(-1.3 <= found <= -0.7, f"slope {found:.2f}, n = 4 to 64", "between -1.3 and -0.7")
+    found = slopes(e)
+    ours = f"slope {mean_text(found)}, n = 4 to 64"
+    return judged_by_seeds([0.3 - np.abs(found + 1)], ours, "between -1.3 and -0.7")
 
 
 def _is_identity(e: Evidence, what: str) -> Finding:
@@ -160,7 +191,7 @@ THEOREM_1 = PaperExperiment(
     compute=computed,
     claims=[
         Claim("The mean of the trackers is the mean of the gradients, always", "identity", keeps_mean),
-        Claim("With one step per round it is gradient tracking", "identity", is_tracking),
+        Claim("With one step per round it is gradient tracking, combine then adapt", "identity", is_tracking),
         Claim(
             "With exact gradients it becomes stationary although the nodes are heterogeneous",
             "yes",
@@ -197,5 +228,5 @@ THEOREM_1 = PaperExperiment(
         ],
         columns=2,
     ),
-    note="Least squares in five dimensions on random graphs, two draws for each number of nodes.",
+    note="Least squares in five dimensions on random graphs, five draws for each number of nodes.",
 )

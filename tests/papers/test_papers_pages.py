@@ -1,0 +1,63 @@
+"""The pages in docs/papers: they show what the code claims, and a run at small scale ends as they say.
+
+Running everything again takes up to an hour: only what is computed in seconds is in the slow suite. For all:
+
+    HOLDFAST_PAPERS=all HOLDFAST_DATA=<folder> make test-slow
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from command_line import holdfast
+
+from holdfast_papers.base import Paper, PaperExperiment
+from holdfast_papers.catalogue import find_experiments
+from holdfast_papers.commands import experiment_folder
+from holdfast_papers.verdicts import read_judgement, read_verdicts, verdict_record
+
+PAGES = Path(__file__).parents[2] / "docs" / "papers"
+EXPERIMENTS = [
+    pytest.param(paper, experiment, id=f"{paper.id}/{experiment.id}")
+    for paper, experiment in find_experiments("all")
+]
+NEEDS_DATA = "runs for minutes on data: set HOLDFAST_PAPERS=all and HOLDFAST_DATA"
+
+
+def page_of(paper: Paper) -> Path:
+    return PAGES / f"{paper.id}.md"
+
+
+def recorded(paper: Paper, experiment: PaperExperiment) -> dict[str, str]:
+    """The verdicts at small scale that the page shows."""
+    return read_verdicts(verdict_record(page_of(paper)))[f"{paper.id}/{experiment.id} small"]
+
+
+@pytest.mark.parametrize(("paper", "experiment"), EXPERIMENTS)
+def test_the_page_has_a_verdict_for_every_claim(paper: Paper, experiment: PaperExperiment) -> None:
+    verdicts = recorded(paper, experiment)
+    assert list(verdicts) == [claim.says for claim in experiment.claims]
+    start = f"<!-- holdfast paper run {paper.id}/{experiment.id} --scale small -->"
+    shown = page_of(paper).read_text(encoding="utf-8").split(start)[1].split("<!-- end -->")[0]
+    lines = [line for line in shown.splitlines() if "**" in line]
+    assert len(lines) == len(verdicts)
+    for line, (says, verdict) in zip(lines, verdicts.items(), strict=True):
+        assert line.startswith("| " + says.replace("|", "\\|") + " |"), line
+        assert f"**{verdict}**" in line, line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("paper", "experiment"), EXPERIMENTS)
+def test_a_run_at_small_scale_ends_as_the_page_says(
+    paper: Paper, experiment: PaperExperiment, tmp_path: Path
+) -> None:
+    if experiment.presets and os.environ.get("HOLDFAST_PAPERS") != "all":
+        pytest.skip(NEEDS_DATA)
+    outcome = holdfast("paper", "run", f"{paper.id}/{experiment.id}", "--runs-dir", tmp_path)
+    assert outcome.code in (0, 1), outcome.err
+    judgement = read_judgement(experiment_folder(tmp_path, paper.id, experiment.id, "small"))
+    assert judgement is not None
+    found = {claim.says: str(claim.verdict) for claim in judgement.claims}
+    assert found == recorded(paper, experiment)

@@ -94,7 +94,7 @@ def main() -> None:
         curve = Curve(history["round"], history["payload_bytes"], history["test_accuracy"])
         curves[run.label] = curve
         print(row(run.label, curve, curves["float32"]), flush=True)
-    draw(curves, options.out)
+        draw(curves, options.out)  # after every run, as a long series may be cut short
 
 
 class Curve(NamedTuple):
@@ -148,6 +148,7 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

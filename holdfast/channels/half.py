@@ -62,8 +62,6 @@ class BFloat16(Compressor):
     columnwise = True
     overflow = "a number is beyond 3.4e38"
 
-    feedback: bool = field(default=False, kw_only=True)
-
     def compress(self, x: Tensor, uniforms: Uniforms) -> Tensor:
         return x.to(torch.bfloat16).view(torch.int16)  # numpy, which writes messages, does not know the type
 

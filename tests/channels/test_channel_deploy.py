@@ -72,7 +72,7 @@ DEPLOYED = {
         GRAPH_CASE[1] | {"compression": "lossless"},
     ),
     "low rank, graph": ({"name": "low-rank", "rank": 1}, *GRAPH_CASE),
-    "bfloat16, links": ("bfloat16", {"name": "ecl", **LOCAL}, GRAPH_CASE[1]),
+    "bfloat16, links": ({"name": "bfloat16", "feedback": False}, {"name": "ecl", **LOCAL}, GRAPH_CASE[1]),
 }
 
 

@@ -88,7 +88,7 @@ def test_the_optimum_is_reached_with_every_channel(channel, name, quadratics):
     channel = with_gamma(channel, network, method)
     early = simulate(method, quadratics, network, channel, 80, cohort=cohort)
     before = error(early)
-    for _ in range(220):
+    for _ in range(280):
         early.step()
     assert error(early) < 1e-2 * before  # linearly: what is missing shrinks by the same factor in every round
     duals = early.rounds.duals(early.state)

@@ -36,9 +36,7 @@ class Compressor(Channel):
     gamma: Gamma = field(default="safe", kw_only=True)
     feedback: bool = field(default=True, kw_only=True)
 
-    numeric: ClassVar[bool] = (
-        False  # True: wires have a field ``numbers`` [m, k] that may be compressed in turn
-    )
+    numeric: ClassVar[bool] = False  # True: wires have ``numbers`` [m, k] that may be compressed in turn
 
     def __post_init__(self) -> None:
         super().__post_init__()

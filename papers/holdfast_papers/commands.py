@@ -125,7 +125,7 @@ def fill_document(document: Path, runs_dir: Path) -> None:
             without.append(f"{name} --scale {scale}")
             return start + before + end
         filled.append(name)
-        verdicts[f"{name} {scale}"] = {claim.says: str(claim.verdict) for claim in judgement.claims}
+        verdicts[f"{name} {scale}"] = judgement.shown
         content = markdown(judgement)
         if (folder / "figure.png").exists():
             picture = f"figures/{paper}-{experiment}-{scale}.png"
@@ -160,7 +160,8 @@ def _counts(folder: Path) -> str:
         cells = []
         for scale in ("full", "small"):
             mine = [verdicts for name, verdicts in shown.items() if name.endswith(f" {scale}")]
-            cells.append(count_text([Verdict(word) for verdicts in mine for word in verdicts.values()]))
+            found = [shown for verdicts in mine for shown in verdicts.values()]
+            cells.append(count_text([Verdict(one["verdict"]) for one in found]))
         lines.append([f"[{paper.id}]({page.name})", *cells])
     return markdown_table(["paper", "full scale", "small scale"], lines)
 

@@ -357,8 +357,11 @@ def test_filling_a_document_records_its_verdicts_for_programs(paper: Paper, tmp_
     document.write_text(place.format("squares") + place.format("curves"))
     holdfast("paper", "fill", document)
     assert json.loads((tmp_path / "verdicts/tiny.json").read_text()) == {
-        "tiny/squares small": {"Three squared is eight": "FAIL"},
-        "tiny/curves small": {"It learns": "PASS", "It flies": "NOT COMPARABLE"},
+        "tiny/squares small": {"Three squared is eight": {"verdict": "FAIL", "sure": ""}},
+        "tiny/curves small": {
+            "It learns": {"verdict": "PASS", "sure": ""},
+            "It flies": {"verdict": "NOT COMPARABLE", "sure": ""},
+        },
     }
     (tmp_path / "README.md").write_text("<!-- holdfast paper counts -->\n<!-- end -->\n")
     assert holdfast("paper", "fill", "README.md").code == 0

@@ -71,7 +71,7 @@ def setting(load: Workload, device: str, rounds_of: str) -> Setting:
         test_data=Pair(x[:TEST_SAMPLES], y[:TEST_SAMPLES]),
         network=network_of(rounds_of, load.nodes),
         loss=CrossEntropy(),
-        metrics={},
+        wanted=[],
         make_module=lambda: model,
         terms=Terms(batch_size=load.batch),
         seed=0,

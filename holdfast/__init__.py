@@ -19,7 +19,8 @@ _HOMES = {
     "holdfast.algorithms": (
         "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
         "KGT PDSGDM VRLSGD FedLin PDMM ECL FedPD FedDyn FedDR FedSplit FedDualAvg Scaffnew APDAInexact "
-        "FiveGCS DualFL DSpodFL Ditto FedRep ExactDiffusion EXTRA NIDS LED"
+        "FiveGCS DualFL DSpodFL Ditto FedBN FedRep ExactDiffusion EXTRA NIDS LED QGDSGDM FedCM DiLoCo "
+        "NoLoCo DScaffnew"
     ),
     "holdfast.channels": "CHANNELS Channel Half Identity",
     "holdfast.contract": (
@@ -66,8 +67,9 @@ if TYPE_CHECKING:
     # isort: off
     from holdfast.algorithms import (
         APDAInexact as APDAInexact, DSCAFFOLD as DSCAFFOLD, DSGD as DSGD, DSGT as DSGT, DSpodFL as DSpodFL,
-        Ditto as Ditto, DualFL as DualFL, ECL as ECL, EXTRA as EXTRA,
-        ExactDiffusion as ExactDiffusion, LED as LED, NIDS as NIDS, FedAvg as FedAvg, FedDR as FedDR,
+        Ditto as Ditto, DualFL as DualFL, ECL as ECL, EXTRA as EXTRA, ExactDiffusion as ExactDiffusion,
+        LED as LED, NIDS as NIDS, QGDSGDM as QGDSGDM, FedCM as FedCM, DiLoCo as DiLoCo, NoLoCo as NoLoCo,
+        DScaffnew as DScaffnew, FedAvg as FedAvg, FedBN as FedBN, FedDR as FedDR,
         FedDualAvg as FedDualAvg, FedDyn as FedDyn, FedLin as FedLin, FedPD as FedPD, FedProx as FedProx,
         FedRep as FedRep, FedSplit as FedSplit, FiveGCS as FiveGCS, GECL as GECL, GTSGD as GTSGD,
         Gossip as Gossip, KGT as KGT, LocalGECL as LocalGECL, LocalGECLServer as LocalGECLServer,

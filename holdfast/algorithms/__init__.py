@@ -8,19 +8,21 @@ from pkgutil import iter_modules
 
 from holdfast.algorithms.apda import APDAInexact
 from holdfast.algorithms.diffusion import EXTRA, LED, NIDS, ExactDiffusion
+from holdfast.algorithms.diloco import DiLoCo, NoLoCo
 from holdfast.algorithms.dspodfl import DSpodFL
 from holdfast.algorithms.dualfl import DualFL
 from holdfast.algorithms.fedavg import FedAvg, FedProx
+from holdfast.algorithms.fedcm import FedCM
 from holdfast.algorithms.feddr import FedDR, FedSplit
 from holdfast.algorithms.feddualavg import FedDualAvg
 from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
 from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.gecl import GECL, LocalGECL, LocalGECLServer
-from holdfast.algorithms.gossip import DSGD, PDSGDM, Gossip
+from holdfast.algorithms.gossip import DSGD, PDSGDM, QGDSGDM, Gossip
 from holdfast.algorithms.pdmm import ECL, PDMM
-from holdfast.algorithms.personal import Ditto, FedRep
-from holdfast.algorithms.scaffnew import Scaffnew
+from holdfast.algorithms.personal import Ditto, FedBN, FedRep
+from holdfast.algorithms.scaffnew import DScaffnew, Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD
 from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET
 from holdfast.algorithms.vrl import VRLSGD, FedLin
@@ -42,15 +44,20 @@ __all__ = [
     "NIDS",
     "PDMM",
     "PDSGDM",
+    "QGDSGDM",
     "SCAFFOLD",
     "VRLSGD",
     "APDAInexact",
     "Algorithm",
+    "DScaffnew",
     "DSpodFL",
+    "DiLoCo",
     "Ditto",
     "DualFL",
     "ExactDiffusion",
     "FedAvg",
+    "FedBN",
+    "FedCM",
     "FedDR",
     "FedDualAvg",
     "FedDyn",
@@ -64,6 +71,7 @@ __all__ = [
     "LocalGECL",
     "LocalGECLServer",
     "Method",
+    "NoLoCo",
     "Scaffnew",
     "ServerAlgorithm",
     "constant",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
@@ -78,3 +79,31 @@ class PDSGDM(Gossip):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "optimizer", Momentum(self.momentum, average=False, keep=True))
+
+
+class Moving(NamedTuple):
+    x: Tensor
+    m: Tensor  # momentum, learned from how the mixed model moves
+
+
+@ALGORITHMS.register("qg-dsgdm", family="plain averaging", paper="Lin et al. 2021, Alg. 1")
+@dataclass(frozen=True)
+class QGDSGDM(Algorithm):
+    """DSGD with quasi-global momentum: that of the mixed model, not of own gradients (Lin et al. 2021)."""
+
+    columnwise: ClassVar[bool] = True
+
+    lr: Rate
+    momentum: Decay = 0.9  # weight of the momentum in a step, and of its past in the momentum; 0 is DSGD
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Moving:
+        return Moving(x=x0, m=torch.zeros_like(x0))
+
+    def round(self, s: Moving, oracle: Oracle, peers: Peers) -> Moving:
+        step = self.lr * (self.momentum * s.m + oracle.grad(s.x))
+        x = peers.exchange(s.x - step).mixed
+        m = self.momentum * s.m + (1 - self.momentum) * (s.x - x) / self.lr
+        return Moving(x=x, m=m)
+
+    def model(self, s: Moving) -> Tensor:
+        return s.x

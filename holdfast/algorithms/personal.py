@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from holdfast.algorithms.fedavg import FedAvg
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    Memory,
+    ModelPart,
+    Optimizer,
+    Oracle,
+    Part,
+    Peers,
+    found_part,
+)
 from holdfast.contract.schedules import Rate
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative
@@ -52,7 +61,7 @@ class Ditto(FedAvg):
 
 
 class Node(NamedTuple):
-    x: Tensor  # the shared body's numbers, then the node's own head
+    x: Tensor  # the shared body's numbers and the node's own head
     body: Memory = ()  # the optimiser's, of the steps on the body
     head: Memory = ()
 
@@ -62,49 +71,94 @@ class Node(NamedTuple):
 class FedRep(Algorithm):
     """A shared body under a head of each node's own, trained in turn (Collins et al. 2021).
 
-    Only the body is sent. The head is the end of the model: the last ``head`` numbers of its trainable
-    parameters.
+    Only the body is sent. ``head``: the name of a module or parameter, or several, or patterns of names; or a
+    number, that of the last trainable numbers of the model.
     """
 
     lr: Rate
-    head: Count
+    head: Part
     head_steps: Count = 1  # tau: on the head, with the body as it was received
     local_steps: Count = 1  # then on the body, with the new head; several drift apart
     optimizer: Optimizer = PLAIN  # of both, each with a memory of its own
 
     @property
+    def own(self) -> ModelPart:
+        """The columns of the head."""
+        return found_part(self.head)
+
+    @property
     def least_dim(self) -> int:
-        return self.head + 1
+        return self.own.least_dim
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         if x0.shape[-1] < self.least_dim:
             raise HoldfastError(
                 f"FedRep.head: should be less than the model's {x0.shape[-1]} trainable numbers, got "
-                f"{self.head}; count those of its last layers, the others are the body"
+                f"{self.own.size}; count those of its last layers, the others are the body"
             )
-        body, head = self.parts(x0)
+        body, head = self.own.split(x0)
         return Node(x=x0, body=self.optimizer.memory(body), head=self.optimizer.memory(head))
 
-    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The body and the head of models or gradients, [..., d - head] and [..., head]."""
-        return x[..., : -self.head], x[..., -self.head :]
-
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        body, head = self.parts(s.x)
+        own = self.own
+        body, head = own.split(s.x)
 
         def head_gradient(head: Tensor) -> Tensor:
-            return self.parts(oracle.grad(torch.cat([body, head], -1)))[1]
+            return own.split(oracle.grad(own.join(body, head)))[1]
 
         def body_gradient(body: Tensor) -> Tensor:
-            return self.parts(oracle.grad(torch.cat([body, head], -1)))[0]
+            return own.split(oracle.grad(own.join(body, head)))[0]
 
         head, head_memory = self.optimizer.descend(head, head_gradient, self.lr, self.head_steps, s.head)
         moved, body_memory = self.optimizer.descend(body, body_gradient, self.lr, self.local_steps, s.body)
         shared = peers.exchange(moved).mixed
-        return Node(x=torch.cat([shared, head], -1), body=body_memory, head=head_memory)
+        return Node(x=own.join(shared, head), body=body_memory, head=head_memory)
 
     def model(self, s: Node) -> Tensor:
         return s.x
 
     def personal(self, s: Node) -> Tensor:
+        return s.x
+
+
+class Stays(NamedTuple):
+    x: Tensor  # the shared numbers and those that stay at the node
+    memory: Memory = ()  # the optimiser's
+
+
+@ALGORITHMS.register("fedbn", family="personalised", paper="Li et al. 2021 (ICLR), Alg. 1")
+@dataclass(frozen=True)
+class FedBN(Algorithm):
+    """Local steps and averaging, of all parameters but those that stay at home (Li et al. 2021).
+
+    ``local``: names of modules or parameters, or patterns such as "*.norm*", that are trained but never sent;
+    or a number, that of the last trainable numbers of the model.
+    """
+
+    lr: Rate
+    local: Part
+    local_steps: Count = 1
+    optimizer: Optimizer = PLAIN
+
+    @property
+    def least_dim(self) -> int:
+        return found_part(self.local).least_dim
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Stays:
+        if x0.shape[-1] < self.least_dim:
+            raise HoldfastError(
+                f"FedBN.local: the model has {x0.shape[-1]} trainable numbers, so none would be shared"
+            )
+        return Stays(x=x0, memory=self.optimizer.memory(x0))
+
+    def round(self, s: Stays, oracle: Oracle, peers: Peers) -> Stays:
+        own = found_part(self.local)
+        moved, memory = self.optimizer.descend(s.x, oracle.grad, self.lr, self.local_steps, s.memory)
+        shared, at_home = own.split(moved)
+        return Stays(x=own.join(peers.exchange(shared).mixed, at_home), memory=memory)
+
+    def model(self, s: Stays) -> Tensor:
+        return s.x
+
+    def personal(self, s: Stays) -> Tensor:
         return s.x

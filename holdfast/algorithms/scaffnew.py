@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.averaging import descend_and_average
+from holdfast.algorithms.diffusion import SAFE
 from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Probability
@@ -16,7 +17,7 @@ from holdfast.optimizers import PLAIN
 
 
 class Node(NamedTuple):
-    x: Tensor  # everybody's mean model
+    x: Tensor  # the mixed model; with a server, everybody's mean
     h: Tensor  # tends to the node's own gradient at the optimum; sums to zero
     memory: Memory = ()  # the optimiser's
 
@@ -46,6 +47,48 @@ class Scaffnew(Algorithm):
             self.optimizer, s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory, peers
         )
         return Node(x=mean, h=s.h + self.p * steps * excess, memory=memory)
+
+    def dual(self, s: Node) -> Tensor:
+        return s.h
+
+    def model(self, s: Node) -> Tensor:
+        return s.x
+
+
+@ALGORITHMS.register(
+    "d-scaffnew", family="corrected, between neighbours", paper="Mishchenko et al. 2022, Alg. 5"
+)
+@dataclass(frozen=True)
+class DScaffnew(Algorithm):
+    """Scaffnew between neighbours: rounds of random length, one vector per link, exact (Mishchenko 2022)."""
+
+    columnwise: ClassVar[bool] = True
+
+    needs_constant_graph: ClassVar[bool] = True
+    assumes_convex: ClassVar[bool] = True
+
+    lr: Rate  # 1/L is safe
+    p: Probability  # of communicating after a step; 1 makes it Exact Diffusion
+    lazy: bool = True  # mixes with (I + W)/2; with W itself it is faster where W allows it
+    optimizer: Optimizer = PLAIN
+
+    @property
+    def least_eigenvalue(self) -> float:
+        return -1.0 if self.lazy else SAFE
+
+    def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
+        return Node(x=x0, h=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        steps = 1
+        while not peers.coin(self.p):
+            steps += 1
+        x, mixed, excess, memory = descend_and_average(
+            self.optimizer, s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory, peers
+        )
+        if self.lazy:
+            mixed, excess = (x + mixed) / 2, excess / 2
+        return Node(x=mixed, h=s.h + self.p * steps * excess, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.h

@@ -21,8 +21,9 @@ from torch import nn
 from holdfast.api.calls import CALLER, needs_folder, watchers
 from holdfast.api.node_data import NodeData, as_read
 from holdfast.api.options import TrainOptions
+from holdfast.api.planning import given_plan
 from holdfast.api.results import data_frame
-from holdfast.api.training import given_plan
+from holdfast.api.training import completed
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import read_tensors
@@ -152,7 +153,7 @@ def compare(
         seeds=seeds,
         rounds=rounds,
         checkpoint_every=checkpoint_every or (50 if run_dir is not None else rounds),
-        options=options,
+        options=completed("hf.compare", options),
     )
     for text in plan.warnings():
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)

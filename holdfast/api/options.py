@@ -28,6 +28,7 @@ class TrainOptions(TypedDict, total=False):
     partition: Partitioner | Named | None
     data_dir: str | Path | None
     topology: Topology
+    local_epochs: int | None
     batch_size: BatchSize
     sampling: SamplingName
     augment: Augment | None

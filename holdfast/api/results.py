@@ -137,7 +137,10 @@ def load_result(path: str | Path, model: nn.Module) -> TrainResult:
     file = Path(path)
     if not file.is_file():
         raise HoldfastError(f"there is no file {file}; expected one that result.save wrote")
-    tensors, notes = read_tensors(file)
+    try:
+        tensors, notes = read_tensors(file)
+    except HoldfastError:
+        raise HoldfastError(f"{file} is not a file that result.save wrote, or it is damaged") from None
     if notes.get("kind") != "result":
         raise HoldfastError(f"{file} is a file of holdfast, but not one that result.save wrote")
     state = {k.removeprefix("model."): t for k, t in tensors.items() if k.startswith("model.")}

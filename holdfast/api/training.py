@@ -5,43 +5,38 @@ from __future__ import annotations
 import inspect
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from holdfast.api.calls import CALLER, check_call, execute, needs_folder, number_type, settled, watchers
-from holdfast.api.node_data import NodeData, as_read, nodes_data
+from holdfast.api.calls import CALLER, execute, needs_folder, settled, watchers
+from holdfast.api.node_data import NodeData, as_read
 from holdfast.api.options import TrainOptions
+from holdfast.api.planning import given_plan
 from holdfast.api.results import History, TrainResult
 from holdfast.channels import Channel
 from holdfast.contract import Method
-from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.errors import unknown
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Cohort, Count, Seed, Whole, check, quoted
+from holdfast.core.validation import Cohort
 from holdfast.data import Partitioner
 from holdfast.experiments.assembly import (
-    Setting,
     Topology,
-    as_network,
 )
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import (
     Named,
-    as_channel,
-    as_loss,
     as_method,
-    as_module,
 )
-from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weighting
+from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
 from holdfast.experiments.execution import Execution, stop_signals
-from holdfast.experiments.given import Contender, GivenPlan, open_run
-from holdfast.experiments.setting import label_table
+from holdfast.experiments.given import Contender, open_run
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
+from holdfast.problem.losses import Loss, LossFunction, Step
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
 
@@ -59,6 +54,7 @@ def train(
     data_dir: str | Path | None = None,
     topology: Topology = "server",
     rounds: int,
+    local_epochs: int | None = None,
     batch_size: BatchSize = 32,
     sampling: SamplingName = "replacement",
     augment: Augment | None = None,
@@ -108,6 +104,9 @@ def train(
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``rounds``: communication rounds.
+    ``local_epochs``: instead of ``local_steps`` of the algorithm, so many passes over a node's data in a
+    round. All nodes take as many steps: where they have different numbers of samples, the mean of what each
+    would need, rounded up, and a warning says how often each passes over its data (docs/data.md).
     ``batch_size``: samples per gradient; "full" takes all of a node's data. An ``hf.Stream`` has its own.
     ``sampling``: "replacement"; "epochs", every sample once before any is taken again, anew in every round;
     or "poisson", each sample with probability batch_size / N_i.
@@ -148,6 +147,7 @@ def train(
         "partition": partition,
         "data_dir": data_dir,
         "topology": topology,
+        "local_epochs": local_epochs,
         "batch_size": batch_size,
         "sampling": sampling,
         "augment": augment,
@@ -178,7 +178,7 @@ def train(
         seeds=[seed],
         rounds=rounds,
         checkpoint_every=checkpoint_every,
-        options=options,
+        options=dict(options),
     )
     for text in plan.warnings():
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
@@ -203,126 +203,16 @@ def train(
     return TrainResult(*ended, problem.model.module, statistics.clone())
 
 
-def given_plan(
-    origin: str,
-    contenders: Sequence[Contender],
-    make_model: Callable[[int], nn.Module | Named],
-    make_data: Callable[[int], NodeData],
-    *,
-    seeds: Sequence[int],
-    rounds: int,
-    checkpoint_every: int,
-    options: TrainOptions,
-) -> GivenPlan:
-    """Every method with every seed, checked; ``make_model`` and ``make_data`` are called with a seed."""
-    for name in options:
-        if name not in TRAIN_DEFAULTS:
-            raise unknown(f"argument of {origin}", name, {*TRAIN_DEFAULTS, "seeds", "rounds", "run_dir"})
-    full: dict[str, Any] = {**TRAIN_DEFAULTS, **options}
-    check_call(rounds, full["cohort"])
-    if not isinstance(seeds, Sequence) or not seeds:
-        raise HoldfastError(f"seeds: expected a list such as [0, 1, 2] or range(3), got {quoted(seeds)}")
-    for seed in seeds:
-        check("seed", Seed, seed)
-    check("checkpoint_every", Count, checkpoint_every)
-
-    def make_setting(seed: int) -> Setting:
-        return _setting(make_model(seed), make_data(seed), seed, **full)
-
-    plan = GivenPlan(
-        origin=origin,
-        name=origin.removeprefix("hf."),
-        contenders=contenders,
-        seeds=list(seeds),
-        rounds=rounds,
-        evaluate_every=check("evaluate_every", Cadence, full["evaluate_every"]),
-        checkpoint_every=checkpoint_every,
-        make_setting=make_setting,
-        arguments=lambda: {
-            "algorithm": contenders,
-            "model": make_model(seeds[0]),
-            "data": make_data(seeds[0]),
-            **{name: value for name, value in full.items() if name not in OF_THIS_MACHINE},
-        },
-        device=str(full["device"]),
-        cohort=full["cohort"],
-        channel=as_channel(full["channel"]),
-    )
-    plan.check()
-    return plan
-
-
-def _setting(
-    model: nn.Module | Named,
-    data: NodeData,
-    seed: int,
-    *,
-    nodes: int | None,
-    partition: Partitioner | Named | None,
-    data_dir: str | Path | None,
-    topology: Topology,
-    batch_size: BatchSize,
-    sampling: SamplingName,
-    augment: Augment | None,
-    loss: Loss | LossFunction | Named,
-    step: Step | None,
-    test: Any,
-    l2: float,
-    l1: float,
-    nonconvex: float,
-    weights: Weighting,
-    backend: BackendName,
-    buffers: Buffers,
-    evaluate_every: Cadence,
-    metrics: Any,
-    personalize: int,
-    device: str | torch.device,
-    dtype: torch.dtype | Literal["float32", "float64"],
-    precision: Precision,
-    **of_methods: Any,
-) -> Setting:
-    """What all methods meet alike; the arguments are those of ``train``."""
-    for name, annotation, value in (
-        ("evaluate_every", Cadence, evaluate_every),
-        ("personalize", Whole, personalize),
-        ("precision", Precision, precision),
-    ):
-        check(name, annotation, value)
-    wanted: Metrics = check("metrics", Metrics, metrics)
-    numbers = number_type(dtype)
-    weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
-    computed = {"backend": backend, "buffers": buffers}
-    terms = Terms.of({"batch_size": batch_size, "sampling": sampling, **computed, **weighed})
-    if step is not None and loss != "cross-entropy":
-        raise HoldfastError("step: it computes the loss itself; leave loss= out, or step=")
-    chosen_loss = as_loss(loss) if step is None else OwnStep(step)
-    given = nodes_data(data, nodes, partition, data_dir, test, seed).that_count(chosen_loss.counted)
-    split = given.train
-    module = as_module(model, split, given.classes, chosen_loss, seed)
-    return Setting(
-        data=split,
-        test_data=given.test,
-        test_counts=given.test_counts,
-        network=as_network(topology, split.nodes, seed),
-        loss=chosen_loss,
-        wanted=wanted,
-        classes=given.classes or 0,
-        personalize=personalize,
-        make_module=lambda: module,
-        augment=augment,
-        terms=terms,
-        seed=seed,
-        device=str(device),
-        dtype=numbers,
-        precision=precision,
-        mean=given.mean,
-        std=given.std,
-        labels=label_table(split, given.classes),
-    )
-
-
 TRAIN_DEFAULTS = {
     name: parameter.default
     for name, parameter in inspect.signature(train).parameters.items()
     if name in TrainOptions.__annotations__
 }
+
+
+def completed(origin: str, options: TrainOptions) -> dict[str, Any]:
+    """``options`` with the defaults of ``train``; ``origin``: who was given them."""
+    for name in options:
+        if name not in TRAIN_DEFAULTS:
+            raise unknown(f"argument of {origin}", name, {*TRAIN_DEFAULTS, "seeds", "rounds", "run_dir"})
+    return {**TRAIN_DEFAULTS, **options}

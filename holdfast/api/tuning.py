@@ -18,8 +18,9 @@ from holdfast.api.calls import CALLER, watchers
 from holdfast.api.comparing import data_maker, folder_for, model_maker
 from holdfast.api.node_data import NodeData
 from holdfast.api.options import TrainOptions
+from holdfast.api.planning import given_plan
 from holdfast.api.results import data_frame
-from holdfast.api.training import given_plan
+from holdfast.api.training import completed
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import switches_restored
@@ -166,7 +167,7 @@ def tune(
             seeds=seeds,
             rounds=rounds,
             checkpoint_every=checkpoint_every or (50 if run_dir is not None else rounds),
-            options=options,
+            options=completed("hf.tune", options),
         )
 
     first = make_plan({name: grid})

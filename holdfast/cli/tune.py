@@ -24,7 +24,8 @@ from holdfast.experiments.columns import Mode
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.execution import stop_signals
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.runner import Interrupted, new_folder
+from holdfast.experiments.run_folder import new_folder
+from holdfast.experiments.runner import Interrupted
 from holdfast.experiments.tuning import (
     Goal,
     Grids,

@@ -15,6 +15,7 @@ from holdfast.contract.channel import CHANNELS, EVERY_USE, IDENTITY, Channel, Ch
 from holdfast.contract.local import OPTIMIZERS, Gradient, LocalOptimizer, Memory, Optimizer
 from holdfast.contract.methods import ALGORITHMS, Algorithm, Method, ServerAlgorithm, State
 from holdfast.contract.oracle import Oracle
+from holdfast.contract.parts import ModelPart, Part, found_part
 from holdfast.contract.peers import Edges, Inbox, Peers
 from holdfast.contract.schedules import SCHEDULES, Rate, constant, cosine, halving, linear
 from holdfast.contract.solver import SOLVERS, LocalProblem, LocalSolver, Solver
@@ -41,9 +42,11 @@ __all__ = [
     "LocalSolver",
     "Memory",
     "Method",
+    "ModelPart",
     "NonNegative",
     "Optimizer",
     "Oracle",
+    "Part",
     "Peers",
     "Positive",
     "Rate",
@@ -53,6 +56,7 @@ __all__ = [
     "Whole",
     "constant",
     "cosine",
+    "found_part",
     "halving",
     "linear",
 ]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
 from holdfast.contract.hyperparameters import Hyperparameters
 from holdfast.contract.oracle import Oracle
+from holdfast.contract.parts import NamedPart
 from holdfast.contract.peers import Peers
 from holdfast.core.registry import Registry
 
@@ -31,6 +33,17 @@ class Method(Hyperparameters):
         ``given``: hyperparameters that the user has chosen. A class that has this sets ``uses_curvature``.
         """
         raise NotImplementedError(f"{cls.__name__} does not use the curvature")
+
+    @property
+    def names_parts(self) -> bool:
+        """Whether parts of the model are given by name, so that ``for_model`` has to find them."""
+        return any(isinstance(value, NamedPart) for value in vars(self).values())
+
+    def for_model(self, sizes: Mapping[str, int]) -> Self:
+        """The method with its parts by name found; ``sizes``: how many numbers each parameter has."""
+        named = {key: value for key, value in vars(self).items() if isinstance(value, NamedPart)}
+        found: dict[str, Any] = {key: value.among(sizes) for key, value in named.items()}
+        return dataclasses.replace(self, **found) if found else self
 
     @property
     def least_dim(self) -> int:

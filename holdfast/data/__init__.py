@@ -6,7 +6,8 @@ from holdfast.data import embedded, files, frames, images, synthetic  # noqa: F4
 from holdfast.data.dataset import DATASETS, Dataset, TrainTest, prepare
 from holdfast.data.federated import FederatedData
 from holdfast.data.load import NodesData, divide, load_data
-from holdfast.data.partition import (
+from holdfast.data.partition import partition, partition_dataset
+from holdfast.data.partitioners import (
     IID,
     PARTITIONERS,
     ClassesPerNode,
@@ -15,8 +16,6 @@ from holdfast.data.partition import (
     Partitioner,
     Shards,
     Unequal,
-    partition,
-    partition_dataset,
 )
 
 __all__ = [

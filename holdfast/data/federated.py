@@ -267,7 +267,7 @@ def no_empty_node(counts: np.ndarray) -> None:
 def read_samples(where: str, part: Any) -> Any:
     """The samples of a pair (x, y), a dictionary or a map-style torch Dataset, checked."""
     if is_dataset(part):
-        part = stack_items(where, read_items(part, range(items_in(where, part))))
+        part = stack_items(where, read_items(where, part, range(items_in(where, part))))
     return as_tree(where, part)
 
 
@@ -276,7 +276,7 @@ def warn_if_random(where: str, part: Any, samples: Any) -> bool:
     if not is_dataset(part):
         return False
     for i in range(min(ITEMS_READ_AGAIN, len(part))):
-        if not alike(as_tree(where, stack_items(where, [part[i]])), samples, i):
+        if not alike(as_tree(where, stack_items(where, read_items(where, part, [i]))), samples, i):
             warnings.warn(
                 f"{where}: item {i} of the Dataset differs on a second read. Items are read once, before "
                 "training, so random transforms are drawn once and frozen. Leave them out, or, for training "

@@ -16,7 +16,7 @@ from holdfast.core.memory import available_memory
 from holdfast.core.tree import leaves, tree_map
 from holdfast.core.validation import check
 from holdfast.data.federated import ITEMS_READ_AGAIN, FederatedData, alike, read_samples
-from holdfast.data.items import is_dataset, items_in, stack_items
+from holdfast.data.items import is_dataset, items_in, read_items, stack_items
 from holdfast.data.lazy import AnyData, Collate, LazyData, Part
 from holdfast.data.samples import as_tree
 
@@ -96,7 +96,7 @@ def _why_lazy(parts: Sequence[Any]) -> str | None:
         if count == 0:
             continue
         for i in range(min(ITEMS_READ_AGAIN, count)):
-            once, again = (as_tree(where, stack_items(where, [part[i]])) for _ in range(2))
+            once, again = (as_tree(where, stack_items(where, read_items(where, part, [i]))) for _ in range(2))
             if not alike(once, again, 0) or watch.drawn:
                 return "as they are drawn at random"
         size += count * sum(t.numel() * t.element_size() for t in leaves(once))

@@ -26,15 +26,23 @@ def is_dataset(part: Any) -> bool:
 def items_in(where: str, dataset: Any) -> int:
     """How many items there are."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise HoldfastError(f"{where}: an iterable torch Dataset has no length; expected a map-style one")
+        raise HoldfastError(
+            f"{where}: an iterable torch Dataset has no length; expected a map-style one, or hf.Stream"
+        )
     return len(dataset)
 
 
-def read_items(dataset: Any, rows: Sequence[int]) -> list[Any]:
+def read_items(where: str, dataset: Any, rows: Sequence[int]) -> list[Any]:
     """The items ``rows``, in one call if the data set takes several at once, as torch's loaders do."""
-    if hasattr(dataset, "__getitems__"):
-        return list(dataset.__getitems__(list(rows)))
-    return [dataset[row] for row in rows]
+    try:
+        if hasattr(dataset, "__getitems__"):
+            return list(dataset.__getitems__(list(rows)))
+        return [dataset[row] for row in rows]
+    except Exception as error:  # the user's own code
+        shown = ", ".join(map(str, rows[:4])) + (", ..." if len(rows) > 4 else "")
+        raise HoldfastError(
+            f"{where}: reading items {shown} fails: {type(error).__name__}: {error}"
+        ) from error
 
 
 def stack_items(where: str, items: Sequence[Any]) -> Any:
@@ -45,8 +53,9 @@ def stack_items(where: str, items: Sequence[Any]) -> Any:
         return {name: _column(f"{where}, {name!r}", [item[name] for item in items]) for name in items[0]}
     for i, item in enumerate(items):
         if not (isinstance(item, (tuple, list)) and len(item) == 2):
+            many = f" of {len(item)}" if isinstance(item, tuple | list) else ""
             raise HoldfastError(
-                f"{where}: item {i} is {type(item).__name__}; expected a pair (x, y) or a dictionary"
+                f"{where}: item {i} is {type(item).__name__}{many}; expected a pair (x, y) or a dictionary"
             )
     return tuple(
         _column(f"{where}, {name}", [item[part] for item in items]) for part, name in enumerate("xy")

@@ -115,12 +115,12 @@ class LazyData:
             try:
                 if len(part.seeds) == 1:
                     seed_generators(part.seeds[0])
-                    samples = self._collated(where, read_items(dataset, part.items))
+                    samples = self._collated(where, read_items(where, dataset, part.items))
                 else:
                     items = []
                     for item, words in zip(part.items, part.seeds, strict=True):
                         seed_generators(words)
-                        items += read_items(dataset, [item])
+                        items += read_items(where, dataset, [item])
                     samples = self._collated(where, items)
             except HoldfastError:
                 raise

@@ -19,7 +19,8 @@ from holdfast.data.federated import Counted, FederatedData
 from holdfast.data.handed import as_data, from_datasets
 from holdfast.data.items import is_dataset
 from holdfast.data.lazy import AnyData
-from holdfast.data.partition import IID, Partitioner, partition, partition_dataset
+from holdfast.data.partition import partition, partition_dataset
+from holdfast.data.partitioners import IID, Partitioner
 from holdfast.data.samples import Pair
 from holdfast.data.test_sets import read_tests
 

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import leaves
 from holdfast.data.federated import FederatedData, read_samples, warn_if_random
 from holdfast.data.frames import from_frame, is_table
 from holdfast.data.lazy import AnyData
@@ -29,7 +30,10 @@ def read_tests(test: Any, data: AnyData) -> tuple[Any, list[int] | None]:
         test = from_frame(test, like=data)
     per_node = isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test)
     if not (per_node or isinstance(test, FederatedData)):
-        return read_test("test", test), None
+        samples = read_test("test", test)
+        if not len(next(leaves(samples))):
+            raise HoldfastError("test: there is no sample; leave test= out, or give some")
+        return samples, None
     sets = test if isinstance(test, FederatedData) else FederatedData.of_nodes(test)
     _check_words(sets, data)
     if isinstance(test, FederatedData) and sets.nodes == 1:

@@ -29,6 +29,7 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.experiments.choices import Named, as_choice, as_loss
 from holdfast.experiments.config import BatchSize, Metrics, NetworkConfig, Terms, Weighting
+from holdfast.experiments.epochs import LocalEpochs
 from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.measured import HeldOut
 from holdfast.experiments.metric_choice import choose_metrics
@@ -266,6 +267,17 @@ class Setting:
     def evaluation(self) -> Evaluation:
         """What is measured of a simulation in this setting."""
         return Evaluation(self.metrics, self.test, self.personalize)
+
+    def local_epochs(self, epochs: int) -> LocalEpochs:
+        """So many passes over the nodes' data, for a method."""
+        return LocalEpochs(epochs, self.data.counts, self.terms.batch_size)
+
+    def fitted(self, method: Method, local_epochs: int | None) -> Method:
+        """``method`` with what depends on data and model: steps of epochs, parts of the model by name."""
+        if local_epochs is not None:
+            method = self.local_epochs(local_epochs).of(method)
+        model = self.problem.model if method.names_parts else None
+        return method if model is None else method.for_model(model.numbers)
 
     def simulation(self, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> Simulation:
         """The method in this setting, ready to run."""

@@ -113,6 +113,7 @@ class AlgorithmConfig(Choice):
 
     label: str = ""
     curvature: Literal["given", "estimate"] = "given"  # "estimate": measure mu and L of the problem first
+    local_epochs: Count | None = None  # instead of local_steps, see ``LocalEpochs``
 
 
 ChosenAlgorithm = Annotated[AlgorithmConfig, BeforeValidator(_as_choice)]

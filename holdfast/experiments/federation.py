@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field
+from torch import nn
 
 from holdfast.algorithms import ALGORITHMS, Method
 from holdfast.channels import CHANNELS, Channel
@@ -17,8 +18,9 @@ from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.own_model import read_own_model
+from holdfast.engines.deploy.own_model import OwnModel, read_own_model
 from holdfast.experiments.assembly import configured_network
+from holdfast.experiments.choices import initial_module
 from holdfast.experiments.config import (
     Choice,
     Chosen,
@@ -28,8 +30,9 @@ from holdfast.experiments.config import (
     check_keys,
     read_toml,
 )
+from holdfast.experiments.epochs import LocalEpochs
 from holdfast.models.base import MODELS
-from holdfast.problem.losses import LOSSES
+from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 
 
@@ -68,6 +71,8 @@ class FederationFile(Federation):
         for name in ADDED_LATER:  # with its default, it does not tell federations apart
             if common["problem"][name] == CommonProblem.model_fields[name].default:
                 del common["problem"][name]
+        if self.algorithm.local_epochs is None:  # nor does this one
+            del common["algorithm"]["local_epochs"]
         common["members"] = [[node.name, node.samples] for node in self.node]
         if "path" in self.network.topology.parameters:  # the links stand in a file of each site
             common["links"] = [
@@ -85,11 +90,34 @@ class FederationFile(Federation):
 
     @cached_property
     def method(self) -> Method:
-        return ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
+        method = ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
+        if method.names_parts:
+            trained = [(name, p.numel()) for name, p in self.module().named_parameters() if p.requires_grad]
+            method = method.for_model(dict(trained))
+        if (epochs := self.algorithm.local_epochs) is None:
+            return method
+        if not all(self.counts):
+            who = self.names[self.counts.index(0)]
+            raise HoldfastError(f"algorithm.local_epochs: say how many samples {who!r} has, samples = ...")
+        return LocalEpochs(epochs, self.counts, self.problem.batch_size).of(method)
+
+    @property
+    def loss(self) -> Loss:
+        """What is minimised."""
+        return LOSSES.build(self.problem.loss.name, self.problem.loss.parameters)
+
+    def module(self) -> nn.Module:
+        """The model as everybody starts from it."""
+        shape, outputs = tuple(self.problem.input_shape or ()), self.loss.outputs(self.problem.classes)
+        return initial_module(self.model, shape, outputs, self.seed)
 
     @cached_property
     def wire_channel(self) -> Channel:
         return CHANNELS.build(self.channel.name, self.channel.parameters)
+
+    @property
+    def averages_statistics(self) -> bool:
+        return self.problem.buffers == "average"
 
     @property
     def cohort(self) -> int:
@@ -110,7 +138,7 @@ class FederationFile(Federation):
             if names.count(name) > 1:
                 raise HoldfastError(f"node: the name {name!r} is taken twice; every member needs its own")
         MODELS[self.problem.model.name]  # complains about a name that is not registered
-        LOSSES.build(self.problem.loss.name, self.problem.loss.parameters)
+        _ = self.loss  # complains about its parameters
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
         if self.problem.weights == "samples" and not all(self.counts):
@@ -149,19 +177,21 @@ class FederationFile(Federation):
 
 def read_federation(path: Path, model: str | None = None) -> FederationFile:
     """The checked federation in ``path``; ``model`` is the site's own module:Class instead of the file's."""
-    federation = make_federation(read_toml(path, "the federation file"), str(path))
-    if model is not None:
-        federation._own_model = read_own_model(model)
-    return federation
+    own = None if model is None else read_own_model(model)
+    return make_federation(read_toml(path, "the federation file"), str(path), own)
 
 
-def make_federation(raw: dict[str, Any], where: str) -> FederationFile:
-    """The federation that ``raw`` describes, checked; complaints begin with ``where``."""
+def make_federation(raw: dict[str, Any], where: str, own: OwnModel | None = None) -> FederationFile:
+    """The federation that ``raw`` describes, checked; complaints begin with ``where``.
+
+    ``own``: the site's own model.
+    """
     try:
         if "evaluation" in raw:
             raise HoldfastError("[evaluation]: write evaluate_every and shared_metrics at the top")
         check_keys(raw, FederationFile, "the federation file")
         federation = FederationFile.of(raw)
+        federation._own_model = own
         federation.check()
     except HoldfastError as error:
         raise HoldfastError(f"{where}: {error}") from None

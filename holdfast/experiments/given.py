@@ -76,6 +76,7 @@ class GivenPlan:
     device: str
     cohort: Cohort = "all"
     channel: Channel = IDENTITY
+    local_epochs: int | None = None  # instead of the methods' local_steps
     data_dir: Path | None = None
     world: World = ALONE
     _settings: KeptSettings = field(default_factory=KeptSettings)
@@ -160,23 +161,28 @@ class GivenPlan:
         return f"the run began with other arguments: {shown}; give the same, or choose another run_dir"
 
     def warnings(self) -> list[str]:
-        found = (convexity_warning(job.label, job.method, self.setting(job).problem) for job in self.jobs)
+        found = [
+            convexity_warning(job.label, self.method(job), self.setting(job).problem) for job in self.jobs
+        ]
+        if self.local_epochs is not None:
+            found += [self.setting(job).local_epochs(self.local_epochs).note for job in self.jobs]
         return list(dict.fromkeys(filter(None, found)))
 
     def setting(self, job: GivenJob) -> Setting:
         return self._settings.get(str(job.seed), lambda: self.make_setting(job.seed))
 
     def method(self, job: GivenJob) -> Method:
-        return job.method
+        return self.setting(job).fitted(job.method, self.local_epochs)
 
     def simulation(self, job: GivenJob) -> Simulation:
-        return self.setting(job).simulation(job.method, self.cohort, self.channel)
+        return self.setting(job).simulation(self.method(job), self.cohort, self.channel)
 
     def check(self) -> None:
         """Refuses what does not fit together, before anything is written."""
         for job in self.jobs:
             setting = self.setting(job)
-            setting.check(f"{job.label} on {setting.data.nodes} nodes", job.method, self.cohort, self.channel)
+            title = f"{job.label} on {setting.data.nodes} nodes"
+            setting.check(title, self.method(job), self.cohort, self.channel)
 
 
 def file_name(text: str) -> str:

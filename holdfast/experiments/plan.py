@@ -155,9 +155,12 @@ class Plan:
 
     def warnings(self) -> list[str]:
         """What a user should know before the run, though it is no mistake."""
-        found = (
+        found = [
             convexity_warning(job.label, self.method(job), self.setting(job).problem) for job in self.jobs
-        )
+        ]
+        for job in self.jobs:
+            if (epochs := job.experiment.algorithm.local_epochs) is not None:
+                found.append(self.setting(job).local_epochs(epochs).note)
         return list(dict.fromkeys(filter(None, found)))
 
     def check(self) -> None:

@@ -7,7 +7,6 @@ import io
 import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,15 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json, write_tensors
 from holdfast.core.precision import switches_restored
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.assembly import Setting
 from holdfast.experiments.callbacks import Callback, JobInfo, Measurements
 from holdfast.experiments.checkpoints import Checkpoints
-from holdfast.experiments.columns import COST_COLUMNS, DELAY_COLUMNS, SOLVER_COLUMNS
+from holdfast.experiments.columns import COST_COLUMNS
 from holdfast.experiments.environment import describe_environment
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.metrics import METRICS
 from holdfast.experiments.planned import Planned, PlannedJob
 from holdfast.experiments.record_files import number, short
+from holdfast.experiments.run_folder import extra_columns, job_entry, new_folder, write_setting
 from holdfast.experiments.setting import facts
 from holdfast.experiments.statuses import SETTLED, JobStatus, Outcome
 
@@ -57,7 +56,7 @@ class Runner:
         first = plan.setting(plan.jobs[0])
         names = dict.fromkeys(name for job in plan.jobs for name in plan.setting(job).metrics)
         metrics = list(dict.fromkeys([*(name for name in METRICS if name in names), *names]))
-        extra = _extra_columns(plan)
+        extra = extra_columns(plan)
         runner.columns = ["algorithm", "seed", *plan.axes, "round", *metrics, *extra, *COST_COLUMNS]
         runner.summary = {
             "name": plan.name,
@@ -67,7 +66,7 @@ class Runner:
             "data_dir": None if plan.data_dir is None else str(plan.data_dir.resolve()),
             "device": plan.device if plan.world.size == 1 else plan.device.split(":")[0],
             "facts": facts(first),
-            "jobs": [_job_entry(job) for job in plan.jobs],
+            "jobs": [job_entry(job) for job in plan.jobs],
             **plan.notes,
         }
         if plan.world.leads:
@@ -75,7 +74,7 @@ class Runner:
             name, text = plan.document
             write_atomic(runner.folder / name, text.encode())
             write_json(runner.folder / "environment.json", environment)
-            _write_setting(runner.folder, first)
+            write_setting(runner.folder, first)
         runner._write_metrics()
         runner.write_summary()
         return runner
@@ -254,57 +253,6 @@ class _Recorder(Callback):
         self.runner.write_summary()
 
 
-def new_folder(root: Path, name: str) -> Path:
-    """A new, empty folder under ``root``, called by ``name`` and the time."""
-    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    for attempt in range(1000):
-        folder = root / (stem if attempt == 0 else f"{stem}-{attempt + 1}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise HoldfastError(f"cannot make the run directory {folder}: {error.strerror}") from None
-        return folder
-    raise HoldfastError(f"cannot make a run directory for {stem} under {root}: too many of that name")
-
-
-def _extra_columns(plan: Planned) -> list[str]:
-    """What only some experiments record."""
-    sporadic = any(plan.setting(job).network.activity is not None for job in plan.jobs)
-    solving = any(plan.method(job).uses_solver for job in plan.jobs)
-    return (DELAY_COLUMNS if sporadic else []) + (SOLVER_COLUMNS if solving else [])
-
-
-def _job_entry(job: PlannedJob) -> dict[str, Any]:
-    axes = {axis: short(value) for axis, value in job.axes.items()}
-    return {
-        "id": job.id,
-        "algorithm": job.label,
-        "seed": job.seed,
-        "axes": axes,
-        "status": "pending",
-        "round": 0,
-        "rounds": job.rounds,
-        "seconds": 0.0,
-    }
-
-
 def _belongs(row: Mapping[str, Any], job: PlannedJob) -> bool:
     mine = {"algorithm": job.label, "seed": str(job.seed), **{k: short(v) for k, v in job.axes.items()}}
     return all(str(row[key]) == value for key, value in mine.items())
-
-
-def _write_setting(folder: Path, setting: Setting) -> None:
-    """The partition and the network as tables."""
-    data, labels = setting.data, setting.labels
-    header = ["node", "samples", *(str(label) for label in range(labels.shape[1]))]
-    lines = [[node, int(data.counts[node]), *labels[node].tolist()] for node in range(data.nodes)]
-    _write_csv(folder / "partition.csv", header, lines)
-    _write_csv(folder / "network.csv", ["i", "j", "weight"], setting.network.weighted_links())
-
-
-def _write_csv(path: Path, header: list[str], lines: Sequence[Sequence[Any]]) -> None:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([header, *lines])
-    write_atomic(path, text.getvalue().encode())

@@ -38,6 +38,10 @@ MOST_CLASSES = 1000  # that a report shows
 
 def build_method(experiment: Experiment, setting: Setting) -> Method:
     """The experiment's algorithm, its hyperparameters checked."""
+    return setting.fitted(_given_method(experiment, setting), experiment.algorithm.local_epochs)
+
+
+def _given_method(experiment: Experiment, setting: Setting) -> Method:
     name, parameters = experiment.algorithm.name, experiment.algorithm.parameters
     if experiment.algorithm.curvature == "given":
         return build_algorithm(name, parameters)

@@ -24,16 +24,14 @@ from holdfast.data.test_sets import read_test
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.store import data_digest
 from holdfast.experiments.assembly import build_problem, convexity_warning, torch_device
-from holdfast.experiments.choices import initial_module
 from holdfast.experiments.federation import CommonProblem, FederationFile
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.lazy_source import SOME
-from holdfast.problem.losses import LOSSES, Loss
 
 
 def initial_model(federation: FederationFile) -> FlatModel:
     """The model that everybody starts from; a server makes it without any data."""
-    module = _initial_module(federation)
+    module = federation.module()
     model = FlatModel(module, torch_device("cpu"), federation.torch_dtype)
     _share_memory(module, model)
     return model
@@ -51,16 +49,11 @@ def open_site(federation: FederationFile, name: str, own: Any, device: str = "cp
     counts = np.array(federation.counts)
     if data.finite and counts[node] not in (0, len(data)):
         raise HoldfastError(f"data: there are {len(data)} samples, the federation file says {counts[node]}")
-    if described.buffers != "local":
-        raise HoldfastError(
-            f'buffers = "{described.buffers}": a deployed node knows the statistics of its own data '
-            'only; use buffers = "local"'
-        )
-    module = _initial_module(federation)
+    module = federation.module()
     problem = build_problem(
         module,
         data.at_site(node, counts),
-        loss=_loss(federation),
+        loss=federation.loss,
         **described.options,
         seed=federation.seed,
         mean=described.mean,
@@ -140,17 +133,6 @@ def own_data(given: str | Path, node: str) -> Any:
     if names_code(given):
         return call_own("--data", str(given), {}, {"node": node})
     return read_data(Path(given))
-
-
-def _loss(federation: FederationFile) -> Loss:
-    return LOSSES.build(federation.problem.loss.name, federation.problem.loss.parameters)
-
-
-def _initial_module(federation: FederationFile) -> nn.Module:
-    described = federation.problem
-    outputs = _loss(federation).outputs(described.classes)
-    shape = tuple(described.input_shape or ())
-    return initial_module(federation.model, shape, outputs, federation.seed)
 
 
 def _share_memory(module: nn.Module, model: FlatModel) -> None:

@@ -33,6 +33,7 @@ class Momentum(LocalOptimizer):
 
     beta: Decay = 0.9  # 0 is plain SGD
     average: bool = True  # False: the sum
+    nesterov: bool = False  # look ahead: the direction is that of the next step if the gradient stayed
     weight_decay: Weight = 0.0  # added to the gradient is so many times x, as an l2 term would
 
     def init(self, x: Tensor) -> Velocity:
@@ -40,8 +41,9 @@ class Momentum(LocalOptimizer):
 
     def update(self, gradient: Tensor, memory: Velocity, x: Tensor) -> tuple[Tensor, Velocity]:
         gradient = decayed(gradient, x, self.weight_decay)
-        m = self.beta * memory.m + ((1 - self.beta) * gradient if self.average else gradient)
-        return m, Velocity(m)
+        fresh = (1 - self.beta) * gradient if self.average else gradient
+        m = self.beta * memory.m + fresh
+        return self.beta * m + fresh if self.nesterov else m, Velocity(m)
 
     @property
     def plain(self) -> bool:

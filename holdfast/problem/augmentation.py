@@ -12,7 +12,7 @@ from torch.func import vmap
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
 from holdfast.data.samples import describe
-from holdfast.problem.gradients.support import reason
+from holdfast.problem.gradients.support import RANDOM, reason
 
 Augment = Callable[[Any, Tensor], Any]
 """(samples [B, ...] of one node, key [4]) -> samples, drawn from the key alone; see ``random_uniform``."""
@@ -32,8 +32,12 @@ def check_augment(augment: Augment, samples: Any, key: Tensor, stacked: bool) ->
     try:
         once, again = (augmented(augment, twice, keys, stacked) for _ in range(2))
     except Exception as error:  # the user's own code
-        given = describe(samples)
-        raise HoldfastError(f"augment fails on a batch of {given}: {reason(error)}") from error
+        told = reason(error)
+        if told == RANDOM:
+            told = "it draws random numbers by itself; draw from its key, with hf.random_uniform"
+        elif "must only return Tensors" in told:
+            told = "it must return samples like those that it is given"
+        raise HoldfastError(f"augment fails on a batch of {describe(samples)}: {told}") from error
     if describe(once) != describe(twice):
         raise HoldfastError(f"augment gives {describe(once)}; expected, as before, {describe(twice)}")
     if not all(torch.equal(a, b) for a, b in zip(leaves(once), leaves(again), strict=True)):

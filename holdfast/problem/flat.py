@@ -78,6 +78,11 @@ class FlatModel:
         ]
 
     @property
+    def numbers(self) -> dict[str, int]:
+        """How many numbers each trained parameter has, in the order of a row."""
+        return dict(zip(self.shapes, self.sizes, strict=True))
+
+    @property
     def recurrent(self) -> bool:
         """Whether the model has a recurrent layer of torch's."""
         return any(isinstance(layer, nn.RNNBase) for layer in self.template.modules())
@@ -196,6 +201,11 @@ class FlatModel:
             return answer
         result: Tensor = functional_call(self._called[training], given, (call, samples), tie_weights=False)
         return result
+
+    @property
+    def statistics_names(self) -> list[str]:
+        """The buffers that hold running statistics, as the user's module calls them."""
+        return list(self._statistics(self.trial_row, ""))
 
     def module(self, row: Tensor) -> nn.Module:
         """A copy of the user's module, in its own dtype and on the CPU, that holds ``row`` [d + 2 s].

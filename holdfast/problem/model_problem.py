@@ -252,12 +252,17 @@ class ModelProblem:
                 statistics = self._statistics(rows, nodes)
             else:
                 here = rows.expand(len(self.here), -1) if nodes is None else rows
-                found = moments(self._statistics(here, self.here))
+                found = self.moments(here, self.here)
                 # One more column counts the nodes.
                 sums = total(torch.cat([found.sum(0).flatten(), found.new_full((1,), len(found))]))
                 common = from_moments((sums[:-1] / sums[-1]).view(found.shape[1:]))
                 statistics = common.expand(len(rows), *common.shape)
         return torch.cat([rows, statistics.flatten(1)], 1)
+
+    def moments(self, rows: Tensor, nodes: Tensor) -> Tensor:
+        """Means and second moments [m, 2, s] in BatchNorm of the models ``rows`` [m, d] of ``nodes`` [m]."""
+        with torch.no_grad():
+            return moments(self._statistics(rows, nodes))
 
     def _with_statistics(self, x: Tensor) -> Tensor:
         """``x`` [d], a common model, with the statistics of the nodes here; or as it is if it has its own."""
@@ -330,6 +335,8 @@ class ModelProblem:
             self.row_loss.probe(some, stacked=True)
 
     def _check_padding(self) -> None:
+        if self.model.statistics and self.source.batch_size == 1:
+            raise HoldfastError("batch_size = 1: BatchNorm needs more samples in a batch; give 2 or more")
         if not self.source.padded or (self.loss.per_sample and not self.model.statistics):
             return
         counts = "BatchNorm" if self.loss.per_sample else "a loss that gives one number for a batch"

@@ -13,6 +13,8 @@ MODULES = {
     "dspodfl": "holdfast_papers.dspodfl",
     "dualfl": "holdfast_papers.dualfl",
     "fedpd": "holdfast_papers.fedpd",
+    "led": "holdfast_papers.led",
+    "base-graphs": "holdfast_papers.base_graphs",
 }
 PAPERS: dict[str, Paper] = {}
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from conftest import Quadratics
 from linear_rounds import reference_quadratics
 from server_runs import simulate, stochastic_digits
-from torch import Tensor
+from torch import Tensor, nn
 
 import holdfast as hf
 from holdfast.engines.common.dry_run import dry_run
@@ -132,3 +135,110 @@ def test_a_head_that_is_all_of_the_model_is_refused(reference):
     message = r"FedRep.head: should be less than the model's 5 trainable numbers, got 5; count those of"
     with pytest.raises(hf.HoldfastError, match=message):
         simulate(hf.FedRep(lr=0.1, head=5), reference)
+
+
+# --- parts by name ------------------------------------------------------------------------------------------
+
+
+class Nested(nn.Module):
+    """Parameters in the order body.weight, norm.weight, norm.bias, head.weight, head.bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.body(x)).relu())
+
+
+def clouds() -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    return [(torch.randn(12, 4, generator=draw) + node, torch.arange(12) % 2) for node in range(3)]
+
+
+def trained(method: hf.Algorithm, model: nn.Module) -> hf.TrainResult:
+    options: Any = {"topology": "server", "batch_size": "full", "dtype": "float64", "metrics": []}
+    return hf.train(method, model=model, data=clouds(), rounds=3, **options)
+
+
+SIZES = {"body.weight": 12, "norm.weight": 3, "norm.bias": 3, "head.weight": 6, "head.bias": 2}
+
+
+@pytest.mark.parametrize(
+    ("names", "ranges"),
+    [
+        ("head", ((18, 26),)),
+        (["head.weight", "head.bias"], ((18, 26),)),
+        ("*.bias", ((15, 18), (24, 26))),
+        (["norm", "head.bias"], ((12, 18), (24, 26))),
+    ],
+)
+def test_parts_are_found_by_name(names: Any, ranges: Any) -> None:
+    found: Any = hf.FedRep(lr=0.1, head=names).for_model(SIZES).head
+    assert found.ranges == ranges
+    x = torch.arange(52.0).view(2, 26)
+    rest, part = found.split(x)
+    assert part[0].tolist() == [i for a, b in ranges for i in range(a, b)]
+    assert torch.equal(found.join(rest, part), x)
+
+
+def test_a_head_by_name_is_that_of_as_many_numbers() -> None:
+    torch.manual_seed(0)
+    model = Nested()
+    by_name = trained(hf.FedRep(lr=0.1, head="head", head_steps=2), model)
+    assert torch.equal(by_name.models, trained(hf.FedRep(lr=0.1, head=8, head_steps=2), model).models)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("hed", "unknown parameter or module of the model 'hed'"),
+        (["body", "norm", "head"], "these are all parameters, and nothing is left"),
+        (
+            0,
+            r"FedRep.head: should be how many of the model's last numbers, at least 1, or .* got 0",
+        ),
+    ],
+)
+def test_parts_that_are_not_there(head: Any, message: str) -> None:
+    with pytest.raises(hf.HoldfastError, match=message):
+        trained(hf.FedRep(lr=0.1, head=head), Nested())
+
+
+def test_a_part_by_name_needs_a_model(reference) -> None:
+    with pytest.raises(hf.HoldfastError, match="fc: parts by name are found where the model is known"):
+        simulate(hf.FedRep(lr=0.1, head="fc"), reference)
+
+
+# --- FedBN --------------------------------------------------------------------------------------------------
+
+
+def test_fedbn_is_the_plain_loop() -> None:
+    """torch's SGD client by client; then all parameters but the norm's are averaged."""
+    torch.manual_seed(0)
+    model = Nested()
+    result = trained(hf.FedBN(lr=0.2, local="norm", local_steps=2), model)
+    clients = [deepcopy(model).double() for _ in range(3)]
+    for _ in range(3):
+        for client, (x, y) in zip(clients, clouds(), strict=True):
+            optimizer = torch.optim.SGD(client.parameters(), lr=0.2)
+            for _ in range(2):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(client(x.double()), y).backward()
+                optimizer.step()
+        with torch.no_grad():
+            for name, _ in model.named_parameters():
+                own = [client.get_parameter(name) for client in clients]
+                mean = torch.stack(list(own)).mean(0)
+                for parameter in own if not name.startswith("norm") else []:
+                    parameter.copy_(mean)
+    expected = torch.stack([nn.utils.parameters_to_vector(client.parameters()) for client in clients])
+    assert (result.models - expected).abs().max() < 1e-12
+    norms = result.models[:, 12:18]
+    assert (norms[0] - norms[1]).abs().max() > 1e-2
+    assert torch.equal(result.models[0, :12], result.models[1, :12])
+
+
+def test_fedbn_sends_nothing_of_what_stays() -> None:
+    cost = dry_run(hf.FedBN(lr=0.1, local="norm").for_model(SIZES), hf.server(4))
+    assert cost.vectors_per_round * 26 + cost.scalars_per_round == 4 * 2 * (26 - 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import holdfast as hf
 
@@ -31,6 +32,21 @@ def stepped(model: nn.Module, batch: Any) -> torch.Tensor:
     loss = functional.cross_entropy(model(batch.x), batch.y)
     loss.backward()
     return loss
+
+
+class Items(Dataset):
+    """Of which one cannot be read."""
+
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, i: int) -> Any:
+        if i == self.missing:
+            raise KeyError(f"image{i}.png")
+        return X[i], Y[i]
 
 
 LATE = torch.cat([Y, torch.tensor([3, 3])])  # the first samples have good labels
@@ -109,7 +125,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "detached step": (
         {"step": lambda model, batch: model(batch.x).mean().detach()},
-        r"step <lambda> fails .*: its loss does not depend on the parameters; leave out detach",
+        r"step <lambda> fails .*: nothing it returns depends on the parameters; leave out detach",
     ),
     # metrics
     "accuracy of a step": (
@@ -144,12 +160,39 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"test": hf.FederatedData(X, Y, np.array([4, 4, 4]))},
         r"test: expected one set, or a list of 2, one for each node, got 3",
     ),
+    "reading": (
+        {"data": [Items(missing=3)]},
+        r"node 0: reading items 3 fails: KeyError: 'image3.png'",
+    ),
+    "late reading": (
+        {"data": [Items(missing=11)]},
+        r"node 0: reading items 0, 1, 2, 3, ... fails: KeyError: 'image11.png'",
+    ),
+    "three parts": ({"data": [TensorDataset(X, Y, Y)]}, r"item 0 is tuple of 3; expected a pair"),
+    "empty test": ({"test": (X[:0], Y[:0])}, r"test: there is no sample"),
+    "random augmentation": (
+        {"augment": lambda samples, key: samples._replace(x=samples.x + torch.randn(samples.x.shape))},
+        r"augment fails .*: it draws random numbers by itself; draw from its key",
+    ),
+    "no augmentation": ({"augment": lambda samples, key: None}, r"it must return samples like those that it"),
+    "name of a column": (
+        {"data": [{"input": X, "class": Y}]},
+        r"unexpected keyword argument 'class'; columns are the model's arguments, but for the targets: l",
+    ),
     # a model
+    "single samples": (
+        {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "batch_size": 1},
+        r"batch_size = 1: BatchNorm needs more samples in a batch; give 2 or more",
+    ),
+    "channels last": (
+        {"model": nn.Conv2d(3, 2, 1), "data": [(torch.ones(4, 5, 5, 3), torch.zeros(4, 5, 5).long())]},
+        r"images are \[channels, height, width\]: give x.movedim\(-1, 1\)",
+    ),
     "features": (
         {"model": nn.Linear(5, 3)},
         r"the model \(Linear\) fails on a batch of shape \(2, 4\): mat1 and mat2 .* \(2x4 and 5x3\)",
     ),
-    "whole numbers": ({"data": nodes((10 * X).long(), Y)}, r"give x.float\(\) for measurements"),
+    "whole numbers": ({"data": nodes((10 * X).long(), Y)}, r"of measurements give x.float\(\)"),
     "class of a model": (
         {"model": nn.Identity},
         r"model: expected a module, got <class .*; call it, model=Net",
@@ -221,6 +264,24 @@ def test_data_of_one_node_are_a_common_test_set() -> None:
     model = nn.Linear(4, 3)
     common = train(model=model, test=hf.FederatedData(X, Y, np.array([12])))
     assert common.history["test_accuracy"] == train(model=model, test=(X, Y)).history["test_accuracy"]
+
+
+def test_a_step_size_that_is_far_too_large_is_told() -> None:
+    with pytest.warns(RuntimeWarning, match=r"FedAvg: the train_loss grew from .* to 1\.?\d*e\+\d+; try a"):
+        hf.train(hf.FedAvg(lr=1e20, local_steps=5), model=nn.Linear(4, 3), data=nodes(X, Y), rounds=10)
+
+
+def test_an_initial_model_that_is_not_finite_is_told() -> None:
+    model = nn.Linear(4, 3)
+    nn.init.constant_(model.weight, torch.nan)
+    with pytest.warns(RuntimeWarning, match="by round 0: the initial model's are not: look at its weights"):
+        assert train(model=model).status == "diverged"
+
+
+def test_other_files_are_no_results(tmp_path: Path) -> None:
+    (tmp_path / "mine.pt").write_text("something else")
+    with pytest.raises(hf.HoldfastError, match=r"mine.pt is not a file that result.save wrote, or it is dam"):
+        hf.load_result(tmp_path / "mine.pt", nn.Linear(4, 3))
 
 
 @pytest.mark.parametrize("call", [hf.compare, hf.tune])

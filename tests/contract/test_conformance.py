@@ -66,6 +66,11 @@ CASES = [
     Case("extra", {}, 1, 1),
     Case("nids", {"l1": 1e-4}, 1, 1),
     Case("led", {"local_steps": 3}, 1, 3),
+    Case("qg-dsgdm", {"momentum": 0.5}, 1, 1),
+    Case("d-scaffnew", {"p": 1.0}, 1, 1),
+    Case("fedcm", {"local_steps": 3, "alpha": 0.5}, 3, 3, server=True),
+    Case("diloco", {"local_steps": 3}, 2, 3, server=True),
+    Case("noloco", {"local_steps": 3}, 2, 3),
     Case("pd-sgdm", {"local_steps": 3, "momentum": 0.5}, 1, 3),
     Case("vrl-sgd", {"local_steps": 3}, 2, 3, server=True),
     Case("fedlin", {"local_steps": 3}, 4, 4, server=True),
@@ -89,6 +94,7 @@ CASES = [
     Case("5gcs", {"lr": 1.0, "mu": 0.01, "solver": THREE_STEPS}, 2, 4, server=True),
     Case("ditto", {"local_steps": 2}, 2, 3, server=True),
     Case("fedrep", {"head": 3, "local_steps": 4}, 1, 5, scalars=-3),
+    Case("fedbn", {"local": 3, "local_steps": 4}, 1, 4, scalars=-3),
     Case("dualfl", {"nu": 0.02, "alpha": 0.02, "solver": THREE_STEPS}, 2, 3, server=True, rate=None),
 ]
 MOMENTUM = {"name": "momentum", "beta": 0.5, "keep": True}
@@ -156,8 +162,8 @@ def test_every_registered_algorithm_is_listed():
 def test_momentum_is_tried_with_every_method_that_has_local_steps():
     tried = {case.name for case in CASES if "optimizer" in case.options}
     steps = {case.name for case in CASES if "local_steps" in case.options}
-    others = {"feddualavg", "pd-sgdm"}  # steps on the dual, an optimiser of its own
-    one_step = {"dsgd", "gecl", "gt-sgd", "dspodfl", "scaffnew"}
+    others = {"feddualavg", "pd-sgdm", "fedcm"}  # steps on the dual, momentum of their own
+    one_step = {"dsgd", "gecl", "gt-sgd", "dspodfl", "scaffnew", "d-scaffnew"}
     assert tried == steps - others | one_step
 
 

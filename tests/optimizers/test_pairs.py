@@ -68,7 +68,13 @@ def test_every_optimiser_keeps_its_shape_and_is_resumed(case, quadratics):
         assert all(tensor.isfinite().all() for tensor in leaves(whole.state)), optimizer
         # An optimiser costs no gradients, and nothing is sent for it but where models do not tell gradients.
         cost = dry_run(algorithm, network(case))
-        sends_more = optimizer.rescales and case.name in {"vrl-sgd", "local-gecl-server", "scaffnew", "led"}
+        sends_more = optimizer.rescales and case.name in {
+            "vrl-sgd",
+            "local-gecl-server",
+            "scaffnew",
+            "led",
+            "d-scaffnew",
+        }
         assert cost.vectors_per_round == (2 if sends_more else 1) * plain.vectors_per_round, optimizer
         assert cost.gradients_per_round == plain.gradients_per_round
 
@@ -93,7 +99,9 @@ def assert_replayed(algorithm, network) -> None:
         assert (now - expected).norm() <= 1e-4 * max(expected.norm(), 1e-3)
 
 
-REPLAYABLE = [case for case in TAKERS if case.name not in {"scaffnew", "dspodfl"}]  # these draw coins
+REPLAYABLE = [
+    case for case in TAKERS if case.name not in {"scaffnew", "d-scaffnew", "dspodfl"}
+]  # these draw coins
 
 
 @pytest.mark.parametrize("case", REPLAYABLE, ids=[case.name for case in REPLAYABLE])

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from paper_checks import build_every_method, failing, verdicts
 from sample_run import job, write_run
 
 from holdfast.experiments.record import load_record
 from holdfast_papers.base import Circumstances, Verdict
 from holdfast_papers.evidence import Evidence
-from holdfast_papers.fedpd import PAPER, figure_1, figure_2
+from holdfast_papers.fedpd import PAPER, figure_1, figure_2, released
 from holdfast_papers.fedpd.femnist import lead_at_equal_communication
 
 PASS, FAIL = Verdict.PASS, Verdict.FAIL
@@ -90,18 +91,18 @@ def test_a_second_turn_fails():
 # --- Fig. 2 and Table I ------------------------------------------------------------------------------------
 
 LAST = {  # label: the paper's gap at the end, or near it
-    "fedpd-gd": 1e-20,
+    "fedpd-gd": 1e-22,
     "fedpd-gd-half": 1e-9,
     "fedpd-gd-falling": 1e-11,
     "fedpd-vr": 1e-14,
-    "fedprox-vr": 5e-9,
+    "fedprox-vr": 3e-8,
     "fedpd-sgd": 1e-6,
     "fedavg-sgd": 1e-3,
     "fedavg-gd": 1e-10,
 }
-
-
+WEAK = {"fedpd-gd": 3e-13, "fedprox-vr": 3e-13, "fedpd-gd-half": 6e-10}
 STALLING = ("fedavg-gd", "fedpd-gd-half", "fedprox-vr")
+SPREADS = {"weak": 0.0125, "strong": 0.17, "text": 0.17}
 
 
 def gaps(last: float, flat: bool, rounds: int = 600) -> list[dict[str, float]]:
@@ -114,92 +115,143 @@ def gaps(last: float, flat: bool, rounds: int = 600) -> list[dict[str, float]]:
 
 
 def figure_2_evidence(
-    folder: Path, scale: str = "full", flat=STALLING, falling=(), weak=None, strong=None
+    folder: Path,
+    scale: str = "full",
+    flat=STALLING,
+    falling=(),
+    weak=None,
+    strong=None,
+    text=None,
+    spreads=None,
 ) -> Evidence:
     """Methods ``flat`` stall, but for those (case, method) in ``falling``."""
-    axis = "problem.dataset.heterogeneity"
     runs: dict[str, list] = {}
-    for case, changes in (("weak", {"fedprox-vr": 1e-20} | (weak or {})), ("strong", strong or {})):
+    for case, changes in (("weak", WEAK | (weak or {})), ("strong", strong or {}), ("text", text or {})):
         for label, last in (LAST | changes).items():
-            # gossip's payload is half of the others' in made-up runs
-            name = figure_2.PRESETS.get(label, figure_2.STEPS)
             stalls = label in flat and (case, label) not in falling
-            runs.setdefault(name, []).append(job(label, 0, gaps(last, stalls), axes={axis: case}))
+            runs.setdefault(figure_2.preset(case, label), []).append(job(label, 0, gaps(last, stalls)))
     records = {}
     for name, jobs in runs.items():
-        path = write_run(folder / name, jobs, axes=(axis,), metrics=("grad_norm2",))
-        text = (path / "metrics.csv").read_text().splitlines()
-        (path / "metrics.csv").write_text("\n".join([text[0], *map(halved, text[1:])]) + "\n")
+        path = write_run(folder / name, jobs, metrics=("grad_norm2",))
+        lines = (path / "metrics.csv").read_text().splitlines()
+        header = lines[0].split(",")
+        (path / "metrics.csv").write_text(
+            "\n".join([lines[0], *(halved(line, header) for line in lines[1:])]) + "\n"
+        )
         records[name] = load_record(path)
-    return Evidence(scale, records)
+    rows = [
+        {"case": case, "seed": 0, "spread": spread} for case, spread in (SPREADS | (spreads or {})).items()
+    ]
+    return Evidence(scale, records, rows)
 
 
-def halved(line: str) -> str:
+def halved(line: str, header: list[str]) -> str:
     """Half of the payload for the method that skips half of the communication."""
     cells = line.split(",")
-    if cells[0] == "fedpd-gd-half":
-        cells[5] = str(float(cells[5]) / 2)
+    if "fedpd-gd-half" in cells:
+        place = header.index("payload_bytes")
+        cells[place] = str(float(cells[place]) / 2)
     return ",".join(cells)
 
 
-def test_the_papers_gaps_pass_every_claim(tmp_path):
-    assert failing(figure_2.FIGURE_2, figure_2_evidence(tmp_path)) == []
+def test_the_papers_gaps_pass_every_claim_but_the_erratum(tmp_path):
+    """The text says that FedProx ends near FedAvg-GD; the figure says otherwise."""
+    assert failing(figure_2.FIGURE_2, figure_2_evidence(tmp_path)) == [8]
 
 
 @pytest.mark.parametrize(
     ("changes", "places"),
     [
         ({"strong": {"fedpd-gd": 1e-17}}, [0]),
+        ({"weak": {"fedpd-gd": 4e-12}}, [0]),
         ({"flat": (*STALLING, "fedpd-gd")}, [0]),
-        ({"weak": {"fedavg-gd": 1e-12}}, [1]),
-        ({"falling": [("weak", "fedavg-gd")]}, [1]),
+        ({"weak": {"fedavg-gd": 9e-12, "fedpd-gd-half": 8e-11}}, [1]),
+        ({"falling": [("weak", "fedavg-gd")]}, []),  # flat in the strong case is asked for
         ({"falling": [("strong", "fedavg-gd")]}, [1]),
-        ({"strong": {"fedpd-vr": 1e-11}}, [2]),
-        ({"weak": {"fedpd-gd-half": 1e-12}}, [3]),
+        ({"strong": {"fedpd-vr": 1.1e-12}, "text": {"fedpd-vr": 1.1e-12}}, [2]),
+        ({"weak": {"fedpd-gd-half": 1e-12}}, [3, 4]),
         ({"falling": [("weak", "fedpd-gd-half")]}, [3]),
         ({"falling": [("strong", "fedpd-gd-half")]}, [3]),
-        ({"strong": {"fedpd-gd-falling": 1e-8}}, [4]),
-        ({"weak": {"fedprox-vr": 1e-9}}, [5]),
-        ({"strong": {"fedprox-vr": 1e-11}}, [6]),
-        ({"falling": [("strong", "fedprox-vr")]}, [6]),
+        ({"weak": {"fedpd-gd-half": 1.1e-9}}, [4]),
+        ({"strong": {"fedpd-gd-falling": 2e-9}, "text": {"fedpd-gd-falling": 2e-9}}, [5]),
+        ({"weak": {"fedprox-vr": 1e-9}}, [6]),
+        ({"falling": [("strong", "fedprox-vr")]}, [7]),
         ({"falling": [("weak", "fedprox-vr")]}, []),  # there it need not stall
-        ({"flat": ()}, [1, 3, 6]),
-        ({"strong": {"fedavg-sgd": 1e-7}}, [7]),
-        ({"strong": {"fedpd-sgd": 2e-4}}, [7]),
+        ({"flat": ()}, [1, 3, 7]),
+        ({"strong": {"fedavg-sgd": 9e-7}}, [9]),
+        ({"strong": {"fedpd-sgd": 2e-4}}, [9]),
+        ({"spreads": {"strong": 0.02}}, [10]),
+        ({"text": {"fedpd-vr": 1e-9}}, [11]),
     ],
 )
 def test_each_claim_of_figure_2_can_fail(changes, places, tmp_path):
-    assert failing(figure_2.FIGURE_2, figure_2_evidence(tmp_path, **changes)) == places
+    found = failing(figure_2.FIGURE_2, figure_2_evidence(tmp_path, **changes))
+    assert [place for place in found if place != 8] == places
 
 
-def test_small_scale_asks_for_signs(tmp_path):
-    higher = {
-        "fedpd-gd": 1e-10,
-        "fedpd-vr": 1e-10,
-        "fedprox-vr": 2e-10,
-        "fedpd-gd-half": 2e-10,
-        "fedavg-gd": 1e-9,
-    }
-    strong = higher | {"fedpd-gd-falling": 1e-10}
-    evidence = figure_2_evidence(tmp_path, "small", flat=(), weak=higher, strong=strong)
-    expected = [PASS] * 8
-    expected[1] = Verdict.NOT_COMPARABLE  # FedAvg's gap still falls
-    assert verdicts(figure_2.FIGURE_2, evidence) == expected
+def test_fedprox_near_fedavg_is_not_the_erratum(tmp_path):
+    near = {"fedprox-vr": 8e-10, "fedpd-gd-half": 7e-10}
+    found = verdicts(figure_2.FIGURE_2, figure_2_evidence(tmp_path, strong=near, text=near))
+    assert found[8] == PASS
 
 
-@pytest.mark.parametrize(
-    ("strong", "places"),
-    [
-        ({"fedpd-gd": 1e-8}, [0, 3, 6]),
-        ({"fedpd-vr": 2e-9}, [2]),
-        ({"fedpd-gd-half": 1e-21}, [3, 4]),
-        ({"fedprox-vr": 1e-21}, [6]),
-        ({"fedavg-sgd": 1e-7}, [7]),
-    ],
-)
-def test_the_signs_at_small_scale_can_fail(strong, places, tmp_path):
-    evidence = figure_2_evidence(tmp_path, "small", strong={"fedavg-gd": 1e-9} | strong)
-    assert failing(figure_2.FIGURE_2, evidence) == places
+@pytest.mark.parametrize(("fedavg", "expected"), [(1e-2, PASS), (2e-4, FAIL)])
+def test_small_scale_asks_for_the_sign_of_the_stochastic_methods(fedavg, expected, tmp_path):
+    """All else is asked for as at full scale: as many rounds, on fewer agents."""
+    lasts = {"fedpd-sgd": 1e-3, "fedavg-sgd": fedavg}
+    evidence = figure_2_evidence(tmp_path, "small", weak=lasts, strong=lasts)
+    assert failing(figure_2.FIGURE_2, evidence) == ([8] if expected == PASS else [8, 9])
+
+
+def test_the_released_data_are_no_more_heterogeneous_than_weak_ones():
+    """Sampling alone makes the spread (d/4) / 400 = 0.0125; the text's data have ten times that."""
+    rows = figure_2.spreads(Circumstances("small", "cpu", None))
+    means = {case: np.mean([row["spread"] for row in rows if row["case"] == case]) for case in SPREADS}
+    assert means["weak"] == pytest.approx(0.0125, rel=0.05)
+    assert means["strong"] == pytest.approx(0.0125, rel=0.05)
+    assert means["text"] > 10 * means["weak"]
+    assert figure_2.strong_is_strong(Evidence("small", {}, rows)).verdict == FAIL
+
+
+def test_released_labels_are_those_of_the_code_line_by_line():
+    """A positive score is +1 where its threshold is below 1: in half of all cases, however large it is."""
+    data = released.strong_data(nodes=50, seed=3)
+    positive = data.y_train == 1
+    assert set(data.y_train.tolist()) == {-1.0, 1.0}
+    # entries of the models are 20 in the mean: where features have a large sum, their sign is the score's
+    score = data.x_train.sum(1)
+    assert float(positive[score > 6].double().mean()) == pytest.approx(0.5, abs=0.03)
+    assert float(positive[score < -6].double().mean()) < 0.45
+
+
+class OneAgent:
+    """f(x) = (1/2) x^2 for every sample."""
+
+    round = 2
+
+    def grad(self, x):
+        return x
+
+    full_grad = grad
+
+    def grads(self, *points):
+        return points
+
+
+def test_released_fedprox_goes_on_from_the_clients_own_model():
+    x, server = torch.tensor([2.0]), torch.tensor([1.0])
+    method = released.FedProx(lr=0.5, pull=0.1, local_steps=2)
+    state, sent = method.client(released.Own(x), server, OneAgent())
+    first = 2 - 0.5 * 2 - 0.1 * (2 - 1)
+    assert sent.item() == pytest.approx(first - 0.5 * first - 0.1 * (first - 1))
+    assert state.x is sent
+
+
+def test_released_fedavg_decays_with_all_steps_but_the_first_of_a_round():
+    """Round 2 of two steps: lr / sqrt(4/5 + 1), then lr / (4 + 2)."""
+    method = released.DecayingFedAvg(lr=1.0, local_steps=2)
+    _, change = method.client((), torch.tensor([1.0]), OneAgent())
+    assert change.item() == pytest.approx((1 - 1 / 1.8**0.5) * (1 - 1 / 6) - 1)
 
 
 @pytest.mark.parametrize(("last", "expected"), [(1e-9, PASS), (5e-3, FAIL)])
@@ -239,11 +291,13 @@ def test_samples_to_an_accuracy(fast, middle, slow, expected, tmp_path):
 
     evidence = femnist(
         tmp_path,
-        figure_3_samples=[job("fedpd-vr", 0, reaching(fast))],
+        figure_3_samples=[job("fedpd-vr", 0, reaching(fast)), job("fedpd-vr-larger", 0, reaching(1))],
         figure_3_sarah=[job("fedprox-sarah", 0, reaching(middle))],
         figure_3_full_batch=[job("fedavg-gd", 0, reaching(slow))],
     )
-    assert PAPER.experiment("figure-3").claims[0].check(evidence).verdict == expected
+    claims = PAPER.experiment("figure-3").claims
+    assert claims[0].check(evidence).verdict == expected
+    assert (claims[1].check(evidence).verdict == PASS) == (slow >= 3 and slow > middle > 1)
 
 
 @pytest.mark.parametrize(("always", "expected"), [(0.4, PASS), (0.6, FAIL)])
@@ -251,7 +305,7 @@ def test_skipping_at_equal_communication(always, expected, tmp_path):
     """The one that skips ends after 10 rounds' payload, where the other has reached ``always``."""
     jobs = [job("fedpd-sgd", 0, curve(0.1, always, 0.9)), job("fedpd-sgd-half", 0, curve(0.1, 0.5))]
     evidence = femnist(tmp_path, figure_3_skipping=jobs)
-    assert PAPER.experiment("figure-3").claims[1].check(evidence).verdict == expected
+    assert PAPER.experiment("figure-3").claims[2].check(evidence).verdict == expected
 
 
 @pytest.mark.parametrize(("half", "expected"), [(0.41, PASS), (0.39, FAIL)])
@@ -262,7 +316,7 @@ def test_equal_communication_between_two_evaluations(half, expected, tmp_path):
         job("fedpd-sgd-half", 0, curve(0.1, half, every=5)),
     ]
     evidence = femnist(tmp_path, figure_3_skipping=jobs)
-    assert PAPER.experiment("figure-3").claims[1].check(evidence).verdict == expected
+    assert PAPER.experiment("figure-3").claims[2].check(evidence).verdict == expected
 
 
 def test_seeds_are_compared_at_their_own_communication(tmp_path):
@@ -284,23 +338,12 @@ FIGURE_4 = {
 ROUNDS_APART = {"fedpd-quarter": 5}  # it ends with half of the payload of fedpd-half; all others 10
 
 
-@pytest.mark.parametrize(
-    ("changes", "places"),
-    [
-        ({}, []),
-        ({"fedavg": (0.1, 0.7, 0.861)}, [0]),
-        ({"fedprox": (0.1, 0.8, 0.87)}, [1]),
-        ({"fedpd-half": (0.1, 0.74)}, [2, 3]),
-        ({"fedpd-quarter": (0.1, 0.82)}, [3]),
-        ({"fedpd-quarter": (0.1, 0.47)}, [2, 3]),  # half has 0.475 there, all rounds 0.425
-    ],
-)
-def test_figure_4(changes, places, tmp_path):
+def test_figure_4_is_not_judged_but_reported(tmp_path):
     jobs = [
-        job(label, 0, curve(*values, every=ROUNDS_APART.get(label, 10)))
-        for label, values in (FIGURE_4 | changes).items()
+        job(label, 0, curve(*values, every=ROUNDS_APART.get(label, 10))) for label, values in FIGURE_4.items()
     ]
     evidence = femnist(tmp_path, figure_4=jobs)
-    experiment = PAPER.experiment("figure-4")
-    assert failing(experiment, evidence) == places
-    assert verdicts(experiment, evidence)[4] == Verdict.NOT_COMPARABLE
+    found = [claim.check(evidence) for claim in PAPER.experiment("figure-4").claims]
+    assert {finding.verdict for finding in found} == {Verdict.NOT_COMPARABLE}
+    assert found[0].ours == "fedpd 6.00, fedprox 6.00 points"
+    assert found[2].ours == "half over all 10.00, a quarter over half 36.50 points at equal communication"

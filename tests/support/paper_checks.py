@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.algorithms import ALGORITHMS
+from holdfast.algorithms.load import build_algorithm
 from holdfast.experiments.plan import Job
 from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Preset, Verdict
 from holdfast_papers.evidence import Evidence, Scale
@@ -22,7 +22,7 @@ def planned(paper: Paper, experiment: PaperExperiment, scale: Scale) -> Iterator
 def build_every_method(paper: Paper, experiment: PaperExperiment, scale: Scale) -> None:
     for _, jobs in planned(paper, experiment, scale):
         for job in jobs:
-            ALGORITHMS.build(job.experiment.algorithm.name, job.experiment.algorithm.parameters)
+            build_algorithm(job.experiment.algorithm.name, job.experiment.algorithm.parameters)
 
 
 def verdicts(experiment: PaperExperiment, evidence: Evidence) -> list[Verdict]:

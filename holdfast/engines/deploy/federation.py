@@ -101,6 +101,16 @@ class Federation(Section, ABC):
         """Clients that take part in a round."""
 
     @property
+    @abstractmethod
+    def averages_statistics(self) -> bool:
+        """Whether models end with BatchNorm's statistics averaged over all nodes, or each with its own."""
+
+    @property
+    def last_stage(self) -> int:
+        """In which everybody takes leave. Stage r is round r; then statistics are averaged, if at all."""
+        return self.rounds + (2 if self.averages_statistics else 1)
+
+    @property
     def own_model(self) -> OwnModel | None:
         """This site's own model, which replaces the file's; None if the file's is used."""
         return self._own_model

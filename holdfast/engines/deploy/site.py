@@ -21,13 +21,16 @@ class Site:
     warning: str | None = None  # what the user should know, though it is no mistake
 
     def measure(self, row: Tensor) -> dict[str, float]:
-        """The objective on the node's own data, and its own test split, at the model ``row`` [1, d]."""
+        """The objective on the node's own data, and its own test split, at the model ``row`` [1, d].
+
+        If BatchNorm's statistics are not behind it, [1, d + 2 s], they are those of the node's own data.
+        """
         # The objective knows of this node only, whose share in the common one is 1/n.
         metrics = {}
         if self.problem.source.finite:
             metrics["local_loss"] = self.problem.nodes * float(self.problem.global_value(row[0]))
         if self.test is not None:
-            accuracy, loss = self.problem.test(self.problem.complete(row, self.problem.here), self.test)
+            accuracy, loss = self.problem.test(row, self.test)
             if self.problem.loss.has_accuracy:
                 metrics["test_accuracy"] = float(accuracy[0])
             metrics["test_loss"] = float(loss[0])

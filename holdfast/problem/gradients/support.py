@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import is_tree, leaves, tree_map
-from holdfast.data.samples import Pair, describe, inputs_of
+from holdfast.data.samples import TARGET_NAMES, Pair, describe, inputs_of
 from holdfast.models import CountedDropout, Dropout, dropout_keys
 from holdfast.problem.statistics import tracks
 
@@ -32,11 +32,11 @@ _REASONS = (
     ),
     (
         "does not require grad",
-        "its loss does not depend on the parameters; leave out detach(), no_grad() and the like",
+        "nothing it returns depends on the parameters; leave out detach(), no_grad(), numpy and the like",
     ),
     (".item()", "it reads the value of a tensor (.item(), or 'if' on a tensor); use torch.where"),
 )
-_RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
+RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
 
 Call = Callable[[Any, Any], Any]
 """What is done with a model and a batch of samples, such as the forward pass, or that and the loss."""
@@ -119,7 +119,7 @@ def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True, cal
                     outputs = run(row, keys[0], samples, with_gradient)
         except Exception as error:
             failed = running[-1] if running else calls or _describe("", module)
-            told = reason(error) + _about_whole_numbers(samples, error)
+            told = reason(error) + _hint(samples, str(error))
             given = describe(samples) if failed == calls else _shapes(samples)
             raise HoldfastError(f"{failed} fails on a batch of {given}: {told}") from error
     for name, buffer in trial.named_buffers():
@@ -130,11 +130,18 @@ def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True, cal
     return outputs
 
 
-def _about_whole_numbers(samples: Any, error: Exception) -> str:
-    whole = any(part.dtype == torch.int64 for part in leaves(inputs_of(samples)))
-    if not whole or "dtype" not in str(error):
-        return ""
-    return "; whole numbers (int64) enter the model as they are, like tokens: give x.float() for measurements"
+def _hint(samples: Any, error: str) -> str:
+    """What may be wrong with ``samples`` if a model fails on them with this ``error``."""
+    inputs = list(leaves(inputs_of(samples)))
+    if "dtype" in error and any(part.dtype == torch.int64 for part in inputs):
+        return (
+            "; whole numbers (int64) enter a model as they are, like tokens: of measurements give x.float()"
+        )
+    if "channels" in error and any(part.ndim == 4 and part.shape[-1] in (1, 3, 4) for part in inputs):
+        return "; images are [channels, height, width]: give x.movedim(-1, 1)"
+    if "unexpected keyword argument" in error and isinstance(samples, Mapping):
+        return f"; columns are the model's arguments, but for the targets: {', '.join(TARGET_NAMES)}"
+    return ""
 
 
 def _shapes(samples: Any) -> str:
@@ -153,7 +160,7 @@ def probe_evaluation(
                 run()
         except RuntimeError as error:
             layer, why = running[-1] if running else calls or _describe("", module), reason(error)
-            if why == _RANDOM:
+            if why == RANDOM:
                 why = "it draws random numbers in eval mode; call dropout with training=self.training"
             raise HoldfastError(f"{layer} cannot be evaluated: {why}") from error
 
@@ -167,7 +174,7 @@ def _without_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
     buffers, random = [buffer.clone() for buffer in module.buffers()], random_state(device)
     yield
     if not all(map(torch.equal, random_state(device), random)):
-        raise RuntimeError(_RANDOM)
+        raise RuntimeError(RANDOM)
     if not all(map(torch.equal, module.buffers(), buffers)):
         raise RuntimeError(_IN_PLACE)
 

@@ -10,8 +10,8 @@ from holdfast_papers.dualfl.figure_1_cifar10 import (
     FIGURE_1_CIFAR10_CLIENTS,
     FIGURE_1_CIFAR10_RHO,
 )
+from holdfast_papers.dualfl.figure_1_clients import FIGURE_1_CLIENTS
 from holdfast_papers.dualfl.figure_1_methods import FIGURE_1_METHODS
-from holdfast_papers.dualfl.figure_1_more import FIGURE_1_CLIENTS, FIGURE_1_RHO
 from holdfast_papers.dualfl.table_2 import TABLE_2
 from holdfast_papers.dualfl.theory import TABLE_1, THEOREMS
 
@@ -24,7 +24,6 @@ PAPER = Paper(
     experiments=[
         FIGURE_1_METHODS,
         FIGURE_1_CLIENTS,
-        FIGURE_1_RHO,
         FIGURE_1_CIFAR10,
         FIGURE_1_CIFAR10_CLIENTS,
         FIGURE_1_CIFAR10_RHO,

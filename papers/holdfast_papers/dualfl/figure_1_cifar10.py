@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast_papers.base import Claim, Finding, Layout, Line, PaperExperiment, Preset
+from holdfast_papers.base import Claim, Finding, Layout, Line, PaperExperiment, Preset, not_comparable
 from holdfast_papers.dualfl.common import (
     LINES,
     below_all_others,
+    error,
     error_panel,
-    rho_hardly_matters,
+    last_round,
     same_level,
     same_rate,
     solved_by,
@@ -63,6 +64,21 @@ def few_and_many(e: Evidence) -> tuple[int, int]:
     return (8, 64) if e.full else (2, 8)
 
 
+def same_rate_in_the_linear_phase(e: Evidence) -> Finding:
+    found = same_rate(e, *few_and_many(e))
+    if e.full:
+        return found
+    return not_comparable(found.ours, "400 images and five rounds: no linear phase yet")
+
+
+def any_rho(e: Evidence) -> Finding:
+    """Not judged: rho enters (3.4) as rho t_n^2, and t_n is about n/2, so ten rounds hardly show it."""
+    last = last_round(e)
+    errors = {rho: error(e.curve("dualfl", rho=rho), last) for rho in e.swept("rho")}
+    ours = ", ".join(f"rho {rho}: {left:.2e}" for rho, left in errors.items())
+    return not_comparable(f"last errors {ours}", f"in {last} rounds rho hardly enters: it cannot fail")
+
+
 FIGURE_1_CIFAR10_CLIENTS = PaperExperiment(
     id="figure-1-cifar10-clients",
     title="Fig. 1 (e): DualFL with more clients, CIFAR-10",
@@ -76,12 +92,13 @@ FIGURE_1_CIFAR10_CLIENTS = PaperExperiment(
         Claim(
             "The rate does not deteriorate with the number of clients",
             "does not deteriorate",
-            lambda e: same_rate(e, *few_and_many(e)),
+            same_rate_in_the_linear_phase,
         ),
         Claim(
-            "The error after so many rounds does not either",
-            "curves",
+            "Nor does the level of the error",
+            "–",
             lambda e: same_level(e, *few_and_many(e)),
+            kind="ours",
         ),
     ],
     layout=Layout([error_panel("clients", [Line("DualFL", "dualfl")], each="nodes")], columns=1),
@@ -98,7 +115,9 @@ FIGURE_1_CIFAR10_RHO = PaperExperiment(
         )
     ],
     claims=[
-        Claim("A rho far from the tuned value costs little", "not significantly slower", rho_hardly_matters)
+        Claim(
+            "The rate does not deteriorate with a rho far from the tuned value", "not significantly", any_rho
+        )
     ],
     layout=Layout([error_panel("momentum", [Line("DualFL", "dualfl")], each="rho")], columns=1),
     note=NOTE,

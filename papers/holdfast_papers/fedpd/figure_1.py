@@ -92,13 +92,13 @@ FIGURE_1 = PaperExperiment(
     claims=[
         Claim("C_3 is below 1 exactly for p < (1 − 2Lη)/(1 + Lη)", f"{TURN:.4f}", turn),
         Claim("Few skipped rounds: the bound grows like the square of p", "≈ 12 η²p²", quadratic_for_few),
-        Claim("That holds up to where C_3 is 1", "whole range", quadratic_up_to_the_turn),
+        Claim("That holds up to where C_3 is 1", "whole range", quadratic_up_to_the_turn, kind="erratum"),
         Claim(
             "Almost all skipped: the bound grows like C_3 to the power 2/(1 − p)",
             "≈ 14 η² C_3^{2/(1−p)}",
             logarithmic_for_many,
         ),
-        Claim("That holds from where C_3 is 1", "whole range", logarithmic_from_the_turn),
+        Claim("That holds from where C_3 is 1", "whole range", logarithmic_from_the_turn, kind="erratum"),
     ],
     layout=Layout(
         [

@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
-from holdfast_papers.base import Circumstances, Finding, Layout, Line, Panel, judged
+from holdfast_papers.base import Circumstances, Finding, Layout, Line, Panel, judged_by_seeds
 from holdfast_papers.evidence import Curve, Evidence
 
 ON_A_GRAPH = [Line("Local G-ECL", "local-gecl"), Line("D-SCAFFOLD", "d-scaffold"), Line("Gossip", "gossip")]
@@ -57,11 +57,11 @@ def accuracy_and_loss(lines: Sequence[Line], each: str = "") -> Layout:
     return Layout(panels, columns=2)
 
 
-def ahead(e: Evidence, points: float, least: float, ours: str) -> Finding:
-    """Whether a lead is at least ``least`` points; at small scale, whether there is one."""
+def ahead(e: Evidence, points: np.ndarray, least: float, ours: str) -> Finding:
+    """Whether a lead, [seeds], is at least ``least`` points; at small scale, whether there is one."""
     if e.full:
-        return judged(points >= least, ours, f"at least {least:g} points")
-    return judged(points > 0, ours, "more than 0: the sign")
+        return judged_by_seeds([points - least], ours, f"at least {least:g} points")
+    return judged_by_seeds([points], ours, "more than 0: the sign")
 
 
 def preset_plan(file: str, overrides: Sequence[str], where: Circumstances) -> Plan:

@@ -41,7 +41,8 @@ def same_end(e: Evidence) -> Finding:
 def both_above_gossip(e: Evidence) -> Finding:
     gossip = final_accuracy(e.curve("gossip"))
     gaps = {label: final_accuracy(e.curve(label)) - gossip for label in (WARM, COLD)}
-    return ahead(e, min(gap.mean() for gap in gaps.values()), 3, f"{mean_texts(gaps)} points")
+    weakest = min(gaps.values(), key=lambda gap: float(gap.mean()))
+    return ahead(e, weakest, 3, f"{mean_texts(gaps)} points")
 
 
 def bias_shrinks(e: Evidence) -> Finding:

@@ -35,15 +35,21 @@ PRESETS = {
 
 
 def traffic(where: Circumstances) -> list[TableRow]:
-    """What every method sends in the paper's setting, counted without training."""
+    """What every method sends and computes in the paper's setting, counted without training."""
     rows = []
     for preset in PRESETS:
         plan = preset_plan(preset, [], where)
         for job in plan.jobs:
             setting = plan.setting(job)
             assert setting.dim == DIM
-            vectors = ROUNDS * dry_run(plan.method(job), setting.network).vectors_per_round
-            rows.append({"algorithm": job.label, "payload_gib": vectors * DIM * BYTES / GIB})
+            round = dry_run(plan.method(job), setting.network)
+            rows.append(
+                {
+                    "algorithm": job.label,
+                    "payload_gib": ROUNDS * round.vectors_per_round * DIM * BYTES / GIB,
+                    "gradients": ROUNDS * round.gradients_per_round,
+                }
+            )
     return rows
 
 
@@ -69,23 +75,41 @@ def printed_traffic(e: Evidence) -> Finding:
     return judged(abs(ratios[worst] - 1) <= 0.08, ours, "within 8 %, counting both ends of every message")
 
 
+def gradients(e: Evidence, algorithm: str) -> float:
+    """Gradients of minibatches that a node computes."""
+    return float(e.column("gradients", algorithm=algorithm)[0])
+
+
+def equal_work(e: Evidence) -> Finding:
+    counts = {name: gradients(e, name) for name in PRINTED}
+    ours = ", ".join(f"{name} {count:,.0f}" for name, count in counts.items())
+    return judged(len(set(counts.values())) == 1, f"{ours} gradients per node", "equally many gradients")
+
+
 def equal_times(e: Evidence) -> Finding:
     seconds = np.array(
         [e.curve(name, p).final("seconds").mean() for p, names in PRESETS.items() for name in names]
     )
     spread = seconds.max() / seconds.min() - 1
     ours = f"{seconds.min():.1f} to {seconds.max():.1f} s, spread {100 * spread:.1f} %"
-    if not e.full:
-        return not_comparable(ours, "so few steps time the machine, not the methods")
-    return judged(spread <= 0.1, ours, "slowest within 10 % of the fastest")
+    return not_comparable(ours, "other hardware: a round takes the paper 8.5 s, an H200 10 ms")
 
 
 def as_printed(e: Evidence) -> Table:
     times = {name: e.curve(name, p).final("seconds").mean() for p, names in PRESETS.items() for name in names}
-    header = ["method", "seconds", "paper", "GiB, sent", "GiB, sent and received", "paper"]
+    header = [
+        "method",
+        "gradients per node",
+        "seconds",
+        "paper",
+        "GiB, sent",
+        "GiB, sent and received",
+        "paper",
+    ]
     lines = [
         [
             name,
+            f"{gradients(e, name):,.0f}",
             f"{times[name]:.1f}",
             f"{s:,}",
             f"{payload(e, name):.2f}",
@@ -117,6 +141,7 @@ TABLE_4 = PaperExperiment(
             exact_payload,
         ),
         Claim("The printed volumes are these, counted at both ends", "95 to 189 GiB", printed_traffic),
+        Claim("All six compute equally much", "times almost equivalent", equal_work),
         Claim("All six take the same time to train", "3402 to 3624 s (6.5 %)", equal_times),
     ],
     table=as_printed,

@@ -11,8 +11,10 @@ from holdfast.contract import ServerAlgorithm
 from holdfast.core.randomness import cohort
 from holdfast.engines.common.carrier import wire_like
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.statistics import statistics_like
 from holdfast.engines.deploy.member.template import averaged_messages, client_template
 from holdfast.engines.deploy.storage.messages import TensorSpec, specs
+from holdfast.problem.flat import FlatModel
 
 Key = tuple[int, int]  # stage, exchange
 
@@ -33,19 +35,22 @@ class Due:
 
 
 class Schedule:
-    """The exchanges of a run with models of dimension ``dim``.
+    """The exchanges of a run with models like ``model``.
 
     A method with a state on the server exchanges once in each round, with the round's cohort. A method
     without a leader may exchange several times in a round, or not at all, with everybody.
     """
 
-    def __init__(self, federation: Federation, dim: int) -> None:
-        self.federation, self.last = federation, federation.rounds + 1
+    def __init__(self, federation: Federation, model: FlatModel) -> None:
+        self.federation, self.last = federation, federation.last_stage
+        self.statistics, dim = statistics_like(federation, model), model.dim
         self.leads = isinstance(federation.method, ServerAlgorithm)
         of_clients = self._travelling([client_template(federation, dim)]) if self.leads else []
 
         @lru_cache(2)
         def messages(stage: int) -> list[tuple[Any, Any]]:
+            if stage > federation.rounds:
+                return [] if self.statistics is None else [(self.statistics, self.statistics)]
             if self.leads:
                 return of_clients if stage else []
             return self._travelling(averaged_messages(federation, dim, stage))
@@ -73,5 +78,7 @@ class Schedule:
 
     def _senders(self, stage: int) -> list[str]:
         names, round = self.federation.names, max(stage - 1, 0)
+        if stage > self.federation.rounds:
+            return names
         chosen = cohort(self.federation.seed, round, len(names), self.federation.cohort)
         return [names[i] for i in chosen.tolist()]

@@ -24,11 +24,13 @@ from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
+from holdfast.engines.deploy.member.statistics import averaged, statistics_like
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier, state_template
 from holdfast.engines.deploy.member.transport import Transport, read
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.results import read_model, write_model
 from holdfast.engines.deploy.storage.store import message_key, remove
+from holdfast.problem.statistics import from_moments
 
 
 class Node(Member):
@@ -210,17 +212,27 @@ class Node(Member):
     def _write_results(self, model: Tensor) -> None:
         """The model and the personal one, if any, as their modules' states, and the report of this node."""
         notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
-        problem = self.site.problem
-
-        def write(row: Tensor, name: str) -> None:
-            complete = problem.complete(row[None].to(problem.x0), problem.here)[0]
-            self.insist(lambda: write_model(self.folder, problem.model, complete, notes, name))
-
+        problem, rows = self.site.problem, {"model": model}
         personal = self.federation.method.personal(apart(self.state)[0])
         if personal is not None:
-            write(personal[0], "personal")
-        write(model, "model")
+            rows["personal"] = personal[0]
+        complete = self._complete(torch.stack(list(rows.values())).to(problem.x0))
+        for name, row in zip(rows, complete, strict=True):
+            self.insist(partial(write_model, self.folder, problem.model, row, notes, name))
         write_report(self)
+
+    def _complete(self, rows: Tensor) -> Tensor:
+        """Finished models [k, d] with BatchNorm's statistics, if any: the node's own, or everybody's average.
+
+        Figures by round are of models with the node's own; those of the last round are measured again.
+        """
+        problem = self.site.problem
+        if statistics_like(self.federation, problem.model) is None:
+            return torch.cat([problem.complete(row[None], problem.here) for row in rows])
+        mean = averaged(self, torch.cat([problem.moments(row[None], problem.here) for row in rows]))
+        complete = torch.cat([rows, from_moments(mean).flatten(1)], 1)
+        self._measure(complete[:1])
+        return complete
 
     def _read_results(self) -> Tensor:
         self.done = self.federation.rounds

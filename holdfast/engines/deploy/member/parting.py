@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def part(node: Node) -> None:
     """Stays until nobody needs the node any more: all neighbours have finished, too, and know of it."""
-    node.stage = node.federation.rounds + 1
+    node.stage = node.federation.last_stage
     farewell = node.publish(node.header(0, ()), ())
     try:
         if node.federation.member_network.is_server:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from torch import Tensor
 
-from holdfast.contract import ServerAlgorithm
+from holdfast.contract import IDENTITY, Channel, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import Carrier, apart, carried, wire_like
@@ -30,6 +31,7 @@ from holdfast.engines.deploy.storage.results import write_model
 from holdfast.engines.deploy.storage.store import message_key, message_name, remove
 from holdfast.engines.deploy.wire.dialling import Wait, WaitLimitError
 from holdfast.problem.flat import FlatModel
+from holdfast.problem.statistics import from_moments
 
 
 class Server(Member):
@@ -43,7 +45,7 @@ class Server(Member):
         self.model = model
         self.service.submissions = self
         self.arrivals: dict[Key, set[str]] = {}
-        self.schedule = Schedule(federation, model.dim)
+        self.schedule = Schedule(federation, model)
         self.last = self.schedule.last
         self._restore()
 
@@ -112,19 +114,22 @@ class Server(Member):
             sent = carrier.broadcast(now.broadcast(state), nodes)
             carrier.check()
             self.publish(self.header(0, sent.wire), sent.wire)
-            arrived = tree_map(lambda t: t.squeeze(0), self._mean())
+            arrived = tree_map(lambda t: t.squeeze(0), self._mean(channel))
             mean, memory = channel.gather(arrived, memory, cohort_size / nodes)
             state = now.server(state, mean, cohort_size / nodes)
             self.costs.traffic.count(cohort_size, sent.message, sent.wire)
             self._save(r + 1, carried(state, memory))
             self._forget(r + 1)
-        self.due, self.stage = self.schedule.due((self.last, 0)), self.last
+        self.stage = self.federation.rounds + 1
+        self.due = self.schedule.due((self.stage, 0))
         model = method.at(max(self.federation.rounds - 1, 0)).model(state)
         published = self.publish(self.header(0, model), model)
         self.costs.delivery_bytes = nodes * published.header.size
         notes = {"federation": self.federation.name, "rounds": self.federation.rounds}
-        self.insist(lambda: write_model(self.folder, self.model, model, notes))
         self.phase = "handing out the model"
+        statistics = self._statistics(self.costs.delivery_bytes)
+        complete = model if statistics is None else torch.cat([model, from_moments(statistics[0]).flatten()])
+        self.insist(lambda: write_model(self.folder, self.model, complete, notes))
         self.ask(self._everybody)
 
     def _save(self, done: int, state: Any) -> None:
@@ -140,6 +145,20 @@ class Server(Member):
             if key[0] < done:
                 self._drop(key)
 
+    def _statistics(self, delivered: int = 0) -> Tensor | None:
+        """The mean of everybody's statistics, which all are sent; from then on, they take leave.
+
+        ``delivered``: bytes that they were sent before, beside the rounds' messages.
+        """
+        mean, self.stage = None, self.federation.rounds + 1
+        self.due = self.schedule.due((self.stage, 0))
+        if self.schedule.statistics is not None:
+            mean = self._mean(IDENTITY)
+            size = self.publish(self.header(1, mean), mean).header.size
+            self.costs.delivery_bytes = delivered + len(self.federation.names) * size
+        self.due, self.stage = self.schedule.due((self.last, 0)), self.last
+        return mean
+
     # --- averaging for methods without a leader -------------------------------------------------------
 
     def _average(self) -> None:
@@ -148,12 +167,12 @@ class Server(Member):
             self._save(0, ())
         self.phase = "averaging"
         for message in list(self.outbox.messages.values()):  # published after the costs were last saved
-            if message.header.round > self.done:
+            if self.done < message.header.round <= self.federation.rounds:
                 self._count(message)
-        while self.due.key[0] < self.last:
+        while self.due.key[0] <= self.federation.rounds:
             stage, exchange = key = self.due.key
             self.stage = stage
-            mean = self._mean()
+            mean = self._mean(self.federation.wire_channel)
             if stage - 1 > self.done:  # everybody is past the rounds before
                 self._save(stage - 1, ())
                 self._forget(stage - 1)
@@ -165,7 +184,7 @@ class Server(Member):
             self._count(self.publish(header, answer))
             for before in [before for before in list(self.arrivals) if before < key]:
                 self._drop(before)  # everybody has had that mean: without it, nobody could have sent this
-        self.stage = self.last
+        self._statistics()
         self.ask(self._everybody)
         self._save(self.federation.rounds, ())
 
@@ -220,13 +239,13 @@ class Server(Member):
         finally:
             self.waits.clear()
 
-    def _mean(self) -> Any:
+    def _mean(self, channel: Channel) -> Any:
         """The mean of all messages that are due, added up in the order of ``Due.names``."""
         self.ask(self._everybody)
-        return self.insist(self._add_up)
+        return self.insist(lambda: self._add_up(channel))
 
-    def _add_up(self) -> Any:
-        due, channel = self.due, self.federation.wire_channel
+    def _add_up(self, channel: Channel) -> Any:
+        due = self.due
         total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), due.like)
         for name in due.names:
             message = self._file(due.key, name)
@@ -256,9 +275,9 @@ class Server(Member):
 
     def status(self) -> dict[str, Any]:
         """Also where the clients are: they cannot be asked themselves."""
-        now = self.network.loop.time()
+        now, rounds = self.network.loop.time(), self.federation.rounds
         clients = {
-            name: {"round": max(min(stage, self.last) - 1, 0), "seconds_ago": round(now - when, 1)}
+            name: {"round": min(max(stage - 1, 0), rounds), "seconds_ago": round(now - when, 1)}
             for name, (when, stage) in dict(self.service.seen).items()
         }
         return super().status() | {"clients": clients}

@@ -28,9 +28,14 @@ OVERALL = {"running": "running", "done": "complete", "interrupted": "interrupted
 def write_model(
     folder: Path, model: FlatModel, row: Tensor, notes: dict[str, Any], name: str = "model"
 ) -> None:
-    """The module with parameters ``row`` [d] as ``model.safetensors``, or under another ``name``."""
+    """The module with parameters ``row`` [d + 2 s] as ``model.safetensors``, or under another ``name``.
+
+    Without BatchNorm's statistics, [d], the file has none: a module that is to load it will say so.
+    """
     tensors, memory = {}, set()
-    for key, tensor in model.module(row).state_dict().items():
+    unknown = model.statistics_names if len(row) == model.dim else ()
+    state = {key: t for key, t in model.module(row).state_dict().items() if key not in unknown}
+    for key, tensor in state.items():
         shared = tensor.data_ptr() in memory  # tied weights, which safetensors would refuse
         memory.add(tensor.data_ptr())
         tensors[key] = tensor.clone() if shared else tensor.contiguous()

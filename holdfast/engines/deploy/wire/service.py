@@ -120,7 +120,7 @@ class Service:
             if self.served.get(who) == message.path:  # it did not arrive well: is the file as it was written?
                 await self._verify(message)
             self.served[who] = message.path
-            if ask.round > self.federation.rounds and self.submissions is None:
+            if ask.round == self.federation.last_stage and self.submissions is None:
                 # Written down before it has our farewell: then it may be gone, and must not be waited for.
                 self.store.decide(ask.round, 0, who, True)
             yield self._answer(header=message.header)
@@ -243,7 +243,7 @@ class Service:
         if ask.start != self.start:
             reason = "another initial model; compare the versions of torch and of your model"
             raise RefusedError(Code.FAILED_PRECONDITION, reason)
-        if ask.round > self.federation.rounds + 1:
+        if ask.round > self.federation.last_stage:
             raise HoldfastError(f"round: there is no {ask.round}")
         if not self.may_fetch(who, ask.round):
             raise RefusedError(Code.PERMISSION_DENIED, "not a neighbour")

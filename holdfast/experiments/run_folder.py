@@ -1,0 +1,70 @@
+"""A new run directory, and what is written into it before the first round."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_atomic
+from holdfast.experiments.assembly import Setting
+from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
+from holdfast.experiments.planned import Planned, PlannedJob
+from holdfast.experiments.record_files import short
+
+
+def new_folder(root: Path, name: str) -> Path:
+    """A new, empty folder under ``root``, called by ``name`` and the time."""
+    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    for attempt in range(1000):
+        folder = root / (stem if attempt == 0 else f"{stem}-{attempt + 1}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise HoldfastError(f"cannot make the run directory {folder}: {error.strerror}") from None
+        return folder
+    raise HoldfastError(f"cannot make a run directory for {stem} under {root}: too many of that name")
+
+
+def extra_columns(plan: Planned) -> list[str]:
+    """What only some experiments record."""
+    sporadic = any(plan.setting(job).network.activity is not None for job in plan.jobs)
+    solving = any(plan.method(job).uses_solver for job in plan.jobs)
+    return (DELAY_COLUMNS if sporadic else []) + (SOLVER_COLUMNS if solving else [])
+
+
+def job_entry(job: PlannedJob) -> dict[str, Any]:
+    """What ``summary.json`` says of a job that has not begun."""
+    axes = {axis: short(value) for axis, value in job.axes.items()}
+    return {
+        "id": job.id,
+        "algorithm": job.label,
+        "seed": job.seed,
+        "axes": axes,
+        "status": "pending",
+        "round": 0,
+        "rounds": job.rounds,
+        "seconds": 0.0,
+    }
+
+
+def write_setting(folder: Path, setting: Setting) -> None:
+    """The partition and the network as tables."""
+    data, labels = setting.data, setting.labels
+    header = ["node", "samples", *(str(label) for label in range(labels.shape[1]))]
+    lines = [[node, int(data.counts[node]), *labels[node].tolist()] for node in range(data.nodes)]
+    write_csv(folder / "partition.csv", header, lines)
+    write_csv(folder / "network.csv", ["i", "j", "weight"], setting.network.weighted_links())
+
+
+def write_csv(path: Path, header: list[str], lines: Sequence[Sequence[Any]]) -> None:
+    """A table as a file."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([header, *lines])
+    write_atomic(path, text.getvalue().encode())

@@ -63,6 +63,6 @@ def test_a_run_at_small_scale_ends_as_the_page_says(
 
 
 def alike(verdicts: Shown) -> dict[str, str]:
-    """Verdicts by claim; one that is not sure may fall the other way where numbers are rounded differently."""
+    """Verdicts by claim; one that is not sure may fall the other way where rounding is different."""
     unsure = {says for says, found in verdicts.items() if "not sure" in found["sure"]}
     return {says: "not sure" if says in unsure else found["verdict"] for says, found in verdicts.items()}

@@ -24,21 +24,23 @@ from holdfast_papers.dspodfl.appendix import (
     still_ahead,
 )
 from holdfast_papers.dspodfl.figures import (
+    accuracies_at_end,
+    aggregations_poor,
+    ahead_at_equal_delay,
+    best_per_iteration,
+    larger_driver,
+    saves_more_if_heterogeneous,
+    saves_transmission,
+    saving_is_counting,
+)
+from holdfast_papers.dspodfl.measures import (
     LINKS_MATTER,
     METHODS,
     PRINTED,
     Case,
-    accuracies_at_end,
     accuracy_at,
-    aggregations_poor,
-    ahead_at_equal_delay,
-    best_per_iteration,
     gradients_bought,
-    larger_driver,
     processing_saving,
-    saves_more_if_heterogeneous,
-    saves_transmission,
-    saving_is_counting,
 )
 from holdfast_papers.dspodfl.theory import (
     COUNTEREXAMPLE,

@@ -15,7 +15,7 @@ from holdfast_papers.base import (
     Table,
     judged_by_seeds,
 )
-from holdfast_papers.dspodfl.figures import METHODS, RAW, accuracy_at
+from holdfast_papers.dspodfl.measures import METHODS, RAW, accuracy_at
 from holdfast_papers.evidence import Evidence, mean_text, mean_texts
 
 LABELS, RADIUS, BETA = "appendix-p-labels", "appendix-p-radius", "appendix-p-beta"

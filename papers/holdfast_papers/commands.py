@@ -160,8 +160,8 @@ def _counts(folder: Path) -> str:
         cells = []
         for scale in ("full", "small"):
             mine = [verdicts for name, verdicts in shown.items() if name.endswith(f" {scale}")]
-            found = [shown for verdicts in mine for shown in verdicts.values()]
-            cells.append(count_text([Verdict(one["verdict"]) for one in found]))
+            found = [words for verdicts in mine for words in verdicts.values()]
+            cells.append(count_text([Verdict(words.partition(" (")[0]) for words in found]))
         lines.append([f"[{paper.id}]({page.name})", *cells])
     return markdown_table(["paper", "full scale", "small scale"], lines)
 

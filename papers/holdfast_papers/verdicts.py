@@ -18,7 +18,7 @@ from holdfast.report.format import seconds_text
 from holdfast_papers.base import WORDS, Claim, Finding, Paper, PaperExperiment, Table, Verdict
 from holdfast_papers.evidence import Evidence, Scale
 
-Shown = dict[str, dict[str, str]]  # what a claim says -> its verdict, and how sure that is
+Shown = dict[str, str]  # what a claim says -> its verdict, and in parentheses how sure that is
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red"}  # what does not count is yellow
 
 
@@ -76,7 +76,7 @@ class Judgement:
     @property
     def shown(self) -> Shown:
         """The verdicts for ``verdicts/<paper>.json``."""
-        return {claim.says: {"verdict": claim.verdict, "sure": claim.sure} for claim in self.claims}
+        return {claim.says: f"{claim.verdict}{claim.sure and f' ({claim.sure})'}" for claim in self.claims}
 
     def count(self, verdict: Verdict) -> int:
         return sum(claim.verdict == verdict for claim in self.claims)

@@ -357,11 +357,8 @@ def test_filling_a_document_records_its_verdicts_for_programs(paper: Paper, tmp_
     document.write_text(place.format("squares") + place.format("curves"))
     holdfast("paper", "fill", document)
     assert json.loads((tmp_path / "verdicts/tiny.json").read_text()) == {
-        "tiny/squares small": {"Three squared is eight": {"verdict": "FAIL", "sure": ""}},
-        "tiny/curves small": {
-            "It learns": {"verdict": "PASS", "sure": ""},
-            "It flies": {"verdict": "NOT COMPARABLE", "sure": ""},
-        },
+        "tiny/squares small": {"Three squared is eight": "FAIL"},
+        "tiny/curves small": {"It learns": "PASS", "It flies": "NOT COMPARABLE"},
     }
     (tmp_path / "README.md").write_text("<!-- holdfast paper counts -->\n<!-- end -->\n")
     assert holdfast("paper", "fill", "README.md").code == 0
@@ -393,6 +390,9 @@ def test_a_verdict_over_seeds_says_how_sure_it_is(paper: Paper, tmp_path: Path) 
     claims = [Claim("It leads", "yes", lambda e: judged_by_seeds(margins, "1 to 3", "more than 0"))]
     paper.experiments[1] = replace(paper.experiment("squares"), claims=claims)
     assert "3 of 3 seeds" in holdfast("paper", "run", "tiny/squares").out
+    judgement = read_judgement(tmp_path / "runs/papers/tiny/squares/small")
+    assert judgement is not None
+    assert judgement.shown == {"It leads": "PASS (3 of 3 seeds, p = 0.037)"}
     text = (tmp_path / "runs/papers/tiny/squares/small/verdict.md").read_text()
     assert (
         "| **PASS** (3 of 3 seeds, p = 0.037) | more than 0 |" in text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -51,6 +52,9 @@ class Source(Protocol):
     @property
     def targets(self) -> Tensor | None:
         """Targets, if samples name them, which the loss checks before training: all, or some if not known."""
+
+    def watch(self, check: Callable[[Tensor], None]) -> None:
+        """``check`` is called with the targets [N, ...] of samples whenever they are read."""
 
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
         """What each of ``nodes`` [m] sees in a step: a function of (node, round, step) alone."""
@@ -139,6 +143,9 @@ class ArraySource:
     def targets(self) -> Tensor | None:
         return targets_of(self.stored)
 
+    def watch(self, check: Callable[[Tensor], None]) -> None:
+        """They were read before, and all of them were checked."""
+
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
         assert self.draws is not None
         drawn = self.draws.draw(nodes, round, step)
@@ -188,6 +195,15 @@ class ArraySource:
         names = ("batch_size", "sampling", "seed", "weights", "mean", "std")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return ArraySource(data, self.scale.to(dtype), **options)
+
+    def holding(self, x: Any, y: Tensor) -> ArraySource:
+        """The same nodes and draws with other inputs and targets, which enter the model as they are."""
+        twin = copy(self)
+        twin.stored, twin.given, twin.mean, twin.std = Pair(x, y), described(Pair(x, y)), 0.0, 1.0
+        twin.entrance = Entrance(self.scale)
+        for made_once in ("_ready", "_by_node"):
+            vars(twin).pop(made_once, None)
+        return twin
 
     def identity(self) -> tuple[list[object], list[Tensor]]:
         columns = [] if isinstance(self.stored, Pair) else list(self.stored)

@@ -159,9 +159,10 @@ def _counts(folder: Path) -> str:
         shown = read_verdicts(verdict_record(page))
         cells = []
         for scale in ("full", "small"):
-            mine = [verdicts for name, verdicts in shown.items() if name.endswith(f" {scale}")]
-            found = [words for verdicts in mine for words in verdicts.values()]
-            cells.append(count_text([Verdict(words.partition(" (")[0]) for words in found]))
+            mine = [claims for name, claims in shown.items() if name.endswith(f" {scale}")]
+            found = [words for claims in mine for words in claims.values()]
+            verdicts = [Verdict(words.partition(" (")[0]) for words in found]
+            cells.append(count_text(verdicts) if verdicts else "not run")
         lines.append([f"[{paper.id}]({page.name})", *cells])
     return markdown_table(["paper", "full scale", "small scale"], lines)
 

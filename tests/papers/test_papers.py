@@ -363,7 +363,7 @@ def test_filling_a_document_records_its_verdicts_for_programs(paper: Paper, tmp_
     (tmp_path / "README.md").write_text("<!-- holdfast paper counts -->\n<!-- end -->\n")
     assert holdfast("paper", "fill", "README.md").code == 0
     counts = "1 of 2 claims hold; not counted: 1 NOT COMPARABLE"
-    assert f"| [tiny](tiny.md) | 0 of 0 claims hold | {counts} |" in (tmp_path / "README.md").read_text()
+    assert f"| [tiny](tiny.md) | not run | {counts} |" in (tmp_path / "README.md").read_text()
 
 
 def test_only_what_a_paper_claims_is_counted(paper: Paper, tmp_path: Path) -> None:

@@ -97,6 +97,10 @@ def rounds_to(curve: Curve, goal: float) -> float:
     return float(np.median(curve.first("round", ERROR, high=goal)))
 
 
+def rounds_text(rounds: float) -> str:
+    return f"{rounds:.0f}" if math.isfinite(rounds) else "not reached"
+
+
 def same_rate(e: Evidence, few: int, many: int) -> Finding:
     """Whether the error of many clients shrinks as fast as that of few, after a third of the rounds."""
     curves = [e.curve("dualfl", nodes=nodes) for nodes in (few, many)]
@@ -105,7 +109,7 @@ def same_rate(e: Evidence, few: int, many: int) -> Finding:
     shrinks = [factors(curve, first, last) for curve in curves]
     ours = (
         f"factor per round {mean_text(shrinks[0], 3)} with {few} clients, {mean_text(shrinks[1], 3)} with "
-        f"{many}; rounds to 1e-6: {rounds_to(curves[0], 1e-6):.0f} and {rounds_to(curves[1], 1e-6):.0f}"
+        f"{many}; rounds to 1e-6: {' and '.join(rounds_text(rounds_to(curve, 1e-6)) for curve in curves)}"
     )
     needed = f"at most 0.01 larger, from round {first} to {last}"
     return judged_by_seeds([shrinks[0] + 0.01 - shrinks[1]], ours, needed)

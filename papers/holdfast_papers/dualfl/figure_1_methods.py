@@ -17,6 +17,7 @@ from holdfast_papers.dualfl.common import (
     factors,
     last_round,
     lowest_error,
+    rounds_text,
     rounds_to,
     solved_by,
 )
@@ -72,7 +73,7 @@ def falls_steadily(e: Evidence) -> Finding:
 def few_rounds_with_any_rho(e: Evidence) -> Finding:
     goal = 1e-6 if e.full else 1e-5  # on the small images momentum overshoots at 1e-6 with rho = 0
     rounds = {rho: rounds_to(e.curve("dualfl", RHO, rho=rho), goal) for rho in e.swept("rho", RHO)}
-    ours = ", ".join(f"rho {rho}: {needed:.0f}" for rho, needed in rounds.items())
+    ours = ", ".join(f"rho {rho}: {rounds_text(needed)}" for rho, needed in rounds.items())
     return judged(
         max(rounds.values()) <= 2 * min(rounds.values()) < np.inf,
         f"rounds to an error of {goal:g}: {ours}",

@@ -3,7 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test test-slow test-gpu lint types check clean
+.PHONY: run test test-slow test-gpu coverage docs dist lint types check clean
 
 run: $(STAMP)  ## the default experiment, from nothing to a report
 	$(BIN)/holdfast run
@@ -19,6 +19,21 @@ test-slow: $(STAMP)  ## the tests that take minutes
 test-gpu: $(STAMP)  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
+coverage: $(STAMP)  ## which lines and branches the tests reach; fails below 90 %
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope --cov --cov-report=term:skip-covered
+
+docs: $(STAMP)  ## the documentation as a site, in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+dist: $(STAMP)  ## wheel and sdist in build/dist, checked, and tried in an environment of their own
+	rm -rf build/dist build/try
+	$(BIN)/python -m build --outdir build/dist . >/dev/null
+	$(BIN)/twine check --strict build/dist/*
+	$(BIN)/check-wheel-contents build/dist/*.whl
+	$(PYTHON) -m venv build/try
+	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/dist/*.whl
+	cd build/try && bin/holdfast run rounds=2 --quiet && bin/holdfast list algorithms --json >/dev/null
+
 lint: $(STAMP)  ## style, and that imports point one way only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -27,7 +42,7 @@ lint: $(STAMP)  ## style, and that imports point one way only
 types: $(STAMP)
 	$(BIN)/mypy
 
-check: lint types test  ## everything CI checks
+check: lint types docs test  ## everything CI checks
 
 $(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("holdfast needs Python 3.11 or newer; this is " + sys.version.split()[0])'
@@ -36,4 +51,4 @@ $(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

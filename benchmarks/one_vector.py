@@ -34,7 +34,8 @@ from holdfast.problem.problem import ExactProblem
 Build = Callable[..., Algorithm]
 METHODS: dict[str, Build] = {
     "led": hf.LED,
-    "led, W itself": lambda **given: hf.LED(lazy=False, **given),
+    "led, share 0.9": lambda **given: hf.LED(share=0.9, **given),
+    "led, W itself": lambda **given: hf.LED(share=1.0, **given),
     "k-gt": hf.KGT,
     "k-gt, server_lr 0.5": lambda **given: hf.KGT(server_lr=0.5, **given),
     "k-gt, server_lr 0.25": lambda **given: hf.KGT(server_lr=0.25, **given),
@@ -232,10 +233,8 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--data", nargs="+", default=["mnist", "fashion-mnist"])
     parser.add_argument("--graphs", nargs="+", default=["ring", "torus"])
-    parser.add_argument(
-        "--methods", nargs="+", default=["led", "led, W itself", "k-gt", "k-gt, server_lr 0.5"]
-    )
-    parser.add_argument("--lr", nargs="+", type=float, default=[0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002])
+    parser.add_argument("--methods", nargs="+", default=["led", "led, share 0.9", "k-gt"])
+    parser.add_argument("--lr", nargs="+", type=float, default=[0.3, 0.1, 0.03, 0.01])
     parser.add_argument("--nodes", type=int, default=25)
     parser.add_argument("--local-steps", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32)

@@ -7,9 +7,10 @@ alone: what mixing changed in a node's model is what the node's own gradients ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from holdfast.algorithms.averaging import descend_and_average
@@ -18,14 +19,21 @@ from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count, NonNegative
 from holdfast.optimizers import PLAIN
 
-SAFE = -1 / 3
-"""With W itself, consensus obeys t² - 2λt + λ = 0 for each eigenvalue λ of W: |t| > 1 if λ < -1/3."""
+Share = Annotated[float, Field(gt=0, le=1)]
+HALF = 0.5
 
 
-def mix(own: Tensor, peers: Peers, lazy: bool) -> Tensor:
-    """W own, or (I + W)/2 own, whose eigenvalues are never negative."""
-    mixed = peers.exchange(own).mixed
-    return (own + mixed) / 2 if lazy else mixed
+def mix(own: Tensor, peers: Peers, share: float) -> Tensor:
+    """((1 - share) I + share W) own."""
+    return own + share * (peers.exchange(own).mixed - own)
+
+
+def least_eigenvalue(share: float) -> float:
+    """What no eigenvalue of W may lie below.
+
+    An eigenvalue λ of (1 - share) I + share W gives t² - 2λt + λ = 0 without gradients: |t| > 1 if λ < -1/3.
+    """
+    return max(-1.0, 1 - 4 / (3 * share))
 
 
 class Node(NamedTuple):
@@ -58,15 +66,15 @@ class ExactDiffusion(Differences):
 
     columnwise: ClassVar[bool] = True
 
-    lazy: bool = True  # mixes with (I + W)/2; with W itself, as D² does, it is faster where W allows it
+    share: Share = HALF  # of mixing: (1 - share) I + share W. 1 makes it D²; more is faster where W allows it
 
     @property
     def least_eigenvalue(self) -> float:
-        return -1.0 if self.lazy else SAFE
+        return least_eigenvalue(self.share)
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         g = oracle.grad(s.x)
-        x = mix(2 * s.x - s.last - self.lr * (g - s.g), peers, self.lazy)
+        x = mix(2 * s.x - s.last - self.lr * (g - s.g), peers, self.share)
         return Node(x=x, last=s.x, g=g)
 
 
@@ -79,7 +87,7 @@ class EXTRA(Differences):
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         g = oracle.grad(s.x)
-        x = mix(2 * s.x - s.last, peers, lazy=True) - self.lr * (g - s.g)
+        x = mix(2 * s.x - s.last, peers, HALF) - self.lr * (g - s.g)
         return Node(x=x, last=s.x, g=g)
 
 
@@ -106,7 +114,7 @@ class NIDS(Algorithm):
 
     def round(self, s: Composite, oracle: Oracle, peers: Peers) -> Composite:
         g = oracle.grad(s.x)
-        z = s.z - s.x + mix(2 * s.x - s.last - self.lr * (g - s.g), peers, lazy=True)
+        z = s.z - s.x + mix(2 * s.x - s.last - self.lr * (g - s.g), peers, HALF)
         x = torch.sign(z) * torch.clamp(z.abs() - self.lr * self.l1, min=0)  # prox of lr l1 ‖·‖₁
         return Composite(x=x, z=z, last=s.x, g=g)
 
@@ -130,12 +138,12 @@ class LED(Algorithm):
 
     lr: Rate
     local_steps: Count = 1  # 1 is Exact Diffusion
-    lazy: bool = True  # mixes with (I + W)/2; with W itself it is faster where W allows it
+    share: Share = HALF  # of mixing: (1 - share) I + share W. More is faster where W allows it
     optimizer: Optimizer = PLAIN
 
     @property
     def least_eigenvalue(self) -> float:
-        return -1.0 if self.lazy else SAFE
+        return least_eigenvalue(self.share)
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Local:
         return Local(x=x0, dual=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
@@ -144,9 +152,7 @@ class LED(Algorithm):
         x, mixed, excess, memory = descend_and_average(
             self.optimizer, s.x, lambda x: oracle.grad(x) - s.dual, self.lr, self.local_steps, s.memory, peers
         )
-        if self.lazy:
-            mixed, excess = (x + mixed) / 2, excess / 2
-        return Local(x=mixed, dual=s.dual + excess, memory=memory)
+        return Local(x=x + self.share * (mixed - x), dual=s.dual + self.share * excess, memory=memory)
 
     def dual(self, s: Local) -> Tensor:
         return s.dual

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.averaging import descend_and_average
-from holdfast.algorithms.diffusion import SAFE
+from holdfast.algorithms.diffusion import HALF, Share, least_eigenvalue
 from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Probability
@@ -69,12 +69,12 @@ class DScaffnew(Algorithm):
 
     lr: Rate  # 1/L is safe
     p: Probability  # of communicating after a step; 1 makes it Exact Diffusion
-    lazy: bool = True  # mixes with (I + W)/2; with W itself it is faster where W allows it
+    share: Share = HALF  # of mixing: (1 - share) I + share W. More is faster where W allows it
     optimizer: Optimizer = PLAIN
 
     @property
     def least_eigenvalue(self) -> float:
-        return -1.0 if self.lazy else SAFE
+        return least_eigenvalue(self.share)
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         return Node(x=x0, h=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
@@ -86,9 +86,8 @@ class DScaffnew(Algorithm):
         x, mixed, excess, memory = descend_and_average(
             self.optimizer, s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory, peers
         )
-        if self.lazy:
-            mixed, excess = (x + mixed) / 2, excess / 2
-        return Node(x=mixed, h=s.h + self.p * steps * excess, memory=memory)
+        h = s.h + self.p * steps * self.share * excess
+        return Node(x=x + self.share * (mixed - x), h=h, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
         return s.h

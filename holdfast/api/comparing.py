@@ -30,7 +30,7 @@ from holdfast.core.files import read_tensors
 from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.choices import Named, as_method
+from holdfast.experiments.choices import Named
 from holdfast.experiments.given import Contender, open_run
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.runner import Interrupted
@@ -139,7 +139,8 @@ def compare(
     ``model(name)``. Ctrl-C ends it after the round, and what there is is returned. A method that diverges or
     fails does not stop the others; the table says so, and a warning.
     """
-    if not isinstance(algorithms, Mapping) or not algorithms:
+    named = isinstance(algorithms, Mapping) and all(isinstance(name, str) for name in algorithms)
+    if not named or not algorithms:
         raise HoldfastError(
             f'algorithms: expected names and methods, such as {{"ours": hf.LocalGECL(lr=0.05)}}, '
             f"got {quoted(algorithms)}"
@@ -147,7 +148,7 @@ def compare(
     make_model, make_data = model_maker(model), data_maker(data)
     plan = given_plan(
         "hf.compare",
-        [Contender(name, as_method(method)) for name, method in algorithms.items()],
+        [Contender.of(method, name) for name, method in algorithms.items()],
         make_model,
         make_data,
         seeds=seeds,

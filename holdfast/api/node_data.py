@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, check
-from holdfast.data import NodesData, Partitioner
+from holdfast.data import NodesData, Partitioner, TrainTest
 from holdfast.data.handed import as_data
 from holdfast.data.lazy import AnyData
 from holdfast.data.test_sets import read_tests
@@ -17,12 +17,14 @@ from holdfast.experiments.choices import Named, as_choice, as_partition
 from holdfast.experiments.config import ProblemConfig
 from holdfast.experiments.setting import named_data
 
-NodeData = AnyData | Sequence[Any] | Named
-"""What every node has, as ``hf.train`` takes it, or a name."""
+NodeData = AnyData | Sequence[Any] | TrainTest | Named
+"""What every node has, as ``hf.train`` takes it, also with a test set, or a name."""
 
 
-def as_read(data: NodeData) -> AnyData | Named:
+def as_read(data: NodeData) -> AnyData | TrainTest | Named:
     """``data`` of nodes, read or looked at once; a name stays one."""
+    if isinstance(data, TrainTest):
+        return data._replace(train=as_data(data.train))
     return data if isinstance(data, str | Mapping) else as_data(data)
 
 
@@ -42,7 +44,13 @@ def nodes_data(
                     f"{name}: only for data by name, such as data='digits'; these are given for each node. "
                     "To divide samples: hf.partition"
                 )
-        return NodesData.of(as_data(data), test)
+        train, own_test = data if isinstance(data, TrainTest) else (data, None)
+        return NodesData.of(as_data(train), own_test if test is None else test)
+    if isinstance(data, Mapping) and "name" not in data:
+        raise HoldfastError(
+            "data: a dictionary is for data by name, and has a key 'name'; of nodes with names give "
+            "hf.from_datasets(list(data.values()), names=list(data))"
+        )
     count = ProblemConfig.model_fields["nodes"].default if nodes is None else check("nodes", Count, nodes)
     folder = None if data_dir is None else Path(data_dir)
     rule = None if partition is None else lambda: as_partition(partition)

@@ -31,7 +31,7 @@ class TrainOptions(TypedDict, total=False):
     local_epochs: int | None
     batch_size: BatchSize
     sampling: SamplingName
-    augment: Augment | None
+    augment: Augment | str | None
     loss: Loss | LossFunction | Named
     step: Step | None
     test: Any

@@ -20,12 +20,7 @@ from holdfast.experiments.assembly import (
     Topology,
     as_network,
 )
-from holdfast.experiments.choices import (
-    Named,
-    as_channel,
-    as_loss,
-    as_module,
-)
+from holdfast.experiments.choices import Named, as_augment, as_channel, as_loss, as_module
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weighting
 from holdfast.experiments.given import Contender, GivenPlan
 from holdfast.experiments.setting import label_table
@@ -58,6 +53,8 @@ def given_plan(
         raise HoldfastError(f"seeds: expected a list such as [0, 1, 2] or range(3), got {quoted(seeds)}")
     for seed in seeds:
         check("seed", Seed, seed)
+    if len(set(seeds)) < len(seeds):
+        raise HoldfastError(f"seeds: each once, got {quoted(list(seeds))}")
     check("checkpoint_every", Count, checkpoint_every)
 
     def make_setting(seed: int) -> Setting:
@@ -98,7 +95,7 @@ def _setting(
     topology: Topology,
     batch_size: BatchSize,
     sampling: SamplingName,
-    augment: Augment | None,
+    augment: Augment | str | None,
     loss: Loss | LossFunction | Named,
     step: Step | None,
     test: Any,
@@ -144,7 +141,7 @@ def _setting(
         classes=given.classes or 0,
         personalize=personalize,
         make_module=lambda: module,
-        augment=augment,
+        augment=as_augment(augment),
         terms=terms,
         seed=seed,
         device=str(device),

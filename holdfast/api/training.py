@@ -27,10 +27,7 @@ from holdfast.experiments.assembly import (
     Topology,
 )
 from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.choices import (
-    Named,
-    as_method,
-)
+from holdfast.experiments.choices import Named
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.given import Contender, open_run
@@ -57,7 +54,7 @@ def train(
     local_epochs: int | None = None,
     batch_size: BatchSize = 32,
     sampling: SamplingName = "replacement",
-    augment: Augment | None = None,
+    augment: Augment | str | None = None,
     loss: Loss | LossFunction | Named = "cross-entropy",
     step: Step | None = None,
     test: Any = None,
@@ -100,7 +97,8 @@ def train(
     over the batch or a number for each sample, such as ``nn.CrossEntropyLoss(weight=...)``.
     ``step``: instead of a loss, ``step(model, batch)`` computes the loss of a batch, whose form is that of
     ``data``: ``step=lambda model, batch: model(**batch).loss``.
-    ``test``: samples like a node's that all models are tested on, or a list with a set for each node.
+    ``test``: samples like a node's that all models are tested on, or a list with a set for each node; of data
+    from a frame also a frame or CSV file, which is read like them.
     ``topology``: a name such as "ring" or "server" (as in an experiment, a dictionary with a name if it takes
     parameters), a graph (mixed with Metropolis weights), or a ``Network``.
     ``rounds``: communication rounds.
@@ -169,10 +167,10 @@ def train(
         "dtype": dtype,
         "precision": precision,
     }
-    method, read = as_method(algorithm), as_read(data)
+    contender, read = Contender.of(algorithm), as_read(data)
     plan = given_plan(
         "hf.train",
-        [Contender(type(method).__name__, method)],
+        [contender],
         lambda seed: model,
         lambda seed: read,
         seeds=[seed],

@@ -26,7 +26,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.choices import Named, as_method
+from holdfast.experiments.choices import Named, as_method, own_epochs
 from holdfast.experiments.columns import Mode
 from holdfast.experiments.execution import stop_signals
 from holdfast.experiments.given import Contender, GivenPlan
@@ -153,7 +153,8 @@ def tune(
     Returns a ``Tuning``: ``best`` (a method), ``best_value``, ``trials``, ``plot()``, ``to_pandas()``; print
     it for a table. Ctrl-C ends it after the round, and what there is is returned.
     """
-    given = as_method(algorithm) if isinstance(algorithm, str | Mapping) else algorithm
+    named, epochs = own_epochs(algorithm)
+    given = as_method(named) if isinstance(named, str | Mapping) else named
     make, name, grid = _grid(given, parameter, values)
     make_model, make_data = model_maker(model), data_maker(data)
 
@@ -161,7 +162,7 @@ def tune(
         axis = axis_of(parameter)
         return given_plan(
             "hf.tune",
-            [Contender(name, make(value), {axis: value}) for value in grids[name]],
+            [Contender(name, make(value), {axis: value}, epochs) for value in grids[name]],
             make_model,
             make_data,
             seeds=seeds,
@@ -211,7 +212,10 @@ def _grid(
 
     def make(value: float) -> Method:
         if not isinstance(algorithm, Method):
-            return algorithm(value)
+            made = algorithm(value)
+            if not isinstance(made, Method):
+                raise HoldfastError(f"algorithm: expected the function to make a method, got {quoted(made)}")
+            return made
         changed: dict[str, Any] = {parameter: value}
         return replace(algorithm, **changed)
 

@@ -10,13 +10,21 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.federation_app import federation, node, server
-from holdfast.cli.options import DataDir, Device, ExperimentPath, Overrides, Processes, Quiet, TensorBoard
+from holdfast.cli.options import (
+    AsJson,
+    DataDir,
+    Device,
+    ExperimentPath,
+    Overrides,
+    Processes,
+    Quiet,
+    TensorBoard,
+)
 
 app = typer.Typer(
     name="holdfast",
     help="Federated learning that does not drift. Start with: holdfast run",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -29,9 +37,13 @@ def run(
     data_dir: DataDir = None,
     device: Device = "cpu",
     runs_dir: Annotated[Path, typer.Option(help="Where the run directory is made.")] = Path("runs"),
+    name: Annotated[
+        str | None, typer.Option(help="What the run directory is called; by default by experiment and time.")
+    ] = None,
     processes: Processes = None,
     tensorboard: TensorBoard = False,
     quiet: Quiet = False,
+    json: AsJson = False,
 ) -> None:
     """Run an experiment: train every algorithm on the same problem, then compare them.
 
@@ -48,7 +60,17 @@ def run(
     from holdfast.cli.run import run_experiment
 
     path, changes = _split(experiment, overrides)
-    run_experiment(path, changes, data_dir, device, runs_dir, tensorboard=tensorboard, quiet=quiet)
+    run_experiment(
+        path,
+        changes,
+        data_dir,
+        device,
+        runs_dir,
+        name=name,
+        tensorboard=tensorboard,
+        quiet=quiet,
+        as_json=json,
+    )
 
 
 @app.command()
@@ -133,25 +155,44 @@ def report(
             help="The HTML file; by default report.html (comparison.html, for several) in the first RUN.",
         ),
     ] = None,
+    json: AsJson = False,
 ) -> None:
     """Write the report of a run again, or one report that overlays several runs."""
     from holdfast.cli.run import report_runs
 
-    report_runs(folders, output)
+    report_runs(folders, output, as_json=json)
+
+
+def _kinds() -> list[str]:
+    """For completion in a shell."""
+    from holdfast.cli.listing import KINDS
+
+    return [*KINDS, "runs"]
 
 
 @app.command("list")
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="algorithms, topologies, datasets, models, partitions ... (all, if left out)."),
+        typer.Argument(
+            help="algorithms, topologies, datasets, models, partitions ... (all, if left out); or runs.",
+            autocompletion=_kinds,
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: AsJson = False,
+    runs_dir: Annotated[Path, typer.Option(help="Where 'holdfast list runs' looks.")] = Path("runs"),
 ) -> None:
-    """List what can be chosen in an experiment, with parameters, defaults and one line on each."""
+    """List what can be chosen in an experiment, with parameters, defaults and one line on each.
+
+    [bold]holdfast list runs[/bold]   the runs made so far, with what became of them
+    """
+    if kind == "runs":
+        from holdfast.cli.runs import list_runs
+
+        return list_runs(runs_dir, as_json=json)
     from holdfast.cli.listing import list_choices
 
-    list_choices(kind, as_json=json)
+    return list_choices(kind, as_json=json)
 
 
 @app.command()
@@ -163,12 +204,13 @@ def inspect(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path(
         "inspect"
     ),
+    json: AsJson = False,
 ) -> None:
     """Look before training: who holds which labels, the graph, how fast it mixes, what a run will cost."""
     from holdfast.cli.inspection import inspect_experiment
 
     path, changes = _split(experiment, overrides)
-    inspect_experiment(path, changes, data_dir, device, output)
+    inspect_experiment(path, changes, data_dir, device, output, as_json=json)
 
 
 @app.command()
@@ -182,6 +224,28 @@ def init(
     write_default(path, force=force)
 
 
+new = typer.Typer(help="Lay out something to start from.", no_args_is_help=True)
+
+
+@new.command()
+def project(
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    csv: Annotated[Path | None, typer.Option(help="Your table; without one, made-up payments.")] = None,
+    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    organisation: Annotated[
+        str | None, typer.Option("--node", help="The column with the organisations.")
+    ] = None,
+) -> None:
+    """Lay out a project of your own: an experiment, a model, a test, and a table in two parts.
+
+    [bold]holdfast new project fraud --csv payments.csv --target fraud --node bank[/bold]
+    """
+    from holdfast.cli.project import new_project
+
+    new_project(folder, csv, target, organisation)
+
+
+app.add_typer(new, name="new")
 app.command()(node)
 app.command()(server)
 app.add_typer(federation, name="federation")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,11 +24,20 @@ SHOWN_NODES = 30
 
 
 def inspect_experiment(
-    path: Path | None, overrides: list[str], data_dir: Path | None, device: str, output: Path
+    path: Path | None,
+    overrides: list[str],
+    data_dir: Path | None,
+    device: str,
+    output: Path,
+    *,
+    as_json: bool = False,
 ) -> None:
     """Shows partition, network, traffic, memory and time of the experiment's first seed and setting."""
     plan = Plan(read_experiment(path, overrides), data_dir, device)
     plan.check()
+    if as_json:
+        print(json.dumps(_as_data(plan), indent=2))
+        return
     output.mkdir(parents=True, exist_ok=True)
     console = Console()
     first = plan.jobs[0]
@@ -35,6 +47,8 @@ def inspect_experiment(
         console.print(f"{len(plan.jobs)} jobs in all; shown: the setting of the first, {first.title}\n")
     data = setting.data
     console.print(f"partition: {len(data):,} samples on {data.nodes} nodes, {data.unused:,} unused")
+    if data.how:
+        console.print(f"data: {data.how}")
     console.print(partition_table(setting, console.width))
     console.print(_network_lines(setting))
     problem = setting.problem
@@ -43,6 +57,30 @@ def inspect_experiment(
     console.print(_cost_table(plan, shared))
     for stem in _save_pictures(setting, output):
         print_path(console, "picture", stem.with_suffix(".png"))
+
+
+def _as_data(plan: Plan) -> dict[str, Any]:
+    """The same for programs; bytes and seconds, nothing rounded, and no pictures."""
+    first = plan.jobs[0]
+    setting = plan.setting(first)
+    network, problem = setting.network, setting.problem
+    jobs = [job for job in plan.jobs if plan.shares_setting(job, first)]
+    return {
+        "jobs": len(plan.jobs),
+        "shown": first.title,
+        "nodes": setting.data.nodes,
+        "samples": [int(count) for count in setting.data.counts],
+        "unused_samples": setting.data.unused,
+        "labels": setting.labels.tolist(),
+        "network": {
+            "server": network.is_server,
+            "directed_links": network.directed_links,
+            "mixing_parameter": network.mixing_parameter,
+            "lambda": network.spectral_lambda,
+        },
+        "parameters": problem.dim,
+        "algorithms": [vars(_cost(plan, job)) | {"label": _title(job)} for job in jobs],
+    }
 
 
 def partition_table(setting: Setting, width: int) -> Table:
@@ -91,7 +129,6 @@ def _network_lines(setting: Setting) -> str:
 
 
 def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
-    problem = plan.setting(jobs[0]).problem
     table = Table(box=None, pad_edge=False, collapse_padding=True, caption_justify="left")
     table.add_column("algorithm", overflow="fold", vertical="bottom", min_width=10)
     for column in (
@@ -105,22 +142,52 @@ def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
     ):
         table.add_column(column, justify="right", no_wrap=True)
     for job in jobs:
-        footprint, rounds = plan.footprint(job), job.experiment.rounds
-        seconds, bytes_per_number = _tried(plan, job)
-        vector = problem.dim * bytes_per_number
-        total = (footprint.vectors_at_start + rounds * footprint.vectors_per_round) * vector
+        cost = _cost(plan, job)
+        seconds = cost.seconds_per_round
         table.add_row(
-            " ".join([job.label, *job.axis_labels]),
-            f"{footprint.vectors_per_link:g}",
-            bytes_text(footprint.vectors_per_round * vector),
-            bytes_text(total),
-            count_text(footprint.gradients_per_round),
-            bytes_text(plan.memory(job)),
+            _title(job),
+            f"{cost.vectors_per_link:g}",
+            bytes_text(cost.bytes_per_round),
+            bytes_text(cost.bytes),
+            count_text(cost.gradients_per_node_and_round),
+            bytes_text(cost.memory_bytes),
             seconds_text(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms",
-            seconds_text(seconds * rounds),
+            seconds_text(cost.seconds),
         )
     table.caption = "\nTime is estimated from rounds tried just now; measuring metrics comes on top."
     return table
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What a job will take; seconds are estimated from rounds tried just now, without measuring."""
+
+    vectors_per_link: float
+    bytes_per_round: float
+    bytes: float
+    gradients_per_node_and_round: float
+    memory_bytes: int
+    seconds_per_round: float
+    seconds: float
+
+
+def _cost(plan: Plan, job: Job) -> _Cost:
+    footprint, rounds = plan.footprint(job), job.experiment.rounds
+    seconds, bytes_per_number = _tried(plan, job)
+    vector = plan.setting(job).problem.dim * bytes_per_number
+    return _Cost(
+        vectors_per_link=footprint.vectors_per_link,
+        bytes_per_round=footprint.vectors_per_round * vector,
+        bytes=(footprint.vectors_at_start + rounds * footprint.vectors_per_round) * vector,
+        gradients_per_node_and_round=footprint.gradients_per_round,
+        memory_bytes=plan.memory(job),
+        seconds_per_round=seconds,
+        seconds=seconds * rounds,
+    )
+
+
+def _title(job: Job) -> str:
+    return " ".join([job.label, *job.axis_labels])
 
 
 def _tried(plan: Plan, job: Job) -> tuple[float, float]:

@@ -35,3 +35,4 @@ Processes = Annotated[
     int | None,
     typer.Option(help="Spread the nodes over so many processes of this machine; on GPUs, one for each."),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from holdfast.experiments.tensorboard import TensorBoard, summary_writer
 from holdfast.experiments.tuning import FILE as TUNING
 from holdfast.report.html import write_plots, write_report
 from holdfast.report.progress import Progress
+from holdfast.report.results import as_data
 from holdfast.report.terminal import summary_table
 from holdfast.report.verdict import differences, job_troubles
 
@@ -39,10 +41,13 @@ def run_experiment(
     device: str,
     runs_dir: Path,
     *,
+    name: str | None = None,
     tensorboard: bool,
     quiet: bool,
+    as_json: bool = False,
 ) -> None:
     """``holdfast run``"""
+    quiet = quiet or as_json
     with joined() as world:
         own_device = world.own_device(device)
         plan = _agreed_plan(
@@ -52,9 +57,9 @@ def run_experiment(
             world.together(summary_writer)  # complains before there is a run directory
         launch = launch_id()
         before = world.text_of_leader(lambda: str(run_to_continue(runs_dir, launch, plan.digest) or ""))
-        runner = Runner.reopen(plan, Path(before)) if before else Runner.start(plan, runs_dir, launch)
+        runner = Runner.reopen(plan, Path(before)) if before else Runner.start(plan, runs_dir, launch, name)
         _execute(runner, tensorboard=tensorboard, quiet=quiet)
-    _show(runner, quiet=quiet)
+    _show(runner, quiet=quiet, as_json=as_json)
 
 
 @switches_restored()
@@ -111,7 +116,7 @@ def _execute(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
         sys.exit(INTERRUPTED)
 
 
-def _show(runner: Runner, *, quiet: bool) -> None:
+def _show(runner: Runner, *, quiet: bool, as_json: bool = False) -> None:
     """Writes plots and report, and prints the figures."""
     if not runner.world.leads:
         return
@@ -124,7 +129,9 @@ def _show(runner: Runner, *, quiet: bool) -> None:
     for trouble in job_troubles(record):
         console.print(Text(trouble, "red"))
     print_path(console, "report", runner.folder / "report.html")
-    if quiet:
+    if as_json:
+        print(json.dumps(as_data([record])[0] | {"report": str(runner.folder / "report.html")}, indent=2))
+    elif quiet:
         print(runner.folder)
     statuses = [job["status"] for job in record.summary["jobs"]]
     if "failed" in statuses or not {"done", "stopped"} & set(statuses):
@@ -136,7 +143,7 @@ def print_path(console: Console, what: str, path: Path) -> None:
     console.print(Text.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)
 
 
-def report_runs(folders: list[Path], output: Path | None) -> None:
+def report_runs(folders: list[Path], output: Path | None, *, as_json: bool = False) -> None:
     """``holdfast report``"""
     tuned = [folder for folder in folders if (folder / TUNING).is_file()]
     grids = {folder: sorted(folder.glob("grid-*")) for folder in tuned}  # a tuning is several runs
@@ -147,6 +154,9 @@ def report_runs(folders: list[Path], output: Path | None) -> None:
     write_report(records, target)
     for warning in differences(records):
         print(f"warning: {warning}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"report": str(target), "runs": as_data(records)}, indent=2))
+        return
     console = Console()
     console.print(summary_table(records, console.width))
     for record in overlaid(records):

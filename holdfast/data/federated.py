@@ -78,6 +78,16 @@ class FederatedData:
         if here.sum() != len(self):
             raise HoldfastError(f"counts: they sum to {here.sum()}, but there are {len(self)} samples")
 
+    def __repr__(self) -> str:
+        """Such as ``FederatedData(1400 samples on 10 nodes, 22 to 378 each; inputs [64], 10 classes)``."""
+        inputs = str(list(self.input_shape)) if isinstance(self.x, Tensor) else "a tree of tensors"
+        counts = self.counts[self.here]
+        each = f"{counts.min()} to {counts.max()}" if counts.min() < counts.max() else f"{counts[0]}"
+        target = "" if self.targets is None else f", {_targets_in_words(self.targets, self.classes)}"
+        where = f"{self.nodes} nodes" if self.held is None else f"{len(self.here)} of {self.nodes} nodes"
+        named = f" ({', '.join(self.names)})" if self.names and len(self.names) <= 6 else ""
+        return f"FederatedData({len(self)} samples on {where}{named}, {each} each; inputs {inputs}{target})"
+
     def __len__(self) -> int:
         """Samples here."""
         return len(next(leaves(self.x)))
@@ -249,6 +259,8 @@ def _dividing(whole: Any) -> str:
     """How a data set becomes one for each node."""
     if isinstance(whole, Sequence):
         return "; divide it by hf.partition(x, y, hf.IID(), nodes=10)"
+    if hasattr(whole, "iloc"):
+        return "; read a frame by hf.from_frame(frame, target=..., node=...)"
     if isinstance(whole, DataLoader):
         return "; divide loader.dataset by hf.partition_dataset(dataset, hf.IID(), nodes=10)"
     return "; divide it by hf.partition_dataset(dataset, hf.IID(), nodes=10)" if is_dataset(whole) else ""
@@ -292,3 +304,7 @@ def alike(one: Any, samples: Any, row: int) -> bool:
     """Whether a tree of a single sample is what ``samples`` have at ``row``."""
     pairs = zip(leaves(one), leaves(samples), strict=True)
     return all(a.shape[1:] == b.shape[1:] and torch.equal(a[0], b[row]) for a, b in pairs)
+
+
+def _targets_in_words(targets: Tensor, classes: int | None) -> str:
+    return f"{classes} classes" if classes is not None else f"targets {list(targets.shape[1:]) or 'numbers'}"

@@ -14,10 +14,9 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.generators import generators_kept, seed_generators
 from holdfast.core.tree import leaves, tree_map
 from holdfast.core.validation import Count, Whole, check
-from holdfast.data.arrays import IGNORED
 from holdfast.data.federated import FederatedData, no_empty_node
 from holdfast.data.items import items_in, read_items, stack_items
-from holdfast.data.samples import as_tree, inputs_of, targets_of
+from holdfast.data.samples import as_tree, inputs_of
 
 Collate = Callable[[list[Any]], Any]
 
@@ -242,9 +241,6 @@ def with_rows(samples: Any, expected: int, rows: int, where: str) -> Any:
     given = len(next(leaves(samples)))
     if given != expected:
         raise HoldfastError(f"{where}: a batch has {given} samples; expected {expected}")
-    labels = targets_of(samples)
-    if labels is not None and labels.ndim == 1 and bool((labels == IGNORED).any()):
-        raise HoldfastError(f"{where}: a label is {IGNORED}, so the item does not count; leave it out")
     if rows <= given:
         return samples
     places = torch.arange(rows).clamp(max=given - 1)

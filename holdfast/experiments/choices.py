@@ -17,11 +17,12 @@ from holdfast.channels import CHANNELS, Channel
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.user_code import import_named, make_own
-from holdfast.core.validation import check, quoted
+from holdfast.core.validation import Count, check, quoted
 from holdfast.data import PARTITIONERS, FederatedData, Partitioner
 from holdfast.data.lazy import AnyData
 from holdfast.experiments.config import Choice
 from holdfast.models import load_model
+from holdfast.problem.augmentation import Augment
 from holdfast.problem.losses import LOSSES, Loss, LossFunction
 from holdfast.problem.losses import as_loss as given_loss
 
@@ -52,6 +53,14 @@ def as_method(algorithm: Method | Named) -> Method:
     return algorithm
 
 
+def own_epochs(algorithm: Any) -> tuple[Any, int | None]:
+    """``algorithm`` without the ``local_epochs`` that may stand among its parameters, and these."""
+    if not isinstance(algorithm, Mapping) or "local_epochs" not in algorithm:
+        return algorithm, None
+    rest = {key: value for key, value in algorithm.items() if key != "local_epochs"}
+    return rest, check("algorithm.local_epochs", Count, algorithm["local_epochs"])
+
+
 def as_loss(loss: Loss | LossFunction | Named | Choice) -> Loss:
     """The loss itself, of a function of outputs and targets, or the one that is named."""
     if not isinstance(loss, str | Mapping | Choice):
@@ -64,6 +73,16 @@ def as_loss(loss: Loss | LossFunction | Named | Choice) -> Loss:
     if inspect.isfunction(found) and not parameters:
         return given_loss(found)
     return given_loss(make_own("loss", name, parameters, Loss, nn.Module))
+
+
+def as_augment(augment: Augment | str | None) -> Augment | None:
+    """The function itself, or the one that ``module:function`` names."""
+    if not isinstance(augment, str):
+        return augment
+    found: Augment = import_named("augment", augment, "my_module:flip")
+    if not callable(found):
+        raise HoldfastError(f"augment {augment!r}: expected a function, got {quoted(found)}")
+    return found
 
 
 def as_channel(channel: Channel | Named | Choice) -> Channel:

@@ -93,6 +93,7 @@ class ProblemConfig(LearningConfig):
     dataset: Chosen
     nodes: Count = 10
     partition: Chosen = Choice(name="iid")
+    augment: str | None = None  # module:function, what is done to minibatches on the device
 
 
 class NetworkConfig(Section):

@@ -19,6 +19,7 @@ from holdfast.core.world import ALONE, World
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.assembly import Setting, convexity_warning
 from holdfast.experiments.callbacks import JobInfo
+from holdfast.experiments.choices import Named, as_method, own_epochs
 from holdfast.experiments.config import Cadence
 from holdfast.experiments.planned import KeptSettings
 from holdfast.experiments.record import SETTING_FILES
@@ -32,6 +33,14 @@ class Contender(NamedTuple):
     label: str
     method: Method
     axes: Mapping[str, Any] = {}  # what is swept: dotted key -> value
+    local_epochs: int | None = None  # instead of its local_steps, and of the plan's local_epochs
+
+    @classmethod
+    def of(cls, algorithm: Method | Named, label: str = "") -> Contender:
+        """``algorithm`` itself, or the one that is named; ``label``: by default its class."""
+        given, epochs = own_epochs(algorithm)
+        method = as_method(given)
+        return cls(label or type(method).__name__, method, local_epochs=epochs)
 
     @property
     def title(self) -> str:
@@ -53,6 +62,7 @@ class GivenJob:
     checkpoint_every: int
     title: str
     axes: Mapping[str, Any]
+    local_epochs: int | None
 
     @property
     def info(self) -> JobInfo:
@@ -102,6 +112,7 @@ class GivenPlan:
             checkpoint_every=self.checkpoint_every,
             title=f"{contender.title} seed {seed}" if len(self.seeds) > 1 else contender.title,
             axes=contender.axes,
+            local_epochs=self.local_epochs if contender.local_epochs is None else contender.local_epochs,
         )
 
     @property
@@ -164,15 +175,16 @@ class GivenPlan:
         found = [
             convexity_warning(job.label, self.method(job), self.setting(job).problem) for job in self.jobs
         ]
-        if self.local_epochs is not None:
-            found += [self.setting(job).local_epochs(self.local_epochs).note for job in self.jobs]
+        for job in self.jobs:
+            if job.local_epochs is not None:
+                found.append(self.setting(job).local_epochs(job.local_epochs).note)
         return list(dict.fromkeys(filter(None, found)))
 
     def setting(self, job: GivenJob) -> Setting:
         return self._settings.get(str(job.seed), lambda: self.make_setting(job.seed))
 
     def method(self, job: GivenJob) -> Method:
-        return self.setting(job).fitted(job.method, self.local_epochs)
+        return self.setting(job).fitted(job.method, job.local_epochs)
 
     def simulation(self, job: GivenJob) -> Simulation:
         return self.setting(job).simulation(self.method(job), self.cohort, self.channel)

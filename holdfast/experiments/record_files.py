@@ -34,6 +34,7 @@ class JobSummary(TypedDict):
     round: int
     rounds: int
     seconds: float
+    final: NotRequired[dict[str, float]]  # the figures of the last measured round
     message: NotRequired[str]  # of a job that diverged or failed: why, in one line
 
 

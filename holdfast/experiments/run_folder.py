@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,22 @@ def new_folder(root: Path, name: str) -> Path:
             raise HoldfastError(f"cannot make the run directory {folder}: {error.strerror}") from None
         return folder
     raise HoldfastError(f"cannot make a run directory for {stem} under {root}: too many of that name")
+
+
+def named_folder(root: Path, name: str) -> Path:
+    """The new, empty folder ``name`` under ``root``."""
+    folder = root / name
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name.strip(".") == "":
+        raise HoldfastError(f"--name {name}: expected letters, digits, '.', '_' and '-', such as baseline-2")
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise HoldfastError(
+            f"{folder} exists already: choose another --name, or continue it with: holdfast resume {folder}"
+        ) from None
+    except OSError as error:
+        raise HoldfastError(f"cannot make the run directory {folder}: {error.strerror}") from None
+    return folder
 
 
 def extra_columns(plan: Planned) -> list[str]:

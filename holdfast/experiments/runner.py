@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.metrics import METRICS
 from holdfast.experiments.planned import Planned, PlannedJob
 from holdfast.experiments.record_files import number, short
-from holdfast.experiments.run_folder import extra_columns, job_entry, new_folder, write_setting
+from holdfast.experiments.run_folder import extra_columns, job_entry, named_folder, new_folder, write_setting
 from holdfast.experiments.setting import facts
 from holdfast.experiments.statuses import SETTLED, JobStatus, Outcome
 
@@ -44,9 +45,14 @@ class Runner:
     # --- beginning -----------------------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, plan: Planned, root: Path, launch: str | None = None) -> Runner:
-        """Makes a new run directory under ``root``; ``launch`` is what a cluster knows the job by."""
-        folder = plan.world.text_of_leader(lambda: str(new_folder(root, plan.name)))
+    def start(cls, plan: Planned, root: Path, launch: str | None = None, name: str | None = None) -> Runner:
+        """Makes a new run directory under ``root``, called ``name`` or by the experiment and the time.
+
+        ``launch`` is what a cluster knows the job by.
+        """
+        folder = plan.world.text_of_leader(
+            lambda: str(new_folder(root, plan.name) if name is None else named_folder(root, name))
+        )
         return cls.begin(plan, Path(folder), launch)
 
     @classmethod
@@ -241,6 +247,10 @@ class _Recorder(Callback):
             self._checkpoint()  # so that the end can be looked at again
         if outcome.message:
             self.entry["message"] = outcome.message
+        if self.run.rows:
+            self.entry["final"] = {
+                name: value for name, value in self.run.rows[-1].items() if math.isfinite(value)
+            }
         self._note(outcome.status)
 
     def _checkpoint(self) -> None:

@@ -29,7 +29,7 @@ from holdfast.data import (
 from holdfast.data.lazy import AnyData
 from holdfast.engines.cluster.placement import place
 from holdfast.experiments.assembly import Setting, configured_network
-from holdfast.experiments.choices import as_loss, initial_module, outputs_for
+from holdfast.experiments.choices import as_augment, as_loss, initial_module, outputs_for
 from holdfast.experiments.config import Choice, Experiment, ProblemConfig
 from holdfast.problem.reference.curvature import estimate_curvature
 
@@ -85,6 +85,7 @@ def build_setting(
         personalize=experiment.personalize,
         make_module=partial(initial_module, *module),
         on_meta=":" not in problem.model.name,
+        augment=as_augment(problem.augment),
         terms=problem,
         mean=given.mean,
         std=given.std,

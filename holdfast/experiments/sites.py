@@ -20,7 +20,7 @@ from holdfast.data.handed import from_datasets
 from holdfast.data.lazy import AnyData, shape_of_inputs
 from holdfast.data.load import call_own
 from holdfast.data.samples import Pair
-from holdfast.data.test_sets import read_test
+from holdfast.data.test_sets import read_tests
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.store import data_digest
 from holdfast.experiments.assembly import build_problem, convexity_warning, torch_device
@@ -80,7 +80,7 @@ def _of_one_node(own: Any) -> tuple[AnyData, Any]:
     data = train if isinstance(train, AnyData) else from_datasets([train])
     if data.finite and data.nodes != 1:
         raise HoldfastError(f"data: a site has the data of one node, these are of {data.nodes}")
-    return data, None if test is None else read_test("test", test)
+    return data, read_tests(test, data)[0]
 
 
 def _check_form(described: CommonProblem, data: AnyData, test: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -44,6 +44,7 @@ class HostSource:
     def __init__(self, entrance: Entrance, seed: int, reading: Reading) -> None:
         self.entrance, self.seed, self.reading = entrance, seed, reading
         self.schedule = Schedule()
+        self.check: Callable[[Tensor], None] | None = None
         self._asked: tuple[Tensor, int, Tensor] | None = None
 
     def fetch(self, nodes: Tensor, round: Word, step: Word, items: Any, rows: int) -> Any:
@@ -64,7 +65,14 @@ class HostSource:
 
         trees = self.reading(groups(round, step))
         self.reading.prefetch(groups(*self.schedule.after(round, step)) if self.reading.workers else [])
-        return self.entrance.enter(joined(trees))
+        return self.enter(joined(trees), by_node=True)
+
+    def enter(self, samples: Any, by_node: bool = False) -> Any:
+        """``samples`` [N, ...] on the device, their targets checked; ``by_node``: they are [m, B, ...]."""
+        targets = targets_of(samples)
+        if self.check is not None and targets is not None:
+            self.check(targets.flatten(0, 1) if by_node else targets)
+        return self.entrance.enter(samples)
 
     def on_host(self, nodes: Tensor) -> Tensor:
         """``nodes`` [m] on the host, kept while the same are asked for: fetching them waits for a GPU."""
@@ -116,6 +124,9 @@ class LazySource:
     def targets(self) -> Tensor | None:
         return targets_of(self.some(SOME).samples)
 
+    def watch(self, check: Callable[[Tensor], None]) -> None:
+        self.host.check = check
+
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
         draws = self.draws
         assert draws is not None
@@ -141,7 +152,7 @@ class LazySource:
             ]
             trees = self.host.reading(self.host.reading.groups(parts))
             weight = weight.to(self.like.dtype).to(nodes.device)
-            yield Batch(self.host.entrance.enter(joined(trees)), weight)
+            yield Batch(self.host.enter(joined(trees), by_node=True), weight)
 
     def everything(self, at_once: int) -> Iterator[Batch]:
         for node in self.here.tolist():
@@ -150,13 +161,13 @@ class LazySource:
             for first in range(0, count, at_once):
                 samples = self._items(node, range(first, min(first + at_once, count)))
                 weight = self.like.new_full((len(next(leaves(samples))),), per_sample)
-                yield Batch(self.host.entrance.enter(samples), weight)
+                yield Batch(self.host.enter(samples), weight)
 
     def some(self, count: int) -> Batch:
         node = int(self.here[0])
         samples = self._items(node, range(min(count, int(self.counts[node]))))
         weight = self.like.new_ones(len(next(leaves(samples))))
-        return Batch(self.host.entrance.enter(samples), weight)
+        return Batch(self.host.enter(samples), weight)
 
     def samples(self, nodes: Tensor) -> int:
         return int(self.counts[nodes.cpu()].sum())
@@ -222,6 +233,9 @@ class StreamSource:
     def targets(self) -> Tensor | None:
         return targets_of(self._first)
 
+    def watch(self, check: Callable[[Tensor], None]) -> None:
+        self.host.check = check
+
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
         assert self.batch_size is not None
         samples = self.host.fetch(nodes, round, step, lambda nodes, *_: [()] * len(nodes), self.batch_size)
@@ -235,7 +249,7 @@ class StreamSource:
 
     def some(self, count: int) -> Batch:
         samples = tree_map(lambda part: part[:count], self._first)
-        return Batch(self.host.entrance.enter(samples), self.like.new_ones(len(next(leaves(samples)))))
+        return Batch(self.host.enter(samples), self.like.new_ones(len(next(leaves(samples)))))
 
     def samples(self, nodes: Tensor) -> int:
         return 0  # that could be counted

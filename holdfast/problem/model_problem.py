@@ -327,8 +327,11 @@ class ModelProblem:
         if self.augment is not None:
             some = check_augment(self.augment, some, self._keys(self.here[:1], 0, 0)[0], self.stacked)
         outputs = self.row_loss.probe(some, stacked=False)
-        for targets in [self.source.targets] if test is None else [self.source.targets, targets_of(test)]:
+        own = self.source.targets
+        for targets in [own] if test is None else [own, targets_of(test)]:
             self.loss.check(outputs, targets)
+        classes = self.loss.classes_of(outputs, own)
+        self.source.watch(lambda read: self.loss.check_targets(read, classes))
         self._check_padding()
         self.model.probe_evaluation(self.loss.first_part, some, self.loss.calls)
         if self.backend.vmapped:

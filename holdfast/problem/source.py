@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -51,6 +51,9 @@ class Source(Protocol):
     @property
     def targets(self) -> Tensor | None:
         """Targets, if samples name them, which the loss checks before training: all, or some if not known."""
+
+    def watch(self, check: Callable[[Tensor], None]) -> None:
+        """``check`` is called with the targets [N, ...] of samples whenever they are read."""
 
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
         """What each of ``nodes`` [m] sees in a step: a function of (node, round, step) alone."""
@@ -138,6 +141,9 @@ class ArraySource:
     @property
     def targets(self) -> Tensor | None:
         return targets_of(self.stored)
+
+    def watch(self, check: Callable[[Tensor], None]) -> None:
+        """They were read before, and all of them were checked."""
 
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
         assert self.draws is not None

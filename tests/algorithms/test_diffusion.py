@@ -19,11 +19,11 @@ RING = hf.Network.of(hf.ring(10))
 RANDOM = hf.Network.of(hf.erdos_renyi(10, p=0.5, seed=1))
 EXACT = [
     hf.ExactDiffusion(lr=0.15),
-    hf.ExactDiffusion(lr=0.15, lazy=False),
+    hf.ExactDiffusion(lr=0.15, share=1.0),
     hf.NIDS(lr=0.15),
     hf.EXTRA(lr=0.1),
     hf.LED(lr=0.03, local_steps=4),
-    hf.LED(lr=0.04, local_steps=4, lazy=False),
+    hf.LED(lr=0.04, local_steps=4, share=1.0),
 ]
 
 
@@ -78,21 +78,21 @@ def exact_diffusion(problem: Quadratics, W: torch.Tensor, lr: float, rounds: int
     return torch.stack(path)
 
 
-def test_exact_diffusion_is_the_printed_method_and_without_laziness_d_squared(quadratics):
+def test_exact_diffusion_is_the_printed_method_and_with_w_itself_d_squared(quadratics):
     W = torch.tensor(RANDOM.dense())
     ours = quadratics.run(hf.ExactDiffusion(lr=0.1), 40, RANDOM)
     assert_same(ours, exact_diffusion(quadratics, W, 0.1, 40))
-    full = quadratics.run(hf.ExactDiffusion(lr=0.1, lazy=False), 40, RANDOM)
+    full = quadratics.run(hf.ExactDiffusion(lr=0.1, share=1.0), 40, RANDOM)
     assert_same(full, d_squared(quadratics, W, 0.1, 40))
     half = (torch.eye(10, dtype=W.dtype) + W) / 2
     assert_same(ours, d_squared(quadratics, half, 0.1, 40))
     assert (ours - full).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("lazy", [True, False])
-def test_led_with_one_step_is_exact_diffusion(quadratics, lazy):
-    led = quadratics.run(hf.LED(lr=0.1, lazy=lazy), 40, RING)
-    assert_same(led, quadratics.run(hf.ExactDiffusion(lr=0.1, lazy=lazy), 40, RING))
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_led_with_one_step_is_exact_diffusion(quadratics, share):
+    led = quadratics.run(hf.LED(lr=0.1, share=share), 40, RING)
+    assert_same(led, quadratics.run(hf.ExactDiffusion(lr=0.1, share=share), 40, RING))
 
 
 def test_nids_without_a_regulariser_is_exact_diffusion(quadratics):
@@ -116,7 +116,7 @@ def printed_led(problem: Quadratics, W: torch.Tensor, lr: float, steps: int, rou
 
 
 def test_led_is_the_printed_method(quadratics):
-    ours = quadratics.run(hf.LED(lr=0.03, local_steps=4, lazy=False), 40, RANDOM)
+    ours = quadratics.run(hf.LED(lr=0.03, local_steps=4, share=1.0), 40, RANDOM)
     assert_same(ours, printed_led(quadratics, torch.tensor(RANDOM.dense()), 0.03, 4, 40))
 
 
@@ -124,13 +124,13 @@ def test_led_is_the_printed_method(quadratics):
     "network", [hf.server(10), hf.Network.of(hf.complete(10))], ids=["server", "complete"]
 )
 def test_led_is_vrl_sgd_where_mixing_averages_everybody(quadratics, network):
-    led = quadratics.run(hf.LED(lr=0.03, local_steps=4, lazy=False), 40, network)
+    led = quadratics.run(hf.LED(lr=0.03, local_steps=4, share=1.0), 40, network)
     assert_same(led, quadratics.run(hf.VRLSGD(lr=0.03, local_steps=4), 40))
 
 
 def test_led_with_adamw_sends_gradients_too_and_is_kgt(quadratics):
     adam = hf.AdamW(weight_decay=0.0, eps=1.0)
-    led = quadratics.run(hf.LED(lr=0.03, local_steps=4, lazy=False, optimizer=adam), 40, RING)
+    led = quadratics.run(hf.LED(lr=0.03, local_steps=4, share=1.0, optimizer=adam), 40, RING)
     assert_same(led, quadratics.run(hf.KGT(lr=0.03, local_steps=4, optimizer=adam), 40, RING))
 
 
@@ -152,7 +152,7 @@ def test_nids_mixes_gradients_where_extra_does_not(quadratics):
 # --- invariants ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", [hf.LED(lr=0.01, local_steps=4), hf.LED(lr=0.01, lazy=False)], ids=str)
+@pytest.mark.parametrize("algorithm", [hf.LED(lr=0.01, local_steps=4), hf.LED(lr=0.01, share=1.0)], ids=str)
 def test_duals_sum_to_zero_with_noisy_gradients(algorithm):
     problem = stochastic_digits()
     simulation = Simulation(algorithm, problem, hf.Network.of(hf.ring(problem.nodes)))
@@ -209,15 +209,20 @@ def weighted_ring(weight: float) -> hf.Network:
 
 
 @pytest.mark.parametrize("method", [hf.ExactDiffusion, hf.LED])
-def test_without_laziness_eigenvalues_below_minus_one_third_are_refused(quadratics, method):
+def test_with_w_itself_eigenvalues_below_minus_one_third_are_refused(quadratics, method):
     network = weighted_ring(0.34)
     assert network.least_eigenvalue == pytest.approx(1 - 4 * 0.34)
     with pytest.raises(
-        hf.HoldfastError, match=r"eigenvalue below -0.3333, and this one has -0.36; leave lazy"
+        hf.HoldfastError, match=r"eigenvalue below -0.3333, and this one has -0.36; lower its share"
     ):
-        Simulation(method(lr=0.01, lazy=False), quadratics, network)
+        Simulation(method(lr=0.01, share=1.0), quadratics, network)
     assert slowest(method(lr=0.01), network) < 1
-    assert slowest(method(lr=0.01, lazy=False), RING) < 1  # exactly -1/3: curvature is what holds it
+    assert slowest(method(lr=0.01, share=0.95), network) < 1
+    swaps = weighted_ring(0.5)  # the least eigenvalue there is, -1: up to a share of 2/3 any W will do
+    assert slowest(method(lr=0.01, share=2 / 3), swaps) < 1
+    with pytest.raises(hf.HoldfastError, match=r"eigenvalue below -0\.99, and this one has -1"):
+        Simulation(method(lr=0.01, share=0.67), quadratics, swaps)
+    assert slowest(method(lr=0.01, share=1.0), RING) < 1  # exactly -1/3: curvature is what holds it
 
 
 def test_an_eigenvalue_below_minus_one_third_does_diverge():

@@ -124,14 +124,14 @@ def test_noloco_draws_slow_models_together_in_random_pairs(quadratics):
 # --- decentralised Scaffnew ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lazy", [True, False])
-def test_scaffnew_that_always_communicates_is_exact_diffusion(quadratics, lazy):
-    ours = quadratics.run(hf.DScaffnew(lr=0.1, p=1.0, lazy=lazy), 40, RING)
-    assert_same(ours, quadratics.run(hf.ExactDiffusion(lr=0.1, lazy=lazy), 40, RING))
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_scaffnew_that_always_communicates_is_exact_diffusion(quadratics, share):
+    ours = quadratics.run(hf.DScaffnew(lr=0.1, p=1.0, share=share), 40, RING)
+    assert_same(ours, quadratics.run(hf.ExactDiffusion(lr=0.1, share=share), 40, RING))
 
 
 def test_scaffnew_between_everybody_is_scaffnew(quadratics):
-    ours = quadratics.run(hf.DScaffnew(lr=0.1, p=0.3, lazy=False), 40, hf.server(10))
+    ours = quadratics.run(hf.DScaffnew(lr=0.1, p=0.3, share=1.0), 40, hf.server(10))
     assert_same(ours, quadratics.run(hf.Scaffnew(lr=0.1, p=0.3), 40))
 
 
@@ -152,4 +152,4 @@ def test_scaffnew_says_where_w_itself_will_not_do(quadratics):
     links = nx.to_numpy_array(hf.ring(10))
     network = hf.Network.of(hf.ring(10), 0.4 * links + 0.2 * np.eye(10))
     with pytest.raises(hf.HoldfastError, match=r"eigenvalue below -0\.3333, and this one has -0\.6"):
-        Simulation(hf.DScaffnew(lr=0.1, p=0.5, lazy=False), quadratics, network)
+        Simulation(hf.DScaffnew(lr=0.1, p=0.5, share=1.0), quadratics, network)

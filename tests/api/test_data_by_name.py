@@ -39,6 +39,15 @@ def test_a_test_set_of_ones_own() -> None:
     assert {last[f"accuracy_node{node}"] for node in range(10)} <= {0.0, 1.0}
 
 
+def test_data_that_come_with_their_test_set() -> None:
+    x, y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+    nodes = [(x[:4], y[:4]), (x[4:8], y[4:8])]
+    options: Any = {"model": torch.nn.Linear(3, 2), "rounds": 2}
+    both = hf.train(METHOD, data=hf.TrainTest(nodes, (x[8:], y[8:])), **options)
+    apart = hf.train(METHOD, data=nodes, test=(x[8:], y[8:]), **options)
+    assert both.history["average_loss"] == apart.history["average_loss"]
+
+
 def test_every_seed_draws_its_own_split(tmp_path) -> None:
     methods: Any = {"a": METHOD}
     options: Any = {**OPTIONS, "rounds": 1, "seeds": (0, 1), "metrics": ["train_loss"], "nodes": 3}

@@ -37,18 +37,19 @@ def stepped(model: nn.Module, batch: Any) -> torch.Tensor:
 class Items(Dataset):
     """Of which one cannot be read."""
 
-    def __init__(self, missing: int) -> None:
-        self.missing = missing
+    def __init__(self, missing: int, times: int = 1) -> None:
+        self.missing, self.times = missing, times
 
     def __len__(self) -> int:
-        return len(X)
+        return len(X) * self.times
 
     def __getitem__(self, i: int) -> Any:
         if i == self.missing:
             raise KeyError(f"image{i}.png")
-        return X[i], Y[i]
+        return X[i % len(X)], int(Y[i % len(X)]) if i < 200 else 3
 
 
+FRAME = pytest.importorskip("pandas").DataFrame({"age": [40, 50], "ill": [0, 1]})
 LATE = torch.cat([Y, torch.tensor([3, 3])])  # the first samples have good labels
 LATE_X = torch.cat([X, X[:2]])
 ONE = nn.Linear(4, 1)
@@ -160,6 +161,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"test": hf.FederatedData(X, Y, np.array([4, 4, 4]))},
         r"test: expected one set, or a list of 2, one for each node, got 3",
     ),
+    "nodes by name": ({"data": {"a": (X, Y), "b": (X, Y)}}, r"give hf.from_datasets\(list\(data.values"),
+    "frame": ({"data": FRAME}, r"got DataFrame; read a frame by hf.from_frame\(frame, target"),
+    "late label when drawn": (
+        {"data": hf.from_datasets([Items(missing=-1, times=40)], streaming=True), "rounds": 9},
+        r"labels should be class numbers from 0 to 2, got \[3\]; count classes from 0",
+    ),
     "reading": (
         {"data": [Items(missing=3)]},
         r"node 0: reading items 3 fails: KeyError: 'image3.png'",
@@ -223,10 +230,12 @@ OWN = {
     "unsqueezed targets": shifted,
     "flat": lambda z, y: functional.mse_loss(z.flatten(), y.flatten()),
     "ranking": ranked,
+    "in place": lambda z, y: z.squeeze_(-1).sub_(y).square().mean(),
 }
 
 
 @pytest.mark.parametrize("loss", OWN.values(), ids=OWN)
+@pytest.mark.filterwarnings("error")
 def test_losses_that_mind_their_shapes_are_taken(loss: Any) -> None:
     assert train(model=ONE, data=nodes(X, REAL), loss=loss).status == "done"
 
@@ -292,8 +301,22 @@ def test_unknown_arguments_are_refused(call: Any) -> None:
         hf.HoldfastError, match=rf"argument of hf.{call.__name__} 'tests': did you mean 'test'"
     ):
         call(methods, **given, tests=(X, Y))
+    with pytest.raises(hf.HoldfastError, match=r"seeds: each once, got \[1, 1\]"):
+        call(methods, **given, seeds=[1, 1])
     with pytest.raises(hf.HoldfastError, match=r"seeds: expected a list such as \[0, 1, 2\] or .*, got 3"):
         call(methods, **given, seeds=3)
+
+
+def test_names_of_a_comparison_are_words() -> None:
+    methods: Any = {1: hf.FedAvg(lr=0.1)}
+    with pytest.raises(hf.HoldfastError, match="algorithms: expected names and methods, such as"):
+        hf.compare(methods, model=nn.Linear(4, 3), data=nodes(X, Y), rounds=1)
+
+
+def test_a_function_of_a_tuning_makes_methods() -> None:
+    wrong: Any = lambda lr: 3  # noqa: E731
+    with pytest.raises(hf.HoldfastError, match="algorithm: expected the function to make a method, got 3"):
+        hf.tune(wrong, model=nn.Linear(4, 3), data=nodes(X, Y), rounds=1, values=[0.1, 0.2])
 
 
 def test_values_of_a_tuning_are_a_list() -> None:

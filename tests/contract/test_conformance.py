@@ -62,7 +62,7 @@ CASES = [
     Case("dsgt", {"local_steps": 3}, 2, 4),
     Case("k-gt", {"local_steps": 3, "server_lr": 0.8}, 2, 3),
     Case("exact-diffusion", {}, 1, 1),
-    Case("exact-diffusion", {"lazy": False}, 1, 1),
+    Case("exact-diffusion", {"share": 1.0}, 1, 1),
     Case("extra", {}, 1, 1),
     Case("nids", {"l1": 1e-4}, 1, 1),
     Case("led", {"local_steps": 3}, 1, 3),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cluster_ranks import run_worlds
-from command_line import experiment_file, make_plan
+from command_line import experiment_file, holdfast, make_plan
 from federation_runs import DeployedRun, describe
 from noisy_clouds import CLASSES, NAMES, SHAPE
 from torch import Tensor
@@ -155,6 +155,12 @@ def test_a_data_set_is_divided(folder: Path, tmp_path: Path) -> None:
 
 
 MODEL = EXPERIMENT + '\n[problem.model]\nname = "torch.nn:Linear"\nin_features = 4\nout_features = 3\n'
+
+
+def test_inspect_says_how_data_are_read(folder: Path, tmp_path: Path) -> None:
+    shown = holdfast("inspect", folder / "small.toml", "-o", tmp_path)
+    assert shown.code == 0
+    assert "data: items read when they are drawn, as they are drawn at random" in " ".join(shown.out.split())
 
 
 def test_a_model_by_name_needs_the_number_of_classes(tmp_path: Path) -> None:

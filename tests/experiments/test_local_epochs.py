@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import Any
 
@@ -43,6 +44,22 @@ def test_nodes_of_different_size() -> None:
         found = trained(hf.FedAvg(lr=0.1), nodes(8, 12, 20), batch_size=4, local_epochs=2)
     expected = trained(hf.FedAvg(lr=0.1, local_steps=7), nodes(8, 12, 20), batch_size=4)
     assert torch.equal(found.models, expected.models)
+
+
+def test_a_method_with_epochs_of_its_own(tmp_path) -> None:
+    table = {"name": "fedavg", "lr": 0.1, "local_epochs": 2}
+    expected = trained(hf.FedAvg(lr=0.1, local_steps=6), nodes(10, 10), batch_size=4).models
+    assert torch.equal(trained(table, nodes(10, 10), batch_size=4).models, expected)
+    methods: Any = {"two": table, "one": hf.FedAvg(lr=0.1)}
+    options: Any = {"model": torch.nn.Linear(3, 2), "data": nodes(10, 10), "rounds": 1, "batch_size": 4}
+    found = hf.compare(methods, metrics=["consensus"], local_epochs=1, **options)
+    gradients = {row["algorithm"]: row["gradient_evaluations"] for row in found.record.rows}
+    assert gradients == {"two": 12, "one": 6}
+    options |= {"values": [0.1, 0.2], "widen": 0, "metric": "train_loss", "run_dir": tmp_path / "run"}
+    with pytest.warns(RuntimeWarning, match=r"the best lr, 0\.2, is the largest tried"):
+        hf.tune(table, **options)
+    summaries = [json.loads(file.read_text()) for file in (tmp_path / "run").rglob("summary.json")]
+    assert ["local_steps=6" in job["method"] for each in summaries for job in each["jobs"]] == [True, True]
 
 
 def test_full_batches() -> None:

@@ -90,6 +90,10 @@ def numbers():
     return 3
 
 
+def shifted(samples, key):
+    return samples._replace(x=samples.x + 0.1 * hf.random_normal(key, samples.x.shape))
+
+
 NUMBER = 3
 '''
 LOCAL = {"lr": 0.1, "local_steps": 2}
@@ -242,3 +246,19 @@ def test_a_federation_file_names_no_code(tmp_path, monkeypatch, message):
         make_federation(raw, "federation.toml")
     assert "\n" not in str(error.value)
     assert "dangerous" not in sys.modules
+
+
+def test_an_augmentation_by_name(own, tmp_path) -> None:
+    plan = make_plan(tmp_path, "problem.augment=own_parts:shifted", "problem.batch_size=4", text=EXPERIMENT)
+    augment = plan.setting(plan.jobs[0]).problem.augment
+    assert augment.__name__ == "shifted"
+    options = {"model": "linear", "data": {"name": "own_parts:line", "slope": 2.0}, "nodes": 4, "rounds": 1}
+    options |= {"loss": "squared-error", "batch_size": 4}
+    method = {"name": "fedavg", "lr": 0.1}
+    by_name, itself, without = (
+        hf.train(method, augment=given, **options).models for given in ("own_parts:shifted", augment, None)
+    )
+    assert torch.equal(by_name, itself)
+    assert not torch.equal(by_name, without)
+    with pytest.raises(hf.HoldfastError, match="augment 'own_parts:NUMBER': expected a function, got 3"):
+        hf.train(method, augment="own_parts:NUMBER", **options)

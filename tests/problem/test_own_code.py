@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 import holdfast as hf
 from holdfast.problem.losses import LOSSES, CrossEntropy
@@ -277,3 +278,11 @@ def test_an_own_loss_sees_all_samples() -> None:
     weights, bias = result.model.weight.detach(), result.model.bias.detach()
     counted = functional.cross_entropy(x @ weights.mT + bias, y)  # torch leaves -100 out
     assert result.history["average_loss"][-1] == pytest.approx(counted.item(), rel=1e-5)
+
+
+def test_samples_without_labels_are_refused_when_they_are_read() -> None:
+    x, y = torch.ones(200, 4), torch.arange(200) % 3
+    y[100:] = -100
+    data = hf.from_datasets([TensorDataset(x, y)], streaming=True)
+    with pytest.raises(hf.HoldfastError, match="has no label that counts, all are -100: leave it out"):
+        hf.train(hf.FedAvg(lr=0.1), model=nn.Linear(4, 3), data=data, rounds=9)

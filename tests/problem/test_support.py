@@ -8,6 +8,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.samples import Pair
 from holdfast.models import Dropout
 from holdfast.problem.forward import forward
+from holdfast.problem.gradients.layers import NarrowLinear, PlaneConv2d
 from holdfast.problem.gradients.support import check_supported, probe
 
 
@@ -112,3 +113,31 @@ def test_probe_names_the_layer(layer, message):
     assert "\n" not in str(error.value)
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
     assert not layer._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind", "x"),
+    [
+        (nn.Linear(4, 3), NarrowLinear, torch.zeros(2, 5)),
+        (nn.Linear(4, 3), NarrowLinear, torch.zeros(5)),
+        (nn.Conv2d(1, 2, 3), PlaneConv2d, torch.zeros(2, 3, 6, 6)),  # not the first of three planes
+        (nn.Conv2d(1, 2, 3), PlaneConv2d, torch.zeros(2, 6)),
+    ],
+)
+def test_layers_in_another_form_refuse_the_same(layer, kind, x):
+    with pytest.raises(RuntimeError) as plain:
+        layer(x)
+    layer.__class__ = kind
+    with pytest.raises(RuntimeError) as other:
+        layer(x)
+    assert str(other.value) == str(plain.value)
+
+
+def test_layers_in_another_form_take_single_samples():
+    for layer, kind, x in (
+        (nn.Linear(4, 3), NarrowLinear, torch.randn(4)),
+        (nn.Conv2d(1, 2, 3), PlaneConv2d, torch.randn(1, 6, 6)),
+    ):
+        expected = layer(x)
+        layer.__class__ = kind
+        assert torch.equal(layer(x), expected)

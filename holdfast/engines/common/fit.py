@@ -86,5 +86,5 @@ def _check_weights(method: Algorithm, network: Network) -> None:
     if method.least_eigenvalue > -1 and network.least_eigenvalue < method.least_eigenvalue - ROUNDING:
         raise HoldfastError(
             f"{name} diverges if the mixing matrix has an eigenvalue below {method.least_eigenvalue:.4g}, "
-            f"and this one has {network.least_eigenvalue:.4g}; leave lazy at true, or use mixing 'laplacian'"
+            f"and this one has {network.least_eigenvalue:.4g}; lower its share, or use mixing 'laplacian'"
         )

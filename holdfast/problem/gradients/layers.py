@@ -20,6 +20,8 @@ class PlaneConv2d(nn.Conv2d):
         return "Conv2d"  # what the user calls it, for messages
 
     def forward(self, input: Tensor) -> Tensor:
+        if input.ndim != 4 or input.shape[1] != 1:
+            return super().forward(input)  # which refuses what is no batch of planes
         assert not isinstance(self.padding, str)  # see _is_plane
         down, across = self.padding
         height, width = self.kernel_size

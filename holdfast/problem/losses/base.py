@@ -107,8 +107,15 @@ class Loss(ABC):
             )
         some = targets[: len(outputs)]
         self.values(torch.zeros(outputs.shape), torch.zeros_like(some, device="cpu"))
-        classes = outputs.shape[class_dimension(outputs, some)] if outputs.ndim > 1 else 1
-        self.check_targets(targets, None if targets.is_floating_point() else max(classes, 2))
+        self.check_targets(targets, self.classes_of(outputs, targets))
+
+    def classes_of(self, outputs: Any, targets: Tensor | None) -> int | None:
+        """How many classes the labels may have by the ``outputs`` [2, ...]; None if targets are no labels."""
+        if not isinstance(outputs, Tensor) or targets is None or targets.is_floating_point():
+            return None
+        if outputs.ndim < 2:
+            return 2
+        return max(outputs.shape[class_dimension(outputs, targets[: len(outputs)])], 2)
 
     def _targets(self, samples: Any) -> Tensor:
         targets = targets_of(samples)

@@ -51,6 +51,9 @@ class OwnLoss(Loss):
     def check_targets(self, targets: Tensor, classes: int | None) -> None:
         """Only the function knows."""
 
+    def classes_of(self, outputs: Any, targets: Tensor | None) -> None:
+        """Only the function knows."""
+
     def check(self, outputs: Any, targets: Tensor | None) -> None:
         if targets is None:
             super().check(outputs, targets)
@@ -93,6 +96,9 @@ class OwnStep(Loss):
         return classes or 1
 
     def check_targets(self, targets: Tensor, classes: int | None) -> None:
+        """Only the step knows."""
+
+    def classes_of(self, outputs: Any, targets: Tensor | None) -> None:
         """Only the step knows."""
 
     def check(self, outputs: Any, targets: Tensor | None) -> None:

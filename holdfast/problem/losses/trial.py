@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ Function = Callable[[Any, Any], Any]
 def tried(title: str, function: Function, outputs: Any, targets: Tensor) -> Any:
     """What ``function`` gives for the ``outputs`` of two samples, and two of all ``targets`` [N, ...]."""
     some = targets[_rows(targets)[: len(next(leaves(outputs)))]]
-    at = tree_map(lambda part: part.detach().requires_grad_(part.is_floating_point()), outputs)
+    # Cloned, so that they are no leaves: a loss may change outputs in place.
+    at = tree_map(lambda part: part.detach().requires_grad_(part.is_floating_point()).clone(), outputs)
     try:
         with torch.enable_grad():
             value = function(at, some)
@@ -53,14 +55,14 @@ def check_broadcasting(title: str, function: Function, outputs: Tensor, targets:
     pair = targets[[0, int(others[0])]]
     z = torch.linspace(0.25, 0.75, pair.numel(), dtype=outputs.dtype, device=outputs.device)
     z = z.view(2, *outputs.shape[1:])
-    single = torch.stack([function(z[i : i + 1], pair[i : i + 1]) for i in range(2)]).mean()
-    if torch.isclose(function(z, pair), single):
-        return
     try:
-        alike = function(z.view(pair.shape), pair)
+        with warnings.catch_warnings():  # torch warns of some broadcasts, also of ours
+            warnings.simplefilter("ignore")
+            single = torch.stack([function(z[i : i + 1].clone(), pair[i : i + 1]) for i in range(2)]).mean()
+            given, alike = function(z.clone(), pair), function(z.clone().view(pair.shape), pair)
     except Exception:  # it wants outputs of the shape that they have
         return
-    if torch.isclose(alike, single):
+    if torch.isclose(alike, single) and not torch.isclose(given, single):
         raise HoldfastError(
             f"{title}: outputs {tuple(z.shape)} and targets {tuple(pair.shape)} are broadcast, so that every "
             "output is compared with every target; give targets in the shape of the outputs, such as "

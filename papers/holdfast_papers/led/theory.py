@@ -96,7 +96,7 @@ def identities() -> list[TableRow]:
     pairs = {
         "K = 1 - Exact Diffusion": (LED(lr=0.1), ExactDiffusion(lr=0.1), on_ring, on_ring),
         "complete graph - VRL-SGD": (
-            LED(lr=0.03, local_steps=STEPS, lazy=False),
+            LED(lr=0.03, local_steps=STEPS, share=1.0),
             VRLSGD(lr=0.03, local_steps=STEPS),
             everybody,
             server(10),

@@ -54,6 +54,11 @@ CASES = {
         {"name": "gossip", "lr": 0.1},
         {"network": {"topology": {"name": "erdos-renyi", "p": 0.7}, "graph_every": 2}, "nodes": 4},
     ),
+    "pairs in which a node may be left alone": (
+        {"name": "k-gt", "lr": 0.1},
+        {"network": {"topology": "base-graph"}, "nodes": 3},
+    ),
+    "led": ({"name": "led", "lr": 0.1, "local_steps": 3}, {"nodes": 4}),
     "fedavg": ({"name": "fedavg", "lr": 0.1, "local_steps": 3}, {"network": SERVER}),
     "scaffold with cohorts": (
         {"name": "scaffold", "lr": 0.1, "local_steps": 3},

@@ -1,0 +1,226 @@
+"""Pages that are written by the code: every experiment key, every command, every choice.
+
+mkdocs calls ``on_files`` before it reads the pages.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from pydantic_core import PydanticUndefined
+
+import holdfast
+from holdfast import _HOMES
+from holdfast.cli.app import app
+from holdfast.cli.listing import KINDS, entries
+from holdfast.core.registry import Registry
+from holdfast.core.validation import Section
+from holdfast.experiments.config import Experiment
+
+ROOT = Path(__file__).parents[1]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages."""
+    pages = {
+        "reference/experiment-keys.md": experiment_keys(),
+        "reference/cli.md": commands(),
+        "reference/choices.md": choices(),
+        "reference/api.md": names(),
+    }
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to files outside the documentation, which readers of the repository can follow, become names."""
+    return re.sub(r"\[([^\]]*)\]\((?:\.\./)+(?!docs/)([^)]*)\)", _outside, markdown)
+
+
+def _outside(link: re.Match[str]) -> str:
+    text, target = link.groups()
+    return link[0] if (ROOT / "docs" / target.split("#")[0]).exists() else f"{text} (`{target}`)"
+
+
+# --- every experiment key -----------------------------------------------------------------------------------
+
+
+def experiment_keys() -> str:
+    """Keys with their types and defaults; the comments beside them in the source say what they mean."""
+    lines = [
+        "# Every experiment key",
+        "",
+        "Written from the code. A key without a default must be given. `holdfast init` writes a file to start",
+        "from, and [Experiments](../experiments.md) explains what the keys do. A list makes a sweep.",
+    ]
+    for title, section in _sections(Experiment, ""):
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            _first_line(section),
+            "",
+            "| key | type | default | |",
+            "|---|---|---|---|",
+        ]
+        notes = _comments(section)
+        for name, field in section.model_fields.items():
+            if _inner_section(field.annotation):
+                continue
+            default = "required" if field.default is PydanticUndefined else f"`{_shown(field.default)}`"
+            cells = (f"`{name}`", _type(field.annotation), default, notes.get(name, ""))
+            lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _sections(section: type[Section], title: str) -> Iterator[tuple[str, type[Section]]]:
+    yield title or "At the top", section
+    for name, field in section.model_fields.items():
+        if inner := _inner_section(field.annotation):
+            yield from _sections(inner, f"`[{name}]`")
+
+
+def _inner_section(annotation: Any) -> type[Section] | None:
+    return annotation if inspect.isclass(annotation) and issubclass(annotation, Section) else None
+
+
+def _comments(section: type[Section]) -> dict[str, str]:
+    """What stands beside a field in the source, of the class and of those it derives from."""
+    found: dict[str, str] = {}
+    for owner in reversed(section.__mro__):
+        if owner is not Section and inspect.isclass(owner) and issubclass(owner, Section):
+            found |= dict(re.findall(r"^    (\w+):[^#\n]*# (.+)$", inspect.getsource(owner), re.MULTILINE))
+    return found
+
+
+def _type(annotation: Any) -> str:
+    text = getattr(annotation, "__name__", None) if inspect.isclass(annotation) else None
+    text = text or str(annotation).replace("typing.", "")
+    text = re.sub(r"Literal\[(.*?)\]", lambda m: m[1].replace(", ", " or "), text)
+    text = re.sub(r"Annotated\[(\w+(?:\[\w+\])?).*?\]$", r"\1", text)
+    text = re.sub(r"(?:\w+\.)+(\w+)", r"\1", text).replace(" | ", " or ")
+    return {
+        "Choice": "a name, or a table with a name",
+        "AlgorithmConfig": "a name, or a table with a name",
+    }.get(text, text)
+
+
+def _shown(default: Any) -> str:
+    return str(getattr(default, "name", default))
+
+
+# --- every command ------------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """All commands with their arguments and options."""
+    lines = ["# Every command", "", "Written from the code; `holdfast COMMAND --help` says the same.", ""]
+    lines += _command("holdfast", typer.main.get_command(app), 2)
+    return "\n".join(lines) + "\n"
+
+
+def _command(path: str, command: click.Command, level: int) -> list[str]:
+    context = click.Context(command, info_name=path)
+    lines = []
+    if not isinstance(command, click.Group):
+        lines += [f"{'#' * level} {path}", "", _plain(command.help or ""), "", "| | |", "|---|---|"]
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and parameter.hidden:
+                continue
+            shown = (
+                parameter.make_metavar(context)
+                if isinstance(parameter, click.Argument)
+                else ", ".join(parameter.opts)
+            )
+            lines.append(f"| `{_cell(shown)}` | {_cell(_plain(getattr(parameter, 'help', '') or ''))} |")
+        lines.append("")
+    else:
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            if inner is not None and not inner.hidden:
+                lines += _command(f"{path} {name}", inner, level)
+    return lines
+
+
+def _plain(help_text: str) -> str:
+    return re.sub(r"\[/?bold\]", "`", help_text).replace("\b", "").strip()
+
+
+# --- every choice -------------------------------------------------------------------------------------------
+
+
+def choices() -> str:
+    """What can be named in an experiment, with parameters and defaults."""
+    lines = [
+        "# Every choice",
+        "",
+        "Written from the code; `holdfast list` prints the same, `--json` for programs.",
+        "",
+    ]
+    for kind in KINDS:
+        lines += [f"## {kind.capitalize()}", ""]
+        for entry in entries(kind):
+            lines += [f"**`{entry['name']}`** {entry['summary']}", ""]
+            for parameter in entry["parameters"]:
+                default = (
+                    "required" if parameter.get("required") else f"default `{parameter.get('default')!r}`"
+                )
+                lines.append(f"- `{parameter['name']}`: {parameter.get('type', '')}, {default}")
+            lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+# --- every name ---------------------------------------------------------------------------------------------
+
+ROOMS = {
+    "Train, compare, tune": ["holdfast.api"],
+    "Data": ["holdfast.data", "holdfast.data.frames", "holdfast.data.images", "holdfast.data.lazy"],
+    "Networks": ["holdfast.topology"],
+    "Methods": ["holdfast.algorithms"],
+    "The contract": ["holdfast.contract"],
+    "Optimisers and solvers": ["holdfast.optimizers", "holdfast.solvers"],
+    "Channels": ["holdfast.channels"],
+    "Callbacks and loggers": [
+        "holdfast.experiments.callbacks",
+        "holdfast.experiments.tensorboard",
+        "holdfast.experiments.trackers",
+        "holdfast.report.progress",
+    ],
+}
+
+
+def names() -> str:
+    """Every public name of ``holdfast``, by room; what no room claims comes last."""
+    left = dict(_HOMES)
+    rooms = {title: [(home, left.pop(home)) for home in homes] for title, homes in ROOMS.items()}
+    rooms["The rest"] = list(left.items())
+    lines = [
+        "# Every name in Python",
+        "",
+        "`import holdfast as hf`; every name below is `hf.` and the name.",
+        "",
+    ]
+    for title, homes in rooms.items():
+        lines += [f"# {title}", ""]
+        for home, listed in homes:
+            for name in listed.split():
+                if not isinstance(getattr(holdfast, name), Registry):
+                    lines += [f"::: {home}.{name}", ""]
+    return "\n".join(lines) + "\n"
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").split("\n")[0]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -92,6 +92,18 @@ def factors(curve: Curve, first: int, last: int) -> np.ndarray:
     return np.asarray((curve.at(ERROR, last) / curve.at(ERROR, first)) ** (1 / (last - first)))
 
 
+def similar_rates(e: Evidence, others: Sequence[str]) -> Finding:
+    """Decades per round in the second half of the run, each method at its best setting for the last round."""
+    last = last_round(e)
+    rates = {
+        name: float(-np.log10(np.median(factors(best_curve(e, name, last), last // 2, last))))
+        for name in ("dualfl", *others)
+    }
+    ours = ", ".join(f"{name} {rate:.3f}" for name, rate in rates.items())
+    holds = all(0.5 <= rates["dualfl"] / rates[name] <= 2 for name in others)
+    return judged(holds, f"decades per round: {ours}", f"within a factor of 2, rounds {last // 2} to {last}")
+
+
 def rounds_to(curve: Curve, goal: float) -> float:
     """The first round with an error of at most ``goal``, median over the seeds; inf if there is none."""
     return float(np.median(curve.first("round", ERROR, high=goal)))

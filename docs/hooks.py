@@ -59,8 +59,8 @@ def experiment_keys() -> str:
     lines = [
         "# Every experiment key",
         "",
-        "Written from the code. A key without a default must be given. `holdfast init` writes a file to start",
-        "from, and [Experiments](../experiments.md) explains what the keys do. A list makes a sweep.",
+        "Written from the code. A key without a default must be given. `holdfast init` writes a file to",
+        "start from, and [Experiments](../experiments.md) explains what the keys do. A list makes a sweep.",
     ]
     for title, section in _sections(Experiment, ""):
         lines += [

@@ -191,6 +191,14 @@ def model_maker(
 
     if not callable(model) and not isinstance(model, str | Mapping):
         raise HoldfastError(f"model: expected a function that makes one, or a module, got {quoted(model)}")
+    if not isinstance(model, nn.Module | str | Mapping):
+        try:
+            inspect.signature(model).bind()
+        except TypeError as error:
+            raise HoldfastError(
+                f"model: expected a function without arguments, such as lambda: Net(9), got {quoted(model)}, "
+                f"{error}"
+            ) from None
     return make
 
 

@@ -50,3 +50,17 @@ def unrounded() -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@contextmanager
+def untried() -> Iterator[None]:
+    """Convolutions by the kernels that cuDNN guesses to be the fastest.
+
+    Trying them takes up to a second for every new shape, which calls that are made once do not earn back.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from functools import partial
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast.core.errors import HoldfastError
-from holdfast.data.samples import map_inputs
+from holdfast.data.samples import Pair, map_inputs
 from holdfast.models import CountedDropout, dropout_keys, may_draw
+from holdfast.problem.frozen import Features, Frozen
 from holdfast.problem.gradients.layers import ready_to_stack
 from holdfast.problem.gradients.recurrent import stackable_recurrence
 from holdfast.problem.gradients.support import Call, Called, check_supported, probe, probe_evaluation, watched
@@ -64,6 +65,7 @@ class FlatModel:
         by_batch(self._training)
         for used in (self._training, self._evaluation):
             ready_to_stack(used, device)
+        self.frozen: Frozen | None = None  # the beginning of the model, where its outputs are kept
         self.draws = may_draw(self._training)  # whether a training step may draw random numbers, as dropout
         self._dropout_keys = [f"model.{name}" for name in dropout_keys(self._training)]
         self._call_through()
@@ -76,6 +78,14 @@ class FlatModel:
             for part, p in layer.named_parameters(recurse=False, remove_duplicate=False)
             if id(p) in names
         ]
+
+    @property
+    def layers(self) -> Iterator[nn.Module]:
+        """What a training step computes: all layers but those of a frozen part whose outputs are kept."""
+        done = set() if self.frozen is None else self.frozen.parameters
+        for layer in self._training.modules():
+            if not done & set(map(id, layer.parameters(recurse=False))):
+                yield layer
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -199,8 +209,18 @@ class FlatModel:
             named = {place.removeprefix("model."): tensor for place, tensor in given.items()}
             answer: Tensor = call(lambda *args, **kwargs: run(named, args, kwargs), samples)
             return answer
-        result: Tensor = functional_call(self._called[training], given, (call, samples), tie_weights=False)
+        with self._entering(training, samples) as entering:
+            result: Tensor = functional_call(
+                self._called[training], given, (call, entering), tie_weights=False
+            )
         return result
+
+    def _entering(self, training: bool, samples: Any) -> AbstractContextManager[Any]:
+        """What the module is called with: ``samples``, or what stands in for them if these are features."""
+        if isinstance(samples, Pair) and isinstance(samples.x, Features):
+            assert self.frozen is not None
+            return self.frozen.standing_in(training, samples)
+        return nullcontext(samples)
 
     @property
     def statistics_names(self) -> list[str]:

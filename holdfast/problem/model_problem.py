@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.precision import untried
 from holdfast.core.randomness import Word
 from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.lazy import AnyData
 from holdfast.data.samples import TARGET_NAMES, targets_of
 from holdfast.problem.augmentation import Augment, augmented, check_augment
 from holdfast.problem.convexity import SquaredOutputs, convexity_of
+from holdfast.problem.features import Kept, keep_features
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName
 from holdfast.problem.gradients.choice import choose_backend
@@ -50,7 +52,8 @@ class ModelProblem:
 
     ``data``: samples, which are read as ``options`` say, or any source.
     ``augment``: what is done to the samples of a minibatch on the device, never where all data are read.
-    ``backend``: how many rows are computed, "stacked", "loop" or "adapters"; "auto" lets a rule choose.
+    ``backend``: how many rows are computed, "stacked", "loop" or "adapters"; "auto" lets a rule choose, and
+    keeps the outputs of a frozen part of the model where it can (``problem/features.py``).
     ``buffers``: whose running statistics BatchNorm has where a node's model is evaluated, see ``Buffers``.
     ``samples_at_once``: so many samples of all nodes are computed together; by default what memory allows.
 
@@ -89,11 +92,16 @@ class ModelProblem:
         self.augment = augment
         self.x0, self.dim, self.nodes, self.here = model.x0, model.dim, data.nodes, self.source.here
         self.row_loss = RowLoss(model, self.loss)
+        self.given = self.source  # samples as they are
+        whole = backend != "auto"  # then the backend computes all of the model in every step
+        self._kept = Kept.nothing(self.given) if whole else keep_features(self.row_loss, self.given, augment)
+        self.source = self._kept.source
         example = self.source.some(2 if model.statistics else 1)  # a variance needs two samples
         self.activations = Activations(self.row_loss, example, samples_at_once)
         self._wanted, self.buffers = (backend, samples_at_once), buffers
 
     @cached_property
+    @untried()
     def backend(self) -> Backend:
         """How everything is computed that is computed for many rows."""
         return choose_backend(self.row_loss, self.activations, self._wanted[0])
@@ -202,8 +210,9 @@ class ModelProblem:
 
     @property
     def how(self) -> str:
-        return "; ".join(filter(None, (self.backend.how, self.source.how)))
+        return "; ".join(filter(None, (self.backend.how, self._kept.how, self.source.how)))
 
+    @untried()
     def get_ready(self) -> None:
         _ = self.activations.at_once, self.backend
 
@@ -290,7 +299,7 @@ class ModelProblem:
         return ModelProblem(
             FlatModel(self.model.template, self.x0.device, dtype or self.x0.dtype),  # computed in full
             loss or self.loss,
-            self.source.in_dtype(dtype) if dtype else self.source,
+            self.given.in_dtype(dtype) if dtype else self.given,
             seed=self.seed,
             regulariser=regulariser or self.regulariser,
             backend=self._wanted[0],
@@ -311,7 +320,7 @@ class ModelProblem:
         return convexity_of(exact.row_loss, self.regulariser, exact.source.some(64).samples, gram)
 
     def identity(self) -> tuple[list[object], list[Tensor]] | None:
-        if (of_source := self.source.identity()) is None:
+        if (of_source := self.given.identity()) is None:
             return None
         module, trained = self.model.template, self.model.shapes
         frozen = {name: tensor for name, tensor in module.state_dict().items() if name not in trained}
@@ -321,9 +330,10 @@ class ModelProblem:
 
     # --- before training -----------------------------------------------------------------------------------
 
+    @untried()
     def check_model(self, test: Any = None) -> None:
         """Refuses a model that does not suit the data, and targets that do not suit the loss."""
-        some = self.source.some(2).samples
+        some = self.given.some(2).samples
         if self.augment is not None:
             some = check_augment(self.augment, some, self._keys(self.here[:1], 0, 0)[0], self.stacked)
         outputs = self.row_loss.probe(some, stacked=False)
@@ -353,7 +363,7 @@ class ModelProblem:
 
     def test_set(self, samples: Any) -> Any:
         """``samples``, a pair (x, y) or a dictionary, where the objective computes."""
-        return self.source.test_set(samples)
+        return self._kept.placed(samples)
 
     def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
         if rows.shape[1] == self.dim:

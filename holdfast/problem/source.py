@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -194,6 +195,15 @@ class ArraySource:
         names = ("batch_size", "sampling", "seed", "weights", "mean", "std")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return ArraySource(data, self.scale.to(dtype), **options)
+
+    def holding(self, x: Any, y: Tensor) -> ArraySource:
+        """The same nodes and draws with other inputs and targets, which enter the model as they are."""
+        twin = copy(self)
+        twin.stored, twin.given, twin.mean, twin.std = Pair(x, y), described(Pair(x, y)), 0.0, 1.0
+        twin.entrance = Entrance(self.scale)
+        for made_once in ("_ready", "_by_node"):
+            vars(twin).pop(made_once, None)
+        return twin
 
     def identity(self) -> tuple[list[object], list[Tensor]]:
         columns = [] if isinstance(self.stored, Pair) else list(self.stored)

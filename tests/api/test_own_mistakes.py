@@ -313,6 +313,14 @@ def test_names_of_a_comparison_are_words() -> None:
         hf.compare(methods, model=nn.Linear(4, 3), data=nodes(X, Y), rounds=1)
 
 
+@pytest.mark.parametrize("model", [nn.Linear, lambda seed: nn.Linear(4, 3)])
+def test_the_function_of_a_model_takes_no_arguments(model: Any) -> None:
+    with pytest.raises(
+        hf.HoldfastError, match=r"model: expected a function without arguments, .* missing a req"
+    ):
+        hf.compare({"a": hf.FedAvg(lr=0.1)}, model=model, data=nodes(X, Y), rounds=1)
+
+
 def test_a_function_of_a_tuning_makes_methods() -> None:
     wrong: Any = lambda lr: 3  # noqa: E731
     with pytest.raises(hf.HoldfastError, match="algorithm: expected the function to make a method, got 3"):

@@ -83,7 +83,7 @@ def test_every_optimiser_keeps_its_shape_and_is_resumed(case, quadratics):
 def traced(monkeypatch) -> None:
     """Short runs are traced, too; programs stay as they were traced."""
     monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
-    monkeypatch.setattr("torch.compile", lambda program, **_: program)
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
 
 
 def assert_replayed(algorithm, network) -> None:

@@ -222,7 +222,7 @@ def test_minibatches_are_augmented_and_full_data_are_not(backend) -> None:
 def test_drawn_and_augmented_alike_in_compiled_rounds(sampling, compiler, monkeypatch) -> None:
     monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
     if not compiler:
-        monkeypatch.setattr("torch.compile", lambda program, **_: program)
+        monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
     nodes, method = nodes_of([6, 9]), hf.FedAvg(lr=0.1, local_steps=3)
     plain, compiled = (
         hf.Simulation(

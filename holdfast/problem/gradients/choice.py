@@ -6,6 +6,7 @@ import math
 import warnings
 
 import torch
+from torch import nn
 from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
@@ -27,7 +28,8 @@ def choose_backend(loss: RowLoss, activations: Activations, wanted: BackendName 
     if wanted == "loop":
         return Loop(loss, activations, 'as backend = "loop" asks for')
     why = ""
-    if wanted == "adapters" or (wanted == "auto" and loss.model.trained_share <= SMALL_PART):
+    little = loss.model.frozen is None and loss.model.trained_share <= SMALL_PART
+    if wanted == "adapters" or (wanted == "auto" and little):
         asked = 'as backend = "adapters" asks for' if wanted == "adapters" else ""
         backend = Adapters(loss, activations, lambda: _stacked_or_loop(loss, activations), asked)
         obstacle = _obstacle_to_one_batch(backend)
@@ -44,8 +46,9 @@ def _stacked_or_loop(
     loss: RowLoss, activations: Activations, why: str = "", asked: bool = False
 ) -> Stacked | Loop:
     model = loss.model
-    convolutional = any(isinstance(part, CONVOLUTIONS) for part in model.template.modules())
-    if not asked and model.x0.device.type == "cpu" and (convolutional or model.recurrent):
+    convolutional = any(isinstance(layer, CONVOLUTIONS) for layer in model.layers)
+    recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.layers)
+    if not asked and model.x0.device.type == "cpu" and (convolutional or recurrent):
         layers = "convolutions" if convolutional else "recurrent layers"
         return Loop(loss, activations, f"as {layers} want it")
     obstacle = _obstacle(loss, activations.example)

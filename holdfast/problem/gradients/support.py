@@ -35,6 +35,7 @@ _REASONS = (
         "nothing it returns depends on the parameters; leave out detach(), no_grad(), numpy and the like",
     ),
     (".item()", "it reads the value of a tensor (.item(), or 'if' on a tensor); use torch.where"),
+    ("_local_scalar_dense", "it reads the value of a tensor"),
 )
 RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
 

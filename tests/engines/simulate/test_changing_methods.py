@@ -21,7 +21,7 @@ ROUNDS = 6
 def every_round_is_traced(monkeypatch) -> None:
     """Users' methods too, and short runs; programs stay as they were traced."""
     monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
-    monkeypatch.setattr("torch.compile", lambda program, **_: program)
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
 
 
 def both(algorithm, network, planned: int = ROUNDS) -> tuple[Simulation, Simulation, str]:

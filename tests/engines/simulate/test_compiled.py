@@ -9,9 +9,11 @@ import torch
 from test_conformance import NODES
 from test_executor_rules import Annealed, SignDescent
 from test_executors import assert_close, dense
+from torch._dynamo.utils import counters
 
 import holdfast as hf
 from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors import tracing
 from holdfast.engines.simulate.executors.rules import executor_for
 
 CPU = torch.device("cpu")
@@ -32,7 +34,7 @@ def always(monkeypatch) -> None:
 @pytest.fixture
 def without_compiler(monkeypatch) -> None:
     """Programs stay as they were traced: not every machine has a C++ compiler."""
-    monkeypatch.setattr("torch.compile", lambda program, **_: program)
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
 
 
 def both(algorithm, network, rounds: int = 6, cohort: int | None = None):
@@ -69,17 +71,28 @@ def test_with_a_real_compiler(algorithm, network, always) -> None:
     assert how.startswith("all nodes stacked, compiled; prepared in")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_what_was_compiled_before_is_found_on_disk(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, found = torch.arange(5.0), counters["inductor"]["fxgraph_cache_hit"]
+    for _ in range(2):
+        [result] = tracing.compiled(lambda x: [x.sin() + 1])(x)
+        assert_close(result, x.sin() + 1)
+    assert counters["inductor"]["fxgraph_cache_hit"] == found + 1
+
+
 def test_a_broken_compiler_does_no_harm(always, monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr("torch.compile", lambda *_, **__: broken)
+    monkeypatch.setattr("torch._inductor.compile", broken)
     how, _ = both(*METHODS[1])
     assert how == "all nodes stacked, step by step, as rounds cannot be compiled: no compiler here"
 
 
 def test_a_program_is_forgotten_when_the_next_one_fails(always, monkeypatch) -> None:
-    monkeypatch.setattr("torch.compile", lambda program, **_: program)
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
     _, compiled = both(*METHODS[1])
 
     def broken(*_):

@@ -78,7 +78,7 @@ class SignDescent(Algorithm):
     "algorithm", [SignDescent(lr=0.5), hf.Gossip(lr=0.05, local_steps=2)], ids=["own", "ours"]
 )
 def test_only_methods_that_declare_it_work_on_padded_rows(algorithm, monkeypatch) -> None:
-    monkeypatch.setattr("torch.compile", lambda program, **_: program)
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
     simulation = Simulation(algorithm, dense(), RING, seed=7)
     replay = replay_of(simulation)
     kept = tree_map(torch.clone, replay.state)

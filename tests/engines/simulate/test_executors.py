@@ -191,6 +191,19 @@ def test_what_was_compiled_for_one_step_size_serves_for_all() -> None:
     assert after[0] == after[1] > 0
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [hf.LocalGECL(lr=0.05, local_steps=4), hf.LocalGECL(lr=0.05, local_steps=4, first_grad_at="mixed")],
+)
+def test_the_steps_of_a_round_share_one_program(algorithm) -> None:
+    # The first takes its gradient elsewhere than where it starts, and the last is followed by an exchange.
+    compiled = []
+    simulation = Simulation(algorithm, dense(), hf.Network.of(hf.ring(NODES)), seed=7)
+    replay = replay_of(simulation)
+    FusedRound(replay.advance, replay.state, simulation.problem, compiled.append)
+    assert sum("gradient" in program.code for program in compiled) == 1
+
+
 class Counting(nn.Linear):
     """A layer whose calls have an effect."""
 

@@ -2,15 +2,16 @@
 
 Step by step, an update such as ``x - lr * (gradient - dual)`` passes over all rows three times. Here a round
 is traced once into the list of its operations, cut before each gradient and each exchange, and each piece is
-compiled, so that the update is fused with the end of the gradient. The pieces of a local phase are alike, so
-two or three are compiled, however many steps there are.
+compiled, so that the update is fused with the end of the gradient. Compiling a gradient takes most of the
+time until the first round, half a minute for a transformer. So the steps of a local phase share one program:
+what the last step does beyond the others is a piece of its own.
 """
 
 from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from holdfast.engines.simulate.executors.inputs import NotReplayableError
 from holdfast.engines.simulate.executors.tracing import Program, compiled
 from holdfast.problem.problem import Problem
 
+Form = tuple[tuple[str, str], ...]  # operations of a run, with numbers in place of names
 Advance = Callable[[Any, MinibatchGradient], Any]  # from a state to the state after the round
 
 # What was compiled for rounds on a problem: other step sizes and seeds need nothing new.
@@ -46,6 +48,7 @@ def _(x: Tensor, nodes: Tensor, round: Tensor, step: Tensor) -> tuple[Tensor, Te
 
 _GRADIENT = torch.ops.holdfast.minibatch_gradient.default
 _GATHER = torch.ops.aten.index.Tensor
+_WRITE = torch.ops.aten.copy_.default
 
 
 class Piece(NamedTuple):
@@ -72,7 +75,7 @@ class FusedRound:
         nodes = list(traced.graph.nodes)
         self.arguments = [node.name for node in nodes if node.op == "placeholder"]
         self.constants = {n.name: getattr(traced, str(n.target)) for n in nodes if n.op == "get_attr"}
-        runs = list(_cut([node for node in nodes if node.op == "call_function"], problem.dim))
+        runs = list(_alike(_cut([node for node in nodes if node.op == "call_function"], problem.dim)))
         self.results = [node.name for node in nodes[-1].args[0]]
         self.pieces = self._pieces(runs, problem, compiler)
 
@@ -90,18 +93,21 @@ class FusedRound:
         self, runs: list[list[fx.Node]], problem: Problem, compiler: Callable[[Program], Program]
     ) -> list[Piece]:
         place = {node: index for index, run in enumerate(runs) for node in run}
+        forms = [_form(run) for run in runs]
+        needed: dict[Form, set[int]] = {form: set() for form in forms}  # results, of any run of this form
+        for index, run in enumerate(runs):
+            used = (i for i, node in enumerate(run) if any(place.get(user) != index for user in node.users))
+            needed[forms[index]].update(used)
         programs = _PROGRAMS.setdefault(problem, {})
         pieces = []
-        for index, run in enumerate(runs):
-            inputs = _inputs(run)
-            outputs = [node for node in run if any(place.get(user) != index for user in node.users)]
-            key = _structural_hash(run, inputs, outputs)
+        for run, form in zip(runs, forms, strict=True):
+            inputs, outputs = _inputs(run), [run[i] for i in sorted(needed[form])]
+            key = form, tuple(sorted(needed[form]))
             if key not in programs:
-                # The others are a product or a few operations: not worth the time to compile them.
-                worth_it = any(node.target is _GRADIENT or _moves_rows(node, problem.dim) for node in run)
                 program = _as_function(run, inputs, outputs, problem)
-                programs[key] = compiler(program) if worth_it else program
-            pieces.append(Piece(programs[key], [n.name for n in inputs], [n.name for n in outputs], []))
+                programs[key] = compiler(program) if _is_worth_compiling(run, problem.dim) else program
+            names = [read.node.name for read in inputs], [node.name for node in outputs]
+            pieces.append(Piece(programs[key], *names, []))
         self._release(pieces)
         return pieces
 
@@ -148,10 +154,46 @@ def _trace(advance: Advance, state: Any) -> fx.GraphModule:
         raise NotReplayableError(f"the tracer refuses: {error}") from error
 
 
-def _inputs(run: list[fx.Node]) -> list[fx.Node]:
-    """What ``run`` reads of others, in the order in which it does."""
+class Read(NamedTuple):
+    """What a run reads of others.
+
+    What a gradient reads is an input of its own, even if the rest reads it, too. Then the first local step,
+    which may take its gradient elsewhere than where it starts, is like the others.
+    """
+
+    node: fx.Node
+    by_gradient: bool
+
+
+def _reads(run: list[fx.Node]) -> dict[fx.Node, dict[fx.Node, Read]]:
+    """For every operation of ``run``, what it reads of others."""
     inside = set(run)
-    return list(dict.fromkeys(n for node in run for n in node.all_input_nodes if n not in inside))
+    written = {node.args[0] for node in run if node.target is _WRITE}  # one input, or its copies would differ
+    return {
+        node: {
+            n: Read(n, node.target is _GRADIENT and n not in written)
+            for n in node.all_input_nodes
+            if n not in inside
+        }
+        for node in run
+    }
+
+
+def _inputs(run: list[fx.Node]) -> list[Read]:
+    """What ``run`` reads of others, in the order in which it does."""
+    return list(dict.fromkeys(read for reads in _reads(run).values() for read in reads.values()))
+
+
+def _is_worth_compiling(run: list[fx.Node], dim: int) -> bool:
+    """Whether ``run`` has a gradient or an exchange, or passes over the rows more than once."""
+    passes = sum(_has_rows(node, dim) for node in run)
+    return passes > 1 or any(node.target is _GRADIENT or _moves_rows(node, dim) for node in run)
+
+
+def _has_rows(node: fx.Node, dim: int) -> bool:
+    """Whether the result of ``node`` is rows of ``dim`` numbers or a few more."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.ndim > 1 and value.shape[-1] >= dim
 
 
 def _moves_rows(node: fx.Node, dim: int) -> bool:
@@ -181,19 +223,34 @@ def _of_gradient(node: fx.Node) -> bool:
     return node.target is _GRADIENT or (node.target is operator.getitem and _of_gradient(node.args[0]))  # type: ignore[arg-type]
 
 
-def _structural_hash(run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]) -> Hashable:
-    """Equal for runs of operations that differ only in names."""
-    number = {node: index for index, node in enumerate([*inputs, *run])}
-    steps = tuple(
-        (str(node.target), str(fx.map_arg((node.args, node.kwargs), lambda given: f"%{number[given]}")))
-        for node in run
-    )
-    return steps, tuple(number[node] for node in outputs)
+def _alike(runs: Iterable[list[fx.Node]]) -> Iterator[list[fx.Node]]:
+    """``runs`` such that one that begins like an earlier one with a gradient is cut where that one ends."""
+    known: list[Form] = []
+    for run in runs:
+        form = _form(run)
+        lengths = [len(other) for other in known if other == form[: len(other)]]
+        cut = max(lengths, default=len(run))
+        if not lengths and any(node.target is _GRADIENT for node in run):
+            known.append(form)
+        yield run[:cut]
+        if run[cut:]:
+            yield run[cut:]
 
 
-def _as_function(
-    run: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node], problem: Problem
-) -> Program:
+def _form(run: list[fx.Node]) -> Form:
+    """The operations of ``run``; equal for runs that differ only in names."""
+    reads = _reads(run)
+    number = {read: f"given {i}" for i, read in enumerate(_inputs(run))}
+    inside = {node: f"result {i}" for i, node in enumerate(run)}
+
+    def told(node: fx.Node) -> tuple[str, str]:
+        args = fx.map_arg((node.args, node.kwargs), lambda n: inside.get(n) or number[reads[node][n]])
+        return str(node.target), str(args)
+
+    return tuple(map(told, run))
+
+
+def _as_function(run: list[fx.Node], inputs: list[Read], outputs: list[fx.Node], problem: Problem) -> Program:
     # What is compiled is never forgotten by torch; held weakly, the problem and its data are let go.
     owner = weakref.ref(problem)
 
@@ -203,9 +260,11 @@ def _as_function(
         return alive.minibatch_values_and_grads([x], nodes, round, step)[0]
 
     graph = fx.Graph()
-    copies = {node: graph.placeholder(f"given_{index}") for index, node in enumerate(inputs)}
-    for node in run:
-        copies[node] = graph.node_copy(node, lambda given: copies[given])
+    given = {read: graph.placeholder(f"given_{index}") for index, read in enumerate(inputs)}
+    copies: dict[fx.Node, fx.Node] = {}
+    for node, reads in _reads(run).items():
+        known = copies | {n: given[read] for n, read in reads.items()}
+        copies[node] = graph.node_copy(node, known.__getitem__)
         if node.target is _GRADIENT:
             copies[node].target = gradient
     graph.output([copies[node] for node in outputs])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -42,12 +43,18 @@ def list_runs(folder: Path, *, as_json: bool) -> None:
 
 
 def _found(folder: Path) -> Iterator[RunRecord]:
-    """Runs that can be read, by the time at which they began; of others nothing is to be said here."""
+    """Runs, and those of tunings, by the time at which they began; a line on each that cannot be read."""
     summaries = [
-        path for path in folder.glob("*/summary.json") if (path.parent / "environment.json").exists()
+        path
+        for pattern in ("*/summary.json", "*/grid-*/summary.json")
+        for path in folder.glob(pattern)
+        if (path.parent / "environment.json").exists()
     ]
     for path in sorted(summaries, key=lambda path: (path.parent / "environment.json").stat().st_mtime):
-        yield load_record(path.parent)
+        try:
+            yield load_record(path.parent)
+        except HoldfastError as error:
+            print(f"warning: left out: {error}", file=sys.stderr)
 
 
 def _best(record: RunRecord) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,21 @@ def test_runs_are_listed(printed: tuple[Path, dict[str, object]]) -> None:
     table = CliRunner().invoke(app, ["list", "runs", "--runs-dir", str(runs)])
     assert "first" in table.stdout
     assert "3 jobs, 3 done" in table.stdout
+
+
+def test_a_damaged_run_does_not_hide_the_others(
+    printed: tuple[Path, dict[str, object]], tmp_path: Path
+) -> None:
+    runs, shown = printed
+    shutil.copytree(runs / "first", tmp_path / "sound")
+    shutil.copytree(runs / "first", tmp_path / "tuning" / "grid-0")
+    shutil.copytree(runs / "first", tmp_path / "damaged")
+    (tmp_path / "damaged" / "summary.json").write_text("{")
+    listed = CliRunner().invoke(app, ["list", "runs", "--runs-dir", str(tmp_path), "--json"])
+    paths = {entry["run"] for entry in json.loads(listed.stdout)}
+    assert paths == {str(tmp_path / "sound"), str(tmp_path / "tuning" / "grid-0")}
+    assert "left out" in listed.stderr
+    assert "summary.json is damaged" in listed.stderr
 
 
 def test_a_report_says_where_it_is(printed: tuple[Path, dict[str, object]], tmp_path: Path) -> None:

@@ -214,11 +214,11 @@ def names() -> str:
         "",
     ]
     for title, homes in rooms.items():
-        lines += [f"# {title}", ""]
+        lines += [f"## {title}", ""]
         for home, listed in homes:
             for name in listed.split():
                 if not isinstance(getattr(holdfast, name), Registry):
-                    lines += [f"::: {home}.{name}", ""]
+                    lines += [f"::: {home}.{name}", "    options:", "      heading_level: 3", ""]
     return "\n".join(lines) + "\n"
 
 

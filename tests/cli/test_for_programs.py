@@ -57,7 +57,7 @@ def test_runs_are_listed(printed: tuple[Path, dict[str, object]]) -> None:
 def test_a_damaged_run_does_not_hide_the_others(
     printed: tuple[Path, dict[str, object]], tmp_path: Path
 ) -> None:
-    runs, shown = printed
+    runs, _ = printed
     shutil.copytree(runs / "first", tmp_path / "sound")
     shutil.copytree(runs / "first", tmp_path / "tuning" / "grid-0")
     shutil.copytree(runs / "first", tmp_path / "damaged")

@@ -22,7 +22,9 @@ _HOMES = {
         "FiveGCS DualFL DSpodFL Ditto FedBN FedRep ExactDiffusion EXTRA NIDS LED QGDSGDM FedCM DiLoCo "
         "NoLoCo DScaffnew"
     ),
-    "holdfast.channels": "CHANNELS Channel Half Identity",
+    "holdfast.channels": (
+        "CHANNELS Channel Half Identity BFloat16 Chain LowRank Natural RandomK TopK Uniform chain"
+    ),
     "holdfast.contract": (
         "ALGORITHMS Algorithm ServerAlgorithm Oracle Peers Rate Count Whole Positive NonNegative constant "
         "halving cosine linear"
@@ -82,7 +84,9 @@ if TYPE_CHECKING:
         minimize as minimize, train as train, tune as tune,
     )
     from holdfast.channels import (
-        CHANNELS as CHANNELS, Channel as Channel, Half as Half, Identity as Identity,
+        BFloat16 as BFloat16, CHANNELS as CHANNELS, Chain as Chain, Channel as Channel, Half as Half,
+        Identity as Identity, LowRank as LowRank, Natural as Natural, RandomK as RandomK, TopK as TopK,
+        Uniform as Uniform, chain as chain,
     )
     from holdfast.contract import (
         ALGORITHMS as ALGORITHMS, Algorithm as Algorithm, Count as Count, NonNegative as NonNegative,

@@ -1,42 +1,76 @@
-"""Half precision on the wire."""
+"""Numbers in 16 bits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from holdfast.contract.channel import CHANNELS, EVERY_USE, Channel, ChannelState, Draw, Message, Wire
-from holdfast.core.tree import tree_map
+from holdfast.channels.compressor import Compressor, Uniforms
+from holdfast.contract.channel import CHANNELS, EVERY_USE, Channel, Wire
+
+
+class Scaled(NamedTuple):
+    shares: Tensor  # [m, d], float16
+    scale: Tensor  # [m, 1], float32
 
 
 @CHANNELS.register("half")
 @dataclass(frozen=True)
-class Half(Channel):
+class Half(Compressor):
     """Numbers travel as float16 and are added up in the model's own type.
 
-    Between neighbours a node keeps at home what its own message lost, m_i - own_i. So the sum over all nodes
-    is that of the messages before they were rounded. A server's answer is rounded, and alike for all.
+    Between neighbours a node keeps at home what its own message lost, so that sums are kept. A server's
+    answer is rounded too, and alike for all, so through a server they are not. With ``feedback`` they are;
+    numbers are then sent as shares of the largest, as float16 ends at 6e-8, and a server answers in full.
     """
 
     serves = EVERY_USE
     columnwise = True
     overflow = "a number is beyond 65504"
 
-    def encode(self, message: Message, state: ChannelState, draw: Draw) -> Wire:
-        return tree_map(lambda t: t.to(torch.float16), message)
+    feedback: bool = field(default=False, kw_only=True)
 
-    def decode(self, wire: Wire, like: Message) -> Message:
-        return tree_map(lambda t, numbers: numbers.to(t.dtype), like, wire)
+    def compress(self, x: Tensor, uniforms: Uniforms) -> Wire:
+        if not self.feedback:
+            return x.to(torch.float16)
+        scale = x.abs().amax(-1, keepdim=True).to(torch.float32)
+        return Scaled((x / scale.clamp(min=1e-38).to(x.dtype)).to(torch.float16), scale)
 
-    def combine(
-        self, message: Message, own: Message, mixed: Message, sender: ChannelState, receiver: ChannelState
-    ) -> tuple[Message, ChannelState]:
-        return tree_map(lambda m, sent, w: w + (m - sent), message, own, mixed), receiver
+    def expand(self, wire: Wire, like: Tensor) -> Tensor:
+        if isinstance(wire, Scaled):
+            return wire.shares.to(like.dtype) * wire.scale.to(like.dtype)
+        numbers: Tensor = wire
+        return numbers.to(like.dtype)
 
-    def neighbour_sum(self, message: Message, own: Message, total: Message, degree: Tensor) -> Message:
-        return tree_map(lambda m, sent, others: others + degree * (m - sent), message, own, total)
+    def delta(self, d: int) -> float:
+        return 1 - 2.0**-22 - d * 2.0**-50  # half a unit in the last of 11 bits, or of the smallest number
+
+    @property
+    def down(self) -> Channel:
+        return self
+
+
+@CHANNELS.register("bfloat16")
+@dataclass(frozen=True)
+class BFloat16(Compressor):
+    """Numbers travel as bfloat16: the range of float32, 8 bits of precision."""
+
+    serves = EVERY_USE
+    columnwise = True
+    overflow = "a number is beyond 3.4e38"
+
+    def compress(self, x: Tensor, uniforms: Uniforms) -> Tensor:
+        return x.to(torch.bfloat16).view(torch.int16)  # numpy, which writes messages, does not know the type
+
+    def expand(self, wire: Wire, like: Tensor) -> Tensor:
+        numbers: Tensor = wire
+        return numbers.view(torch.bfloat16).to(like.dtype)
+
+    def delta(self, d: int) -> float:
+        return 1 - 2.0**-16
 
     @property
     def down(self) -> Channel:

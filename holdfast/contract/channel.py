@@ -14,12 +14,29 @@ from holdfast.core.randomness import Stream, Word, uniform
 from holdfast.core.registry import Registry
 from holdfast.core.validation import check_fields
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 Message = Any  # a tensor [m, d] or a NamedTuple of them: one row per sender
 Wire = Any  # what travels: a tree of tensors of any type, one row per sender
 ChannelState = Any  # what a channel remembers from round to round: a tree of tensors, () if nothing
 
-Use = Literal["graph", "changing graph", "server", "cohort", "neighbour sums", "links"]
+Use = Literal["graph", "changing graph", "server", "cohort", "neighbour sums", "links", "warm start"]
 EVERY_USE: frozenset[Use] = frozenset(Use.__args__)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, eq=False)
+class Mixing:
+    """How the messages of a run are put together, for a channel that depends on it."""
+
+    by: Literal["neighbours", "an averaging server", "a leading server"]
+    nodes: int
+    weights: csr_array | None = None  # W, [nodes, nodes]; None with a server, where W = 11^T / n
+
+    @property
+    def norm(self) -> float:
+        """The largest eigenvalue of I - W, or a bound: by Gershgorin it is at most 2 max_i (1 - W_ii)."""
+        return 1.0 if self.weights is None else 2.0 * float(1 - self.weights.diagonal().min())
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,15 @@ class Channel(ABC):
 
     def __post_init__(self) -> None:
         check_fields(type(self).__name__, self)
+
+    def placed(self, mixing: Mixing) -> Channel:
+        """The channel as it is used where messages are put together by ``mixing``."""
+        return self
+
+    @property
+    def chosen(self) -> Channel:
+        """The channel that was ``placed``: what the user knows of."""
+        return self
 
     @abstractmethod
     def encode(self, message: Message, state: ChannelState, draw: Draw) -> Wire:

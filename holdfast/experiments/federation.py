@@ -16,7 +16,7 @@ from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
-from holdfast.engines.common.fit import check_fit
+from holdfast.engines.common.fit import check_fit, placed
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.own_model import OwnModel, read_own_model
 from holdfast.experiments.assembly import configured_network
@@ -113,7 +113,8 @@ class FederationFile(Federation):
 
     @cached_property
     def wire_channel(self) -> Channel:
-        return CHANNELS.build(self.channel.name, self.channel.parameters)
+        chosen = CHANNELS.build(self.channel.name, self.channel.parameters)
+        return placed(chosen, self.method, self.member_network)
 
     @property
     def averages_statistics(self) -> bool:

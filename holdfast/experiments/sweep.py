@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.load import import_algorithm
+from holdfast.channels import CHANNELS
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
 from holdfast.core.validation import accepts, hints, quoted
@@ -30,6 +31,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "network.topology": TOPOLOGIES,
     "network.mixing": MIXINGS,
     "algorithm": ALGORITHMS,
+    "channel": CHANNELS,
 }
 
 

@@ -19,6 +19,7 @@ from holdfast.engines.cluster.ranks import AgreedError, Ranks
 from holdfast.experiments.runner import Runner
 
 HALF, GRID = hf.Half(), Grid()
+COMPRESSED = [hf.chain(hf.TopK(0.3), hf.Uniform(8)), hf.RandomK(0.5), hf.LowRank(1)]
 ROUNDS = 4
 
 
@@ -28,8 +29,12 @@ def rank_problems() -> list[Task]:
     chosen = {problem.name.split()[0]: problem for problem in conformance_problems("quadratics")}
     some = [chosen[name] for name in names]
     some += [Task("a cohort of 2", build("scaffold", lr=0.05), hf.server(7), "samples", cohort=2)]
+    with_memory = [Grid(dithered=True), *COMPRESSED]
     return [problem._replace(channel=HALF) for problem in some] + [
-        problem._replace(channel=Grid(dithered=True)) for problem in some if problem.name[:3] != "ecl"
+        problem._replace(name=f"{problem.name}, {type(channel).__name__}", channel=channel)
+        for channel in with_memory
+        for problem in some
+        if problem.name[:3] != "ecl"
     ]
 
 
@@ -49,6 +54,7 @@ def run_with_grid(*arguments) -> None:
 
 
 RUNS = {"graph": ["channel=grid", "algorithm={name='local-gecl',lr=0.1,local_steps=2}"]}
+RUNS["top-k"] = ["channel={name='top-k',share=0.2,gamma=0.3}", *RUNS["graph"][1:]]
 RUNS["server"] = [*SERVER_RUN, "channel={name='grid',dithered=true}"]
 
 
@@ -94,3 +100,13 @@ def test_an_experiment_sweeps_over_channels(folder, tmp_path):
     with (runner.folder / "metrics.csv").open(newline="") as file:
         last = {row["channel"]: row for row in csv.DictReader(file) if row["round"] == "2"}
     assert int(last["identity"]["payload_bytes"]) == 4 * int(last["half"]["payload_bytes"]) > 0
+
+
+def test_the_steps_of_a_chain_are_no_sweep(folder, tmp_path):
+    chain = "{name='chain',steps=[{name='top-k',share=0.2},'half'],gamma=[0.2,0.4]}"
+    overrides = ["algorithm={name='local-gecl',lr=0.1}", f"channel={chain}", "rounds=2"]
+    runner = Runner.start(plan_in(folder, overrides), tmp_path)
+    runner.execute()
+    with (runner.folder / "metrics.csv").open(newline="") as file:
+        last = {row["channel.gamma"]: row for row in csv.DictReader(file) if row["round"] == "2"}
+    assert set(last) == {"0.2", "0.4"}

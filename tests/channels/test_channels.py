@@ -21,6 +21,16 @@ from holdfast.engines.common.survey import sent_in_round
 from holdfast.engines.simulate.executors.rules import executor_for
 
 HALF, GRID = hf.Half(), Grid()
+COMPRESSED = [
+    hf.chain(hf.TopK(0.3), hf.Uniform(8)),
+    hf.RandomK(0.5),
+    hf.Natural(4, dithered=True),
+    hf.Uniform(1),
+    hf.LowRank(2),
+    hf.Half(feedback=True),
+    hf.BFloat16(),
+]
+FIRST = {"local-gecl", "scaffold", "fedlin"}  # a method of each kind: the others are slow tests
 RING, STAR = hf.Network.of(hf.ring(NODES)), hf.server(NODES)
 ROUNDS = 4
 
@@ -39,10 +49,18 @@ def is_tried(case: Case) -> bool:
 
 
 TRIED = [case for case in CASES if is_tried(case)]
-PAIRS = [(channel, case) for channel in (HALF, GRID) for case in TRIED if fits(case, channel)]
-every_pair = pytest.mark.parametrize(
-    ("channel", "case"), PAIRS, ids=[f"{type(channel).__name__} {case_id(case)}" for channel, case in PAIRS]
-)
+PAIRS = [
+    pytest.param(
+        channel,
+        case,
+        id=f"{type(channel).__name__} {case_id(case)}",
+        marks=[pytest.mark.slow] if channel in COMPRESSED and case.name not in FIRST else [],
+    )
+    for channel in (HALF, GRID, *COMPRESSED)
+    for case in TRIED
+    if fits(case, channel)
+]
+every_pair = pytest.mark.parametrize(("channel", "case"), PAIRS)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +86,7 @@ def simulate(case: Case, objective, channel: hf.Channel, rounds: int) -> Simulat
 def test_what_each_channel_serves():
     assert {case_id(case) for case in CASES if not fits(case, HALF)} == set()
     refused = {case.name for case in CASES if not fits(case, GRID)}
+    assert all({case.name for case in CASES if not fits(case, c)} == refused for c in COMPRESSED)
     assert refused == {"ecl", "pdmm"} | {case.name for case in CASES if case.options.get("alpha") == 0.1} - {
         "feddyn"
     }
@@ -225,7 +244,7 @@ def test_old_checkpoints_load(quadratics):
 # --- prepared rounds ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channel", [HALF, GRID, Grid(dithered=True)], ids=repr)
+@pytest.mark.parametrize("channel", [HALF, GRID, Grid(dithered=True), *COMPRESSED[:4]], ids=repr)
 @pytest.mark.parametrize(
     ("algorithm", "graph"),
     [

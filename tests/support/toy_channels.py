@@ -26,7 +26,7 @@ class Points(NamedTuple):
 class Grid(Channel):
     """Sends how far the message is from what others know of it, in steps of a width; maybe dithered."""
 
-    serves = frozenset({"graph", "server", "cohort"})
+    serves = frozenset({"graph", "server", "cohort", "warm start"})
 
     gamma: float = 0.5
     dithered: bool = False

@@ -101,8 +101,8 @@ class Carrier:
             return Sent(message, message, message)
         if self.slots and self.sends >= len(self.slots):
             raise HoldfastError(
-                f"channel {type(self.channel).__name__}: the method exchanges more often in a round than in "
-                f"trial rounds, {len(self.slots)} times; use a channel without memory, such as 'half'"
+                f"channel {type(self.channel.chosen).__name__}: the method exchanges more often in a round "
+                f"than in trial rounds, {len(self.slots)} times; use a channel without memory, such as 'half'"
             )
         fresh = () if self.slots else new_slots(self.channel, [message])
         (slot,) = self.slots[self.sends : self.sends + 1] or fresh or [Slot((), ())]
@@ -174,8 +174,9 @@ class Carrier:
 
 
 def lost_error(channel: Channel) -> HoldfastError:
+    chosen = channel.chosen
     return HoldfastError(
-        f"channel {type(channel).__name__}: {channel.overflow}; use another channel or a smaller lr"
+        f"channel {type(chosen).__name__}: {chosen.overflow}; use another channel or a smaller lr"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
-from holdfast.contract.channel import Use
+from holdfast.contract.channel import Mixing, Use
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.contract_check import check_channel, check_method
@@ -22,7 +22,17 @@ REASONS: dict[Use, str] = {
     "cohort": "needs every client in every round; leave the cohort out",
     "neighbour sums": "cannot give the plain sum over neighbours, which {method} needs here",
     "links": "sends every neighbour the same, and {method} something else over every link",
+    "warm start": "makes good later what it does not send at once, and {method} exchanges before its first "
+    "round, where nothing is remembered: leave out the warm start",
 }
+
+
+def placed(channel: Channel, method: Method, network: Network) -> Channel:
+    """``channel`` as ``method`` uses it on ``network``."""
+    if not network.is_server:
+        return channel.placed(Mixing("neighbours", network.nodes, network.weights))
+    leads = isinstance(method, ServerAlgorithm)
+    return channel.placed(Mixing("a leading server" if leads else "an averaging server", network.nodes))
 
 
 def check_fit(
@@ -36,6 +46,7 @@ def check_fit(
     messages = check_method(method, network)
     if channel.transparent:
         return
+    name, channel = type(channel.chosen).__name__, placed(channel, method, network)
     uses = method_uses(method, network) | {"server" if network.is_server else "graph"}
     if network.sequence is not None or network.activity is not None:
         uses.add("changing graph")
@@ -43,13 +54,13 @@ def check_fit(
         uses.add("cohort")
     if not channel.serves:
         raise HoldfastError(
-            f"channel {type(channel).__name__}: its class declares nothing in `serves`, so it fits nothing; "
+            f"channel {name}: its class declares nothing in `serves`, so it fits nothing; "
             f"name there what it is made for, of {', '.join(repr(use) for use in get_args(Use))}"
         )
     for use in get_args(Use):
         if use in uses - channel.serves:
             reason = REASONS[use].format(method=type(method).__name__)
-            raise HoldfastError(f"channel {type(channel).__name__} {reason}; or choose another channel")
+            raise HoldfastError(f"channel {name} {reason}; or choose another channel")
     check_channel(channel, method, network, messages)
 
 

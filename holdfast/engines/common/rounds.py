@@ -22,7 +22,7 @@ from holdfast.engines.common.carrier import (
     server_slot,
 )
 from holdfast.engines.common.counters import Counters
-from holdfast.engines.common.fit import check_fit
+from holdfast.engines.common.fit import check_fit, placed
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
@@ -66,7 +66,7 @@ class Rounds:
         self.nodes = place.nodes(network).to(problem.x0.device)
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
-        self.channel = channel
+        self.channel = placed(channel, method, network)
         self.lost = torch.zeros((), dtype=torch.bool, device=problem.x0.device)  # a flag for ``Carrier``
         # [2]: the sum of the losses of the last round's minibatches here, and their number. Like the flag a
         # tensor that stays where it is: rounds that are recorded write it as well.

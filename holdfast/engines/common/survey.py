@@ -123,7 +123,9 @@ def method_uses(method: Method, network: Network) -> set[Use]:
     """What ``method`` asks for beyond ``exchange`` and ``mixed``."""
     if isinstance(method, ServerAlgorithm):
         return set()
-    return {use for peers in _trials(method, network, method.least_dim) for use in peers.uses}
+    start, *rounds = _trials(method, network, method.least_dim)
+    before: set[Use] = {"warm start"} if start.sent else set()
+    return before.union(start.uses, *(peers.uses for peers in rounds))
 
 
 def sent_in_round(method: Method, network: Network, like: Tensor) -> list[Any]:

@@ -79,13 +79,14 @@ def _kept(row_loss: RowLoss, source: ArraySource) -> Kept:
         raise RuntimeError(f"steps are computed in {model.compute}")
     parts = dict(zip((True, False), (module for module, _ in model.parts), strict=True))
     frozen = Frozen(parts, example.samples)
-    _check_independence(frozen, example.samples)
+    frozen.noted(True, 1)  # what it reads
     sizes = {id(p): p.numel() for p in parts[True].parameters()}
     beginning, total = sum(sizes.get(key, 0) for key in frozen.parameters), sum(sizes.values())
     if beginning < MOST_OF_THE_MODEL * total:
         raise RuntimeError("little of the model comes before what is trained")
     if model.dim < TRAINED_OF_THE_REST * (total - beginning):
         raise RuntimeError("most of what follows is frozen, too")
+    _check_independence(frozen, example.samples)
     one = frozen.features(True, tree_map(lambda part: part[:1], example.samples))
     needed = source.size * sum(part.numel() * part.element_size() for part in one)
     if needed > SHARE_FOR_FEATURES * total_memory(model.x0.device):

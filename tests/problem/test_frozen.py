@@ -8,11 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
+from torch.utils.data import TensorDataset
 
 import holdfast as hf
+from holdfast.data.lazy import LazyData
 from holdfast.data.samples import Pair
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.simulate.executors.rules import executor_for
 
 NODES, SAMPLES, CLASSES = 3, 10, 4
+CPU = torch.device("cpu")
 KEPT = "outputs of its frozen part kept"
 
 
@@ -108,6 +113,52 @@ def test_a_step_does_not_compute_what_is_frozen() -> None:
     assert not any("convolution" in event.key for event in seen.key_averages())
 
 
+def test_compiled_rounds_are_the_same(monkeypatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
+    monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
+    method, network = hf.LocalGECL(lr=0.1, local_steps=2), hf.Network.of(hf.ring(NODES))
+    plain = Simulation(method, problem(MODELS["a head with dropout"](), backend="stacked"), network, seed=0)
+    kept = Simulation(
+        method, problem(MODELS["a head with dropout"]()), network, seed=0, executor=executor_for(CPU)
+    )
+    assert f"{KEPT}, 8 numbers a sample, compiled" in kept.prepare(3)
+    for _ in range(3):
+        plain.step()
+        kept.step()
+    assert_close(kept.models, plain.models, rtol=1e-12, atol=1e-12)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.look, self.say = nn.Linear(36, 8).requires_grad_(False), nn.Linear(8, CLASSES)
+
+    def forward(self, picture: Tensor, shift: Tensor) -> Tensor:
+        return self.say(self.look(picture.flatten(2)).mean(1) + shift)
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_columns_and_full_batches(batch_size) -> None:
+    draw = torch.Generator().manual_seed(0)
+    columns = [
+        {"picture": x, "shift": torch.randn(SAMPLES, 8, generator=draw, dtype=torch.float64), "labels": y}
+        for x, y in (images(draw) for _ in range(NODES))
+    ]
+    both = []
+    for backend in ("auto", "stacked"):
+        torch.manual_seed(0)
+        split = hf.FederatedData.of_nodes(columns)
+        options = {"batch_size": batch_size, "dtype": torch.float64, "backend": backend}
+        objective = hf.build_problem(TwoInputs().double(), split, **options)
+        assert (KEPT in objective.how) == (backend == "auto")
+        rows, nodes = objective.x0.expand(NODES, -1), torch.arange(NODES)
+        [(values, gradients)] = objective.minibatch_values_and_grads([rows], nodes, 1, 1)
+        everywhere = objective.global_value_and_grad(objective.x0)
+        both.append((values, gradients, objective.values(rows, nodes), *everywhere))
+    assert_close(*both, rtol=1e-12, atol=1e-12)
+
+
 class Reader(nn.Module):
     """A frozen part that decides by a value."""
 
@@ -135,6 +186,19 @@ def test_what_cannot_be_kept_is_left_alone_and_told(make, options, why) -> None:
     told = problem(make(), **options).how
     assert KEPT not in told
     assert why in told.split("its frozen part computed in every step, as ")[1]
+
+
+def test_a_dataset_and_a_step_of_your_own_are_left_alone() -> None:
+    lazy = LazyData([TensorDataset(*part) for part in data()])
+    options = {"batch_size": 4, "dtype": torch.float64}
+    assert hf.build_problem(head_of(body()), lazy, **options).how.count(
+        "samples are read when they are drawn"
+    )
+
+    def own_step(model: nn.Module, batch: Pair) -> Tensor:
+        return functional.cross_entropy(model(batch.x), batch.y)
+
+    assert "own_step calls the model" in problem(head_of(body()), step=own_step).how
 
 
 def test_features_larger_than_memory_allows_are_not_kept(monkeypatch) -> None:

@@ -58,6 +58,7 @@ class Size:
     samples: int = 64  # of a node
     dropout: float = 0.0  # of the adapters' inputs
     adamw_lr: float = 1e-3
+    body: torch.dtype = torch.bfloat16  # of the frozen model
 
     def lr(self, rule: str) -> float:
         """A step size for one of ``RULES``."""
@@ -75,7 +76,7 @@ TINY = Size(
 
 
 def peft_model(size: Size, device: str) -> PeftModel:
-    """A Qwen2 of random weights in bfloat16 with float32 adapters on the attention's projections."""
+    """A Qwen2 of random, frozen weights with float32 adapters on the attention's projections."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=size.vocabulary,
@@ -89,7 +90,7 @@ def peft_model(size: Size, device: str) -> PeftModel:
         use_cache=False,
     )
     with torch.device(device):
-        body = Qwen2ForCausalLM(config).to(torch.bfloat16)
+        body = Qwen2ForCausalLM(config).to(size.body)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
     lora = LoraConfig(
         r=size.rank, lora_alpha=2 * size.rank, target_modules=targets, lora_dropout=size.dropout

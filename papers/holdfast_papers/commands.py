@@ -125,7 +125,7 @@ def fill_document(document: Path, runs_dir: Path) -> None:
             without.append(f"{name} --scale {scale}")
             return start + before + end
         filled.append(name)
-        verdicts[f"{name} {scale}"] = {claim.says: str(claim.verdict) for claim in judgement.claims}
+        verdicts[f"{name} {scale}"] = judgement.shown
         content = markdown(judgement)
         if (folder / "figure.png").exists():
             picture = f"figures/{paper}-{experiment}-{scale}.png"
@@ -159,8 +159,10 @@ def _counts(folder: Path) -> str:
         shown = read_verdicts(verdict_record(page))
         cells = []
         for scale in ("full", "small"):
-            mine = [verdicts for name, verdicts in shown.items() if name.endswith(f" {scale}")]
-            cells.append(count_text([Verdict(word) for verdicts in mine for word in verdicts.values()]))
+            mine = [claims for name, claims in shown.items() if name.endswith(f" {scale}")]
+            found = [words for claims in mine for words in claims.values()]
+            verdicts = [Verdict(words.partition(" (")[0]) for words in found]
+            cells.append(count_text(verdicts) if verdicts else "not run")
         lines.append([f"[{paper.id}]({page.name})", *cells])
     return markdown_table(["paper", "full scale", "small scale"], lines)
 

@@ -18,6 +18,7 @@ from holdfast.report.format import seconds_text
 from holdfast_papers.base import WORDS, Claim, Finding, Paper, PaperExperiment, Table, Verdict
 from holdfast_papers.evidence import Evidence, Scale
 
+Shown = dict[str, str]  # what a claim says -> its verdict, and in parentheses how sure that is
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red"}  # what does not count is yellow
 
 
@@ -71,6 +72,11 @@ class Judgement:
         seeds = {"": "", "1": "one seed"}.get(counts, f"{counts} seeds")
         took = f"{seconds_text(self.seconds)} of training and computing"
         return f"{self.hardware}: {', '.join(filter(None, (took, seeds)))}"
+
+    @property
+    def shown(self) -> Shown:
+        """The verdicts for ``verdicts/<paper>.json``."""
+        return {claim.says: f"{claim.verdict}{claim.sure and f' ({claim.sure})'}" for claim in self.claims}
 
     def count(self, verdict: Verdict) -> int:
         return sum(claim.verdict == verdict for claim in self.claims)
@@ -183,8 +189,8 @@ def verdict_record(document: Path) -> Path:
     return document.parent / "verdicts" / f"{document.stem}.json"
 
 
-def read_verdicts(file: Path) -> dict[str, dict[str, str]]:
-    """The verdict of each claim, by experiment and scale such as ``local-gecl/table-3 small``."""
+def read_verdicts(file: Path) -> dict[str, Shown]:
+    """The verdicts of experiments, by name and scale such as ``local-gecl/table-3 small``."""
     return dict(json.loads(file.read_text())) if file.exists() else {}
 
 

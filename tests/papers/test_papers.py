@@ -363,7 +363,7 @@ def test_filling_a_document_records_its_verdicts_for_programs(paper: Paper, tmp_
     (tmp_path / "README.md").write_text("<!-- holdfast paper counts -->\n<!-- end -->\n")
     assert holdfast("paper", "fill", "README.md").code == 0
     counts = "1 of 2 claims hold; not counted: 1 NOT COMPARABLE"
-    assert f"| [tiny](tiny.md) | 0 of 0 claims hold | {counts} |" in (tmp_path / "README.md").read_text()
+    assert f"| [tiny](tiny.md) | not run | {counts} |" in (tmp_path / "README.md").read_text()
 
 
 def test_only_what_a_paper_claims_is_counted(paper: Paper, tmp_path: Path) -> None:
@@ -390,6 +390,9 @@ def test_a_verdict_over_seeds_says_how_sure_it_is(paper: Paper, tmp_path: Path) 
     claims = [Claim("It leads", "yes", lambda e: judged_by_seeds(margins, "1 to 3", "more than 0"))]
     paper.experiments[1] = replace(paper.experiment("squares"), claims=claims)
     assert "3 of 3 seeds" in holdfast("paper", "run", "tiny/squares").out
+    judgement = read_judgement(tmp_path / "runs/papers/tiny/squares/small")
+    assert judgement is not None
+    assert judgement.shown == {"It leads": "PASS (3 of 3 seeds, p = 0.037)"}
     text = (tmp_path / "runs/papers/tiny/squares/small/verdict.md").read_text()
     assert (
         "| **PASS** (3 of 3 seeds, p = 0.037) | more than 0 |" in text

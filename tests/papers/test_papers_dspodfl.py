@@ -24,21 +24,23 @@ from holdfast_papers.dspodfl.appendix import (
     still_ahead,
 )
 from holdfast_papers.dspodfl.figures import (
+    accuracies_at_end,
+    aggregations_poor,
+    ahead_at_equal_delay,
+    best_per_iteration,
+    larger_driver,
+    saves_more_if_heterogeneous,
+    saves_transmission,
+    saving_is_counting,
+)
+from holdfast_papers.dspodfl.measures import (
     LINKS_MATTER,
     METHODS,
     PRINTED,
     Case,
-    accuracies_at_end,
     accuracy_at,
-    aggregations_poor,
-    ahead_at_equal_delay,
-    best_per_iteration,
     gradients_bought,
-    larger_driver,
     processing_saving,
-    saves_more_if_heterogeneous,
-    saves_transmission,
-    saving_is_counting,
 )
 from holdfast_papers.dspodfl.theory import (
     COUNTEREXAMPLE,
@@ -113,9 +115,9 @@ def test_presets_expand(experiment, scale):
     for preset, jobs in planned(PAPER, experiment, scale):
         for one in jobs:
             assert (one.experiment.network.link_draws == "each-end") == preset.file.endswith("-each-end")
-            assert len(jobs) % 5 == 0  # five seeds at both scales
             assert one.experiment.problem.nodes == 10
             if scale == "full":
+                assert len({job.seed for job in jobs}) == 5
                 assert one.experiment.algorithm.parameters["lr"] == 0.01
                 assert one.experiment.problem.batch_size == 16
 

@@ -15,7 +15,7 @@ from holdfast_papers.base import (
     Table,
     judged_by_seeds,
 )
-from holdfast_papers.dspodfl.figures import METHODS, RAW, accuracy_at
+from holdfast_papers.dspodfl.measures import METHODS, RAW, accuracy_at
 from holdfast_papers.evidence import Evidence, mean_text, mean_texts
 
 LABELS, RADIUS, BETA = "appendix-p-labels", "appendix-p-radius", "appendix-p-beta"
@@ -103,7 +103,7 @@ def _lines(preset: str) -> list[Line]:
     return [Line(name, method, preset=preset) for method, name in METHODS.items()]
 
 
-SMALL = ("rounds=250", "evaluate_every=5")
+SMALL = ("rounds=250", "seeds=[0]", "evaluate_every=5")
 
 APPENDIX_P = PaperExperiment(
     id="appendix-p",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,17 +17,22 @@ from holdfast_papers.base import (
     Table,
     judged_by_seeds,
 )
-from holdfast_papers.evidence import Curve, Evidence, mean_text
+from holdfast_papers.dspodfl.measures import (
+    LINKS_MATTER,
+    METHODS,
+    PRINTED,
+    RAW,
+    SPLITS,
+    Case,
+    accuracy_at,
+    delays_reached,
+    final_accuracy,
+    gradients_bought,
+    processing_saving,
+    saving,
+)
+from holdfast_papers.evidence import Evidence, mean_text
 
-SPLITS = {"iid": "homogeneous nodes", "classes-per-node": "one class per node"}
-METHODS = {
-    "dgd": "DGD",
-    "sporadic-aggregations": "Sporadic Aggregations",
-    "sporadic-sgds": "Sporadic SGDs",
-    "dspodfl": "DSpodFL",
-}
-LINKS_MATTER = ("sporadic-aggregations", "dspodfl")  # only these are in the preset with links of both ends
-RAW, PRINTED = "tau_raw", "tau_total"  # total delay as in the authors' code, and normalised as printed
 AXES = {
     "round": "(i)",
     "tau_trans": "(ii)",
@@ -36,48 +40,7 @@ AXES = {
     RAW: "(iv)",
     PRINTED: "(iv) as printed,",
 }
-MARKS = (0.25, 0.5, 1.0)  # of the total delay that all methods reach
-LAST = 0.2  # accuracies are means over this last part up to a mark: single evaluations swing
 Check = Callable[[Evidence], Finding]
-
-
-class Case(NamedTuple):
-    """Curves of one figure: its preset, how the data are split, and whether each end draws its links."""
-
-    figure: str
-    split: str
-    each_end: bool = False
-
-    def curve(self, e: Evidence, method: str) -> Curve:
-        return e.curve(method, self.preset(method), partition=self.split)
-
-    def preset(self, method: str) -> str:
-        return self.figure + ("-each-end" if self.each_end and method in LINKS_MATTER else "")
-
-    @property
-    def words(self) -> str:
-        return SPLITS[self.split] + (", links drawn by each end" if self.each_end else "")
-
-
-def accuracy_at(curve: Curve, end: float, axis: str = RAW) -> np.ndarray:
-    """Mean test accuracy in percent over the last fifth up to ``end`` on ``axis``, [seeds].
-
-    Between two evaluations it is taken to lie on a straight line.
-    """
-    places = np.linspace((1 - LAST) * end, end, 21)
-    paths = zip(curve.path(axis), curve.path("test_accuracy"), strict=True)
-    return np.array([100 * np.interp(places, spent, accuracy).mean() for spent, accuracy in paths])
-
-
-def final_accuracy(curve: Curve) -> np.ndarray:
-    """Mean test accuracy over the last fifth of the iterations in percent, [seeds]."""
-    return accuracy_at(curve, float(curve.rounds[-1]), "round")
-
-
-def delays_reached(case: Case, e: Evidence, axis: str) -> list[float]:
-    """The delays at which methods are compared: ``MARKS`` of the one that all of them reach."""
-    end = min(float(case.curve(e, method).final(axis).min()) for method in METHODS)
-    return [mark * end for mark in MARKS]
 
 
 def ahead_at_equal_delay(case: Case, most: float, axis: str = RAW) -> Check:
@@ -137,18 +100,6 @@ def aggregations_poor(case: Case) -> Check:
     return check
 
 
-def saving(own: Curve, rival: Curve, axis: str, goals: np.ndarray) -> np.ndarray:
-    """How many times less of ``axis`` ``own`` takes than ``rival`` to the accuracies ``goals``, all [seeds].
-
-    0 where ``own`` never gets there.
-    """
-    needed = [
-        [curve.first(axis, "test_accuracy", low=goal)[seed] for seed, goal in enumerate(goals)]
-        for curve in (rival, own)
-    ]
-    return np.asarray(np.array(needed[0]) / np.array(needed[1]))
-
-
 def saves_transmission(case: Case) -> Check:
     """Sporadic aggregations get to 95 % of DGD's best accuracy with less transmission delay."""
 
@@ -158,26 +109,6 @@ def saves_transmission(case: Case) -> Check:
         return judged_by_seeds([factor - 1.05], f"{mean_text(factor)} times less", "more than 1.05")
 
     return check
-
-
-def processing_saving(e: Evidence, figure: str, split: str) -> np.ndarray:
-    """How many times less processing delay sporadic SGDs take than DGD to the same accuracy, [seeds].
-
-    The accuracy is 95 % of the best that both of them reach.
-    """
-    own, dgd = (Case(figure, split).curve(e, method) for method in ("sporadic-sgds", "dgd"))
-    goals = 0.95 * np.minimum(own.best("test_accuracy"), dgd.best("test_accuracy"))
-    return saving(own, dgd, "tau_proc", goals)
-
-
-def gradients_bought(e: Evidence, figure: str, split: str) -> np.ndarray:
-    """How many times more gradients sporadic SGDs compute than DGD for the same processing delay, [seeds].
-
-    In expectation mean(d) mean(1/d), which is never below 1.
-    """
-    own, dgd = (Case(figure, split).curve(e, method) for method in ("sporadic-sgds", "dgd"))
-    rates = [c.final("gradient_evaluations") / c.final("tau_proc") for c in (own, dgd)]
-    return np.asarray(rates[0] / rates[1])
 
 
 def saves_more_if_heterogeneous(figure: str) -> Check:
@@ -308,7 +239,7 @@ DELAYS_NOTE = (
 FIGURE_1 = PaperExperiment(
     id="figure-1",
     title="Fig. 1: a linear support vector machine on Fashion-MNIST, 10 nodes",
-    presets=[Preset("figure-1", ("rounds=500", "evaluate_every=5"))],
+    presets=[Preset("figure-1", ("rounds=250", "seeds=[0,1,2]", "evaluate_every=5"))],
     claims=_claims(
         "figure-1",
         "matches the highest",

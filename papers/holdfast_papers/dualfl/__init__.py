@@ -12,6 +12,7 @@ from holdfast_papers.dualfl.figure_1_cifar10 import (
 )
 from holdfast_papers.dualfl.figure_1_clients import FIGURE_1_CLIENTS
 from holdfast_papers.dualfl.figure_1_methods import FIGURE_1_METHODS
+from holdfast_papers.dualfl.figure_1_scaffnew import FIGURE_1_SCAFFNEW
 from holdfast_papers.dualfl.table_2 import TABLE_2
 from holdfast_papers.dualfl.theory import TABLE_1, THEOREMS
 
@@ -23,6 +24,7 @@ PAPER = Paper(
     folder=Path(__file__).parent,
     experiments=[
         FIGURE_1_METHODS,
+        FIGURE_1_SCAFFNEW,
         FIGURE_1_CLIENTS,
         FIGURE_1_CIFAR10,
         FIGURE_1_CIFAR10_CLIENTS,

@@ -92,9 +92,25 @@ def factors(curve: Curve, first: int, last: int) -> np.ndarray:
     return np.asarray((curve.at(ERROR, last) / curve.at(ERROR, first)) ** (1 / (last - first)))
 
 
+def similar_rates(e: Evidence, others: Sequence[str]) -> Finding:
+    """Decades per round in the second half of the run, each method at its best setting for the last round."""
+    last = last_round(e)
+    rates = {
+        name: float(-np.log10(np.median(factors(best_curve(e, name, last), last // 2, last))))
+        for name in ("dualfl", *others)
+    }
+    ours = ", ".join(f"{name} {rate:.3f}" for name, rate in rates.items())
+    holds = all(0.5 <= rates["dualfl"] / rates[name] <= 2 for name in others)
+    return judged(holds, f"decades per round: {ours}", f"within a factor of 2, rounds {last // 2} to {last}")
+
+
 def rounds_to(curve: Curve, goal: float) -> float:
     """The first round with an error of at most ``goal``, median over the seeds; inf if there is none."""
     return float(np.median(curve.first("round", ERROR, high=goal)))
+
+
+def rounds_text(rounds: float) -> str:
+    return f"{rounds:.0f}" if math.isfinite(rounds) else "not reached"
 
 
 def same_rate(e: Evidence, few: int, many: int) -> Finding:
@@ -105,7 +121,7 @@ def same_rate(e: Evidence, few: int, many: int) -> Finding:
     shrinks = [factors(curve, first, last) for curve in curves]
     ours = (
         f"factor per round {mean_text(shrinks[0], 3)} with {few} clients, {mean_text(shrinks[1], 3)} with "
-        f"{many}; rounds to 1e-6: {rounds_to(curves[0], 1e-6):.0f} and {rounds_to(curves[1], 1e-6):.0f}"
+        f"{many}; rounds to 1e-6: {' and '.join(rounds_text(rounds_to(curve, 1e-6)) for curve in curves)}"
     )
     needed = f"at most 0.01 larger, from round {first} to {last}"
     return judged_by_seeds([shrinks[0] + 0.01 - shrinks[1]], ours, needed)

@@ -176,7 +176,6 @@ def _panels(network: Network, letters: str) -> list[Panel]:
 # More and smaller steps than elsewhere at small scale: with few large ones Local G-ECL and SCAFFOLD lie
 # further apart.
 SMALL_H = small(
-    "seeds=[0,1,2,3,4]",
     "evaluate_every=10",
     "problem.partition.h=[0.1,inf]",
     "algorithm.local_steps=16",

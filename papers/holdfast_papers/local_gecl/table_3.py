@@ -149,9 +149,15 @@ TABLE_3_STEPS = PaperExperiment(
     presets=[
         Preset(
             "table-3-steps",
-            small=small("seeds=[0,1,2,3,4]", "evaluate_every=10", "algorithm.local_steps=16"),
+            small=small(
+                "seeds=[0,1,2,3,4]",
+                "rounds=10",
+                "evaluate_every=5",
+                "algorithm.local_steps=16",
+                "algorithm.lr=[0.003125,0.00078125]",
+            ),
         )
     ],
     claims=[Claim("The best step of both corrected methods is 0.000781", "0.000781", as_good_as_the_best)],
-    layout=Layout([Panel("ring, h = 0.1", ON_A_GRAPH[:2], x="round")], columns=1),
+    layout=Layout([Panel("ring, h = 0.1", ON_A_GRAPH[:2], each="lr")], columns=1),
 )

@@ -176,7 +176,7 @@ FIGURE_5 = PaperExperiment(
     presets=[
         Preset(
             "figure-5",
-            [*SMALL, SMALL_LR, "network.topology.p=[0.3,0.5,0.9]", "algorithm.local_steps=5"],
+            [*SMALL, SMALL_LR, "seeds=[0]", "network.topology.p=[0.3,0.5,0.9]", "algorithm.local_steps=5"],
         )
     ],
     claims=[

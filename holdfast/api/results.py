@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import read_tensors, write_tensors
 from holdfast.experiments.callbacks import Measurements
-from holdfast.experiments.statuses import JobStatus
+from holdfast.experiments.statuses import SETTLED, JobStatus
 from holdfast.problem.flat import FlatModel
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class _Result:
             return self.status
         last = self.history.rows[-1]
         figures = [f"{name} {last[name]:.4g}" for name in HEADLINES if name in last]
-        return f"{self.status} after round {last['round']:.0f}" + (
+        when = " after" if self.status in SETTLED else ", last measured after"
+        return f"{self.status}{when} round {last['round']:.0f}" + (
             f": {', '.join(figures)}" if figures else ""
         )
 

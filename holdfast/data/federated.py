@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -261,6 +262,8 @@ def _dividing(whole: Any) -> str:
         return "; divide it by hf.partition(x, y, hf.IID(), nodes=10)"
     if hasattr(whole, "iloc"):
         return "; read a frame by hf.from_frame(frame, target=..., node=...)"
+    if inspect.isfunction(whole):
+        return "; a function of (node, round, step) is given as hf.Stream(nodes=10, batch=function)"
     if isinstance(whole, DataLoader):
         return "; divide loader.dataset by hf.partition_dataset(dataset, hf.IID(), nodes=10)"
     return "; divide it by hf.partition_dataset(dataset, hf.IID(), nodes=10)" if is_dataset(whole) else ""

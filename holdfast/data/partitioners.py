@@ -240,6 +240,11 @@ class Unequal(Partitioner):
 
 def _rows_by_class(name: str, labels: np.ndarray) -> list[np.ndarray]:
     """The rows of each class present, in ascending order of label."""
+    if labels.shape[1:] == (0,):  # nobody knows them
+        raise HoldfastError(
+            f"partition {name!r} needs one class label per sample, and was given none: give y, or labels= to "
+            "hf.partition_dataset; or use iid, unequal or groups"
+        )
     if labels.ndim != 1:
         raise HoldfastError(
             f"partition {name!r} needs one class label per sample, got targets of shape "

@@ -93,16 +93,19 @@ class Execution:
             for row in rows:
                 tell("on_evaluate", row)
             tell("on_round", simulation.round)
+            # All ranks of a cluster have to agree. In the last round there is nothing left to stop.
+            unfinished = simulation.round < self.rounds and not self.diverged
+            ends = unfinished and simulation.world.any(bool(stops) or asked_to_stop())
+            stopped = ends and simulation.world.any(bool(stops))
+            for row in self._last_rows(watch, stopped) if ends else []:
+                tell("on_evaluate", row)
             if self.diverged:
                 why = f"a figure became infinite or NaN by round {simulation.round}: try a smaller lr"
                 return Outcome("diverged", why)
-            # All ranks of a cluster have to agree. In the last round there is nothing left to stop.
-            if simulation.round < self.rounds and simulation.world.any(bool(stops) or asked_to_stop()):
-                for row in self._read():
-                    tell("on_evaluate", row)
-                if simulation.world.any(bool(stops)):
-                    return Outcome("stopped", str(stops[0]) if stops else "")
-                return Outcome("interrupted")
+            if ends:
+                return (
+                    Outcome("stopped", str(stops[0]) if stops else "") if stopped else Outcome("interrupted")
+                )
         return Outcome("done")
 
     def _next(self, watch: Stopwatch, begins: bool, late: bool) -> list[Measurements]:
@@ -116,11 +119,26 @@ class Execution:
             self.seconds = watch.seconds
         known, done = self._read(), self.simulation.round
         if begins or done % self.every == 0 or done == self.rounds:
-            seconds = watch.total()
-            self.simulation.settle(wait=True)
-            self._unread = Reading(done, self._look(), costs(self.simulation), seconds)
+            self._measure(watch)
             known += [] if late and done < self.rounds else self._read()
         return known
+
+    def _last_rows(self, watch: Stopwatch, stopped: bool) -> list[Measurements]:
+        """The rows that nobody was told of yet, when a job ends early.
+
+        The last models of a ``stopped`` job are measured. An interrupted one goes on later, and must
+        then have the same rows as if it had not been.
+        """
+        known = self._read()
+        if stopped and self.rows[-1]["round"] < self.simulation.round:
+            self._measure(watch)
+            known += self._read()
+        return known
+
+    def _measure(self, watch: Stopwatch) -> None:
+        seconds = watch.total()
+        self.simulation.settle(wait=True)
+        self._unread = Reading(self.simulation.round, self._look(), costs(self.simulation), seconds)
 
     def _read(self) -> list[Measurements]:
         """The row that was measured last, unless it has been read already."""

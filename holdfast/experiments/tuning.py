@@ -112,8 +112,15 @@ class Tuned:
         for name in self.algorithms:
             often = f"after {self.widened[name]} widenings" if self.widened[name] else "without widening"
             values, best = [trial.value for trial in self.of(name)], self.best(name)
+            same = len({self.goal.rank(trial) for trial in self.of(name)}) == 1
             if best is None:
                 found.append(f"{name}: everything diverged or failed, down to {values[0]:g}, {often}")
+            elif same and len(values) > 1:
+                grid = f"{values[0]:g} to {values[-1]:g}"
+                found.append(
+                    f"{name}: all values of {self.goal.parameter}, {grid}, gave the same {self.goal.metric}; "
+                    "none of them is best"
+                )
             elif self.on_edge(name):
                 edge = "smallest" if best.value == values[0] else "largest"
                 found.append(

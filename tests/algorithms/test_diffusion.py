@@ -13,6 +13,7 @@ from linear_rounds import contraction
 from server_runs import assert_same, stochastic_digits
 
 import holdfast as hf
+from holdfast.core.tree import leaves
 from holdfast.engines.common.simulation import Simulation
 
 RING = hf.Network.of(hf.ring(10))
@@ -161,6 +162,18 @@ def test_duals_sum_to_zero_with_noisy_gradients(algorithm):
     dual = simulation.state.dual
     assert dual.abs().max() > 1e-3
     assert dual.sum(0).abs().max() <= 1e-12 * dual.abs().max() * problem.nodes
+
+
+def test_compression_with_feedback_keeps_the_optimum_and_the_sum_of_the_duals(quadratics):
+    algorithm, channel = hf.LED(lr=0.02, local_steps=4), hf.TopK(0.5, gamma=0.4)  # two entries of four
+    simulation = Simulation(algorithm, quadratics, RING, channel=channel)
+    for _ in range(450):
+        simulation.step()
+    assert (simulation.models - quadratics.optimum).abs().max() < 1e-8
+    wanted = quadratics.grads(quadratics.optimum.expand(10, -1))
+    dual = wanted - wanted.mean(0)  # the gradients' sum at the optimum is zero but for rounding
+    kept = next(leaf for leaf in leaves(simulation.state) if torch.allclose(leaf, dual, rtol=0, atol=1e-6))
+    assert kept.sum(0).abs().max() < 1e-11
 
 
 def test_duals_tend_to_the_gradients_at_the_optimum(quadratics):

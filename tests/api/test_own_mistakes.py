@@ -73,6 +73,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"data": nodes(X, Y[:, None]), "loss": nn.CrossEntropyLoss()},
         r"fails on outputs \(2, 3\) and targets \(2, 1\) of torch.int64: .*; class .* y.squeeze\(-1\)",
     ),
+    "own loss, classes last": (
+        {"data": nodes(X[:, None].expand(-1, 5, 4), Y[:, None].expand(-1, 5)), "loss": nn.CrossEntropyLoss()},
+        r"\[2, 5\]; losses of torch want classes second, the model has them last: give loss='cross-entropy'",
+    ),
     "own loss, float labels": (
         {"data": nodes(X, Y.float()), "loss": nn.CrossEntropyLoss()},
         r"class numbers are int64: give y.long\(\)",
@@ -147,6 +151,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "loaders": ({"data": [LOADER]}, r"got DataLoader; give its dataset, loader.dataset"),
     "loader": ({"data": LOADER}, r"got DataLoader; divide loader.dataset by hf.partition_dataset"),
     "dataset": ({"data": LOADER.dataset}, r"got TensorDataset; divide it by hf.partition_dataset\(dataset, "),
+    "function": ({"data": lambda node, round, step: (X, Y)}, r"got function; .* hf.Stream\(nodes=10, batch="),
     "pair": ({"data": (X, Y)}, r"got one pair; divide it by hf.partition\(x, y, hf.IID\(\), nodes=10\)"),
     "inputs alone": ({"test": X}, r'got Tensor; give \(x, y\), or for inputs alone \{"x": x\} and step='),
     "targets in a tuple": (

@@ -95,6 +95,7 @@ def test_resumed_is_the_same_to_the_last_bit(stop: int, options: dict[str, Any],
     whole = train(**options)
     half = train(tmp_path / "a", callbacks=[At(stop, interrupt)], **options)
     assert (half.status, half.history["round"][-1]) == ("interrupted", 3 * (stop // 3))
+    assert repr(half).startswith(f"TrainResult(interrupted, last measured after round {3 * (stop // 3)}: ")
     with pytest.raises(RuntimeError, match="machine is gone"):
         train(tmp_path / "b", callbacks=[At(stop, fail)], **options)
     for folder in (tmp_path / "a", tmp_path / "b"):

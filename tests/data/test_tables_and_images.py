@@ -281,6 +281,8 @@ def test_partitioners_on_trees() -> None:
         hf.HoldfastError, match=r"'dirichlet' needs one class label per sample, .* shape \[2\]"
     ):
         hf.partition(columns, None, hf.Dirichlet(0.1), nodes=2)
+    with pytest.raises(hf.HoldfastError, match="and was given none: give y, or labels= to"):
+        hf.partition_dataset(range(6), hf.Dirichlet(1.0), 2)
     with pytest.raises(hf.HoldfastError, match="'shards' needs one class label per sample"):
         hf.partition({"input_ids": words}, None, hf.Shards(), nodes=2)
 

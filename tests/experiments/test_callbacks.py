@@ -110,6 +110,13 @@ def test_a_callback_stops_training() -> None:
     assert notes.seen[-1] == ("ended", "stopped")
 
 
+def test_the_models_of_a_stopped_job_are_measured() -> None:
+    result = train(StopAt(2), rounds=9, evaluate_every=5)
+    assert result.history["round"] == [0, 2]
+    assert result.history["train_loss"][-1] == train(rounds=2).history["train_loss"][-1]
+    assert repr(result).startswith("TrainResult(stopped after round 2: ")
+
+
 def test_a_stop_in_the_last_round_changes_nothing() -> None:
     assert train(StopAt(4)).status == "done"
 

@@ -115,3 +115,9 @@ def test_grids_that_are_none(values) -> None:
         first_grid("values", values, None, whole=False)
     with pytest.raises(HoldfastError, match="values: give the values to try"):
         first_grid("values", None, "cosine", whole=False)
+
+
+def test_a_grid_of_equals_says_so() -> None:
+    found = search(lambda value: 0.125, [0.1, 0.2])
+    assert found.caveats == ["a: all values of lr, 0.1 to 0.2, gave the same m; none of them is best"]
+    assert search(lambda value: min(value, 0.2), [0.1, 0.2]).caveats == []  # a plateau, and less below it

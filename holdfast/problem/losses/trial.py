@@ -86,6 +86,11 @@ def _advice(outputs: Any, targets: Tensor) -> str:
         return "; class numbers are int64: give y.long()"
     if targets.is_floating_point():
         return ""
+    if outputs.ndim > 2 and outputs.shape[1:-1] == targets.shape[1:]:
+        return (
+            "; losses of torch want classes second, the model has them last: give loss='cross-entropy', "
+            "which takes both, or a function that calls yours with outputs.movedim(-1, 1)"
+        )
     if outputs.shape[1:] == targets.shape[1:] or outputs.shape[1] == 1:
         return "; real targets are floats: give y.float()"
     if targets.ndim > 1 and targets.shape[-1] == 1:

@@ -17,8 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from holdfast.engines.simulate.executors.attention import tell_causal_masks
-
 Program = Callable[..., Sequence[Tensor]]
 
 
@@ -67,9 +65,7 @@ def _compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
 @torch.no_grad()
 def traced(program: Program, inputs: Sequence[Tensor]) -> fx.GraphModule:
     """The operations of ``program`` for inputs of this form."""
-    graph = make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-    tell_causal_masks(graph)
-    return graph
+    return make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
 
 
 def _as_inputs(traced: fx.GraphModule) -> list[Tensor]:

@@ -152,12 +152,12 @@ FIGURE_8 = PaperExperiment(
         Preset(
             "figure-8",
             [
-                "rounds=4",
+                "rounds=30",
                 "seeds=[0]",
-                "evaluate_every=2",
+                "evaluate_every=15",
                 "problem.batch_size=16",
                 "algorithm.local_steps=16",
-                "algorithm.lr=[0.1,0.05]",
+                "algorithm.lr=[0.05]",
             ],
         )
     ],

@@ -116,7 +116,7 @@ def fused_models(case: Case, compiler) -> tuple[torch.Tensor, FusedRound]:
 
 def reads_values(case: Case) -> bool:
     """Whether a round decides by values that it computed: it cannot be traced and runs step by step."""
-    names = ("scaffnew", "dualfl", "apda-inexact", "dspodfl")
+    names = ("scaffnew", "d-scaffnew", "dualfl", "apda-inexact", "dspodfl")
     return case.name in names or case.options.get("solver") == "vr"
 
 

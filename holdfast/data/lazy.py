@@ -32,7 +32,7 @@ class Part(NamedTuple):
     rows: int  # so many rows are returned: the last sample is repeated
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LazyData:
     """A map-style data set per node. Items are read whenever they are drawn, with transforms drawn anew.
 
@@ -71,6 +71,10 @@ class LazyData:
             own, lengths = lengths, self.everywhere.copy()
             lengths[self.held] = own
         object.__setattr__(self, "counts", lengths)
+
+    def __repr__(self) -> str:
+        where = f"{self.nodes} nodes" if self.held is None else f"{len(self.held)} of {self.nodes} nodes"
+        return f"LazyData({len(self)} samples on {where}; {self.how})"
 
     def __len__(self) -> int:
         """Samples of the nodes that are held here."""

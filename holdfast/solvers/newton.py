@@ -35,7 +35,13 @@ class Newton(Solver):
         rounding = 64 * torch.finfo(start.dtype).eps
         u: Tensor = start
         for _ in range(self.max_steps):
-            step: Tensor = torch.linalg.solve(problem.hessian(u), problem.grad(u))
+            try:
+                step: Tensor = torch.linalg.solve(problem.hessian(u), problem.grad(u))
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                raise HoldfastError(
+                    "the solver 'newton' met a singular Hessian: the local problem is not strongly convex; "
+                    "add l2, choose a larger proximal weight or a solver by gradient steps"
+                ) from None
             u = u - step
             if bool((step.norm(dim=-1) <= rounding * (1 + u.norm(dim=-1))).all()):
                 return u

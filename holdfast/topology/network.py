@@ -23,7 +23,7 @@ ALWAYS = Activity()
 GraphOrWeights: TypeAlias = Graph | csr_array | NDArray[Any]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Network:
     """Who talks to whom and with which weights; ``graph is None`` means a server that averages everybody.
 
@@ -183,6 +183,13 @@ class Network:
         diagonal = np.arange(self.nodes)
         rows, columns = np.concatenate([own, diagonal]), np.concatenate([other, diagonal])
         return csr_array((np.concatenate([crossing, home]), (rows, columns)), shape=self.weights.shape)
+
+    def __repr__(self) -> str:
+        """Such as ``Network(5 nodes, 5 links)``."""
+        if self.is_server:
+            return f"Network({self.nodes} nodes and a server)"
+        changing = "links change" + (f", period {self.period}" if self.period else "")
+        return f"Network({self.nodes} nodes, {changing if self.sequence else f'{len(self.links())} links'})"
 
     @property
     def is_server(self) -> bool:

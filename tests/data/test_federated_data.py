@@ -143,3 +143,9 @@ def test_datasets_that_stay_the_same_are_taken_without_a_warning() -> None:
         warnings.simplefilter("error")
         FederatedData.of_nodes([Augmented(lambda x, _: x)] * 2)
         FederatedData.of_nodes([Arrays(None)])
+
+
+def test_items_read_when_drawn_show_themselves_in_one_line() -> None:
+    nodes = [TensorDataset(torch.zeros(count, 2), torch.zeros(count)) for count in (20, 30)]
+    data = hf.from_datasets(nodes, streaming=True)
+    assert repr(data) == "LazyData(50 samples on 2 nodes; items read when they are drawn, as asked for)"

@@ -7,6 +7,7 @@ import torch
 from local_problems import EXACTLY, LINEAR, Recorded, ill_conditioned, logistic, oracle_of, solve
 from torch import Tensor
 
+import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.problem.losses import Hinge
 from holdfast.problem.problem import FunctionProblem
@@ -189,3 +190,9 @@ def test_a_smoothed_hinge_is_within_reach_of_gradient_methods():
     lower = exact.values(first, torch.arange(4)) - problem.values(first, torch.arange(4))
     assert (lower > 0).all()
     assert (lower <= 0.1 / 2).all()
+
+
+def test_newton_names_a_singular_hessian():
+    data = [(torch.zeros(4, 2), torch.arange(4) % 2)] * 2
+    with pytest.raises(HoldfastError, match=r"'newton' met a singular Hessian: .*; add l2"):
+        hf.train(hf.DualFL(nu=0.1, rho=0.5), model=torch.nn.Linear(2, 2), data=data, rounds=1)

@@ -177,3 +177,9 @@ def test_build_network_by_names() -> None:
         build_network("erdos-renyi", {"p": 0.4}, None, {}, nodes=12, seed=seed) for seed in (1, 1, 2)
     )
     assert first.links().tolist() == second.links().tolist() != other.links().tolist()
+
+
+def test_a_network_shows_itself_in_one_line() -> None:
+    assert repr(Network.of(topology.ring(5))) == "Network(5 nodes, 5 links)"
+    assert repr(server(3)) == "Network(3 nodes and a server)"
+    assert repr(topology.base_graph(25)) == "Network(25 nodes, links change, period 9)"

@@ -13,6 +13,7 @@ PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", SNIPPETS, ids=["name", "datasets", "own", "augment", "stream", "frame"])
 def test_snippets_print_what_is_stated(code: str, tmp_path: Path) -> None:
     running = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -55,6 +55,7 @@ def test_an_own_method_joins_the_others(tmp_path: Path) -> None:
 EXPERIMENTS = (Path(__file__).parents[2] / "docs/experiments.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "printed"),
     [

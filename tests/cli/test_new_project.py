@@ -34,6 +34,7 @@ def table(target: str) -> pd.DataFrame:
     return rows[["clinic", "age", "sex", target]]
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path) -> None:
     made = holdfast("new", "project", str(tmp_path / "fraud"))
     assert "2440 rows of 5 organisations" in made.out
@@ -42,7 +43,13 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert (tmp_path / "fraud/runs/first/report.html").is_file()
 
 
-@pytest.mark.parametrize(("target", "loss"), [("ill", "cross-entropy"), ("dose", "mse"), ("grams", "mse")])
+@pytest.mark.parametrize(
+    ("target", "loss"),
+    [
+        ("ill", "cross-entropy"),
+        *(pytest.param(name, "mse", marks=pytest.mark.slow) for name in ("dose", "grams")),
+    ],
+)
 def test_an_own_table(tmp_path: Path, target: str, loss: str) -> None:
     rows = table(target)
     rows.to_csv(tmp_path / "mine.csv", index=False)

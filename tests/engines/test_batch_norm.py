@@ -73,11 +73,16 @@ def assert_same(module: nn.Module, file: Path) -> None:
     ("case", "buffers"),
     [
         ("graph", "average"),
-        ("averaging", "average"),
         ("server", "average"),
-        ("personal", "average"),
-        ("server", "local"),
-        ("fedbn", "local"),
+        *(
+            pytest.param(*rest, marks=pytest.mark.slow)
+            for rest in (
+                ("averaging", "average"),
+                ("personal", "average"),
+                ("server", "local"),
+                ("fedbn", "local"),
+            )
+        ),
     ],
 )
 def test_a_real_federation(case: str, buffers: str, tmp_path: Path) -> None:

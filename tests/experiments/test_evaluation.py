@@ -64,6 +64,7 @@ def test_minibatch_loss_is_the_mean_over_nodes_and_steps(backend, weights) -> No
     assert loss_of(simulation) == pytest.approx(torch.stack(expected).mean().item(), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_compiled_rounds_note_the_same_loss() -> None:
     found = []
     for executor in (

@@ -21,6 +21,8 @@ from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
 from holdfast.solvers import SGD
 
+pytestmark = pytest.mark.slow  # minutes in all; they say where methods end
+
 BEST = 1 / math.sqrt(MU * L)
 
 

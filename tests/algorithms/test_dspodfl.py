@@ -301,6 +301,7 @@ def time_average(algorithm, problem: Quadratics, network: Network, rounds: int, 
     return total / rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("correct", [False, True], ids=["as published", "corrected"])
 def test_runs_settle_around_the_expected_limit(quadratics, correct):
     network = RING.sporadic(UNEQUAL, 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 import holdfast as hf
@@ -38,6 +39,7 @@ def digits_regression(l2: float) -> ModelProblem:
     )
 
 
+@pytest.mark.slow
 def test_dualfl_is_lowest_in_the_first_rounds_on_digits(tmp_path):
     """Every method at the best setting of benchmarks/dualfl_table.py; FedPD and FedDyn are FedDR here."""
     mu, solver = 0.01, LBFGS(tolerance=1e-8)

@@ -90,6 +90,7 @@ def test_resuming_falls_into_the_same_coins():
     assert (resumed.payload_bytes, resumed.work) == (whole.payload_bytes, whole.work)
 
 
+@pytest.mark.slow
 def test_skipping_costs_accuracy_where_nodes_differ(reference):
     errors = []
     for skip in (0.25, 0.5, 0.9):

@@ -54,7 +54,7 @@ PAIRS = [
         channel,
         case,
         id=f"{type(channel).__name__} {case_id(case)}",
-        marks=[pytest.mark.slow] if channel is not GRID and case.name not in FIRST else [],
+        marks=[pytest.mark.slow] if case.name not in FIRST else [],
     )
     for channel in (HALF, GRID, *COMPRESSED)
     for case in TRIED

@@ -31,10 +31,15 @@ def best(records: list[RunRecord]) -> set[int]:
 @pytest.mark.parametrize(
     ("old", "new", "difference"),
     [
-        ('"digits"', '"mnist"', "dataset is digits in first, mnist in second"),
         ("h = 0.1", "h = 10.0", "partition is dirichlet(h=0.1) in first, dirichlet(h=10.0) in second"),
-        ("[64]", "[8]", "model is mlp(hidden=[64]) in first, mlp(hidden=[8]) in second"),
-        ("nodes = 3", 'nodes = 3\nloss = "hinge"', "loss is – in first, hinge in second"),
+        *(
+            pytest.param(*rest, marks=pytest.mark.slow)
+            for rest in (
+                ('"digits"', '"mnist"', "dataset is digits in first, mnist in second"),
+                ("[64]", "[8]", "model is mlp(hidden=[64]) in first, mlp(hidden=[8]) in second"),
+                ("nodes = 3", 'nodes = 3\nloss = "hinge"', "loss is – in first, hinge in second"),
+            )
+        ),
     ],
 )
 def test_different_problems_are_not_ranked(tmp_path: Path, old: str, new: str, difference: str) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 import holdfast as hf
 from holdfast.engines.common.simulation import Simulation
 
+pytestmark = pytest.mark.slow  # minutes in all; they say where methods end
+
 RING, SERVER = hf.Network.of(hf.ring(10)), hf.server(10)
 ADAM = hf.AdamW(weight_decay=0.0, keep=True)
 SOFT = hf.AdamW(weight_decay=0.0, eps=1.0, keep=True)

@@ -38,6 +38,7 @@ def test_the_printed_table_shrinks_with_its_columns(report: Path) -> None:
     assert ".figures { grid-template-columns: 1fr 1fr;" in paper
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to print")
 def test_a_printed_report_has_two_or_three_pages(report: Path, tmp_path: Path) -> None:
     quiet = ["--no-first-run", "--disable-background-networking", "--disable-component-update"]

@@ -24,6 +24,7 @@ from holdfast.solvers.fista import least_subgradient
 # --- the cost of a solve -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_aogm_takes_the_iterations_that_were_measured_before():
     problem = Recorded(ill_conditioned(1e1, 1e3, 1e5))
     _, work = solve(problem, AOGM(), LINEAR)
@@ -32,6 +33,7 @@ def test_aogm_takes_the_iterations_that_were_measured_before():
         assert iterations == pytest.approx(expected, rel=0.2)
 
 
+@pytest.mark.slow
 def test_gradient_descent_takes_the_iterations_that_were_measured_before():
     for kappa, expected in ((1e1, 100), (1e3, 9305)):
         work = solve(ill_conditioned(kappa), GradientDescent(lr=1.0), LINEAR)[1]

@@ -113,6 +113,7 @@ def test_rounds_that_look_at_values_run_step_by_step(always, without_compiler) -
     assert "cannot be compiled: a data-dependent decision" in how
 
 
+@pytest.mark.slow
 def test_short_runs_are_not_compiled_and_long_ones_are(without_compiler) -> None:
     algorithm = hf.FedAvg(lr=0.05, local_steps=5)
     work = 5 * NODES * 16 * dense().dim

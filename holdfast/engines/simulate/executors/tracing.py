@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 Program = Callable[..., Sequence[Tensor]]
 
@@ -56,6 +55,7 @@ def _compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
     That would read the program anew, and once more where two of its inputs are the same tensor.
     """
     from torch._inductor import compile  # seconds to import
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # slow to import
 
     # With a ``ShapeEnv``, the compiler looks on the disk for what it has compiled before.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)

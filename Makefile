@@ -14,7 +14,7 @@ test: $(STAMP)  ## the whole test suite but the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope
 
 test-slow: $(STAMP)  ## the tests that take minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope -m slow
 
 test-gpu: $(STAMP)  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

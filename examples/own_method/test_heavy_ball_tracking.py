@@ -35,7 +35,3 @@ def test_momentum_makes_it_faster() -> None:
 def test_without_momentum_it_is_gradient_tracking() -> None:
     theirs = run(hf.GTSGD(lr=0.05, order="atc"), 30)
     assert torch.allclose(run(HeavyBallTracking(lr=0.05, beta=0.0), 30), theirs, rtol=0, atol=1e-12)
-
-
-def test_it_runs_in_an_experiment() -> None:
-    assert "heavy-ball-tracking" in hf.ALGORITHMS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton  # type: ignore[import-not-found]
@@ -16,12 +15,11 @@ _NUMBERS = ["k1", "columns", "size", *(f"{way}{word}" for word in range(5) for w
 
 
 @triton.jit(do_not_specialize=_NUMBERS)  # type: ignore[untyped-decorator]
-def _kernel(
-    out: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any, columns: Any, size: Any,
-    down0: Any, across0: Any, down1: Any, across1: Any, down2: Any, across2: Any,
-    down3: Any, across3: Any, down4: Any, across4: Any,
+def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the annotations of its kernels itself
+    out, c0, c1, c2, c3, k0, k1, columns, size,
+    down0, across0, down1, across1, down2, across2, down3, across3, down4, across4,
     ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = place < size
     row, column = place // columns, place % columns

@@ -91,40 +91,11 @@ class Client:
             return _reply(message, Answer(node=node, samples=samples, stage=JOIN, done=True), (), [])
         named = from_record(message.content.array_records[ARRAYS])
         named = {name: t.to(problem.x0.device) for name, t in named.items()}
-        oracle = self._oracle(problem, node, control)
-        done, sent = self._stage(control, named, problem, oracle, Memory(context))
+        here = torch.tensor([node], device=problem.x0.device)
+        stage = _Stage(control, self.method.for_model(problem.model.numbers), problem, here, Memory(context))
+        done, sent = stage.run(named)
         about = Answer(node=node, samples=samples, stage=control.stage, done=done)
-        return _reply(message, about, sent, oracle.losses)
-
-    def _stage(
-        self, control: Control, named: Named, problem: ModelProblem, oracle: BatchOracle, memory: Memory
-    ) -> tuple[bool, Any]:
-        """One stage of the method, or a part of it: whether it is done, and what the server is sent."""
-        r, nodes = max(control.stage - 1, 0), len(control.counts)
-        method = self.method.for_model(problem.model.numbers).at(r)
-        like = torch.empty_like(problem.x0, device="meta")
-        if (x0 := named.get("x0")) is not None:
-            memory.clear()
-
-        def before() -> Any:
-            kept = memory.read(control.taken, state_like(method, nodes, like))
-            return tree_map(lambda t: t.to(problem.x0.device), kept)
-
-        if isinstance(method, ServerAlgorithm):
-            state = before() if x0 is None else method.init(x0[None])
-            shape = method.broadcast(method.init_server(like))
-            received = as_tree(below(named, "received"), shape, "the server's message")
-            after, sent = method.client(state, received, oracle)
-            memory.write(control.stage, after)
-            return True, tree_map(lambda t: t[0], sent)
-        assert isinstance(method, Algorithm)
-        means = below(named, "means")
-        peers = ReplayedPeers(nodes, control.seed, r, means, control.means, problem.x0)
-        after, sent = replay(method, before() if x0 is None else None, x0, oracle, peers)
-        if sent is not None:
-            return False, tree_map(lambda t: t[0], sent)
-        memory.write(control.stage, after)
-        return True, method.model(after)[0]
+        return _reply(message, about, sent, stage.losses)
 
     def _problem(self, node: int, control: Control, context: Context) -> ModelProblem:
         """The node's objective; of a process that serves several nodes in turn, the last one's is kept."""
@@ -137,17 +108,83 @@ class Client:
             self._built = key, build_problem(self.model, data, seed=control.seed, dtype=dtype, **options)
         return self._built[1]
 
-    @staticmethod
-    def _oracle(problem: ModelProblem, node: int, control: Control) -> BatchOracle:
-        here, r = torch.tensor([node], device=problem.x0.device), max(control.stage - 1, 0)
-        oracle = BatchOracle(problem, here, control.seed, r, Work())
-        if control.stage == 0:
+
+class _Stage:
+    """One stage of the method, or a part of it, at the node ``here`` [1]."""
+
+    def __init__(
+        self, control: Control, method: Method, problem: ModelProblem, here: Tensor, memory: Memory
+    ) -> None:
+        self.control, self.method, self.problem, self.here = control, method, problem, here
+        self.memory, self.losses = memory, list[Tensor]()
+
+    def run(self, named: Named) -> tuple[bool, Any]:
+        """Whether the stage is done, and what the server is sent."""
+        if (x0 := named.get("x0")) is not None:
+            self.memory.clear()
+        if isinstance(self.method, ServerAlgorithm):
+            return True, {"message": self._led(self.method, x0, below(named, "received"))}
+        assert isinstance(self.method, Algorithm)
+        return self._averaged(self.method, x0, below(named, "means"))
+
+    def _led(self, method: ServerAlgorithm[Any], x0: Tensor | None, received: Named) -> Any:
+        stage, like = self.control.stage, torch.empty_like(self.problem.x0, device="meta")
+        method = method.at(stage - 1)
+        state = self._before() if x0 is None else method.init(x0[None])
+        shape = method.broadcast(method.init_server(like))
+        oracle = self._oracle(stage)
+        after, sent = method.client(state, as_tree(received, shape, "the server's message"), oracle)
+        self.losses = oracle.losses
+        self.memory.write(stage, after)
+        return tree_map(lambda t: t[0], sent)
+
+    def _averaged(self, method: Algorithm, x0: Tensor | None, means: Named) -> tuple[bool, Any]:
+        control, begun = self.control, self._oracle(self.control.stage)
+        before = self._before() if x0 is None else None
+        after, message = self._replay(method, control.stage, before, x0, begun, means, control.means)
+        self.losses = begun.losses
+        if message is not None:
+            return False, {"message": message}
+        self.memory.write(control.stage, after)
+        answer = {"model": method.at(max(control.stage - 1, 0)).model(after)[0]}
+        if control.ahead:  # saves a message for every round; a client that hears nothing more loses nothing
+            following = control.stage + 1
+            _, message = self._replay(method, following, after, None, self._oracle(following), {}, 0)
+            answer |= {} if message is None else {"message": message}
+        return True, answer
+
+    def _replay(
+        self,
+        method: Algorithm,
+        stage: int,
+        before: Any,
+        x0: Tensor | None,
+        oracle: BatchOracle,
+        means: Named,
+        known: int,
+    ) -> tuple[Any, Any]:
+        """The state after ``stage`` and None; or None and a message of one row whose mean is wanted."""
+        nodes, r = len(self.control.counts), max(stage - 1, 0)
+        peers = ReplayedPeers(nodes, self.control.seed, r, means, known, self.problem.x0)
+        after, message = replay(method.at(r), before, x0, oracle, peers)
+        return after, None if message is None else tree_map(lambda t: t[0], message)
+
+    def _before(self) -> Any:
+        """The state that the server knows of."""
+        like = torch.empty_like(self.problem.x0, device="meta")
+        kept = self.memory.read(self.control.taken, state_like(self.method, len(self.control.counts), like))
+        return tree_map(lambda t: t.to(self.problem.x0.device), kept)
+
+    def _oracle(self, stage: int) -> BatchOracle:
+        oracle = BatchOracle(self.problem, self.here, self.control.seed, max(stage - 1, 0), Work())
+        if stage == 0:
             oracle.step = INITIAL_STEP
         return oracle
 
 
 def state_like(method: Method, nodes: int, like: Tensor) -> Any:
     """A tree like the state of one client, on the device "meta"."""
+    method = method.at(0)
     if isinstance(method, ServerAlgorithm):
         return method.init(like[None])
     assert isinstance(method, Algorithm)

@@ -38,6 +38,7 @@ class Control(BaseModel):
     counts: list[int]  # [n]: every node's samples, 0 where that is not known yet
     taken: int = -1  # the last stage whose message of this client the server has taken in; -1: none
     means: int = 0  # so many exchanges of this stage are averaged already
+    ahead: bool = False  # whether a method that is averaged goes on to the next stage, as far as it can
 
 
 JOIN = -1

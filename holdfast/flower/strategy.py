@@ -22,7 +22,18 @@ from holdfast.core.tree import tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.survey import client_message, grown
-from holdfast.flower.records import ARRAYS, JOIN, Answer, Control, as_tree, content, from_record, read_about
+from holdfast.flower.records import (
+    ARRAYS,
+    JOIN,
+    Answer,
+    Control,
+    Named,
+    as_tree,
+    below,
+    content,
+    from_record,
+    read_about,
+)
 from holdfast.problem.flat import FlatModel
 from holdfast.topology import server
 
@@ -66,7 +77,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]  # flwr need not be instal
         self.method, self.nodes, self.seed, self.dtype = method, nodes, seed, dtype
         self.fitted = method.for_model(self.flat.numbers)
         self.cohort_size = nodes if cohort == "all" else cohort
-        self.evaluation, self.timeout = evaluation, 3600.0
+        self.evaluation, self.timeout, self.rounds = evaluation, 3600.0, 0
         self.members: dict[int, int] = {}  # Flower's id of each node, by number
         self.counts = [0] * nodes
         self.taken: dict[int, int] = {}  # by number: the last stage whose message was taken in
@@ -90,7 +101,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]  # flwr need not be instal
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """As Flower's, from ``model`` unless there are ``initial_arrays``; ``timeout`` is per answer."""
-        self.timeout = timeout
+        self.timeout, self.rounds = timeout, num_rounds
         begin = self.initial_arrays if initial_arrays is None else initial_arrays
         return super().start(grid, begin, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
@@ -132,41 +143,51 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]  # flwr need not be instal
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Takes in the mean of the messages, of which a method for cohorts may lack some."""
         if not isinstance(self.fitted, ServerAlgorithm):
-            mean = self._mean(self.answered, self.flat.x0)
-            return self._arrays(mean), _metrics(self.answered)
+            model = as_tree(
+                self._mean(self.answered, "model"), self.flat.x0[None], "the models of the clients"
+            )
+            return self._arrays(model[0]), _metrics(self.answered)
         answered = self._read(replies, server_round, expected=self.cohort_size)
         method = self.fitted.at(server_round - 1)
         like = grown(method, lambda size: client_message(method, self.nodes, size), self.flat.x0)
-        mean = self._mean(answered, tree_map(lambda t: t[0], like))
+        mean = as_tree(self._mean(answered, "message"), like, "the messages of the clients")
+        mean = tree_map(lambda t: t[0], mean)
         self.state = method.server(self.state, mean, len(answered) / self.nodes)
         self.taken |= {answer.node: server_round for answer, _ in answered}
         return self._arrays(method.model(self.state)), _metrics(answered)
 
     def _average(self, stage: int, grid: Grid) -> None:
-        """A stage of a method without a leader: averages until every node is done with it."""
-        means: list[Any] = []
+        """A stage of a method without a leader: averages until every node is done with it.
+
+        Clients that are done with the stage before have sent the first message of this one with their answer.
+        """
+        means = [self._mean(self.answered, "message")] if self._asks(self.answered) else []
         while True:
             given = {"means": tuple(means)} | ({"x0": self.x0} if stage == 0 else {})
-            messages = [self._message(i, stage, given, len(means)) for i in range(self.nodes)]
+            ahead = stage < self.rounds
+            messages = [self._message(i, stage, given, len(means), ahead) for i in range(self.nodes)]
             replies = grid.send_and_receive(messages, timeout=self.timeout)
-            answered = self._read(replies, stage, expected=self.nodes)
-            if len({answer.done for answer, _ in answered}) > 1:
+            self.answered = self._read(replies, stage, expected=self.nodes)
+            if len({answer.done for answer, _ in self.answered}) > 1:
                 raise HoldfastError(f"stage {stage}: some nodes exchange and others do not")
-            if answered[0][0].done:
+            if self.answered[0][0].done:
                 break
-            first = from_record(answered[0][1].content.array_records[ARRAYS])
-            means.append(tree_map(lambda t: t[None], self._mean(answered, first)))
-        self.answered = answered
+            means.append(self._mean(self.answered, "message"))
         self.taken = dict.fromkeys(range(self.nodes), stage)
 
-    def _mean(self, answered: list[Reply], like: Any) -> Any:
-        """The mean of the arrays of all, added up in the order of the nodes."""
-        total: Any = None
+    @staticmethod
+    def _asks(answered: list[Reply]) -> bool:
+        """Whether there are messages among the answers whose mean is wanted."""
+        return bool(answered) and bool(below(from_record(answered[0][1].content[ARRAYS]), "message"))
+
+    def _mean(self, answered: list[Reply], part: str) -> Named:
+        """The mean of the arrays ``part`` of all, [1, ...], added up in the order of the nodes."""
+        total: Named = {}
         for answer, reply in answered:
-            record = reply.content.array_records[ARRAYS]
-            tree = as_tree(from_record(record), like, f"the message of node {answer.node}")
-            total = tree if total is None else tree_map(torch.add, total, tree)
-        return tree_map(lambda t: t / len(answered), total)
+            found = below(from_record(reply.content[ARRAYS]), part)
+            where = f"the message of node {answer.node}"
+            total = tree_map(torch.add, total, as_tree(found, total, where)) if total else found
+        return tree_map(lambda t: (t / len(answered))[None], total)
 
     def _read(self, replies: Iterable[Message], stage: int, expected: int) -> list[Reply]:
         """The replies of ``stage`` by number; raises if too few came."""
@@ -237,8 +258,9 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]  # flwr need not be instal
         method = fingerprint(self.method)
         return {"method": method, "seed": self.seed, "dtype": self.dtype, "counts": self.counts}
 
-    def _message(self, node: int, stage: int, given: Any, means: int = 0) -> Message:
-        control = Control(stage=stage, taken=self.taken.get(node, -1), means=means, **self._common)
+    def _message(self, node: int, stage: int, given: Any, means: int = 0, ahead: bool = False) -> Message:
+        taken = self.taken.get(node, -1)
+        control = Control(stage=stage, taken=taken, means=means, ahead=ahead, **self._common)
         return self._to(self.members[node], control, given)
 
     @staticmethod

@@ -35,7 +35,7 @@ class LocalGrid(Grid):
     """Messages between real apps in this process; every client has its own context, as in a SuperNode."""
 
     def __init__(self, app: ClientApp, lost: Callable[[int, Message], bool] = lambda i, m: False) -> None:
-        self.app, self.lost = app, lost
+        self.app, self.lost, self.sent = app, lost, 0
         self.contexts = {
             1000 + i: Context(7, 1000 + i, {"partition-id": i}, RecordDict(), {}) for i in range(NODES)
         }
@@ -46,6 +46,7 @@ class LocalGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         replies = []
         for number, message in enumerate(messages):
+            self.sent += 1
             message.metadata.__dict__["_message_id"] = str(number)
             try:
                 reply = self.app(message, self.contexts[message.metadata.dst_node_id])
@@ -131,6 +132,13 @@ def test_cohorts_are_the_simulators() -> None:
     method = hf.SCAFFOLD(lr=0.1, local_steps=3)
     ours = by_flower(method, LocalGrid(client_app(method)), cohort=2, seed=3)
     assert_equal(ours, simulated(method, cohort=2, seed=3))
+
+
+def test_a_round_takes_one_message_per_client() -> None:
+    method = hf.FedPD(eta=0.5, lr=0.1)
+    grid = LocalGrid(client_app(method))
+    by_flower(method, grid)
+    assert grid.sent == NODES * (2 + ROUNDS)  # who is there, the start, and the rounds
 
 
 def test_a_lost_answer_leaves_no_trace() -> None:

@@ -242,7 +242,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]  # flwr need not be instal
         if not unknown:
             return []
         messages = [self._to(each, Control(stage=JOIN, **self._common)) for each in sorted(unknown)]
-        found = []
+        found: list[Reply] = []
         for reply in grid.send_and_receive(messages, timeout=self.timeout):
             if reply.has_error():
                 raise HoldfastError(f"a client cannot take part: {reply.error.reason}")

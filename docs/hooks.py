@@ -173,7 +173,8 @@ def choices() -> str:
     for kind in KINDS:
         lines += [f"## {kind.capitalize()}", ""]
         for entry in entries(kind):
-            lines += [f"**`{entry['name']}`** {entry['summary']}", ""]
+            page = f" [Its page](../methods/{entry['name']}.md)." if kind == "algorithms" else ""
+            lines += [f"### {entry['name']}", "", f"{entry['summary']}{page}", ""]
             for parameter in entry["parameters"]:
                 default = (
                     "required" if parameter.get("required") else f"default `{parameter.get('default')!r}`"

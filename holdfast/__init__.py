@@ -43,12 +43,13 @@ _HOMES = {
     "holdfast.data.frames": "from_frame",
     "holdfast.data.images": "ImageFolder image_folder image_folders",
     "holdfast.data.handed": "from_datasets",
+    "holdfast.data.hugging_face": "from_partitioner select_columns",
     "holdfast.data.lazy": "LazyData Stream",
     "holdfast.models": "MODELS",
     "holdfast.optimizers": (
-        "OPTIMIZERS LocalOptimizer Momentum PlainSGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
+        "OPTIMIZERS LocalOptimizer Momentum SGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
     ),
-    "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
+    "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton StochasticGradientDescent",
     "holdfast.problem.losses": "LOSSES Loss",
     "holdfast.problem.reference.optimum": "reference_optimum",
     "holdfast.problem.reference.curvature": "estimate_curvature",
@@ -107,6 +108,9 @@ if TYPE_CHECKING:
         ImageFolder as ImageFolder, image_folder as image_folder, image_folders as image_folders,
     )
     from holdfast.data.handed import from_datasets as from_datasets
+    from holdfast.data.hugging_face import (
+        from_partitioner as from_partitioner, select_columns as select_columns,
+    )
     from holdfast.data.lazy import LazyData as LazyData, Stream as Stream
     from holdfast.engines.common.simulation import Simulation as Simulation
     from holdfast.experiments.assembly import build_problem as build_problem
@@ -119,7 +123,7 @@ if TYPE_CHECKING:
     from holdfast.optimizers import (
         AdamW as AdamW, Clip as Clip, FedAdagrad as FedAdagrad, FedAdam as FedAdam, FedYogi as FedYogi,
         LocalOptimizer as LocalOptimizer, Momentum as Momentum, OPTIMIZERS as OPTIMIZERS,
-        PlainSGD as PlainSGD, WarmupCosine as WarmupCosine,
+        SGD as SGD, WarmupCosine as WarmupCosine,
     )
     from holdfast.problem.losses import LOSSES as LOSSES, Loss as Loss
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
@@ -127,7 +131,7 @@ if TYPE_CHECKING:
     from holdfast.report.progress import Progress as Progress
     from holdfast.solvers import (
         AOGM as AOGM, FISTA as FISTA, GradientDescent as GradientDescent, LBFGS as LBFGS, Newton as Newton,
-        SGD as SGD,
+        StochasticGradientDescent as StochasticGradientDescent,
     )
     from holdfast.topology import (
         BetaChance as BetaChance, Network as Network, UniformChance as UniformChance,

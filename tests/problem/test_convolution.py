@@ -6,7 +6,7 @@ import pytest
 import torch
 from devices import on_gpu
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, hessian, vmap
 
 from holdfast.problem.gradients.convolution import PixelConv2d, is_regular
 
@@ -48,6 +48,11 @@ def second(layer: nn.Module, *given: Tensor) -> tuple[Tensor, ...]:
     return grad(square, argnums=(0, 1, 2))(*given)
 
 
+def in_forward_mode(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The second derivative in the bias as torch's Hessians compute it, forwards over backwards."""
+    return hessian(lambda bias: value(layer, x, weight, bias))(bias)
+
+
 def mapped(function, layer: nn.Module, given: list[Tensor], dims=0):
     return vmap(lambda *given: function(layer, *given), in_dims=dims)(*given)
 
@@ -55,7 +60,7 @@ def mapped(function, layer: nn.Module, given: list[Tensor], dims=0):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_derivatives_are_those_of_torch(case) -> None:
     theirs, ours, given = layers(case, torch.float64, "cpu")
-    for function in (first, second):
+    for function in (first, second, in_forward_mode):
         for got, expected in zip(mapped(function, ours, given), mapped(function, theirs, given), strict=True):
             assert torch.allclose(got, expected, rtol=1e-10, atol=1e-10)
 

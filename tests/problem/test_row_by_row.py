@@ -231,7 +231,10 @@ def test_stacked_recurrence_is_that_of_torch(kind, options, device) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "relu"])
 def test_stacked_recurrence_has_the_derivatives_of_torch(kind) -> None:
-    """Of a state that is handed over, too; second ones by autograd without torch's kernels."""
+    """Of a state that is handed over, too; second ones by autograd without torch's kernels.
+
+    Second ones are taken backwards twice, and as Hessians are, forwards over backwards.
+    """
     more = {"nonlinearity": "relu"} if kind == "relu" else {}
     layer = seeded(lambda: (nn.RNN if kind == "relu" else kind)(3, 4, bidirectional=True, **more)).double()
     weights = [weight.detach() for weight in layer.parameters()]
@@ -257,6 +260,7 @@ def test_stacked_recurrence_has_the_derivatives_of_torch(kind) -> None:
     nones = (None,) * len(weights)
     found = torch.func.vmap(gradient, in_dims=(0, *nones))(x, *weights)
     second = torch.func.vmap(torch.func.grad(slope))(x)
+    forwards = torch.func.vmap(torch.func.jacfwd(slope))(x)
     for node in range(2):
         given = [tensor.clone().requires_grad_() for tensor in (x[node], *weights)]
         with without_fused_layers():
@@ -264,7 +268,8 @@ def test_stacked_recurrence_has_the_derivatives_of_torch(kind) -> None:
             [of_x] = torch.autograd.grad(sum((part**2).sum() for part in expected), given[:1])
         for got, right in zip(found, expected, strict=True):
             assert torch.allclose(got[node], right, rtol=1e-9, atol=1e-12)
-        assert torch.allclose(second[node], of_x, rtol=1e-9, atol=1e-12)
+        for got in (second, forwards):
+            assert torch.allclose(got[node], of_x, rtol=1e-9, atol=1e-12)
 
 
 @every_device

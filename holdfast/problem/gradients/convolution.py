@@ -46,6 +46,8 @@ class PixelConv2d(nn.Conv2d):
         fits = input.ndim == 4 and input.shape[1] == self.in_channels
         if not fits or min(input.shape[2:]) + 2 * int(self.padding[0]) < self.kernel_size[0]:
             return super().forward(input)  # which takes an image without a batch, and complains of others
+        if _is_pushed_forward():
+            return super().forward(input)
         height, width = input.shape[2:]
         form = Form(self.kernel_size[0], self.stride[0], int(self.padding[0]), (height, width))
         y: Tensor = _Outputs.apply(input, self.weight, form)  # type: ignore[no-untyped-call]
@@ -58,6 +60,12 @@ def is_regular(layer: nn.Conv2d) -> bool:
     square = all(not isinstance(size, str) and size[0] == size[1] for size in sizes)
     plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
     return square and plain and int(layer.padding[0]) < layer.kernel_size[0]
+
+
+def _is_pushed_forward() -> bool:
+    """Whether a derivative is taken in forward mode, for which there is no rule here."""
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    return any(level.key() == torch._C._functorch.TransformType.Jvp for level in levels)
 
 
 class _Outputs(torch.autograd.Function):

@@ -80,7 +80,7 @@ class Stackable(nn.RNNBase):
         given = functional.linear(sequence, weights["weight_ih"], weights.get("bias_ih"))
         back, projection = weights["weight_hh"].mT, weights.get("weight_hr")
         bias, cell = weights.get("bias_hh", back.new_zeros(back.shape[1])), CELLS[self.mode]
-        if projection is None and _derivatives() <= 1:
+        if projection is None and _has_one_gradient():
             states = recurrence(given, back, bias, state, self.mode)
             return states[0], tuple(part[-1] for part in states)
         outputs = []
@@ -121,7 +121,8 @@ def _is_transformed() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
 
 
-def _derivatives() -> int:
-    """How many derivatives are being taken by torch's function transforms."""
-    stack = torch._C._functorch.get_interpreter_stack() or []
-    return sum(level.key() == torch._C._functorch.TransformType.Grad for level in stack)
+def _has_one_gradient() -> bool:
+    """Whether torch's function transforms take at most one derivative, and that backwards."""
+    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
+    kinds = torch._C._functorch.TransformType
+    return kinds.Jvp not in levels and levels.count(kinds.Grad) <= 1

@@ -99,10 +99,12 @@ class Service:
         self.members = {member.name for member in self.federation.members}
         self.pool = ThreadPoolExecutor(2, "checking")
         self._keeping: asyncio.Task[None] | None = None
+        self._credentials: Credentials | None = None
+        self._under_way: set[tuple[str, bytes, asyncio.Task[Any]]] = set()  # who, with which certificate
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
-        self.secure = credentials is not None
+        self.secure, self._credentials = credentials is not None, credentials
         answers = {
             "Agree": self.agree,
             "Release": self.release,
@@ -235,7 +237,13 @@ class Service:
         if self.calls[who] >= MOST_CALLS:
             await self._refuse(context, who, Code.RESOURCE_EXHAUSTED, "too many calls at a time")
         self.calls[who] += 1
+        shown = b"".join(context.auth_context().get("x509_pem_cert", [])) if self.secure else b""
+        task = asyncio.current_task()
+        assert task is not None
+        call = (who, shown, task)
+        self._under_way.add(call)
         try:
+            self._certified(who, shown)
             yield who
         except RefusedError as error:
             await self._refuse(context, who, error.code, str(error))
@@ -254,6 +262,25 @@ class Service:
             )
         finally:
             self.calls[who] -= 1
+            self._under_way.discard(call)
+
+    def _certified(self, who: str, shown: bytes) -> None:
+        """Refuses a certificate that was revoked, or is not by the authority that vouches for its name."""
+        if self._credentials is None or not shown:
+            return
+        try:
+            self._credentials.check(who, shown)
+        except HoldfastError as error:
+            raise RefusedError(FOR_GOOD, str(error)) from None
+
+    def drop_revoked(self) -> None:
+        """Ends the calls under way whose certificates hold no longer."""
+        for who, shown, task in list(self._under_way):
+            try:
+                self._certified(who, shown)
+            except RefusedError as error:
+                self.events.complain("refused", peer=who, reason=str(error))
+                task.cancel()
 
     async def _refuse(self, context: Any, who: str, code: grpc.StatusCode, reason: str) -> None:
         self.events.complain("refused", peer=who[:80] or "somebody", reason=reason)

@@ -73,7 +73,7 @@ def test_a_revoked_member_is_refused_at_once_and_comes_back_with_a_new_certifica
 
 
 def test_whoever_answers_with_a_revoked_certificate_is_not_talked_to(tmp_path: Path) -> None:
-    """A thief at b's address has only the old certificate, and gRPC accepts none but the one that was seen."""
+    """A thief at b's address has only the old certificate; gRPC accepts none but the one that was seen."""
     certs = tmp_path / "certs"
     raw = describe(GECL, nodes=2, coordinator=public_key(make_key(certs)))
     run = DeployedRun(make_federation(raw, "test"), tmp_path)

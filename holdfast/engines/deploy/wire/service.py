@@ -24,6 +24,7 @@ from holdfast.engines.deploy.storage.messages import DamagedError, Header, Messa
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.store import START_ANEW, Store, message_key, message_name
 from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.doorkeeper import Doorkeeper
 from holdfast.engines.deploy.wire.incoming import check_header, receive
 from holdfast.engines.deploy.wire.listening import (
     Frames,
@@ -100,7 +101,8 @@ class Service:
         self.pool = ThreadPoolExecutor(2, "checking")
         self._keeping: asyncio.Task[None] | None = None
         self._credentials: Credentials | None = None
-        self._under_way: set[tuple[str, bytes, asyncio.Task[Any]]] = set()  # who, with which certificate
+        self._under_way: Counter[tuple[str, bytes, str]] = Counter()  # who, its certificate, its connection
+        self._door: Doorkeeper | None = None
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
@@ -113,7 +115,7 @@ class Service:
         }
         places = MOST_STRANGERS + 4 * len(self.members)
         server, port, door = await serve(address, credentials, self.fetch, answers, places, self.events)
-        self._keeping = asyncio.create_task(door.keep(port))
+        self._door, self._keeping = door, asyncio.create_task(door.keep(port))
         return server, port
 
     def close(self) -> None:
@@ -238,10 +240,8 @@ class Service:
             await self._refuse(context, who, Code.RESOURCE_EXHAUSTED, "too many calls at a time")
         self.calls[who] += 1
         shown = b"".join(context.auth_context().get("x509_pem_cert", [])) if self.secure else b""
-        task = asyncio.current_task()
-        assert task is not None
-        call = (who, shown, task)
-        self._under_way.add(call)
+        call = (who, shown, context.peer())
+        self._under_way[call] += 1
         try:
             self._certified(who, shown)
             yield who
@@ -262,7 +262,7 @@ class Service:
             )
         finally:
             self.calls[who] -= 1
-            self._under_way.discard(call)
+            self._under_way -= Counter([call])
 
     def _certified(self, who: str, shown: bytes) -> None:
         """Refuses a certificate that was revoked, or is not by the authority that vouches for its name."""
@@ -274,13 +274,14 @@ class Service:
             raise RefusedError(FOR_GOOD, str(error)) from None
 
     def drop_revoked(self) -> None:
-        """Ends the calls under way whose certificates hold no longer."""
-        for who, shown, task in list(self._under_way):
+        """Ends the connections of callers whose certificates hold no longer."""
+        for who, shown, connection in list(self._under_way):
             try:
                 self._certified(who, shown)
             except RefusedError as error:
                 self.events.complain("refused", peer=who, reason=str(error))
-                task.cancel()
+                if self._door is not None:
+                    self._door.drop(connection)
 
     async def _refuse(self, context: Any, who: str, code: grpc.StatusCode, reason: str) -> None:
         self.events.complain("refused", peer=who[:80] or "somebody", reason=reason)

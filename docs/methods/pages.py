@@ -192,7 +192,7 @@ def channels(method: Method) -> str:
 
 
 def curve(name: str) -> str:
-    ends = ", ".join(f"{label} {_short(value)}" for label, value in RESULTS[name].items())
+    ends = "; ".join(f"{label}: {_short(value)}" for label, value in RESULTS[name].items())
     what = (
         "The nodes' own losses" if ALGORITHMS.describe(name)["family"] == "personalised" else "The distance"
     )
@@ -200,7 +200,7 @@ def curve(name: str) -> str:
         [
             "\n## A curve\n",
             f"![{METHODS[name]['title']} on heterogeneous quadratics](figures/{name}.svg)\n",
-            f"*{what} after 300 rounds, as a share of the start: {ends}.",
+            f"*{what} after 300 rounds, as a share of the start. {ends}.",
             "[The problem](index.md#the-curves).*",
         ]
     )
@@ -211,8 +211,12 @@ def _short(value: float) -> str:
 
 
 def python_line(name: str) -> str:
-    given = ", ".join(f"{key}={value!r}" for key, value in METHODS[name]["settings"].items())
+    given = ", ".join(f"{key}={_literal(value)}" for key, value in METHODS[name]["settings"].items())
     return f"hf.{ALGORITHMS[name].__name__}({given})"
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def toml_line(name: str) -> str:

@@ -121,7 +121,11 @@ def read_metrics(file: Path) -> Metrics:
 
     A last line without its end was being written when the run was killed, and does not count.
     """
-    text = _text(file)
+    return metrics_in(file, _text(file))
+
+
+def metrics_in(file: Path, text: str) -> Metrics:
+    """As ``read_metrics``, from the ``text`` of the file."""
     header, lines = _csv(file, text[: text.rfind("\n") + 1])
     at = header.index("round") if "round" in header else 0
     axes, names = header[2:at], header[at + 1 : -len(COST_COLUMNS)]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import networkx as nx
 import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from holdfast.experiments.record_files import WeightedLink
-from holdfast.report.figures import COLOURS, FAINT, GRID, INK, quiet
+from holdfast.report.figures import FAINT, GRID, INK, quiet
+from holdfast.report.layout import DRAWN_UP_TO, ON_A_CIRCLE_UP_TO, node_places
+from holdfast.report.styles import COLOURS
 
-ALL_LABELS_UP_TO = 60  # nodes
-DRAWN_UP_TO = 300  # nodes
 NAMED_UP_TO = 12  # nodes whose names are written
 
 
@@ -80,15 +79,7 @@ def network_figure(
         words = f"{nodes:,} nodes" + (" around a server" if is_server else f", {len(links):,} links")
         axes.text(0.5, 0.5, f"{words}:\ntoo many to draw", ha="center", va="center", color=INK)
         return figure
-    graph: nx.Graph[int] = nx.Graph()
-    graph.add_nodes_from(range(nodes))
-    graph.add_weighted_edges_from(links)
-    if nodes <= ALL_LABELS_UP_TO or is_server:
-        angles = np.pi / 2 - 2 * np.pi * np.arange(nodes) / nodes  # clockwise from the top
-        at = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    else:
-        places = nx.spring_layout(graph, weight=None, iterations=200, seed=0)
-        at = np.array([places[node] for node in range(nodes)])
+    at = node_places(nodes, links, is_server=is_server)
     if is_server:
         lines, weights = [[(0.0, 0.0), tuple(place)] for place in at], np.ones(nodes)
     else:
@@ -101,7 +92,7 @@ def network_figure(
     alpha = min(0.8, 6 / math.sqrt(max(1, len(lines))))
     axes.add_collection(LineCollection(lines, colors=FAINT, linewidths=list(widths), alpha=alpha, zorder=1))
     axes.scatter(at[:, 0], at[:, 1], s=460 * crowd**2, color=COLOURS[0], zorder=2)
-    if nodes <= ALL_LABELS_UP_TO:
+    if nodes <= ON_A_CIRCLE_UP_TO:
         for node, (x, y) in enumerate(at):
             axes.text(
                 x,

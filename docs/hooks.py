@@ -256,10 +256,9 @@ def choices() -> str:
             page = f" [Its page](../methods/{entry['name']}.md)." if kind == "algorithms" else ""
             lines += [f"### {entry['name']}", "", f"{entry['summary']}{page}", ""]
             for parameter in entry["parameters"]:
-                default = (
-                    "required" if parameter.get("required") else f"default `{parameter.get('default')!r}`"
-                )
-                lines.append(f"- `{parameter['name']}`: {parameter.get('type', '')}, {default}")
+                default = "required" if parameter["required"] else f"default `{parameter['default']!r}`"
+                note = f". *{parameter['note']}*" if parameter["note"] else ""
+                lines.append(f"- `{parameter['name']}`: {parameter['words']}, {default}{note}")
             lines.append("")
     return "\n".join(lines) + "\n"
 

@@ -109,6 +109,16 @@ def network_figure(
         axes.text(0, 0, "server", ha="center", va="center_baseline", color="#ffffff", size=9, zorder=3)
     if called is not None and nodes <= NAMED_UP_TO:
         for name, (x, y) in zip(called, at, strict=True):
-            axes.text(1.16 * x, 1.16 * y, name, ha="center", va="center", color=INK, size=8, zorder=3)
+            side = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
+            axes.annotate(
+                name,
+                (x, y),
+                xytext=(14 * x, 16 * y),
+                textcoords="offset points",
+                ha=side,
+                va="center",
+                color=INK,
+                size=8,
+            )
     axes.margins(0.08)
     return figure

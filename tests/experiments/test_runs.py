@@ -19,6 +19,7 @@ from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.record import load_record
 from holdfast.models import mlp
+from holdfast.report.page_data import setting_data
 from holdfast.report.plots import setting_plots
 from holdfast.report.terminal import summary_table
 
@@ -167,6 +168,9 @@ def test_organisations_are_called_by_their_names(tmp_path: Path) -> None:
     record = load_record(tmp_path / "run")
     assert record.partition is not None
     assert record.partition.names == ["north", "south, east"]
+    shown = setting_data(record)
+    assert shown is not None
+    assert shown["names"] == ["north", "south, east"]
     [network, heat_map] = [plot.figure.axes[0] for plot in setting_plots(record)]
     assert {"north", "south, east"} <= {text.get_text() for text in network.texts}
     assert [label.get_text() for label in heat_map.get_yticklabels()] == ["north  (6)", "south, east  (4)"]

@@ -718,6 +718,7 @@
     const low = host.scrollTop + host.clientHeight > host.scrollHeight - 8;
     if (entries.length === Number(host.dataset.count)) return;
     host.dataset.count = entries.length;
+    if (!entries.length) entries = [["", "info", "Nothing has happened yet."]];
     host.replaceChildren(...entries.map(([time, level, text]) => html("li", { class: level },
       html("time", {}, time), html("span", {}, text))));
     if (low) host.scrollTop = host.scrollHeight;
@@ -738,7 +739,7 @@
           takeRows(news.rows);
           showParts(news.parts);
           showProgress(news.progress);
-          showLog(news.log);
+          if (news.log) showLog(news.log);
           if (news.reset || news.since !== since) {
             arrange();
             networks.forEach((one) => one.paint());
@@ -806,5 +807,9 @@
     redraw();
   });
   window.holdfast = { data, series, valueText }; // for tests, and for the curious
-  if (data.since !== undefined) follow(arrange, networks);
+  if (data.since !== undefined) { // a live page
+    showProgress(data.progress);
+    showLog(data.log);
+    follow(arrange, networks);
+  }
 })();

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.record import RECORD_FILES, RunRecord, overlaid, read_record
-from holdfast.experiments.record_files import JobSummary, metrics_in, read_summary
+from holdfast.experiments.record_files import JobSummary, Summary, metrics_in, read_summary
 from holdfast.experiments.statuses import ENDED, status_counts
 from holdfast.report.format import seconds_text
 from holdfast.report.page_data import columns, curves_data, row_data
@@ -88,7 +88,8 @@ class Following:
         self.trouble = ""  # what keeps us from reading on, if anything
         self.version = 0  # of everything that is told
         self.lock = Lock()
-        self._epoch = 0  # rows are appended only within one
+        # Rows are appended only within an epoch. It starts at the time, so that no other process has the same.
+        self._epoch = int(time.time()) % 10**9
         self._shape: object = None
         self._names: list[str] = []
         self._rows: list[list[float | None]] = []
@@ -118,9 +119,17 @@ class Following:
         return changed
 
     def _shown(self, record: RunRecord) -> RunRecord:
-        """A member goes by its own name, not by that of the federation, which all of them share."""
+        """A member goes by its own name, not by that of the federation, which all of them share.
+
+        Rows come more often than the summary is written, so they say how far a job is.
+        """
         metrics = [metric for metric in record.metrics if not self.hidden(metric)]
-        return replace(record, name=record.member or record.name, metrics=metrics)
+        jobs: list[JobSummary] = [
+            {**job, "round": max(job["round"], *rows, 0)}
+            for job, rows in zip(record.summary["jobs"], record.finite_rows, strict=True)
+        ]
+        summary: Summary = {**record.summary, "jobs": jobs}
+        return replace(record, name=record.member or record.name, metrics=metrics, summary=summary)
 
     def news(self, since: str) -> dict[str, Any]:
         """What somebody has to know who was told everything up to ``since``; else all of it."""
@@ -160,18 +169,14 @@ class Following:
 
     def progress(self) -> dict[str, Any]:
         """The state of all runs together, in numbers and in words."""
-        jobs = [
-            (job, _reached(job, rows))
-            for record in self.shown
-            for job, rows in zip(record.summary["jobs"], record.finite_rows, strict=True)
-        ]
+        jobs = [job for record in self.shown for job in record.summary["jobs"]]
         statuses = {record.summary["status"] for record in self.shown}
         status = next((s for s in ("running", "interrupted", "complete") if s in statuses), "waiting")
         return {
             "status": status,
-            "done": sum(job["rounds"] if job["status"] in ENDED else reached for job, reached in jobs),
-            "rounds": sum(job["rounds"] for job, _ in jobs),
-            "text": _progress_text([job for job, _ in jobs], [reached for _, reached in jobs]),
+            "done": sum(job["rounds"] if job["status"] in ENDED else job["round"] for job in jobs),
+            "rounds": sum(job["rounds"] for job in jobs),
+            "text": _progress_text(jobs),
             "age": min((run.age for run in self.runs.values()), default=0.0),
             "title": " and ".join(dict.fromkeys(record.name for record in self.shown)) or "holdfast",
         }
@@ -192,21 +197,16 @@ class Following:
         del self.log[:-LOG_LINES]
 
 
-def _reached(job: JobSummary, rows: Mapping[int, object]) -> int:
-    """Rows come more often than the summary is written."""
-    return max(job["round"], max(rows, default=0))
-
-
-def _progress_text(jobs: Sequence[JobSummary], reached: Sequence[int]) -> str:
+def _progress_text(jobs: Sequence[JobSummary]) -> str:
     running = [at for at, job in enumerate(jobs) if job["status"] == "running"]
     if not running:
         return status_counts(jobs).removeprefix("of ") if jobs else "nothing yet"
-    rounds = jobs[running[0]]["rounds"]
+    reached, rounds = [jobs[at]["round"] for at in running], jobs[running[0]]["rounds"]
     if len(running) == 1:
         at = running[0]
         place = f", job {at + 1} of {len(jobs)}" if len(jobs) > 1 else ""
-        return f"{jobs[at]['algorithm']}: round {reached[at]} of {rounds}{place}"
-    slow, fast = min(reached[at] for at in running), max(reached[at] for at in running)
+        return f"{jobs[at]['algorithm']}: round {reached[0]} of {rounds}{place}"
+    slow, fast = min(reached), max(reached)
     return f"round {slow if slow == fast else f'{slow} to {fast}'} of {rounds}, {len(running)} at work"
 
 

@@ -366,9 +366,10 @@
       for (const other of drawn) other.cross(null);
     }
 
-    const stops = () => {
-      const all = now.lines.filter((line) => !line.backdrop).flatMap((line) => line.x);
-      return [...new Set(all)].sort((a, b) => a - b);
+    const stops = () => { // every x with a value; kept until the next drawing
+      const all = () => now.lines.filter((line) => !line.backdrop).flatMap((line) => line.x);
+      frame.stops ??= [...new Set(all())].sort((a, b) => a - b);
+      return frame.stops;
     };
     picture.addEventListener("pointermove", (event) => {
       const box = picture.getBoundingClientRect();

@@ -148,6 +148,7 @@ def test_progress_and_log(run: Path) -> None:
     append(run, "a", 0, 14, 0.3)  # rows come before the summary is written again
     following.refresh()
     assert following.progress()["text"] == "a: round 14 of 20"
+    assert following.shown[0].groups[0].note == "unfinished, at round 14"
     change_summary(run, status="diverged", round=15, message="NaN <b>")
     following.refresh()
     assert following.progress()["status"] == "complete"

@@ -88,7 +88,7 @@ class Following:
         self.trouble = ""  # what keeps us from reading on, if anything
         self.version = 0  # of everything that is told
         self.lock = Lock()
-        # Rows are appended only within an epoch. It starts at the time, so that no other process has the same.
+        # Rows are appended only within an epoch. The first is the time: no other process has the same.
         self._epoch = int(time.time()) % 10**9
         self._shape: object = None
         self._names: list[str] = []

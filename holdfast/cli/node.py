@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -102,9 +103,7 @@ def _run(options: MemberOptions, make: Callable[[Events], Node | Server]) -> Non
         if isinstance(member, Server) or member.federation.server is None:
             member.listen(options.listen or _bind(member.federation.member(options.name).address))
         if options.monitor is not None:
-            from holdfast.engines.deploy.ops.monitor import serve_monitor
-
-            stack.callback(serve_monitor(member.status, options.monitor).shutdown)
+            stack.callback(monitor_page(member, options.monitor).shutdown)
         if options.log == "progress":
             events.write = stack.enter_context(ProgressView(member)).show
         if isinstance(member, Node) and member.site.warning:
@@ -126,6 +125,16 @@ def _run(options: MemberOptions, make: Callable[[Events], Node | Server]) -> Non
             raise
         if options.log == "progress":
             _summary(member)
+
+
+def monitor_page(member: Member, port: int) -> ThreadingHTTPServer:
+    """The member's live page, and metrics for Prometheus."""
+    from holdfast.engines.deploy.ops.monitor import serve_monitor
+    from holdfast.report.serving import answers, respond
+    from holdfast.report.views import member_view
+
+    pages = answers(member_view(member.folder, member.status, member.federation.shared_metrics))
+    return serve_monitor(member.status, port, lambda handler: respond(handler, pages))
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

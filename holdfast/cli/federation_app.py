@@ -186,6 +186,15 @@ def sign(
     sign_requests(file, requests, folder, days, replace=replace)
 
 
+@federation.command("relay")
+def relay(file: File, certs: Certs = None, listen: Listen = None) -> None:
+    """Pass on what members cannot tell one another directly; the relay cannot read it."""
+    _require_extra()
+    from holdfast.cli.relay import run_relay
+
+    run_relay(file, certs, listen)
+
+
 @federation.command("status")
 def status(
     file: File,

@@ -23,7 +23,7 @@ from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
-from holdfast.engines.deploy.wire.listening import is_loopback, require_loopback
+from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, open_site, own_data
 from holdfast.report.format import bytes_text
@@ -87,7 +87,7 @@ def _run(options: MemberOptions, make: Callable[[Events], Node | Server]) -> Non
         member = make(events)
         stack.enter_context(member)
         if isinstance(member, Server) or member.federation.server is None:
-            member.listen(options.listen or _bind(member.federation.member(options.name).address))
+            member.open(options.listen)
         if options.monitor is not None:
             from holdfast.engines.deploy.ops.monitor import serve_monitor
 
@@ -119,11 +119,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for another in STOPPING:  # ends the process at once, which is safe, too
         signal.signal(another, signal.SIG_DFL)
     raise Stopped
-
-
-def _bind(address: str) -> str:
-    """Loopback addresses as they are; otherwise all interfaces, as our own may have another name inside."""
-    return address if is_loopback(address) else f"[::]:{address.rpartition(':')[2]}"
 
 
 def _summary(member: Member) -> None:

@@ -65,7 +65,9 @@ class FederationFile(Federation):
 
     @cached_property
     def id(self) -> str:
-        common = self.model_dump(exclude={"limits", "server", "node", "evaluate_every", "shared_metrics"})
+        common = self.model_dump(
+            exclude={"limits", "server", "relay", "node", "evaluate_every", "shared_metrics"}
+        )
         if self.wire_channel.transparent:  # as if nothing stood there
             del common["channel"]
         for name in ADDED_LATER:  # with its default, it does not tell federations apart
@@ -134,7 +136,7 @@ class FederationFile(Federation):
         self._check_foreign()
         if (self.problem.input_shape is None) == (self.problem.columns is None):
             raise HoldfastError("problem: say what samples look like, by input_shape or by columns, not both")
-        names = [member.name for member in self.members]
+        names = [member.name for member in self.certified]
         for name in names:
             if names.count(name) > 1:
                 raise HoldfastError(f"node: the name {name!r} is taken twice; every member needs its own")
@@ -154,9 +156,22 @@ class FederationFile(Federation):
             raise HoldfastError(
                 f"server: the topology {self.network.topology.name!r} has none; leave [server] out"
             )
+        self._check_reach()
+
+    def _check_reach(self) -> None:
+        """Whether everybody who is asked for something can be: at an address, or through the relay."""
+        if self.relay is not None:
+            if not self.relay.address:
+                raise HoldfastError("relay: everybody has to reach it; give its address, host:port")
+            known = {member.name for member in self.members}
+            if strangers := sorted({name for pair in self.relay.links for name in pair} - known):
+                raise HoldfastError(f"relay.links: {strangers[0]!r} is not a member")
+            return
         for member in [self.server] if self.server else self.node:
             if not member.address:
-                raise HoldfastError(f"{member.name}: others have to reach it; give its address, host:port")
+                raise HoldfastError(
+                    f"{member.name}: others have to reach it; give its address, host:port, or a [relay]"
+                )
 
     def _check_foreign(self) -> None:
         """The file may come from others: it must not name code, other folders, or the authority's files."""
@@ -172,7 +187,7 @@ class FederationFile(Federation):
                 f"network.topology: {path!r} leads to another folder; expected the plain name of a file in "
                 "the folder that the command is started in"
             )
-        if "ca" in [member.name for member in self.members]:
+        if "ca" in [member.name for member in self.certified]:
             raise HoldfastError("node: the name 'ca' belongs to the authority's files; choose another")
 
 

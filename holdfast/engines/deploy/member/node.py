@@ -156,10 +156,12 @@ class Node(Member):
             published = self.publish(self.header(0, sent.wire), sent.wire)
             self.costs.traffic.count(1, message, sent.wire)
             self.state = carried(state, carrier.memory)
+            self.transport.passed_server(sent=[published], received=[file])
             self._save(r + 1)
             self.transport.to_server(published)
         self.stage = federation.rounds + 1
         file = self.transport.from_server(0, row)  # the finished model, as it is
+        self.transport.passed_server(received=[file])
         model: Tensor = self.insist(lambda: file.read(row, self.x0.device))
         self.done = federation.rounds
         self._measure(model[None])

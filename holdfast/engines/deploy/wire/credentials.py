@@ -60,8 +60,8 @@ def load_credentials(folder: Path, name: str) -> Credentials:
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not begin <= datetime.now(UTC) <= end:
         raise HoldfastError(f"{own} is not valid now, but until {end:%Y-%m-%d %H:%M} UTC")
-    if _subject_names(certificate) != [name]:
-        raise HoldfastError(f"{own} is for {_subject_names(certificate)}, not for {name!r}")
+    if subject_names(certificate) != [name]:
+        raise HoldfastError(f"{own} is for {subject_names(certificate)}, not for {name!r}")
     try:
         certificate.verify_directly_issued_by(_certificate(found.authority, authority))
     except Exception:  # whatever cryptography objects to
@@ -264,7 +264,8 @@ def _certificate(pem: bytes, path: Path) -> x509.Certificate:
         raise HoldfastError(f"{path} is not a certificate in PEM format") from None
 
 
-def _subject_names(certificate: x509.Certificate) -> list[str]:
+def subject_names(certificate: x509.Certificate) -> list[str]:
+    """Whose certificate it is."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:

@@ -24,7 +24,7 @@ RECONNECTION = [
 
 def open_channel(federation: Federation, peer: str, credentials: Credentials | None) -> Any:
     """A connection that is made when needed; the other end must show a certificate in the peer's name."""
-    address = federation.member(peer).address
+    address = next(member.address for member in federation.certified if member.name == peer)
     options: list[tuple[str, int | str]] = [*CONNECTION, *RECONNECTION]
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)

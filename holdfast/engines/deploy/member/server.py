@@ -238,7 +238,7 @@ class Server(Member):
             raise HoldfastError("tensors: not those that are expected from everybody")
         return True
 
-    def arrived(self, header: Header, norm: float) -> None:
+    def arrived(self, header: Header, norm: float | None = None) -> None:
         senders = self.arrivals.setdefault((header.round, header.exchange), {})
         senders[header.sender] = Arrival(header.content, norm)
 

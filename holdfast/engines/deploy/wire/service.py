@@ -56,7 +56,7 @@ class Submissions(Protocol):
     def admit(self, header: Header) -> bool:
         """Whether the message is still needed; raises if it never was."""
 
-    def arrived(self, header: Header, norm: float) -> None:
+    def arrived(self, header: Header, norm: float | None = None) -> None:
         """The message, of that norm, is in the inbox, for good."""
 
 

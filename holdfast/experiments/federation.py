@@ -32,6 +32,7 @@ from holdfast.experiments.config import (
     read_toml,
 )
 from holdfast.experiments.epochs import LocalEpochs
+from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
@@ -52,6 +53,7 @@ class FederationFile(Federation):
     """A federation as its file describes it."""
 
     channel: Chosen = Choice(name="identity")
+    start: str = Field(default="", max_length=100)  # a model to start from, in the folder of the command
     problem: CommonProblem
     network: NetworkConfig = NetworkConfig()
     algorithm: ChosenAlgorithm
@@ -69,6 +71,7 @@ class FederationFile(Federation):
         """
         common = self.model_dump(exclude={"limits", "server", "relay", "node"})
         common["version"] = holdfast.__version__
+        common["start"] = "" if self._start_file is None else digest_of(self._start_file)
         common["members"] = [[node.name, node.samples] for node in self.node]
         if self.server is not None:
             common["server"] = self.server.name
@@ -107,8 +110,18 @@ class FederationFile(Federation):
         """What is minimised."""
         return LOSSES.build(self.problem.loss.name, self.problem.loss.parameters)
 
+    @property
+    def _start_file(self) -> Path | None:
+        return Path(self.start) if self.start else None
+
     def module(self) -> nn.Module:
         """The model as everybody starts from it."""
+        module = self._fresh_module()
+        if self._start_file is not None:
+            load_start(module, self._start_file)
+        return module
+
+    def _fresh_module(self) -> nn.Module:
         shape, outputs = tuple(self.problem.input_shape or ()), self.loss.outputs(self.problem.classes)
         return initial_module(self.model, shape, outputs, self.seed)
 
@@ -141,6 +154,8 @@ class FederationFile(Federation):
                 raise HoldfastError(f"node: the name {name!r} is taken twice; every member needs its own")
         MODELS[self.problem.model.name]  # complains about a name that is not registered
         _ = self.loss  # complains about its parameters
+        if self._start_file is not None:
+            read_start(self._start_file)  # complains about what is no model
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
         if self.problem.weights == "samples" and not all(self.counts):
@@ -180,10 +195,15 @@ class FederationFile(Federation):
                 "choose from 'holdfast list models' there, and give code of your own on the command line of "
                 "every site: --model module:Class"
             )
-        path = self.network.topology.parameters.get("path")
-        if isinstance(path, str) and Path(path).name != path:
+        files = {
+            "network.topology": self.network.topology.parameters.get("path"),
+            "start": self.start or None,
+        }
+        for key, path in files.items():
+            if not isinstance(path, str) or Path(path).name == path:
+                continue
             raise HoldfastError(
-                f"network.topology: {path!r} leads to another folder; expected the plain name of a file in "
+                f"{key}: {path!r} leads to another folder; expected the plain name of a file in "
                 "the folder that the command is started in"
             )
         if "ca" in [member.name for member in self.certified]:

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 
 from holdfast.contract import Channel, Method
 from holdfast.core.errors import unknown
-from holdfast.core.validation import Count, Positive, Section, Seed
+from holdfast.core.validation import Count, Positive, Section, Seed, Whole
 from holdfast.engines.deploy.own_model import OwnModel
 from holdfast.topology import Network
 
@@ -36,6 +36,8 @@ class LimitsConfig(Section):
     wait: Positive = 3600.0  # seconds that a neighbour is waited for before the node stops, to be resumed
     exchange: Positive = 60.0  # seconds after which a sporadic link counts as inactive
     message_mib: Positive = 8192.0  # the largest message that is accepted
+    snapshot_every: Count = 10  # rounds between states that are kept, to roll back to
+    snapshots: Whole = 3  # how many of these are kept; 0: none
     outlier: Positive = 1e6  # how many times larger in norm than all before a message may be
 
     def patience(self, size: int) -> float:

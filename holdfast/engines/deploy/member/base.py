@@ -29,6 +29,7 @@ from holdfast.engines.deploy.storage.norms import Norms
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.results import Record
 from holdfast.engines.deploy.storage.scarcity import Shortage, insist
+from holdfast.engines.deploy.storage.snapshots import keep
 from holdfast.engines.deploy.storage.store import Store, data_digest
 from holdfast.engines.deploy.storage.tally import Tally
 from holdfast.engines.deploy.wire.dialling import Wait
@@ -245,6 +246,8 @@ class Member:
         notes |= {"costs": self.cost_notes(), "tally": self.tally.notes(), "norms": self.norms.notes()}
         known = self.dependencies.known
         self._finite(lambda: self.store.save_state(done, state, notes, known))
+        limits = self.federation.limits
+        self.insist(lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots))
         self.done = done
         self.costs.saving += time.monotonic() - before
 

@@ -13,7 +13,7 @@ from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.protocol import CONNECTION
 
-LONGEST_REASON = 300  # characters of what a peer says about its refusal
+LONGEST_REASON = 500  # characters of what a peer says about its refusal
 
 RECONNECTION = [
     ("grpc.initial_reconnect_backoff_ms", 100),

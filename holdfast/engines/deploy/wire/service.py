@@ -292,7 +292,8 @@ class Service:
             raise RefusedError(
                 FOR_GOOD,
                 f"round {ask.round} is over: {self.name} is at round {now} and has no message of it left, so "
-                f"that {who} cannot catch up: put back its newest folder, or {START_ANEW}",
+                f"that {who} cannot catch up: put back its newest folder, roll everybody back (holdfast "
+                f"federation rollback), or {START_ANEW}",
             )
 
     async def _verify(self, message: MessageFile) -> None:

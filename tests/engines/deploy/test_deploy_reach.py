@@ -78,7 +78,7 @@ def relay_process(path: Path) -> subprocess.Popen[bytes]:
 def test_a_relay_killed_again_and_again_changes_nothing(tmp_path: Path) -> None:
     """Processes that all dial out, one through a proxy; SIGKILL for the relay, and once for a node."""
     direct = describe(GECL, rounds=40)
-    calm = calm_run(direct)
+    calm = deploy(direct, tmp_path / "calm")
     raw = relayed(direct, "abc")
     path, proxy, (port,) = write(raw, tmp_path), ConnectProxy(), free_ports(1)
     proxy.open(port)

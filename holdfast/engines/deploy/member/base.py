@@ -13,9 +13,11 @@ from typing import Any, Self, TypeVar, Unpack
 
 from torch import Tensor
 
+import holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
+from holdfast.engines.deploy.ops.audit import AuditLog
 from holdfast.engines.deploy.relay.switchboard import Switchboard
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import (
@@ -66,6 +68,9 @@ class Member:
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
         self.store = Store(folder, identity, self.events)
+        self.trail = self.events.trail = AuditLog(folder)
+        begun = {"federation": federation.id, "member": name, "incarnation": self.store.incarnation}
+        self.trail.note("begun", **begun, version=holdfast.__version__)
         shared = hosting.get("network")
         self._own_network, self.network = shared is None, shared or NetworkThread()
         self.outbox = Outbox(self.store, self.events, self.network.loop)
@@ -136,6 +141,8 @@ class Member:
         """Closes all connections. What is published stays on disk."""
         self._run(self._close())
         self.store.close()
+        self.trail.note("ended", round=self.done)
+        self.trail.close()
         if self._own_network:
             self.network.close()
 
@@ -245,6 +252,7 @@ class Member:
         self.costs.seconds = self.seconds
         notes |= {"costs": self.cost_notes(), "tally": self.tally.notes(), "norms": self.norms.notes()}
         known = self.dependencies.known
+        notes["audit"] = self.insist(self.trail.sync)
         self._finite(lambda: self.store.save_state(done, state, notes, known))
         limits = self.federation.limits
         self.insist(lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots))

@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.relay.parcels import RELAY_SERVICE, Address, Parcel
 from holdfast.engines.deploy.relay.sealing import SealError, Session
 from holdfast.engines.deploy.storage.messages import parse
-from holdfast.engines.deploy.wire.protocol import MODEL_KEY, SILENCE
+from holdfast.engines.deploy.wire.protocol import SILENCE
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.relay.switchboard import Switchboard
@@ -30,7 +30,7 @@ class Head(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     kind: str = Field(max_length=20)
-    model: str = Field(default="", max_length=200)  # the site's own, as in gRPC's metadata
+    said: dict[str, str] = Field(default={}, max_length=8)  # beside the question, as gRPC's metadata
 
 
 class Status(BaseModel):
@@ -144,8 +144,8 @@ class RelayedChannel:
         """The switchboard is closed by its owner."""
 
     def _call(self, path: str, frames: AsyncIterator[bytes], metadata: Any) -> Call:
-        model = dict(metadata or ()).get(MODEL_KEY, "")
-        return Call(self.board, self.peer, Head(kind=path.rpartition("/")[2], model=model), frames)
+        head = Head(kind=path.rpartition("/")[2], said=dict(metadata or ()))
+        return Call(self.board, self.peer, head, frames)
 
     @staticmethod
     async def _reply(call: Call, timeout: float | None) -> bytes:

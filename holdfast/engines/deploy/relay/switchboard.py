@@ -30,7 +30,7 @@ from holdfast.engines.deploy.relay.sealing import LIFETIME, Card, Identity, Seal
 from holdfast.engines.deploy.storage.messages import parse
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.dialling import open_channel
-from holdfast.engines.deploy.wire.protocol import MODEL_KEY, SILENCE
+from holdfast.engines.deploy.wire.protocol import SILENCE
 from holdfast.engines.deploy.wire.service import Service
 
 Code = grpc.StatusCode
@@ -51,14 +51,19 @@ class Context:
     """What ``Service`` asks of gRPC's context: who calls, and how to refuse."""
 
     name: str
-    model: str
+    certificate: str  # PEM
+    said: dict[str, str]
     status: Status = field(default_factory=Status)
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        return {"x509_subject_alternative_name": [self.name.encode()]}
+        names, pem = [self.name.encode()], [self.certificate.encode()]
+        return {"x509_subject_alternative_name": names, "x509_pem_cert": pem}
+
+    def peer(self) -> str:
+        return "relay"
 
     def invocation_metadata(self) -> Iterable[tuple[str, str]]:
-        return ((MODEL_KEY, self.model),) if self.model else ()
+        return tuple(self.said.items())
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         self.status = Status(code=code.name, details=details[:2000])
@@ -70,7 +75,7 @@ class Answering:
     """A process that asks us, and its questions under way."""
 
     session: Session
-    issued: int
+    card: Card
     last_call: int = 0
     pipes: dict[int, Pipe] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -284,15 +289,19 @@ class Switchboard:
             raise SealError(f"a question of a process of {asker} that is long gone")
         if len(known) >= MOST_SESSIONS:
             gone = known.pop(next(iter(known)))
-            self.oldest[asker] = max(self.oldest.get(asker, 0), gone.issued + 1)
-        known[instance] = Answering(self.identity.session(card, asks=False), card.issued)
+            self.oldest[asker] = max(self.oldest.get(asker, 0), gone.card.issued + 1)
+        known[instance] = Answering(self.identity.session(card, asks=False), card)
 
     async def _answer(
         self, where: tuple[str, str], answering: Answering, number: int, head: Head, question: bytes
     ) -> None:
         """Has ``service`` answer one question, and seals what it says."""
         assert self.service is not None
-        context, pipe, frame = Context(where[0], head.model), answering.pipes[number], 0
+        context, pipe, frame = (
+            Context(where[0], answering.card.certificate, head.said),
+            answering.pipes[number],
+            0,
+        )
 
         async def frames() -> AsyncIterator[bytes]:
             while (piece := await pipe.next()) is not None:

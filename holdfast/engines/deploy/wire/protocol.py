@@ -7,6 +7,7 @@ from typing import Annotated
 import grpc
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.messages import (
     CHUNK,
     UNSEALED,
@@ -20,6 +21,7 @@ from holdfast.engines.deploy.storage.tally import KEPT, Passed
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
 MODEL_KEY = "holdfast-model"  # who trains a model of its own says which; see ``OwnModel.identity``
+AUDIT_KEY = "holdfast-audit"  # the asker's ``Head``, for the other's audit log
 PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
 SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up
 LARGEST_FRAME = CHUNK + (1 << 16)
@@ -41,6 +43,18 @@ CONNECTION = [
 
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def audit_message(events: Events, event: str, header: Header, **who: str) -> None:
+    """A line in the audit log about a message that passed; ``who``: peer, address, serial."""
+    events.audit(
+        event,
+        **who,
+        round=header.round,
+        exchange=header.exchange,
+        bytes=header.size,
+        digest=header.checksum,
+    )
 
 
 class Ask(BaseModel):

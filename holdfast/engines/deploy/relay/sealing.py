@@ -82,7 +82,7 @@ class Identity:
     federation: str
     key: X25519PrivateKey
     card: Card
-    authority: bytes
+    credentials: Credentials
 
     def session(self, peer: Card, *, asks: bool) -> Session:
         """The keys for what this process asks ``peer``, or is asked by it; its card has been checked."""
@@ -104,7 +104,10 @@ class Identity:
             raise SealError(f"card: {name}'s is too old, or clocks differ by more than an hour")
         try:
             certificate = x509.load_pem_x509_certificate(card.certificate.encode())
-            certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(self.authority))
+            authorities = x509.load_pem_x509_certificates(self.credentials.authority_of(name))
+            if not any(_issued(certificate, authority) for authority in authorities):
+                raise ValueError("another authority")
+            self.credentials.check(name, card.certificate.encode())  # it may be revoked
             key = certificate.public_key()
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 raise ValueError("another kind of key")
@@ -136,7 +139,7 @@ def new_identity(federation: str, name: str, credentials: Credentials) -> Identi
     assert isinstance(own, ec.EllipticCurvePrivateKey)
     signature = own.sign(open_card.signed(federation), ec.ECDSA(hashes.SHA256()))
     card = open_card.model_copy(update={"signature": base64.b64encode(signature).decode()})
-    return Identity(federation, key, card, credentials.authority)
+    return Identity(federation, key, card, credentials)
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,14 @@ class Session:
             return ChaCha20Poly1305(key).decrypt(_NONCE.pack(call, frame), sealed, label)
         except InvalidTag:
             raise SealError("a sealed frame was changed, or is not for this place") from None
+
+
+def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def _bound(*parts: bytes) -> bytes:

@@ -61,6 +61,7 @@ class StatusAnswer(BaseModel):
     last_error: Words
     messages: dict[Words, MessageSeen] = Field(default={}, max_length=10_000)
     metrics: dict[NodeMetric, float]
+    certificate_days: float | None = None  # until it expires
     clients: dict[Words, ClientSeen] | None = None  # of a server
 
 

@@ -2,7 +2,7 @@
 
 A file is the length of the header in four bytes, the header as JSON, and the tensors end to end. The header
 holds a digest of the tensors and a checksum over itself. A model of several GB is written, sent, received,
-checked and added up in pieces, never as a whole. ``docs/reference/wire.md`` describes every byte.
+checked and added up in pieces, never as a whole.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Client(nn.Module):
 
 
 def by_pfl(load: Workload, net: nn.Module, x: Tensor, y: Tensor, device: str) -> Run:
-    """In this process; it picks the device by itself."""
+    """In this process, on a device that it picks. A round is one pass, so users have what K steps take."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -131,7 +131,8 @@ def by_pfl(load: Workload, net: nn.Module, x: Tensor, y: Tensor, device: str) ->
     from pfl.model.pytorch import PyTorchModel
 
     nodes = range(load.nodes)
-    users = {node: Dataset((x[node], y[node]), user_id=str(node)) for node in nodes}
+    rows = torch.arange(load.batch * load.steps) % y.shape[1]
+    users = {node: Dataset((x[node][rows], y[node][rows]), user_id=str(node)) for node in nodes}
 
     def run(rounds: int) -> None:
         client = Client(net).to(device)
@@ -167,11 +168,10 @@ def by_fluke(load: Workload, net: nn.Module, x: Tensor, y: Tensor, device: str) 
     from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader
 
     FlukeENV().set_device(device)
-    needed = load.batch * load.steps
-    own = [torch.arange(needed) % len(labels) for labels in y]
+    rows = torch.arange(load.batch * load.steps) % y.shape[1]
     loaders = [
         FastDataLoader(x[i][rows], y[i][rows], num_labels=10, batch_size=load.batch, shuffle=True)
-        for i, rows in enumerate(own)
+        for i in range(load.nodes)
     ]
     none: list[Any] = [None] * load.nodes
     settings = {

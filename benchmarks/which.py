@@ -48,7 +48,11 @@ GRAPH: dict[str, Build] = {
     "net-fleet": lambda lr: hf.NETFLEET(lr, STEPS),
 }
 OTHER_GRAPHS = {
-    "torus": ["gossip", "led", "k-gt"],  # Metropolis weights there have eigenvalues that share 0.9 does not bear
+    "torus": [
+        "gossip",
+        "led",
+        "k-gt",
+    ],  # Metropolis weights there have eigenvalues that share 0.9 does not bear
     "exponential": ["gossip", "led", "k-gt"],
     "equi-dynamic": ["gossip", "k-gt"],
 }

@@ -39,16 +39,22 @@ def recommend_experiment(
     job = plan.jobs[0]
     setting = plan.setting(job)
     facts = _facts(setting, job)
-    method = advise("method", facts)
     graph = advise("graph", facts)
     network = _network(setting, graph)
+    facts = replace(
+        facts, least_eigenvalue=_least_eigenvalue(network)
+    )  # the method has to fit what is advised
+    method = advise("method", facts)
     total = _bytes(method, setting, network, job)
     if megabytes is not None:
         if megabytes <= 0:
             raise HoldfastError(f"--megabytes: should be greater than 0, got {megabytes:g}")
         facts = replace(facts, over_budget=total / (1e6 * megabytes))
-    advice = [method, graph, advise("compression", facts)]
-    overrides_text = [f"{key}={_toml(value)}" for each in advice for key, value in _keys(each)]
+    control = advise("control", facts)
+    advice = [method, control, graph, advise("compression", facts)]
+    both = [value for each in (method, control) for _, value in _keys(each)]
+    keys = [("algorithm", both), *_keys(graph), *_keys(advice[-1])]
+    overrides_text = [f"{key}={_toml(value)}" for key, value in keys]
     if as_json:
         described = {"facts": asdict(facts), "bytes": total, "advice": [asdict(each) for each in advice]}
         print(json.dumps(described | {"overrides": overrides_text}, indent=2))
@@ -68,12 +74,16 @@ def _facts(setting: Setting, job: Job) -> Facts:
         constant=network.sequence is None,
         sporadic=network.activity is not None,
         mixing_lambda=0.0 if network.is_server else float(network.spectral_lambda),
-        least_eigenvalue=0.0 if network.is_server else float(network.least_eigenvalue),
+        least_eigenvalue=_least_eigenvalue(network),
         skew=_skew(setting.labels),
         strongly_convex=terms.l2 > 0 and why_not_convex(setting.problem) is None,
         exact_gradients=terms.batch_size == "full",
         local_steps=int(steps),
     )
+
+
+def _least_eigenvalue(network: Network) -> float:
+    return 0.0 if network.is_server else float(network.least_eigenvalue)
 
 
 def _skew(labels: np.ndarray) -> float | None:
@@ -106,7 +116,7 @@ def _keys(advice: Advice) -> list[tuple[str, Any]]:
         return [("network.topology", advice.settings["network"]["topology"])]
     if "algorithm" in advice.settings:
         own = advice.settings["algorithm"]
-        return [("algorithm", [own if "curvature" in own else {"lr": 0.1} | own])]
+        return [("algorithm", own if "curvature" in own else {"lr": 0.1} | own)]
     return list(advice.settings.items())
 
 

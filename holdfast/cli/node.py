@@ -24,8 +24,9 @@ from holdfast.engines.deploy.ops.events import Events, describe, json_lines
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
 from holdfast.engines.deploy.wire.listening import is_loopback, require_loopback
+from holdfast.experiments.consent import require_consent
 from holdfast.experiments.federation import FederationFile, read_federation
-from holdfast.experiments.sites import initial_model, open_site, own_data
+from holdfast.experiments.sites import initial_model, names_code, open_site, own_data
 from holdfast.report.format import bytes_text
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -44,6 +45,15 @@ class MemberOptions:
     insecure: bool = False
     log: Literal["progress", "json"] = "progress"
     monitor: int | None = None
+    accept: str | None = None
+    policy: Path | None = None
+
+    def consent(self, federation: FederationFile, *, own_code: bool) -> None:
+        """Refuses what this site does not allow, or has not accepted."""
+        certs = None if self.insecure else self.certs or self.file.parent / "certs"
+        require_consent(
+            federation, self.file, certs, policy=self.policy, own_code=own_code, accepting=self.accept
+        )
 
     def credentials(self, federation: FederationFile) -> Credentials | None:
         """This member's certificate; without any, it talks to its own machine only."""
@@ -60,6 +70,7 @@ def run_node(options: MemberOptions, data: str | Path, device: str) -> None:
     if name not in federation.names:
         raise unknown("node in the federation", name, federation.names)
     credentials = options.credentials(federation)
+    options.consent(federation, own_code=options.model is not None or names_code(data))
     site = open_site(federation, name, own_data(data, name), device)
     folder = options.folder or options.file.parent / f"node-{name}"
     _run(options, lambda events: Node(federation, name, folder, site, credentials=credentials, events=events))
@@ -74,6 +85,7 @@ def run_server(options: MemberOptions) -> None:
     if name != federation.server.name:
         raise unknown("server in the federation", name, [federation.server.name])
     credentials = options.credentials(federation)
+    options.consent(federation, own_code=options.model is not None)
     folder = options.folder or options.file.parent / f"server-{name}"
     model = initial_model(federation)
     _run(options, lambda events: Server(federation, folder, model, credentials=credentials, events=events))

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 from torch import nn
 
+import holdfast
 from holdfast.algorithms import ALGORITHMS, Method
 from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
@@ -47,9 +48,6 @@ class CommonProblem(LearningConfig):
     std: Positive = 1.0
 
 
-ADDED_LATER = ("columns", "sampling", "buffers")  # keys that older federation files do not have
-
-
 class FederationFile(Federation):
     """A federation as its file describes it."""
 
@@ -64,21 +62,24 @@ class FederationFile(Federation):
         return Choice(name=self._own_model.spec) if self._own_model else self.problem.model
 
     @cached_property
-    def id(self) -> str:
-        common = self.model_dump(exclude={"limits", "server", "node", "evaluate_every", "shared_metrics"})
-        if self.wire_channel.transparent:  # as if nothing stood there
-            del common["channel"]
-        for name in ADDED_LATER:  # with its default, it does not tell federations apart
-            if common["problem"][name] == CommonProblem.model_fields[name].default:
-                del common["problem"][name]
-        if self.algorithm.local_epochs is None:  # nor does this one
-            del common["algorithm"]["local_epochs"]
+    def agreement(self) -> bytes:
+        """All that members must agree on, as one text: what the coordinator signs, and members accept.
+
+        Each site may have its own addresses and limits.
+        """
+        common = self.model_dump(exclude={"limits", "server", "node"})
+        common["version"] = holdfast.__version__
         common["members"] = [[node.name, node.samples] for node in self.node]
-        if "path" in self.network.topology.parameters:  # the links stand in a file of each site
-            common["links"] = [
-                sorted(map(int, self.member_network.neighbours(i))) for i in range(len(self.node))
-            ]
-        return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:32]
+        if self.server is not None:
+            common["server"] = self.server.name
+        else:  # a topology may depend on chance, on a library's version, or on a file of each site
+            nodes, network = range(len(self.node)), self.member_network
+            common["links"] = [sorted(map(int, network.neighbours(i))) for i in nodes]
+        return json.dumps(common, sort_keys=True).encode()
+
+    @cached_property
+    def id(self) -> str:
+        return hashlib.sha256(self.agreement).hexdigest()[:32]
 
     @cached_property
     def member_network(self) -> Network:

@@ -85,6 +85,9 @@ class Simulation:
         self.state = self.rounds.initial(self.counters)
         self.settle()
 
+    def __repr__(self) -> str:
+        return f"Simulation({self.method!r}, {self.network!r}, after round {self.round})"
+
     def prepare(self, rounds: int) -> str:
         """Gets ready for so many rounds and says how they will be run."""
         how = self.executor.prepare(self, rounds)

@@ -94,10 +94,22 @@ def test_the_id_covers_what_members_must_agree_on_and_nothing_else() -> None:
     assert (
         make_federation(raw | {"node": elsewhere, "limits": {"wait": 5.0, "exchange": 1.0}}, "").id == known
     )
-    assert make_federation(raw | {"shared_metrics": ["local_loss"]}, "").id == known
+    assert make_federation(raw | {"shared_metrics": ["local_loss"]}, "").id != known
+    assert make_federation(raw | {"evaluate_every": 2}, "").id != known
+    assert make_federation(raw | {"coordinator": "0" * 64}, "").id != known
     assert make_federation(raw | {"algorithm": {"name": "local-gecl", "lr": 0.2}}, "").id != known
     assert make_federation(raw | {"seed": 4}, "").id != known
     assert make_federation(raw | {"node": raw["node"][::-1]}, "").id != known
+
+
+def test_the_id_covers_links_and_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random graph may come out differently with another version of a library."""
+    raw = describe(GECL, nodes=4)
+    federation = make_federation(raw, "")
+    known = federation.id
+    assert b'"links": [[1, 3], [0, 2], [1, 3], [0, 2]]' in federation.agreement
+    monkeypatch.setattr("holdfast.__version__", "99.0")
+    assert make_federation(raw, "").id != known
 
 
 def test_data_are_checked_against_the_file() -> None:

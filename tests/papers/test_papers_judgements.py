@@ -88,6 +88,33 @@ def test_a_verdict_over_seeds_says_how_sure_it_is(paper: Paper, tmp_path: Path) 
     )  # t = 2 sqrt(3), 2 degrees of freedom
 
 
+def test_what_is_finished_is_judged_without_running_more(paper: Paper, tmp_path: Path) -> None:
+    gossip = Claim(
+        "Gossip learns", "yes", lambda e: judged(bool(e.curve("gossip", h=0.5).rounds[-1]), "", "")
+    )
+    curves = paper.experiment("curves")
+    paper.experiments[0] = replace(curves, claims=[*curves.claims, gossip])
+    command = ("paper", "run", "tiny/curves", "--scale", "full")
+    assert "no finished run of tiny/curves" in holdfast(*command, "--no-run").err
+    for seed in (0, 1):
+        holdfast(*command, "--seed", seed)
+    folder = tmp_path / "runs/papers/tiny/curves/full"
+    runs = sorted((folder / "curves").glob("*/summary.json"))
+    for file, missing in zip(runs, (2, 1), strict=True):  # of four jobs; gossip with h = 0.5 in both
+        summary = json.loads(file.read_text())
+        jobs = sorted(summary["jobs"], key=lambda job: (job["algorithm"], *job["axes"].values()))
+        for job in jobs[:missing]:
+            job["status"] = "interrupted"
+        file.write_text(json.dumps({**summary, "status": "interrupted"}))
+    assert holdfast(*command, "--no-run").code == 0
+    assert sorted((folder / "curves").glob("*/summary.json")) == runs
+    judgement = read_judgement(folder)
+    assert judgement is not None
+    assert [claim.verdict for claim in judgement.claims] == ["PASS", "NOT COMPARABLE", "NOT COMPARABLE"]
+    assert judgement.note == "Judged as far as it was run, by jobs: `curves` 3 of 8."
+    assert list(judgement.seeds) == [1]
+
+
 def test_a_document_without_places_is_an_error(paper: Paper, tmp_path: Path) -> None:
     (tmp_path / "empty.md").write_text("nothing")
     assert "has no place for a verdict" in holdfast("paper", "fill", "empty.md").err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -48,8 +50,11 @@ PLACE = re.compile(
 COUNTS = re.compile(r"(<!-- holdfast paper counts -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 
 
-def list_papers() -> None:
+def list_papers(*, as_json: bool = False) -> None:
     """``holdfast paper``"""
+    if as_json:
+        print(json.dumps([_described(paper) for paper in load_papers().values()], indent=2))
+        return
     console = Console()
     for paper in load_papers().values():
         console.print(f"\n[bold underline]{paper.id}[/bold underline]  {paper.title}", highlight=False)
@@ -61,11 +66,26 @@ def list_papers() -> None:
     console.print("\nRun one with, say: [bold]holdfast paper run local-gecl/table-3[/bold]", highlight=False)
 
 
+def _described(paper: Paper) -> dict[str, Any]:
+    experiments = [
+        {"id": one.id, "title": one.title, "claims": [claim.says for claim in one.claims]}
+        for one in paper.experiments
+    ]
+    return {"id": paper.id, "title": paper.title, "reference": paper.reference, "experiments": experiments}
+
+
 def run_papers(
-    wanted: str, scale: Scale, data_dir: Path | None, device: str, runs_dir: Path, seed: int | None
+    wanted: str,
+    scale: Scale,
+    data_dir: Path | None,
+    device: str,
+    runs_dir: Path,
+    seed: int | None,
+    *,
+    as_json: bool = False,
 ) -> None:
     """``holdfast paper run``: exit code 1 if a claim fails, 2 if data are missing."""
-    console = Console()
+    console = Console(stderr=as_json)
     circumstances = Circumstances(scale, device, data_dir)
     chosen = find_experiments(wanted)
     tasks = {
@@ -96,12 +116,14 @@ def run_papers(
                 sys.exit(130)
             judgements.append(judgement)
             _show(console, judgement, folder)
-    _conclude(console, judgements)
+    _conclude(console, judgements, as_json)
 
 
-def judge_finished(wanted: str, scale: Scale, data_dir: Path | None, device: str, runs_dir: Path) -> None:
+def judge_finished(
+    wanted: str, scale: Scale, data_dir: Path | None, device: str, runs_dir: Path, as_json: bool = False
+) -> None:
     """``holdfast paper run --no-run``: judges what is finished, and says how much that is."""
-    console = Console()
+    console = Console(stderr=as_json)
     circumstances = Circumstances(scale, device, data_dir)
     judgements = []
     for paper, experiment in find_experiments(wanted):
@@ -119,10 +141,12 @@ def judge_finished(wanted: str, scale: Scale, data_dir: Path | None, device: str
         with locked(folder):
             judgements.append(_judged(paper, experiment, records, circumstances, folder, note))
         _show(console, judgements[-1], folder)
-    _conclude(console, judgements)
+    _conclude(console, judgements, as_json)
 
 
-def _conclude(console: Console, judgements: Sequence[Judgement]) -> None:
+def _conclude(console: Console, judgements: Sequence[Judgement], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([dataclasses.asdict(judgement) for judgement in judgements], indent=2))
     if len(judgements) > 1:
         console.print(_overview(judgements))
     if any(judgement.count(Verdict.FAIL) for judgement in judgements):

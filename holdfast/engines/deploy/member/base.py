@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
@@ -13,21 +14,26 @@ from typing import Any, Self, TypeVar, Unpack
 
 from torch import Tensor
 
+import holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
+from holdfast.engines.deploy.ops.audit import AuditLog
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.results import Record
 from holdfast.engines.deploy.storage.scarcity import Shortage, insist
 from holdfast.engines.deploy.storage.store import Store, data_digest
+from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.dialling import Wait
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.service import Service
 
 T = TypeVar("T")
 
+WATCH = 1.0  # seconds between two looks at the certificates' files
+WARN_DAYS, DAY = 30.0, 86400.0  # before a certificate expires; seconds between warnings
 GRACE = 15.0  # seconds that a finished member stays for answers that got lost
 
 
@@ -55,6 +61,9 @@ class Member:
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
         self.store = Store(folder, identity, self.events)
+        self.trail = self.events.trail = AuditLog(folder)
+        begun = {"federation": federation.id, "member": name, "incarnation": self.store.incarnation}
+        self.trail.note("begun", **begun, version=holdfast.__version__)
         shared = hosting.get("network")
         self._own_network, self.network = shared is None, shared or NetworkThread()
         self.outbox = Outbox(self.store, self.events, self.network.loop)
@@ -76,6 +85,11 @@ class Member:
             self.dependencies,
             self.give_up,
         )
+        self._watching = None
+        if self.credentials is not None:
+            self._watching = asyncio.run_coroutine_threadsafe(
+                self._watch(self.credentials), self.network.loop
+            )
         self.waits: dict[str, Wait] = {}
         self.links: dict[str, Connection] = {}
         self.costs = Costs()
@@ -108,10 +122,33 @@ class Member:
         """Closes all connections. What is published stays on disk."""
         self._run(self._close())
         self.store.close()
+        self.trail.note("ended", round=self.done)
+        self.trail.close()
         if self._own_network:
             self.network.close()
 
+    async def _watch(self, credentials: Credentials) -> None:
+        """Looks for new certificates and revocations, and at the calendar."""
+        warned = -math.inf
+        while True:
+            try:
+                if credentials.refresh(self.federation.coordinator):
+                    self.events.log("certificates reloaded", revoked=len(credentials.revocations.revoked))
+                    warned = -math.inf
+                    self.service.drop_revoked()
+                    for link in list(self.links.values()):
+                        link.drop_if_revoked()
+            except (HoldfastError, OSError) as error:
+                self.events.log("certificates not reloaded", "warning", reason=str(error))
+            if credentials.days_left < WARN_DAYS and time.monotonic() - warned > DAY:
+                warned, left = time.monotonic(), credentials.days_left
+                advice = "renew it with 'holdfast federation csr' and 'sign'"
+                self.events.log("certificate expires soon", "warning", days=round(left, 1), reason=advice)
+            await asyncio.sleep(WATCH)
+
     async def _close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         if self._server is not None:
             await self._server.stop(1.0 if self.phase == "finished" else 0)
         for link in self.links.values():
@@ -198,6 +235,7 @@ class Member:
         before = time.monotonic()
         self.costs.seconds = self.seconds
         notes["costs"], known = self.cost_notes(), self.dependencies.known
+        notes["audit"] = self.insist(self.trail.sync)
         self.insist(lambda: self.store.save_state(done, state, notes, known))
         self.done = done
         self.costs.saving += time.monotonic() - before
@@ -291,5 +329,6 @@ class Member:
             "uptime_seconds": round(time.monotonic() - self.began, 1),
             "refused": dict(self.events.complaints),
             "last_error": self.events.last_error,
+            "certificate_days": None if self.credentials is None else round(self.credentials.days_left, 1),
             "metrics": shared,
         }

@@ -16,6 +16,7 @@ import grpc
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import SLOWEST, Federation
+from holdfast.engines.deploy.ops.audit import Head
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.own_model import describe_identity
 from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
@@ -23,9 +24,26 @@ from holdfast.engines.deploy.storage.messages import DamagedError, Header, Messa
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.store import START_ANEW, Store, message_key, message_name
 from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.doorkeeper import Doorkeeper
 from holdfast.engines.deploy.wire.incoming import check_header, receive
-from holdfast.engines.deploy.wire.listening import Frames, caller_name, first_frame, serve
-from holdfast.engines.deploy.wire.protocol import FOR_GOOD, MODEL_KEY, PATIENCE, SILENCE, Answer, Ask
+from holdfast.engines.deploy.wire.listening import (
+    Frames,
+    caller,
+    caller_name,
+    first_frame,
+    metadata,
+    serve,
+)
+from holdfast.engines.deploy.wire.protocol import (
+    AUDIT_KEY,
+    FOR_GOOD,
+    MODEL_KEY,
+    PATIENCE,
+    SILENCE,
+    Answer,
+    Ask,
+    audit_message,
+)
 
 Code = grpc.StatusCode
 
@@ -82,10 +100,13 @@ class Service:
         self.members = {member.name for member in self.federation.members}
         self.pool = ThreadPoolExecutor(2, "checking")
         self._keeping: asyncio.Task[None] | None = None
+        self._credentials: Credentials | None = None
+        self._under_way: Counter[tuple[str, bytes, str]] = Counter()  # who, its certificate, its connection
+        self._door: Doorkeeper | None = None
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
-        self.secure = credentials is not None
+        self.secure, self._credentials = credentials is not None, credentials
         answers = {
             "Agree": self.agree,
             "Release": self.release,
@@ -94,7 +115,7 @@ class Service:
         }
         places = MOST_STRANGERS + 4 * len(self.members)
         server, port, door = await serve(address, credentials, self.fetch, answers, places, self.events)
-        self._keeping = asyncio.create_task(door.keep(port))
+        self._door, self._keeping = door, asyncio.create_task(door.keep(port))
         return server, port
 
     def close(self) -> None:
@@ -123,6 +144,7 @@ class Service:
             if ask.round == self.federation.last_stage and self.submissions is None:
                 # Written down before it has our farewell: then it may be gone, and must not be waited for.
                 self.store.decide(ask.round, 0, who, True)
+            self._passed("sent", message.header, context)  # nothing leaves without a line
             yield self._answer(header=message.header)
             for frame in message.frames(self.federation.compression == "lossless"):
                 self.bytes_served += len(frame)
@@ -170,6 +192,7 @@ class Service:
             self._saw(who, header.round)
             if self.submissions.admit(header):
                 await self._take_in(who, header, frames)
+                self._passed("received", header, context)
                 self.submissions.arrived(header)
                 self.outbox.wake()
             return self._answer(received=True)
@@ -199,6 +222,12 @@ class Service:
         async with self._call(context):
             return json.dumps(self.status()).encode()
 
+    def _passed(self, event: str, header: Header, context: Any) -> None:
+        """A line in the audit log: a message that the caller was sent, or that came from it."""
+        head = metadata(context, AUDIT_KEY)
+        seen = {"head": head} if Head.parse(head) is not None else {}
+        audit_message(self.events, event, header, **caller(context, self.secure), **seen)
+
     # --- who asks, and for what ----------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -210,7 +239,11 @@ class Service:
         if self.calls[who] >= MOST_CALLS:
             await self._refuse(context, who, Code.RESOURCE_EXHAUSTED, "too many calls at a time")
         self.calls[who] += 1
+        shown = b"".join(context.auth_context().get("x509_pem_cert", [])) if self.secure else b""
+        call = (who, shown, context.peer())
+        self._under_way[call] += 1
         try:
+            self._certified(who, shown)
             yield who
         except RefusedError as error:
             await self._refuse(context, who, error.code, str(error))
@@ -229,6 +262,26 @@ class Service:
             )
         finally:
             self.calls[who] -= 1
+            self._under_way -= Counter([call])
+
+    def _certified(self, who: str, shown: bytes) -> None:
+        """Refuses a certificate that was revoked, or is not by the authority that vouches for its name."""
+        if self._credentials is None or not shown:
+            return
+        try:
+            self._credentials.check(who, shown)
+        except HoldfastError as error:
+            raise RefusedError(FOR_GOOD, str(error)) from None
+
+    def drop_revoked(self) -> None:
+        """Ends the connections of callers whose certificates hold no longer."""
+        for who, shown, connection in list(self._under_way):
+            try:
+                self._certified(who, shown)
+            except RefusedError as error:
+                self.events.complain("refused", peer=who, reason=str(error))
+                if self._door is not None:
+                    self._door.drop(connection)
 
     async def _refuse(self, context: Any, who: str, code: grpc.StatusCode, reason: str) -> None:
         self.events.complain("refused", peer=who[:80] or "somebody", reason=reason)
@@ -254,8 +307,7 @@ class Service:
 
     def _same_model(self, context: Any, who: str) -> None:
         """Whether the asker trains the model that we train, as far as that is a site's own code."""
-        metadata = context.invocation_metadata() or ()
-        theirs = next((str(value) for key, value in metadata if key == MODEL_KEY), "")
+        theirs = metadata(context, MODEL_KEY)
         if theirs != (ours := self.federation.model_identity):
             raise RefusedError(
                 Code.FAILED_PRECONDITION,

@@ -18,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files
 from holdfast.engines.deploy.member.base import Member, Stopped
+from holdfast.engines.deploy.member.lifetime import run_through_epochs
+from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines
@@ -57,12 +59,15 @@ class MemberOptions:
 def run_node(options: MemberOptions, data: str | Path, device: str) -> None:
     """``holdfast node``"""
     name, federation = options.name, read_federation(options.file, options.model)
-    if name not in federation.names:
+    if name not in federation.names and federation.membership is None:  # else it may be added
         raise unknown("node in the federation", name, federation.names)
-    credentials = options.credentials(federation)
-    site = open_site(federation, name, own_data(data, name), device)
+    credentials, own = options.credentials(federation), own_data(data, name)
     folder = options.folder or options.file.parent / f"node-{name}"
-    _run(options, lambda events: Node(federation, name, folder, site, credentials=credentials, events=events))
+
+    def make(now: FederationFile, hosting: Hosting) -> Node:
+        return Node(now, name, folder, open_site(now, name, own, device), **hosting)
+
+    _run(options, federation, folder, credentials, make)
 
 
 @private_files()
@@ -75,19 +80,52 @@ def run_server(options: MemberOptions) -> None:
         raise unknown("server in the federation", name, [federation.server.name])
     credentials = options.credentials(federation)
     folder = options.folder or options.file.parent / f"server-{name}"
-    model = initial_model(federation)
-    _run(options, lambda events: Server(federation, folder, model, credentials=credentials, events=events))
+
+    def make(now: FederationFile, hosting: Hosting) -> Server:
+        return Server(now, folder, initial_model(now), **hosting)
+
+    _run(options, federation, folder, credentials, make)
 
 
-def _run(options: MemberOptions, make: Callable[[Events], Node | Server]) -> None:
-    """To the end, watched; a signal stops it wherever it is, since every instant is safe to stop at."""
-    events = Events(options.name, json_lines)
+def _run(
+    options: MemberOptions,
+    federation: FederationFile,
+    folder: Path,
+    credentials: Credentials | None,
+    make: Callable[[Any, Hosting], Node | Server],
+) -> None:
+    """To the end, through all epochs; a signal stops it, since every instant is safe to stop at."""
+    events, listen = Events(options.name, json_lines), None
+    if federation.server is None or federation.server.name == options.name:
+        named = [member.address for member in federation.members if member.name == options.name]
+        listen = options.listen or (_bind(named[0]) if named else None)
+    for number in STOPPING:
+        signal.signal(number, _stop)
+    with watch_handshakes(events):
+        try:
+            run_through_epochs(
+                federation,
+                options.name,
+                folder,
+                credentials,
+                events,
+                make,
+                lambda member: _run_member(options, member, events, listen),
+                listen=listen,
+            )
+        except Stopped:
+            print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
+            sys.exit(130)
+        except HoldfastError as error:
+            events.log("stopping", "error", reason=str(error))
+            raise
+
+
+def _run_member(options: MemberOptions, member: Node | Server, events: Events, listen: str | None) -> None:
+    """One epoch, watched."""
     with ExitStack() as stack:
-        stack.enter_context(watch_handshakes(events))
-        member = make(events)
-        stack.enter_context(member)
         if isinstance(member, Server) or member.federation.server is None:
-            member.listen(options.listen or _bind(member.federation.member(options.name).address))
+            member.listen(listen or _bind(member.federation.member(options.name).address))
         if options.monitor is not None:
             from holdfast.engines.deploy.ops.monitor import serve_monitor
 
@@ -99,17 +137,10 @@ def _run(options: MemberOptions, make: Callable[[Events], Node | Server]) -> Non
         own = member.federation.own_model
         if own is not None:
             events.log("own model", model=own.spec, file=str(own.file), sha256=own.sha256)
-        for number in STOPPING:
-            signal.signal(number, _stop)
         try:
             member.run()
         except Stopped:
             events.log("stopped", round=member.done)
-            stack.close()
-            print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
-            sys.exit(130)
-        except HoldfastError as error:
-            events.log("stopping", "error", reason=str(error))
             raise
         if options.log == "progress":
             _summary(member)

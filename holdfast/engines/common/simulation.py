@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -76,14 +76,39 @@ class Simulation:
         place: Place = HERE,
         executor: Executor | None = None,
         channel: Channel = IDENTITY,
+        round: int = 0,
+        start: Tensor | None = None,
     ) -> None:
         options: Any = {"seed": seed, "cohort": cohort, "place": place, "channel": channel}
         self.rounds = Rounds(method, problem, network, **options)
         self.executor = executor or Stepwise()
         self.counters = Counters()
-        self.round = 0
-        self.state = self.rounds.initial(self.counters)
+        self.round = round
+        self.state = self.rounds.initial(self.counters, round, start)
         self.settle()
+
+    def with_members(
+        self, problem: Problem, network: Network, origins: Sequence[int], cohort: Cohort = "all"
+    ) -> Simulation:
+        """The same run in a new epoch: other nodes, ``problem`` and ``network`` their objectives and links.
+
+        The method starts anew at the round under way, from the models that there are: node i from that of
+        node ``origins[i]`` of the old epoch. Who stays has itself as its origin, who joins has another.
+        """
+        rounds = self.rounds
+        after = Simulation(
+            self.method,
+            problem,
+            network,
+            seed=rounds.seed,
+            cohort=cohort,
+            place=rounds.place,
+            channel=rounds.channel.chosen,
+            round=self.round,
+            start=self.models[list(origins)],
+        )
+        after.counters.add(self.counters)
+        return after
 
     def prepare(self, rounds: int) -> str:
         """Gets ready for so many rounds and says how they will be run."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.keeper import EpochChanged
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, specs
@@ -54,7 +55,9 @@ class Member:
         self.start = data_digest([x0.detach()])
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
-        self.store = Store(folder, identity, self.events)
+        self.keeper = hosting.get("keeper")
+        place = folder if self.keeper is None else self.keeper.place()
+        self.store = Store(place, identity, self.events, federation.first_round)
         shared = hosting.get("network")
         self._own_network, self.network = shared is None, shared or NetworkThread()
         self.outbox = Outbox(self.store, self.events, self.network.loop)
@@ -75,6 +78,7 @@ class Member:
             lambda: self.stage,
             self.dependencies,
             self.give_up,
+            None if self.keeper is None else self.keeper.serve,
         )
         self.waits: dict[str, Wait] = {}
         self.links: dict[str, Connection] = {}
@@ -90,7 +94,7 @@ class Member:
         self._waiting_on: Future[Any] | None = None
         self._stopping = False
         self._clock_start = self.began
-        self._failure: HoldfastError | None = None
+        self._failure: Exception | None = None
 
     # --- beginning and end ----------------------------------------------------------------------------
 
@@ -104,8 +108,21 @@ class Member:
         """Lets others ask, on ``address`` (host:port)."""
         self._server, self.port = self._run(self.service.listen(address, self.credentials))
 
+    def attend(self) -> None:
+        """From here on, the keeper says when another epoch begins; perhaps it has."""
+        if self.keeper is not None:
+            self.keeper.member = self
+            if self.keeper.federation.id != self.federation.id:
+                raise EpochChanged
+
+    def awaits(self, name: str) -> bool:
+        """Whether this member cannot finish its rounds without ``name``."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Closes all connections. What is published stays on disk."""
+        if self.keeper is not None:
+            self.keeper.member = None
         self._run(self._close())
         self.store.close()
         if self._own_network:
@@ -123,7 +140,7 @@ class Member:
         self._stopping = True
         self._interrupt()
 
-    def give_up(self, error: HoldfastError) -> None:
+    def give_up(self, error: Exception) -> None:
         """From another thread: makes the member raise ``error`` at its next exchange, or at once."""
         self._failure = self._failure or error
         self._interrupt()
@@ -185,7 +202,7 @@ class Member:
 
     def take_up(self, saved: MessageFile | None) -> None:
         """Goes on from what is saved; None: from the beginning."""
-        self.done, self.costs = 0, Costs()
+        self.done, self.costs = self.federation.first_round, Costs()
         if saved is not None:
             self.done = saved.header.round
             self.costs = Costs.from_notes(saved.header.notes["costs"], self.x0.element_size())

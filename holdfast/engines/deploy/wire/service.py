@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -65,7 +65,10 @@ class Service:
     status: Callable[[], dict[str, Any]]
     current_round: Callable[[], int]
     dependencies: Dependencies
-    give_up: Callable[[HoldfastError], None]
+    give_up: Callable[[Exception], None]
+    membership: Callable[[Any, Any], Awaitable[bytes]] | None = (
+        None  # the call of that name, if members may change
+    )
     submissions: Submissions | None = None
     secure: bool = True
     bytes_served: int = 0
@@ -86,12 +89,14 @@ class Service:
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
         self.secure = credentials is not None
-        answers = {
+        answers: dict[str, Callable[[Any, Any], Awaitable[bytes]]] = {
             "Agree": self.agree,
             "Release": self.release,
             "Submit": self.submit,
             "Status": self.tell_status,
         }
+        if self.membership is not None:
+            answers["Membership"] = self.membership
         places = MOST_STRANGERS + 4 * len(self.members)
         server, port, door = await serve(address, credentials, self.fetch, answers, places, self.events)
         self._keeping = asyncio.create_task(door.keep(port))
@@ -239,6 +244,8 @@ class Service:
         self._same_model(context, who)
         ask: Ask = parse(Ask, await first_frame(frames))
         if ask.federation != self.federation.id:
+            if self.membership is not None:  # soon both are in the same
+                raise RefusedError(Code.OUT_OF_RANGE, "in another epoch, or with another federation file")
             raise RefusedError(Code.FAILED_PRECONDITION, "another federation file; compare yours with theirs")
         if ask.start != self.start:
             reason = "another initial model; compare the versions of torch and of your model"

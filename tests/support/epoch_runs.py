@@ -21,6 +21,7 @@ from holdfast.engines.deploy.member.lifetime import run_through_epochs
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.kept_models import KeptModels
 from holdfast.engines.deploy.wire.credentials import load_credentials, make_certificates
 from holdfast.experiments.federation import FederationFile
 from holdfast.experiments.sites import initial_model, open_site
@@ -75,6 +76,16 @@ def epochs_of(folder: Path) -> list[Epoch]:
     """Those that a member has written down."""
     paths = sorted((folder / "membership").glob("epoch-*.json"), key=lambda path: int(path.stem[6:]))
     return [Decision.model_validate_json(path.read_bytes()).epoch for path in paths]
+
+
+def last_model(folder: Path, epochs: list[Epoch]) -> Tensor:
+    """A node's model after its last round, in full precision: the newest that it keeps."""
+    kept = KeptModels(folder / f"epoch-{epochs[-1].number}" if epochs else folder, 0, lambda: True)
+    file = kept.find(kept.rounds[-1])
+    assert file is not None
+    (spec,) = file.header.tensors
+    model: Tensor = file.read(torch.empty(spec.shape, dtype=torch.float64), torch.device("cpu"))
+    return model
 
 
 class Threads:

@@ -186,6 +186,9 @@ class FederationFile(Federation):
             why = f"with a server it needs a method that the server leads; {self.algorithm.name} is none"
         elif len(self.node) < self.membership.minimum:
             why = f"there are {len(self.node)} nodes, fewer than membership.minimum"
+        after = self.membership.remove_after
+        if after is not None and after >= self.limits.wait:
+            raise HoldfastError("membership.remove_after: should be less than limits.wait")
         if why:
             raise HoldfastError(f"membership: members cannot change here: {why}; leave [membership] out")
 

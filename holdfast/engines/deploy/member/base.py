@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.joining import epoch_notes
 from holdfast.engines.deploy.member.keeper import EpochChanged
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
 from holdfast.engines.deploy.storage.incarnations import Dependencies
@@ -56,7 +57,7 @@ class Member:
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
         self.keeper = hosting.get("keeper")
-        place = folder if self.keeper is None else self.keeper.place()
+        place = folder if self.keeper is None else self.keeper.voter.place()
         self.store = Store(place, identity, self.events, federation.first_round)
         shared = hosting.get("network")
         self._own_network, self.network = shared is None, shared or NetworkThread()
@@ -112,7 +113,7 @@ class Member:
         """From here on, the keeper says when another epoch begins; perhaps it has."""
         if self.keeper is not None:
             self.keeper.member = self
-            if self.keeper.federation.id != self.federation.id:
+            if self.keeper.voter.federation.id != self.federation.id:
                 raise EpochChanged
 
     def awaits(self, name: str) -> bool:
@@ -203,9 +204,11 @@ class Member:
     def take_up(self, saved: MessageFile | None) -> None:
         """Goes on from what is saved; None: from the beginning."""
         self.done, self.costs = self.federation.first_round, Costs()
+        notes = epoch_notes(self) if saved is None else saved.header.notes
+        if notes is not None:
+            self.costs = Costs.from_notes(notes["costs"], self.x0.element_size())
         if saved is not None:
             self.done = saved.header.round
-            self.costs = Costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
             self.dependencies.add(saved.header.depends_on)
         self._clock_start = time.monotonic() - self.costs.seconds
         self.record.keep(upto=self.done if saved is not None else -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.epochs import HANDED_OVER
 from holdfast.engines.deploy.storage.kept_models import KeptModels
-from holdfast.engines.deploy.storage.messages import specs
+from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
 from holdfast.engines.deploy.storage.store import clear
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def keep_model(member: Member, done: int, row: Tensor) -> None:
     """Keeps the model ``row`` [d] after ``done`` rounds, in case the next epoch begins there."""
     assert member.keeper is not None
-    kept = member.keeper.kept
+    kept = member.keeper.voter.kept
     header = member.header(HANDED_OVER, row).model_copy(update={"round": done})
     member.insist(lambda: kept.keep(header, row))
 
@@ -31,7 +31,7 @@ def starting_model(member: Member) -> Tensor:
     federation, keeper = member.federation, member.keeper
     if keeper is None or federation.epoch == 0:
         return member.x0
-    epoch, member.stage = keeper.epoch, federation.first_round
+    epoch, member.stage = keeper.voter.epoch, federation.first_round
     serves = federation.server is not None and federation.server.name == member.name
     if federation.server is not None:
         donor = federation.server.name
@@ -49,7 +49,7 @@ def _own_model(member: Member) -> Tensor:
     """What it had after the last round before the border."""
     keeper, first = member.keeper, member.federation.first_round
     assert keeper is not None
-    before = KeptModels(keeper.place(member.federation.epoch - 1), 0, lambda: True)
+    before = KeptModels(keeper.voter.place(member.federation.epoch - 1), 0, lambda: True)
     found = before.find(first)
     if found is None:
         raise HoldfastError(
@@ -73,12 +73,24 @@ def _model_of(member: Member, donor: str) -> Tensor:
     return member.ask(fetch)
 
 
+def epoch_notes(member: Member) -> dict[str, Any] | None:
+    """What stands beside the last state of the epoch before: what it has cost so far. None: nothing."""
+    number, keeper = member.federation.epoch, member.keeper
+    if keeper is None or number == 0:
+        return None
+    path = keeper.voter.place(number - 1) / "state"
+    try:
+        return MessageFile(path).header.notes if path.exists() else None
+    except DamagedError:  # only figures are lost
+        return None
+
+
 def forget_epoch_before(member: Member) -> None:
     """Removes what the epoch before has left: from here on, nobody needs it."""
     number, keeper = member.federation.epoch, member.keeper
     if keeper is None or number == 0:
         return
-    place = keeper.place(number - 1)
+    place = keeper.voter.place(number - 1)
     if number == 1:
         clear(place)
     else:

@@ -14,27 +14,25 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy import signing
-from holdfast.engines.deploy.agreement import Decision, Proposal, Vote, is_majority
-from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, first_epoch, led_epoch
+from holdfast.engines.deploy.agreement import Decision, Proposal, is_majority
+from holdfast.engines.deploy.epochs import Epoch, Order, led_epoch
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.network import NetworkThread
-from holdfast.engines.deploy.member.statistics import diameter
+from holdfast.engines.deploy.member.voter import Voter
 from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.storage.kept_models import KeptModels
-from holdfast.engines.deploy.storage.ledger import Ledger
 from holdfast.engines.deploy.storage.messages import parse
 from holdfast.engines.deploy.storage.store import remove
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.dialling import WaitLimitError, open_channel
 from holdfast.engines.deploy.wire.listening import caller_name, first_frame, serve
-from holdfast.engines.deploy.wire.membership import MOST_DECISIONS, Reply, Word, ask, check_vote, sign_vote
+from holdfast.engines.deploy.wire.membership import Reply, Word, ask
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.member.base import Member
 
 LONGEST_PAUSE = 5.0  # seconds between two questions to the same member
 TURN = 4  # pauses after which the next member takes up what the one before has not brought to an end
+MOST_STRANGERS = 4096  # connections while a member waits to be let in
 
 
 class EpochChanged(Exception):  # noqa: N818 - not an error
@@ -42,7 +40,7 @@ class EpochChanged(Exception):  # noqa: N818 - not an error
 
 
 class Keeper:
-    """Membership as one member sees it. All but ``admit`` and what it calls runs on the event loop."""
+    """Membership as one member sees it. All but ``admit`` runs on the event loop."""
 
     def __init__(
         self,
@@ -53,23 +51,17 @@ class Keeper:
         events: Events,
         network: NetworkThread,
     ) -> None:
-        assert file.membership is not None
-        self.file, self.name, self.folder, self.rules = file, name, folder, file.membership
-        self.credentials, self.events, self.network = credentials, events, network
-        self.ledger = Ledger(folder / "membership", first_epoch(file))
-        self._take_up()
-        self.serves = file.server is not None and file.server.name == name
-        if self.serves:
-            self.ledger.remember(registered=True)
+        self.file, self.name, self.credentials = file, name, credentials
+        self.events, self.network = events, network
+        self.heard: dict[str, float] = {}  # when each member was last heard of
+        self.began = self.now  # everybody has time from here on to be heard of
+        self.voter = Voter(file, name, folder, credentials, events, self._heard_of)
         self.member: Member | None = None
         self.problem = ""  # why it does not take part
-        after = self.rules.remove_after
+        after = self.voter.rules.remove_after
         self.pause = LONGEST_PAUSE if after is None else min(after / 5, LONGEST_PAUSE)
-        self.heard: dict[str, float] = {}  # when each member was last heard of
-        self.wanted_since: float | None = None  # when a change became due that is not decided yet
+        self.due_since: float | None = None  # when a change became due that is not decided yet
         self.channels: dict[str, Any] = {}
-        self._count = 0  # the highest of any ballot heard of
-        self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         network.loop.call_soon_threadsafe(self._begin)
 
@@ -87,154 +79,37 @@ class Keeper:
         for channel in self.channels.values():
             await channel.close()
 
-    # --- where this member stands -----------------------------------------------------------------------
-
     @property
-    def epoch(self) -> Epoch:
-        return self.ledger.epoch
+    def now(self) -> float:
+        return self.network.loop.time()
 
-    def _take_up(self) -> None:
-        """Looks after the latest epoch from here on; everybody has time anew to be heard of."""
-        self.began = self.network.loop.time()
-        self.federation: Federation = self.file.in_epoch(self.epoch)
-        window = 0 if self.federation.led else diameter(self.federation.member_network)
-        self.kept = KeptModels(self.place(), window, lambda: self.pending)
-
-    @property
-    def voters(self) -> list[str]:
-        """Who decides about the next epoch: the server, or all nodes."""
-        return [self.file.server.name] if self.file.server is not None else self.epoch.names
-
-    @property
-    def admitted(self) -> bool:
-        """Whether this member takes part."""
-        belongs = self.serves or self.name in self.epoch.names
-        return belongs and self.ledger.memory.registered
-
-    @property
-    def pending(self) -> bool:
-        """Whether all models have to be kept, as the next epoch may begin with any of them."""
-        return self.ledger.vote != Vote(number=self.epoch.number + 1)
-
-    def place(self, number: int | None = None) -> Path:
-        """The folder of an epoch, by default of the one under way."""
-        number = self.epoch.number if number is None else number
-        return self.folder / f"epoch-{number}" if number else self.folder
-
-    def standing(self) -> Standing:
-        """What this member can go on from."""
-        kept = self.kept.rounds
-        ends = {"oldest": kept[0], "newest": kept[-1]} if kept else {}
-        return Standing(incarnation=self.ledger.memory.incarnation, **ends)
+    def _heard_of(self, name: str) -> None:
+        self.heard[name] = self.now
 
     def lost(self, name: str) -> bool:
         """Whether ``name`` was not heard of for so long that members go on without it.
 
         At the very beginning, members come as they like: who was never there is waited for.
         """
-        after = self.rules.remove_after
-        if self.epoch.number == 0 and name not in self.ledger.memory.known:
+        after, voter = self.voter.rules.remove_after, self.voter
+        if after is None or name == self.name:
             return False
-        last = max(self.heard.get(name, 0.0), self.began)
-        return after is not None and name != self.name and self.network.loop.time() - last > after
-
-    # --- what others ask --------------------------------------------------------------------------------
+        if voter.epoch.number == 0 and name not in voter.ledger.memory.known:
+            return False
+        return self.now - max(self.heard.get(name, 0.0), self.began) > after
 
     async def serve(self, frames: Any, context: Any) -> bytes:
         """The call ``Membership``: anybody may ask who is, was, or is to become a member."""
         who = caller_name(context, self.credentials is not None)
         try:
-            if who not in self._names():
+            if who not in self.voter.known_names:
                 raise HoldfastError("not a member of the federation")
             word: Word = parse(Word, await first_frame(frames))
-            if word.federation != self.file.id:
-                raise HoldfastError("another federation file; compare yours with theirs")
-            return self.answer(who, word).model_dump_json().encode()
+            return self.voter.answer(who, word).model_dump_json().encode()
         except (HoldfastError, TimeoutError) as error:
             self.events.complain("refused", peer=who[:80] or "somebody", reason=str(error))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise
-
-    def _names(self) -> set[str]:
-        epochs = [self.ledger.first, *(decision.epoch for decision in self.ledger.decisions)]
-        names = {name for epoch in epochs for name in epoch.names}
-        order = self.ledger.memory.order
-        return names | {m.name for m in self.file.members} | ({order.node.name} if order else set())
-
-    def answer(self, who: str, word: Word) -> Reply:
-        """What ``who`` is answered; a promise or a vote is written down before."""
-        now, memory = self.epoch.number, self.ledger.memory
-        self._consider(word.order)
-        same = word.epoch == now and (who in self.epoch.names or who in self.voters)
-        known = memory.known.get(who, "")
-        if same and word.incarnation:
-            if not known and who != self.name:
-                known = word.incarnation
-                self.ledger.remember(known={**memory.known, who: known})
-            if known == word.incarnation:
-                self.heard[who] = self.network.loop.time()
-        granted, signed = False, None
-        trusted = who == self.name or (known and known == word.incarnation)
-        if word.kind != "hello" and same and trusted and memory.registered and who in self.voters:
-            granted, signed = self._vote(word)
-        return Reply(
-            epoch=now,
-            decisions=self.ledger.decisions[word.epoch : word.epoch + MOST_DECISIONS],
-            known=known,
-            order=self.ledger.memory.order,
-            granted=granted,
-            vote=self.ledger.vote,
-            standing=self.standing(),
-            **({} if signed is None else {"signed": signed}),
-        )
-
-    def _vote(self, word: Word) -> tuple[bool, Any]:
-        """Whether the promise or the vote is given, and its signature."""
-        self._count = max(self._count, word.ballot[0])
-        if word.kind == "promise":
-            vote = self.ledger.vote.promise(word.ballot)
-        else:
-            if word.value is None:
-                raise HoldfastError("a vote for nothing")
-            self._check(word.value)
-            vote = self.ledger.vote.cast(word.ballot, word.value)
-        if vote is None:
-            return False, None
-        with self.kept.lock:  # from here on, no model is removed
-            self.ledger.remember(vote=vote)
-        self.wanted_since = self.wanted_since or self.network.loop.time()
-        if word.kind == "promise":
-            return True, None
-        assert word.value is not None
-        return True, sign_vote(self.credentials, self.file.id, word.ballot, word.value)
-
-    def _consider(self, order: Order | None) -> None:
-        """Takes over an order of the coordinator that is for this epoch, and newer than what was known."""
-        if order is None or order == self.ledger.memory.order or order.epoch != self.epoch.number:
-            return
-        known = self.ledger.memory.order
-        if known is not None and known.epoch == order.epoch and known.document <= order.document:
-            return  # of two for the same epoch, all take the same
-        self._check_order(order)
-        self.ledger.remember(order=order)
-        self.events.log("an order of the coordinator", change=order.change, member=order.node.name)
-        self._news.set()
-
-    def _check_order(self, order: Order) -> None:
-        if order.federation != self.file.id:
-            raise HoldfastError("an order for another federation")
-        if self.file.coordinator is None:
-            raise HoldfastError("an order, and the federation file names no coordinator's key")
-        if order.signature is None:
-            raise HoldfastError("an order that nobody has signed")
-        signing.verify("membership", order.document, order.signature, self.file.coordinator)
-
-    def _check(self, after: Epoch) -> None:
-        """Refuses an epoch that cannot follow the present one."""
-        check_change(self.epoch, after, self.rules)
-        if after.order is not None:
-            self._check_order(after.order)
-        self.file.in_epoch(after)  # complains if there is no such network
 
     # --- what it asks -----------------------------------------------------------------------------------
 
@@ -245,25 +120,21 @@ class Keeper:
                 await self._act()
             except (HoldfastError, OSError) as error:
                 self.events.complain("membership", reason=str(error))
-            self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), self.pause)
-            except TimeoutError:
-                continue
+            await asyncio.sleep(self.pause)
 
     def _others(self) -> list[str]:
-        if self.serves:
-            return []
+        """Whom to ask: the server, or all nodes; who does not take part asks also those of the file."""
         if self.file.server is not None:
-            return [self.file.server.name]
-        names = dict.fromkeys(self.epoch.names if self.admitted else [*self.epoch.names, *self.file.names])
-        return [name for name in names if name != self.name]
+            return [] if self.voter.serves else [self.file.server.name]
+        names = self.voter.epoch.names
+        everybody = dict.fromkeys(names if self.voter.admitted else [*names, *self.file.names])
+        return [name for name in everybody if name != self.name]
 
     async def _ask(self, name: str, word: Word) -> Reply | None:
         if name == self.name:
-            return self.answer(name, word)
+            return self.voter.answer(name, word)
         if name not in self.channels:
-            known = [self.federation, self.file]
+            known = [self.voter.federation, self.file]
             federation = next(f for f in known if name in [member.name for member in f.members])
             self.channels[name] = open_channel(federation, name, self.credentials)
         secure, timeout = self.credentials is not None, max(2 * self.pause, 1.0)
@@ -274,52 +145,47 @@ class Keeper:
             return None
 
     def _word(self, **fields: Any) -> Word:
-        memory = self.ledger.memory
-        about: dict[str, Any] = {
-            "epoch": self.epoch.number,
-            "incarnation": memory.incarnation,
-            "order": memory.order,
-        }
-        return Word(federation=self.file.id, **about, **fields)
+        memory, epoch = self.voter.ledger.memory, self.voter.epoch.number
+        about: dict[str, Any] = {"incarnation": memory.incarnation, "order": memory.order}
+        return Word(federation=self.file.id, epoch=epoch, **about, **fields)
 
     async def _hear(self) -> None:
         """Asks all others whether there is anything new."""
         self._look_for_order()
-        others = self._others()
-        replies = await asyncio.gather(*(self._ask(name, self._word()) for name in others))
-        number, own = self.epoch.number, self.ledger.memory.incarnation
+        voter, others, word = self.voter, self._others(), self._word()
+        replies = await asyncio.gather(*(self._ask(name, word) for name in others))
         know_us = {self.name}
         for name, reply in zip(others, replies, strict=True):
             if reply is None:
                 continue
-            if reply.epoch == number:
-                self.heard[name] = self.network.loop.time()
-                if reply.known == own:
+            if reply.epoch == word.epoch:
+                self._heard_of(name)
+                if reply.known == word.incarnation:
                     know_us.add(name)
-                elif reply.known and not self.ledger.memory.registered:
+                elif reply.known and not voter.ledger.memory.registered:
                     self._explain(
-                        f"{self.name} has lost its folder: the coordinator has to run 'holdfast "
-                        f"federation replace' for it ({name} knows another)"
+                        f"{self.name} has lost its folder ({name} knows another): the coordinator has to run "
+                        "'holdfast federation replace' for it"
                     )
-            self._consider(reply.order)
+            voter.consider(reply.order)
             for decision in reply.decisions:
-                if decision.epoch.number == self.epoch.number + 1:
+                if decision.epoch.number == voter.epoch.number + 1:
                     self._learn(decision)
-        if self.epoch.number == number and is_majority(know_us, self.voters):
-            self.ledger.remember(registered=True)
-        if self.name not in self.epoch.names and not self.serves:
+        if voter.epoch.number == word.epoch and is_majority(know_us, voter.voters):
+            voter.ledger.remember(registered=True)
+        if self.name not in voter.epoch.names and not voter.serves:
             self._explain(
-                f"{self.name} is not a member in epoch {self.epoch.number}: the coordinator has to "
-                "run 'holdfast federation add' for it"
+                f"{self.name} is not a member in epoch {voter.epoch.number}: the coordinator has to run "
+                "'holdfast federation add' for it"
             )
 
     def _look_for_order(self) -> None:
         """The file ``membership/order.json``, which the member's people have put there."""
-        path = self.ledger.folder / "order.json"
+        path = self.voter.ledger.folder / "order.json"
         if path.exists():
             order: Order = parse(Order, path.read_bytes())
             remove(path)
-            self._consider(order)
+            self.voter.consider(order)
 
     def _explain(self, problem: str) -> None:
         if self.problem != problem:
@@ -327,121 +193,96 @@ class Keeper:
             self.events.log("not taking part", "warning", reason=problem)
 
     def _learn(self, decision: Decision) -> None:
-        """The next epoch is decided: writes it down, and has the member go on in it."""
-        self._check(decision.epoch)
-        if not is_majority(decision.votes, self.voters):
-            raise HoldfastError(f"epoch {decision.epoch.number}: no majority has voted for it")
-        for name in set(decision.votes) & set(self.voters):
-            check_vote(self.credentials, self.file.id, name, decision.votes[name], decision)
-        before = self.epoch
-        self.ledger.decide(decision)
-        self.wanted_since, self.problem = None, ""
-        after = decision.epoch
-        self._take_up()
-        gone: Any = {"without": sorted(set(before.names) - set(after.names))}
-        self.events.log(
-            "a new epoch",
-            epoch=after.number,
-            round=after.first,
-            members=after.names,
-            joined=after.joined,
-            **(gone if gone["without"] else {}),
-        )
+        """The next epoch is decided: the member goes on in it."""
+        self.voter.learn(decision)
+        self.began, self.due_since, self.problem = self.now, None, ""
         if self.member is not None:
             self.member.give_up(EpochChanged())
 
     # --- changes ----------------------------------------------------------------------------------------
 
-    def _order(self) -> Order | None:
-        """What is ordered for the epoch under way."""
-        order = self.ledger.memory.order
-        return order if order is not None and order.epoch == self.epoch.number else None
-
-    def _wanted(self) -> bool:
+    def _due(self, member: Member) -> bool:
         """Whether the members should change: as ordered, because one is lost, or as somebody has begun to."""
-        assert self.member is not None
-        due = self.pending or self._order() is not None
-        return due or any(self.lost(name) and self.member.awaits(name) for name in self.epoch.names)
+        if self.voter.pending or self.voter.order is not None:
+            return True
+        return any(self.lost(name) and member.awaits(name) for name in self.voter.epoch.names)
 
     async def _act(self) -> None:
         """Proposes the next epoch if one is due, and it is this member's turn."""
-        if not (self.admitted and self.name in self.voters and self.member is not None and self._wanted()):
-            self.wanted_since = None
+        voter, member = self.voter, self.member
+        if not (voter.admitted and self.name in voter.voters and member is not None and self._due(member)):
+            self.due_since = None
             return
-        now = self.network.loop.time()
-        self.wanted_since = self.wanted_since or now
-        present = [name for name in self.voters if not self.lost(name)]
-        turn = present.index(self.name) if self.name in present else len(present)
-        if now - self.wanted_since >= turn * TURN * self.pause:
+        self.due_since = self.due_since or self.now
+        present = [name for name in voter.voters if not self.lost(name)]
+        if self.now - self.due_since >= present.index(self.name) * TURN * self.pause:
             await self._propose()
 
     async def _propose(self) -> None:
-        epoch, voters = self.epoch, self.voters
-        ballot = (max(self._count, self.ledger.vote.promised[0]) + 1, self.name)
-        proposal = Proposal(epoch, ballot, voters)
-        word = self._word(kind="promise", ballot=ballot)
-        for name, reply in await self._ask_voters(word):
-            if reply.granted and reply.vote is not None and reply.standing is not None:
+        voter, epoch = self.voter, self.voter.epoch
+        ballot = (max(voter.highest, voter.ledger.vote.promised[0]) + 1, self.name)
+        proposal = Proposal(epoch, ballot, voter.voters)
+        for name, reply in await self._ask_voters(self._word(kind="promise", ballot=ballot)):
+            if reply.vote is not None and reply.standing is not None:
                 proposal.promised(name, reply.vote, reply.standing)
         lost = {name for name in epoch.names if self.lost(name)}
-        value = self._server_value(lost) if self.serves else proposal.fix(lost, self._order())
-        if value is None or self.epoch is not epoch:
+        value = self._of_server(lost) if voter.serves else proposal.fix(lost, voter.order)
+        if value is None or voter.epoch is not epoch:
             return
-        self._check(value)
-        decision = Decision(epoch=value, ballot=ballot, votes={})
-        for name, reply in await self._ask_voters(self._word(kind="vote", ballot=ballot, value=value)):
-            if reply.granted:
-                decision.votes[name] = reply.signed
-        if is_majority(decision.votes, voters) and self.epoch is epoch:
-            self._learn(decision)
+        voter.check(value)
+        word = self._word(kind="vote", ballot=ballot, value=value)
+        agreed = [(name, reply.signed) for name, reply in await self._ask_voters(word)]
+        votes = dict(agreed[: len(voter.voters) // 2 + 1])  # as many as it takes
+        if is_majority(votes, voter.voters) and voter.epoch is epoch:
+            self._learn(Decision(epoch=value, ballot=ballot, votes=votes))
 
     async def _ask_voters(self, word: Word) -> list[tuple[str, Reply]]:
-        """Those of the voters who answer, and are where this member is."""
-        voters = self.voters
+        """Those of the voters who give what is asked for."""
+        voters = self.voter.voters
         replies = await asyncio.gather(*(self._ask(name, word) for name in voters))
         found = [(name, reply) for name, reply in zip(voters, replies, strict=True) if reply is not None]
-        return [(name, reply) for name, reply in found if reply.epoch == word.epoch]
+        return [(name, reply) for name, reply in found if reply.epoch == word.epoch and reply.granted]
 
-    def _server_value(self, lost: set[str]) -> Epoch | None:
+    def _of_server(self, lost: set[str]) -> Epoch | None:
         """What a server decides by itself: it holds the model, and nobody can go on without it."""
-        before, newest = self.ledger.vote.value, self.standing().newest
+        before, newest = self.voter.ledger.vote.value, self.voter.standing.newest
         if before is not None or newest is None:
             return before
-        return led_epoch(self.epoch, newest, lost, self._order())
+        return led_epoch(self.voter.epoch, newest, lost, self.voter.order)
 
     # --- before it takes part ---------------------------------------------------------------------------
 
-    def admit(self, listen: str | None, wait: Callable[[Any], Any]) -> None:
+    def admit(self, listen: str | None, wait: Callable[[Any], None]) -> None:
         """Waits until this member is to take part; meanwhile it answers others, on ``listen`` if given.
 
         ``wait`` runs a coroutine on the event loop to its end.
         """
-        last = self.epoch.order
-        if last is not None and last.change == "remove" and last.node.name == self.name:
-            raise HoldfastError(f"the coordinator has removed {self.name} after round {self.epoch.first}")
-        if not self.admitted:
+        epoch = self.voter.epoch
+        if epoch.order is not None and (epoch.order.change, epoch.order.node.name) == ("remove", self.name):
+            raise HoldfastError(f"the coordinator has removed {self.name} after round {epoch.first}")
+        if not self.voter.admitted:
             wait(self._lobby(listen))
 
     async def _lobby(self, listen: str | None) -> None:
         async def nothing(frames: Any, context: Any) -> Any:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "it has not begun yet")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it does not take part yet")
             yield b""
 
-        server = None
+        server, keeping, since = None, None, self.now
         if listen is not None:
-            answers = {"Membership": self.serve}
-            server, port, door = await serve(listen, self.credentials, nothing, answers, 4096, self.events)
+            server, port, door = await serve(
+                listen, self.credentials, nothing, {"Membership": self.serve}, MOST_STRANGERS, self.events
+            )
             keeping = asyncio.create_task(door.keep(port))
-        since = self.network.loop.time()
         try:
-            while not self.admitted:
-                if self.network.loop.time() - since > self.file.limits.wait:
+            while not self.voter.admitted:
+                if self.now - since > self.file.limits.wait:
+                    problem = self.problem or "fewer than half of the members could be reached"
                     raise WaitLimitError(
-                        (self.problem or "fewer than half of the members could be reached")
-                        + "; that is the limit (limits.wait). Start the same command again to go on"
+                        f"{problem}; that is the limit (limits.wait). Start the same command again to go on"
                     )
                 await asyncio.sleep(min(self.pause, 0.2))
         finally:
-            if server is not None:
+            if server is not None and keeping is not None:
                 keeping.cancel()
                 await server.stop(0)

@@ -44,7 +44,7 @@ def run_through_epochs(
             keeper.admit(listen, lambda waiting: _wait(shared, waiting))
             hosting = Hosting(credentials=credentials, events=events, network=shared, keeper=keeper)
             try:
-                with make(keeper.federation, hosting) as member:
+                with make(keeper.voter.federation, hosting) as member:
                     return run(member)
             except EpochChanged:
                 continue

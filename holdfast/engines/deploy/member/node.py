@@ -20,7 +20,12 @@ from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import Member
-from holdfast.engines.deploy.member.joining import forget_epoch_before, keep_model, starting_model
+from holdfast.engines.deploy.member.joining import (
+    epoch_notes,
+    forget_epoch_before,
+    keep_model,
+    starting_model,
+)
 from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
@@ -183,6 +188,8 @@ class Node(Member):
             raise HoldfastError("the start has to be computed again: start the same command once more")
         self.take_up(saved)
         self.stage, self.state, self.work = self.done, None, Work()
+        if (notes := epoch_notes(self)) is not None:
+            self.work = Work(**notes["work"])
         if saved is not None:
             self.state = saved.read(state_template(self.federation, self.node, self.x0), self.x0.device)
             self.work = Work(**saved.header.notes["work"])

@@ -20,7 +20,7 @@ from holdfast.engines.common.carrier import Carrier, apart, carried, wire_like
 from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import GRACE, Member
-from holdfast.engines.deploy.member.due import Key, Schedule
+from holdfast.engines.deploy.member.due import Due, Key, Schedule
 from holdfast.engines.deploy.member.joining import forget_epoch_before, keep_model, starting_model
 from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
@@ -235,7 +235,7 @@ class Server(Member):
         due, since, before = self.due, time.monotonic(), None
         size = sum(tensor.size for tensor in due.tensors)
         try:
-            while missing := set(due.names) - self.arrivals.get(due.key, set()):
+            while missing := self._missing(due):
                 if missing != before:
                     since, before = time.monotonic(), missing
                     self.waits.clear()
@@ -249,6 +249,13 @@ class Server(Member):
                 await self.outbox.changed(1.0)
         finally:
             self.waits.clear()
+
+    def _missing(self, due: Due) -> set[str]:
+        """Who is still waited for; not for the farewell of one that is lost."""
+        missing = set(due.names) - self.arrivals.get(due.key, set())
+        if self.keeper is None or due.key[0] < self.last:
+            return missing
+        return {name for name in missing if not self.keeper.lost(name)}
 
     def _mean(self, channel: Channel) -> Any:
         """The mean of all messages that are due, added up in the order of ``Due.names``."""

@@ -12,7 +12,7 @@ from holdfast.core.files import write_atomic
 from holdfast.engines.deploy.agreement import Decision, Vote
 from holdfast.engines.deploy.epochs import Checked, Epoch, Order
 from holdfast.engines.deploy.storage.incarnations import new_incarnation
-from holdfast.engines.deploy.storage.messages import Incarnations
+from holdfast.engines.deploy.storage.messages import Incarnations, Number
 
 
 class Remembered(Checked):
@@ -21,6 +21,7 @@ class Remembered(Checked):
     incarnation: str  # of this folder
     registered: bool = False  # whether a majority knows it: only then a member takes part
     known: Incarnations = Field(default={})  # of other members
+    epoch: Number = 0  # up to which ``known`` is right
     vote: Vote = Vote(number=1)
     order: Order | None = None  # the coordinator's latest
 
@@ -39,6 +40,8 @@ class Ledger:
         self.decisions: list[Decision] = []
         while (path := folder / f"epoch-{len(self.decisions) + 1}.json").exists():
             self.decisions.append(_read(path, Decision))
+        for decision in self.decisions[self.memory.epoch :]:  # decided right before a crash
+            self._know(decision.epoch)
 
     @property
     def epoch(self) -> Epoch:
@@ -60,12 +63,15 @@ class Ledger:
 
     def decide(self, decision: Decision) -> None:
         """The next epoch, for good."""
-        epoch = decision.epoch
-        self._write(f"epoch-{epoch.number}.json", decision)
+        self._write(f"epoch-{decision.epoch.number}.json", decision)
         self.decisions.append(decision)
+        self._know(decision.epoch)
+
+    def _know(self, epoch: Epoch) -> None:
+        """Whoever begins ``epoch`` with a new folder may come with another incarnation."""
         anew = set(epoch.joined) - set(epoch.incarnations)
         known = {name: inc for name, inc in self.memory.known.items() if name not in anew}
-        self.remember(known={**known, **epoch.incarnations})
+        self.remember(epoch=epoch.number, known={**known, **epoch.incarnations})
 
     def _write(self, name: str, content: Checked) -> None:
         write_atomic(self.folder / name, content.model_dump_json().encode() + b"\n")

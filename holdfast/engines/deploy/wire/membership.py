@@ -18,7 +18,7 @@ from holdfast.engines.deploy.storage.messages import LONGEST_HEADER, Number, par
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.protocol import NAME_KEY, SERVICE
 
-MOST_DECISIONS = 4  # in one answer; who is further behind asks again
+MOST_DECISIONS = 2  # in one answer; who is further behind asks again
 
 
 class Word(Checked):

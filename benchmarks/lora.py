@@ -35,7 +35,7 @@ from holdfast.problem.gradients.backend import no_key
 
 LR = 0.5  # plain SGD; large enough for losses to move within a few steps
 RULES: dict[str, hf.LocalOptimizer] = {  # by their names in the Trainer
-    "sgd": hf.PlainSGD(),
+    "sgd": hf.SGD(),
     "adamw_torch": hf.AdamW(weight_decay=0.01, keep=True),
 }
 LONG_RUN, SHORT_RUN = 10**4, 10  # rounds to prepare for: compiling pays, or not

@@ -46,9 +46,9 @@ _HOMES = {
     "holdfast.data.lazy": "LazyData Stream",
     "holdfast.models": "MODELS",
     "holdfast.optimizers": (
-        "OPTIMIZERS LocalOptimizer Momentum PlainSGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
+        "OPTIMIZERS LocalOptimizer Momentum SGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
     ),
-    "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton SGD",
+    "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton StochasticGradientDescent",
     "holdfast.problem.losses": "LOSSES Loss",
     "holdfast.problem.reference.optimum": "reference_optimum",
     "holdfast.problem.reference.curvature": "estimate_curvature",
@@ -119,7 +119,7 @@ if TYPE_CHECKING:
     from holdfast.optimizers import (
         AdamW as AdamW, Clip as Clip, FedAdagrad as FedAdagrad, FedAdam as FedAdam, FedYogi as FedYogi,
         LocalOptimizer as LocalOptimizer, Momentum as Momentum, OPTIMIZERS as OPTIMIZERS,
-        PlainSGD as PlainSGD, WarmupCosine as WarmupCosine,
+        SGD as SGD, WarmupCosine as WarmupCosine,
     )
     from holdfast.problem.losses import LOSSES as LOSSES, Loss as Loss
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
@@ -127,7 +127,7 @@ if TYPE_CHECKING:
     from holdfast.report.progress import Progress as Progress
     from holdfast.solvers import (
         AOGM as AOGM, FISTA as FISTA, GradientDescent as GradientDescent, LBFGS as LBFGS, Newton as Newton,
-        SGD as SGD,
+        StochasticGradientDescent as StochasticGradientDescent,
     )
     from holdfast.topology import (
         BetaChance as BetaChance, Network as Network, UniformChance as UniformChance,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,12 @@ def make_quadratics(
         matrices.append(basis @ np.diag(eigenvalues) @ basis.T)
         minimisers.append(3 * rng.standard_normal(dim))
     return Quadratics(torch.tensor(np.array(matrices)), torch.tensor(np.array(minimisers)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def notes_of_this_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a user has accepted is noted in a folder of the tests' own."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,10 @@ class FiveGCS(ServerAlgorithm[Server]):
         """Proximal step on (mu/2) ||x||^2 against the duals' mean."""
         return (server.x - self.lr * server.v) / (1 + self.lr * self.mu)
 
+    @property
+    def sends_gradients(self) -> bool:  # that at the point that the client has found
+        return True
+
     def client(self, s: Client, received: Tensor, oracle: Oracle) -> tuple[Client, Tensor]:
         # argmin_y f_i(y) - (mu/2) ||y||^2 + (tau/2) ||y - centre||^2, with its two quadratics made one
         tau = 1 / (2 * self.lr)

@@ -117,6 +117,10 @@ class LocalGECL(Algorithm):
         super().__post_init__()
         check_alpha(self, self.alpha, self.optimizer)
 
+    @property
+    def sends_gradients(self) -> bool:
+        return self.warm_start_rounds > 0
+
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         dual = torch.zeros_like(x0)
         if self.warm_start_rounds:
@@ -158,6 +162,10 @@ class LocalGECLServer(Algorithm):
     first_grad_at: Literal["local", "mixed"] = "local"  # "mixed" makes it SCAFFOLD
     warm_start: bool = False  # start the duals at the initial gradients' deviation from their mean
     optimizer: Optimizer = PLAIN
+
+    @property
+    def sends_gradients(self) -> bool:
+        return self.warm_start
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         dual = torch.zeros_like(x0)

@@ -42,6 +42,10 @@ class SCAFFOLD(ServerAlgorithm[Server]):
     option: Literal[1, 2] = 2  # new control variate: 1 full gradient at the server's model, 2 steps' mean
     optimizer: Optimizer = PLAIN
 
+    @property
+    def sends_gradients(self) -> bool:
+        return self.option == 1
+
     def init(self, x0: Tensor) -> Client:
         return Client(c=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
 

@@ -45,6 +45,10 @@ class Tracking(Algorithm):
     lr: Rate
     optimizer: Optimizer = field(default=PLAIN, kw_only=True)  # sees the tracker as its gradient
 
+    @property
+    def sends_gradients(self) -> bool:  # the first message is the first gradient
+        return True
+
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         g = oracle.grad(x0)
         return Node(x=x0, y=g, g=g, memory=self.optimizer.memory(x0))

@@ -74,6 +74,10 @@ class FedLin(Algorithm):
     local_steps: Count = 1
     optimizer: Optimizer = PLAIN
 
+    @property
+    def sends_gradients(self) -> bool:
+        return True
+
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Model:
         return Model(x=x0, memory=self.optimizer.memory(x0))
 

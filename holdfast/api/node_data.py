@@ -12,7 +12,7 @@ from holdfast.core.validation import Count, check
 from holdfast.data import NodesData, Partitioner, TrainTest
 from holdfast.data.handed import as_data
 from holdfast.data.lazy import AnyData
-from holdfast.data.test_sets import read_tests
+from holdfast.data.test_sets import Tests, read_tests
 from holdfast.experiments.choices import Named, as_choice, as_partition
 from holdfast.experiments.config import ProblemConfig
 from holdfast.experiments.setting import named_data
@@ -33,7 +33,7 @@ def nodes_data(
     nodes: int | None,
     partition: Partitioner | Named | None,
     data_dir: str | Path | None,
-    test: Any,
+    test: Tests | None,
     seed: int,
 ) -> NodesData:
     """``data`` and ``test``, which may come with a name; the arguments are those of ``hf.train``."""

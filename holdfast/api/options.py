@@ -11,6 +11,7 @@ from holdfast.channels import Channel
 from holdfast.core.precision import Precision
 from holdfast.core.validation import Cohort
 from holdfast.data import Partitioner
+from holdfast.data.test_sets import Tests
 from holdfast.experiments.assembly import Topology
 from holdfast.experiments.choices import Named
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
@@ -34,7 +35,7 @@ class TrainOptions(TypedDict, total=False):
     augment: Augment | str | None
     loss: Loss | LossFunction | Named
     step: Step | None
-    test: Any
+    test: Tests | None
     l2: float
     l1: float
     nonconvex: float

@@ -15,6 +15,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import Precision
 from holdfast.core.validation import Count, Seed, Whole, check, quoted
 from holdfast.data import Partitioner
+from holdfast.data.test_sets import Tests
 from holdfast.experiments.assembly import (
     Setting,
     Topology,
@@ -98,7 +99,7 @@ def _setting(
     augment: Augment | str | None,
     loss: Loss | LossFunction | Named,
     step: Step | None,
-    test: Any,
+    test: Tests | None,
     l2: float,
     l1: float,
     nonconvex: float,

@@ -23,6 +23,7 @@ from holdfast.core.errors import unknown
 from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Cohort
 from holdfast.data import Partitioner
+from holdfast.data.test_sets import Tests
 from holdfast.experiments.assembly import (
     Topology,
 )
@@ -57,7 +58,7 @@ def train(
     augment: Augment | str | None = None,
     loss: Loss | LossFunction | Named = "cross-entropy",
     step: Step | None = None,
-    test: Any = None,
+    test: Tests | None = None,
     seed: int = 0,
     l2: float = 0.0,
     l1: float = 0.0,

@@ -309,14 +309,14 @@ def _split(experiment: Path | None, overrides: list[str] | None) -> tuple[Path |
 
 
 def main() -> None:
-    """Runs the command line; what the user or the machine is to blame for is one line and exit code 2."""
+    """Runs the command line; what the user or the machine is to blame for is one line and an exit code."""
     from holdfast.core.errors import HoldfastError
 
     try:
         app(prog_name="holdfast")
     except (HoldfastError, OSError, MemoryError) as error:
         typer.echo(f"error: {error or 'out of memory'}", err=True)
-        sys.exit(2)
+        sys.exit(getattr(error, "exit_code", 2))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data.columns import Columns
 from holdfast.engines.deploy.ops.events import Events, silence
+from holdfast.engines.deploy.signing import KEY_NAME, make_key, public_key
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.wire.credentials import (
     check_request,
@@ -27,6 +29,7 @@ from holdfast.engines.deploy.wire.credentials import (
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.experiments.config import apply_override
+from holdfast.experiments.consent import accept, holds_key, shown, sign_federation, signature_path
 from holdfast.experiments.federation import FederationFile, make_federation, read_federation
 from holdfast.experiments.sites import read_data
 from holdfast.report.format import bytes_text
@@ -36,6 +39,7 @@ COMMENTS = {
     "[problem]": "What is learned. Samples enter as (x - mean)/std, uint8 pixels as (x/255 - mean)/std.",
     "[network]": "Who talks to whom.",
     "[algorithm]": "'holdfast list algorithms' shows all methods and their parameters.",
+    "coordinator =": "Whose signature holds for all members: the public half of certs/coordinator.key.",
     "evaluate_every =": "Rounds between measurements at home. Others may see what shared_metrics lists:\n"
     "# local_loss, test_accuracy, test_loss.",
     "[limits]": "Seconds to wait for a neighbour, and for a sporadic link; the largest message in MiB.",
@@ -81,9 +85,17 @@ def new_federation(
         apply_override(raw, override)
         if isinstance(raw["algorithm"], list):
             raw["algorithm"] = raw["algorithm"][0]
+    make_federation(raw, str(output))  # complains before anything is written
+    certs = output.parent / "certs"
+    with private_files():
+        raw = {"name": raw.pop("name"), "coordinator": public_key(make_key(certs)), **raw}
     federation = make_federation(raw, str(output))
     write_atomic(output, _commented(tomli_w.dumps(raw)).encode())
-    print(f"wrote {output}: {len(federation.node)} nodes, id {federation.id}")
+    sign_federation(output, federation, certs)
+    with suppress(OSError):  # no home to note it in
+        accept(federation, output)
+    print(f"wrote {output}: {len(federation.node)} nodes, fingerprint {shown(federation.id)}")
+    print(f"wrote {signature_path(output)}, signed with {certs / KEY_NAME}, the coordinator's key: guard it")
     print(f"next: holdfast federation try {output}, then holdfast federation certs {output}")
 
 
@@ -137,6 +149,7 @@ def make_all_certificates(path: Path, folder: Path | None, days: float) -> None:
     target = folder or path.parent / "certs"
     names = [member.name for member in federation.members]
     make_certificates(target, federation.name, names, days)
+    _sign_own(path, federation, target)
     print(f"wrote {target}: ca.crt, ca.key and NAME.crt, NAME.key for {', '.join(names)}")
     print("give every member ca.crt and its own NAME.crt and NAME.key over a safe channel; guard ca.key")
 
@@ -163,11 +176,26 @@ def sign_requests(
     for request in requests:  # all of them, before any is signed
         asked = check_request(target, request, names, replace=replace)
         print(f"{request} asks for the name {asked.name} with the key {asked.fingerprint}")
+    if not _sign_own(path, federation, target) and not requests:
+        raise HoldfastError(f"{target} holds no key of the coordinator of {path}: only it can sign the file")
+    if not requests:
+        print(f"wrote {signature_path(path)}; fingerprint of the federation: {shown(federation.id)}")
+        return
     make_authority(target, federation.name)
     for request in requests:
         print(f"wrote {sign_request(target, request, names, days, replace=replace)}")
     print("compare each fingerprint with what its member was shown, before you send anything back")
     print(f"send each member its certificate and {target / 'ca.crt'}; neither is secret")
+
+
+def _sign_own(path: Path, federation: FederationFile, folder: Path) -> bool:
+    """Signs the federation file if ``folder`` has its coordinator's key, and accepts it; whether it has."""
+    if not holds_key(folder, federation):
+        return False
+    sign_federation(path, federation, folder)
+    with suppress(OSError):  # no home to note it in
+        accept(federation, path)
+    return True
 
 
 # --- status ------------------------------------------------------------------------------------------------

@@ -37,6 +37,14 @@ Listen = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No certificates and no encryption; on loopback addresses only.")
 ]
+Accept = Annotated[
+    str | None,
+    typer.Option(metavar="FINGERPRINT", help="Accept the federation file with this fingerprint, for good."),
+]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE", help="What this site allows, beside /etc/holdfast/policy.toml."),
+]
 Log = Annotated[
     Literal["progress", "json"], typer.Option(help="What to show: a progress bar, or structured lines.")
 ]
@@ -64,6 +72,8 @@ def node(
     insecure: Insecure = False,
     log: Log = "progress",
     monitor: Monitor = None,
+    accept: Accept = None,
+    policy: PolicyFile = None,
 ) -> None:
     """Take part in a federation, next to your own data; they never leave this machine.
 
@@ -72,7 +82,7 @@ def node(
     _require_extra()
     from holdfast.cli.node import MemberOptions, run_node
 
-    options = MemberOptions(file, name, model, folder, certs, listen, insecure, log, monitor)
+    options = MemberOptions(file, name, model, folder, certs, listen, insecure, log, monitor, accept, policy)
     run_node(options, data, device)
 
 
@@ -86,12 +96,16 @@ def server(
     insecure: Insecure = False,
     log: Log = "progress",
     monitor: Monitor = None,
+    accept: Accept = None,
+    policy: PolicyFile = None,
 ) -> None:
     """Serve a federation with a central method; the server has no data."""
     _require_extra()
     from holdfast.cli.node import MemberOptions, run_server
 
-    run_server(MemberOptions(file, name, model, folder, certs, listen, insecure, log, monitor))
+    run_server(
+        MemberOptions(file, name, model, folder, certs, listen, insecure, log, monitor, accept, policy)
+    )
 
 
 @federation.command("new")
@@ -171,7 +185,9 @@ def csr(file: File, name: Name, folder: Certs = None) -> None:
 @federation.command("sign")
 def sign(
     file: File,
-    requests: Annotated[list[Path], typer.Argument(metavar="NAME.csr", help="Requests of members.")],
+    requests: Annotated[
+        list[Path] | None, typer.Argument(metavar="NAME.csr", help="Requests of members.")
+    ] = None,
     folder: Certs = None,
     days: Days = 365,
     replace: Annotated[
@@ -179,11 +195,42 @@ def sign(
         typer.Option("--replace", help="Sign for a name though another key has a certificate for it."),
     ] = False,
 ) -> None:
-    """Sign members' requests with the authority's key; makes the authority if there is none."""
+    """Sign the federation file, and members' requests with the authority's key; makes that if need be."""
     _require_extra()
     from holdfast.cli.federation import sign_requests
 
-    sign_requests(file, requests, folder, days, replace=replace)
+    sign_requests(file, requests or [], folder, days, replace=replace)
+
+
+@federation.command("show")
+def show(
+    file: File,
+    name: Annotated[str | None, typer.Option(help="Who you are, as in the federation file.")] = None,
+    model: Model = None,
+    certs: Certs = None,
+    policy: PolicyFile = None,
+) -> None:
+    """What the federation will do at your site: what runs, what leaves, who gets it, for how long."""
+    _require_extra()
+    from holdfast.cli.consent import show_federation
+
+    show_federation(file, name, model, certs, policy)
+
+
+@federation.command("accept")
+def accept(
+    fingerprint: Annotated[
+        str, typer.Argument(metavar="FINGERPRINT", help="As 'federation show' and the coordinator tell it.")
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation file.")] = Path(
+        "federation.toml"
+    ),
+) -> None:
+    """Accept a federation file that you have read; a changed one has to be accepted again."""
+    _require_extra()
+    from holdfast.cli.consent import accept_federation
+
+    accept_federation(file, fingerprint)
 
 
 @federation.command("status")

@@ -26,8 +26,9 @@ from holdfast.engines.deploy.ops.events import Events, describe, json_lines
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
 from holdfast.engines.deploy.wire.listening import is_loopback, require_loopback
+from holdfast.experiments.consent import require_consent
 from holdfast.experiments.federation import FederationFile, read_federation
-from holdfast.experiments.sites import initial_model, open_site, own_data
+from holdfast.experiments.sites import initial_model, names_code, open_site, own_data
 from holdfast.report.format import bytes_text
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -46,6 +47,15 @@ class MemberOptions:
     insecure: bool = False
     log: Literal["progress", "json"] = "progress"
     monitor: int | None = None
+    accept: str | None = None
+    policy: Path | None = None
+
+    def consent(self, federation: FederationFile, *, own_code: bool) -> None:
+        """Refuses what this site does not allow, or has not accepted."""
+        certs = None if self.insecure else self.certs or self.file.parent / "certs"
+        require_consent(
+            federation, self.file, certs, policy=self.policy, own_code=own_code, accepting=self.accept
+        )
 
     def credentials(self, federation: FederationFile) -> Credentials | None:
         """This member's certificate; without any, it talks to its own machine only."""
@@ -61,7 +71,9 @@ def run_node(options: MemberOptions, data: str | Path, device: str) -> None:
     name, federation = options.name, read_federation(options.file, options.model)
     if name not in federation.names and federation.membership is None:  # else it may be added
         raise unknown("node in the federation", name, federation.names)
-    credentials, own = options.credentials(federation), own_data(data, name)
+    credentials = options.credentials(federation)
+    options.consent(federation, own_code=options.model is not None or names_code(data))
+    own = own_data(data, name)
     folder = options.folder or options.file.parent / f"node-{name}"
 
     def make(now: FederationFile, hosting: Hosting) -> Node:
@@ -79,6 +91,7 @@ def run_server(options: MemberOptions) -> None:
     if name != federation.server.name:
         raise unknown("server in the federation", name, [federation.server.name])
     credentials = options.credentials(federation)
+    options.consent(federation, own_code=options.model is not None)
     folder = options.folder or options.file.parent / f"server-{name}"
 
     def make(now: FederationFile, hosting: Hosting) -> Server:

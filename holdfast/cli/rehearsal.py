@@ -28,6 +28,7 @@ from holdfast.data import DATASETS, IID, Dataset, partition
 from holdfast.data.columns import Columns, write_columns
 from holdfast.data.samples import Pair
 from holdfast.engines.deploy.wire.credentials import make_certificates
+from holdfast.experiments.consent import signature_path
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import names_code, read_data
 from holdfast.report.format import bytes_text
@@ -55,6 +56,8 @@ def rehearse(path: Path, data: str | None, model: str | None, folder: Path, *, f
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         _on_loopback(raw)
         write_atomic(folder / "federation.toml", tomli_w.dumps(raw).encode())
+        if signature_path(path).exists():  # addresses are no part of what is signed
+            write_atomic(signature_path(folder / "federation.toml"), signature_path(path).read_bytes())
     federation = read_federation(folder / "federation.toml")
     if federation.id != original.id:
         raise HoldfastError(f"{folder} is a rehearsal of another federation; add --fresh to begin anew")

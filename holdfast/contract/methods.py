@@ -35,6 +35,11 @@ class Method(Hyperparameters):
         raise NotImplementedError(f"{cls.__name__} does not use the curvature")
 
     @property
+    def sends_gradients(self) -> bool:
+        """Whether a message holds a gradient of the node's own data, as it is."""
+        return False
+
+    @property
     def names_parts(self) -> bool:
         """Whether parts of the model are given by name, so that ``for_model`` has to find them."""
         return any(isinstance(value, NamedPart) for value in vars(self).values())

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 class HoldfastError(ValueError):
     """A mistake in what the user gave us. ``str(error)`` is one line, fit for a terminal."""
 
+    exit_code = 2  # of the command that it ends
+
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ def from_frame(
     return _samples(table, like.table, like.names)
 
 
-def is_table(value: Any) -> bool:
+def is_table(value: Any) -> TypeGuard[pandas.DataFrame | str | Path]:
     """Whether ``value`` is a pandas frame or the path of a file."""
     library = sys.modules.get("pandas")  # whoever has a frame has imported it
     return isinstance(value, str | Path) or (library is not None and isinstance(value, library.DataFrame))

@@ -179,6 +179,9 @@ class Stream:
         check("workers", Whole, self.workers)
         check("batch", Callable[..., Any], self.batch)
 
+    def __repr__(self) -> str:
+        return f"Stream(for {self.nodes} nodes, {self.how})"
+
     def __len__(self) -> int:
         """Samples that can be counted: none."""
         return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -13,8 +15,18 @@ from holdfast.data.federated import FederatedData, read_samples, warn_if_random
 from holdfast.data.frames import from_frame, is_table
 from holdfast.data.lazy import AnyData
 
+if TYPE_CHECKING:
+    import pandas
+    from torch.utils.data import Dataset
 
-def read_tests(test: Any, data: AnyData) -> tuple[Any, list[int] | None]:
+TestSamples: TypeAlias = "tuple[Any, Any] | Mapping[str, Any] | Dataset[Any]"
+"""A pair (x, y), a dictionary of tensors or a map-style Dataset."""
+
+Tests: TypeAlias = "TestSamples | Sequence[TestSamples] | FederatedData | pandas.DataFrame | str | Path"
+"""What ``test=`` takes: one set, a set for each node, or a table that is read like the training data."""
+
+
+def read_tests(test: Tests | None, data: AnyData) -> tuple[Any, list[int] | None]:
     """All test samples, or None, and how many are each node's own if there is a set for every node.
 
     ``data`` are those for training: a frame is read as they were.
@@ -28,13 +40,15 @@ def read_tests(test: Any, data: AnyData) -> tuple[Any, list[int] | None]:
                 "(x, y)"
             )
         test = from_frame(test, like=data)
-    per_node = isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test)
-    if not (per_node or isinstance(test, FederatedData)):
+    if isinstance(test, FederatedData):
+        sets = test
+    elif isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test):
+        sets = FederatedData.of_nodes(test)
+    else:
         samples = read_test("test", test)
         if not len(next(leaves(samples))):
             raise HoldfastError("test: there is no sample; leave test= out, or give some")
         return samples, None
-    sets = test if isinstance(test, FederatedData) else FederatedData.of_nodes(test)
     _check_words(sets, data)
     if isinstance(test, FederatedData) and sets.nodes == 1:
         return sets.samples, None

@@ -80,6 +80,9 @@ class EarlyStopping(Callback):
         self.sign = 1.0 if better(metric, mode) == "max" else -1.0
         self.best, self.waited = -math.inf, 0
 
+    def __repr__(self) -> str:
+        return f"EarlyStopping({self.metric!r}, patience={self.patience}, min_delta={self.min_delta:g})"
+
     def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         self.best, self.waited = -math.inf, 0
 

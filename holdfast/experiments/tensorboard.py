@@ -32,6 +32,9 @@ class TensorBoard(Callback):
         self.folder = Path(folder)
         self.writer: Any = None
 
+    def __repr__(self) -> str:
+        return f"TensorBoard({str(self.folder)!r})"
+
     def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         self.writer = self._make_writer(str(self.folder / job.id), purge_step=simulation.round + 1)
 

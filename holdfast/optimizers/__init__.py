@@ -8,12 +8,13 @@ from holdfast.optimizers.adamw import AdamW
 from holdfast.optimizers.clip import Clip
 from holdfast.optimizers.fedopt import FedAdagrad, FedAdam, FedYogi
 from holdfast.optimizers.momentum import Momentum
-from holdfast.optimizers.sgd import PLAIN, PlainSGD
+from holdfast.optimizers.sgd import PLAIN, SGD
 from holdfast.optimizers.warmup import WarmupCosine
 
 __all__ = [
     "OPTIMIZERS",
     "PLAIN",
+    "SGD",
     "AdamW",
     "Clip",
     "FedAdagrad",
@@ -21,7 +22,6 @@ __all__ = [
     "FedYogi",
     "LocalOptimizer",
     "Momentum",
-    "PlainSGD",
     "WarmupCosine",
 ]
 

@@ -23,7 +23,7 @@ def decayed(gradient: Tensor, x: Tensor, weight_decay: float) -> Tensor:
 
 @OPTIMIZERS.register("sgd")
 @dataclass(frozen=True, repr=False)
-class PlainSGD(LocalOptimizer):
+class SGD(LocalOptimizer):
     """Steps along the gradients themselves; remembers nothing."""
 
     columnwise: ClassVar[bool] = True
@@ -41,4 +41,4 @@ class PlainSGD(LocalOptimizer):
         return absent(self.weight_decay)
 
 
-PLAIN = PlainSGD()
+PLAIN = SGD()

@@ -3,7 +3,7 @@
 from holdfast.contract.solver import SOLVERS, LocalProblem, LocalSolver, Solver
 from holdfast.solvers.aogm import AOGM
 from holdfast.solvers.fista import FISTA
-from holdfast.solvers.gradient import SGD, GradientDescent
+from holdfast.solvers.gradient import GradientDescent, StochasticGradientDescent
 from holdfast.solvers.lbfgs import LBFGS
 from holdfast.solvers.newton import Newton
 from holdfast.solvers.stopping import GapRule, allowed_gap, gradient_norm_for_gap
@@ -12,7 +12,6 @@ __all__ = [
     "AOGM",
     "FISTA",
     "LBFGS",
-    "SGD",
     "SOLVERS",
     "GapRule",
     "GradientDescent",
@@ -20,6 +19,7 @@ __all__ = [
     "LocalSolver",
     "Newton",
     "Solver",
+    "StochasticGradientDescent",
     "allowed_gap",
     "gradient_norm_for_gap",
 ]

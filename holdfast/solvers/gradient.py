@@ -49,7 +49,7 @@ class GradientDescent(IterativeSolver):
 
 @SOLVERS.register("sgd")
 @dataclass(frozen=True, kw_only=True)
-class SGD(Solver):
+class StochasticGradientDescent(Solver):
     """Stochastic gradient descent: a fixed number of steps on the round's next minibatches."""
 
     lr: Positive

@@ -18,10 +18,10 @@ from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
 from holdfast.algorithms.fivegcs import FiveGCS
 from holdfast.algorithms.scaffnew import Scaffnew
-from holdfast.solvers import AOGM, SGD
+from holdfast.solvers import AOGM, StochasticGradientDescent
 
 BEST = 1 / math.sqrt(MU * L)
-FEW_STEPS = SGD(lr=0.1, steps=3)
+FEW_STEPS = StochasticGradientDescent(lr=0.1, steps=3)
 
 
 @pytest.fixture(scope="module")

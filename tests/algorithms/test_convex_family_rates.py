@@ -19,7 +19,7 @@ from holdfast.algorithms.scaffnew import Scaffnew
 from holdfast.core.tree import leaves
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
-from holdfast.solvers import SGD
+from holdfast.solvers import StochasticGradientDescent
 
 pytestmark = pytest.mark.slow  # minutes in all; they say where methods end
 
@@ -66,10 +66,10 @@ def test_sampled_cohorts_reach_the_optimum(reference, algorithm):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        FedDR(eta=0.3, solver=SGD(lr=0.12, steps=5)),
-        FedSplit(eta=0.3, solver=SGD(lr=0.12, steps=20)),
-        APDAInexact(lr=0.1, beta=0.2, mu=MU, solver=SGD(lr=1 / 15, steps=3)),
-        FiveGCS(lr=0.3, mu=MU, solver=SGD(lr=0.16, steps=5)),
+        FedDR(eta=0.3, solver=StochasticGradientDescent(lr=0.12, steps=5)),
+        FedSplit(eta=0.3, solver=StochasticGradientDescent(lr=0.12, steps=20)),
+        APDAInexact(lr=0.1, beta=0.2, mu=MU, solver=StochasticGradientDescent(lr=1 / 15, steps=3)),
+        FiveGCS(lr=0.3, mu=MU, solver=StochasticGradientDescent(lr=0.16, steps=5)),
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ from holdfast.algorithms import FedAvg
 from holdfast.algorithms.dualfl import DualFL, momentum
 from holdfast.api import as_network
 from holdfast.engines.common.simulation import Simulation
-from holdfast.solvers import AOGM, SGD
+from holdfast.solvers import AOGM, StochasticGradientDescent
 from holdfast_papers.dualfl.quadratics import NewtonStep
 
 
@@ -93,7 +93,9 @@ def test_duals_sum_to_zero(quadratics, problem):
     if problem == "exact":
         simulation = simulate(DualFL(nu=MU, rho=MU / L), quadratics)
     else:
-        simulation = simulate(DualFL(nu=0.1, rho=0.05, solver=SGD(lr=0.1, steps=3)), stochastic_digits())
+        simulation = simulate(
+            DualFL(nu=0.1, rho=0.05, solver=StochasticGradientDescent(lr=0.1, steps=3)), stochastic_digits()
+        )
     for _ in range(20):
         simulation.step()
         dual = simulation.state.dual

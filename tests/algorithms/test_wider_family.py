@@ -101,12 +101,12 @@ def test_nesterov_momentum_is_torchs():
 
 
 def test_noloco_without_momentum_is_gossip(quadratics):
-    plain = hf.NoLoCo(lr=0.02, local_steps=4, momentum=0.0, outer_lr=1.0, optimizer=hf.PlainSGD())
+    plain = hf.NoLoCo(lr=0.02, local_steps=4, momentum=0.0, outer_lr=1.0, optimizer=hf.SGD())
     assert_same(quadratics.run(plain, 40, RING), quadratics.run(hf.Gossip(lr=0.02, local_steps=4), 40, RING))
 
 
 def test_noloco_where_everybody_averages_is_fedavg_with_momentum_outside(quadratics):
-    noloco = hf.NoLoCo(lr=0.02, local_steps=4, optimizer=hf.PlainSGD())
+    noloco = hf.NoLoCo(lr=0.02, local_steps=4, optimizer=hf.SGD())
     outside = hf.Momentum(0.5, average=False)
     fedavg = hf.FedAvg(lr=0.02, local_steps=4, server_lr=0.7, server_optimizer=outside)
     assert_same(quadratics.run(noloco, 40, hf.server(10)), quadratics.run(fedavg, 40))

@@ -104,7 +104,7 @@ def test_list_as_json_has_everything_with_its_fields() -> None:
     assert gossip["parameters"] == [
         {"name": "lr", "type": "Rate", "required": True},
         {"name": "local_steps", "type": "Count", "required": False, "default": 1},
-        {"name": "optimizer", "type": "Optimizer", "required": False, "default": "PlainSGD()"},
+        {"name": "optimizer", "type": "Optimizer", "required": False, "default": "SGD()"},
     ]
 
 

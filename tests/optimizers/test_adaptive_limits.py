@@ -105,9 +105,7 @@ def test_adamws_weight_decay_moves_the_limit_to_that_of_adamw_alone(reference, m
     assert (x - reference.optimum).norm() > 0.1
 
 
-@pytest.mark.parametrize(
-    "optimizer", [hf.PlainSGD(weight_decay=0.3), hf.Momentum(weight_decay=0.3, keep=True)]
-)
+@pytest.mark.parametrize("optimizer", [hf.SGD(weight_decay=0.3), hf.Momentum(weight_decay=0.3, keep=True)])
 @pytest.mark.parametrize(("method", "network"), [(hf.SCAFFOLD, SERVER), (hf.LocalGECL, RING)])
 def test_weight_decay_of_sgd_is_an_l2_term(reference, method, network, optimizer):
     models = reference.run(method(lr=0.02, local_steps=5, optimizer=optimizer), 900, network)[-1]

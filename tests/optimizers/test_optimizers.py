@@ -60,7 +60,7 @@ def test_without_decay_momentum_is_plain_sgd_bit_for_bit(reference, method, netw
 def test_scaffnew_without_decay_is_scaffnew_bit_for_bit(reference):
     plain, momentum = (
         after(reference, hf.Scaffnew(lr=0.05, p=0.3, optimizer=optimizer), SERVER)
-        for optimizer in (hf.PlainSGD(), hf.Momentum(beta=0.0))
+        for optimizer in (hf.SGD(), hf.Momentum(beta=0.0))
     )
     assert torch.equal(plain.models, momentum.models)
 
@@ -251,7 +251,7 @@ def test_an_experiment_names_its_optimiser(tmp_path):
     assert chosen() == [hf.Momentum(beta=0.8, keep=True)]
     swept = chosen("algorithm.optimizer.beta=[0.5,0.9]")
     assert swept == [hf.Momentum(beta=beta, keep=True) for beta in (0.5, 0.9)]
-    assert chosen("algorithm.optimizer=sgd") == [hf.PlainSGD()]
+    assert chosen("algorithm.optimizer=sgd") == [hf.SGD()]
     outcome = holdfast(
         "run", experiment_file(tmp_path, EXPERIMENT), "--runs-dir", tmp_path / "runs", "--quiet"
     )
@@ -262,7 +262,10 @@ def test_an_experiment_names_its_optimiser(tmp_path):
     ("make", "message"),
     [
         (lambda: hf.Gossip(lr=0.1, optimizer="adam"), r"Gossip.optimizer: .*optimizer 'adam'"),
-        (lambda: hf.Gossip(lr=0.1, optimizer=hf.SGD(lr=0.1, steps=2)), r"Gossip.optimizer: .*LocalOptimizer"),
+        (
+            lambda: hf.Gossip(lr=0.1, optimizer=hf.StochasticGradientDescent(lr=0.1, steps=2)),
+            r"Gossip.optimizer: .*LocalOptimizer",
+        ),
         (lambda: hf.Momentum(beta=1.0), r"Momentum.beta: should be less than 1, got 1.0"),
         (lambda: hf.Gossip(lr=0.1, optimizer={"name": "momentum", "beta": 2}), r"beta"),
         (

@@ -87,7 +87,7 @@ PAIRS = {
         torchs(lambda parameters: torch.optim.Adam(parameters, lr=LR, betas=(0.0, 0.999))),
     ),
     "sgd with weight decay": (
-        hf.PlainSGD(weight_decay=0.2),
+        hf.SGD(weight_decay=0.2),
         torchs(lambda parameters: torch.optim.SGD(parameters, lr=LR, weight_decay=0.2)),
     ),
     "momentum with weight decay": (
@@ -186,7 +186,7 @@ def test_zeros_behind_a_row_stay_zeros(optimizer):
 
 
 def test_a_rule_around_one_that_depends_on_the_columns_depends_on_them():
-    class Own(hf.PlainSGD):
+    class Own(hf.SGD):
         pass
 
     assert not hf.Clip(1.0, Own()).may_be_padded
@@ -264,7 +264,7 @@ def test_optimisers_print_as_they_are_written():
     optimizer = hf.WarmupCosine(warmup=3, inner=hf.Clip(hf.halving(2.0, every=5), hf.AdamW(keep=True)))
     text = "WarmupCosine(warmup=3, inner=Clip(max_norm=halving(2.0, every=5), inner=AdamW(keep=True)))"
     assert repr(optimizer) == text
-    assert repr(hf.PlainSGD()) == "PlainSGD()"
+    assert repr(hf.SGD()) == "SGD()"
 
 
 def test_memories_are_trees_of_rows():

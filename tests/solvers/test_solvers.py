@@ -15,9 +15,9 @@ from holdfast.solvers import (
     AOGM,
     FISTA,
     LBFGS,
-    SGD,
     GradientDescent,
     Newton,
+    StochasticGradientDescent,
 )
 from holdfast.solvers.fista import least_subgradient
 
@@ -137,7 +137,7 @@ def test_rows_do_not_influence_each_other(quadratics, solver):
 
 def test_sgd_takes_gradient_steps_on_minibatches(quadratics):
     """With exact gradients it is gradient descent without tolerance, (I - lr A)^k from the minimiser away."""
-    answer, work = solve(quadratics, SGD(lr=0.1, steps=7), start=1.0)
+    answer, work = solve(quadratics, StochasticGradientDescent(lr=0.1, steps=7), start=1.0)
     same, _ = solve(quadratics, GradientDescent(lr=0.1, max_steps=7, tolerance=None), start=1.0)
     power = torch.linalg.matrix_power(torch.eye(4, dtype=torch.float64) - 0.1 * quadratics.A, 7)
     expected = quadratics.b + (power @ (1 - quadratics.b)[..., None]).squeeze(-1)
@@ -147,7 +147,7 @@ def test_sgd_takes_gradient_steps_on_minibatches(quadratics):
     problem = logistic(batch_size=5)
     oracle = oracle_of(problem)
     zero = torch.zeros(4, problem.dim, dtype=torch.float64)
-    oracle.argmin(zero, zero, 0.0, zero, solver=SGD(lr=0.1, steps=3))
+    oracle.argmin(zero, zero, 0.0, zero, solver=StochasticGradientDescent(lr=0.1, steps=3))
     assert oracle.work.sample_gradients == 4 * 5 * 3
 
 

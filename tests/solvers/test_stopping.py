@@ -12,10 +12,10 @@ from local_problems import EXACTLY, LINEAR, Recorded, ill_conditioned, logistic,
 from holdfast.core.errors import HoldfastError
 from holdfast.solvers import (
     AOGM,
-    SGD,
     SOLVERS,
     GradientDescent,
     Newton,
+    StochasticGradientDescent,
     allowed_gap,
     gradient_norm_for_gap,
 )
@@ -80,7 +80,7 @@ def test_rules_that_cannot_hold_say_so(quadratics):
     with pytest.raises(HoldfastError, match="rho: should be at least 0 and less than 1, got 1"):
         allowed_gap(0, 8, nu=0.1, rho=1.0, gamma=1.0)
     with pytest.raises(HoldfastError, match="'sgd' cannot promise an accuracy"):
-        solve(quadratics, SGD(lr=0.1, steps=3), gradient_norm=1e-3)
+        solve(quadratics, StochasticGradientDescent(lr=0.1, steps=3), gradient_norm=1e-3)
 
 
 def test_solvers_are_chosen_by_name_with_checked_options():

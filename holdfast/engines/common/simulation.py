@@ -87,6 +87,9 @@ class Simulation:
         self.state = self.rounds.initial(self.counters, round, start)
         self.settle()
 
+    def __repr__(self) -> str:
+        return f"Simulation({self.method!r}, {self.network!r}, after round {self.round})"
+
     def with_members(
         self, problem: Problem, network: Network, origins: Sequence[int], cohort: Cohort = "all"
     ) -> Simulation:

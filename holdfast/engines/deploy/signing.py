@@ -65,10 +65,15 @@ def load_key(folder: Path) -> Ed25519PrivateKey:
     return key
 
 
+def public_key(key: Ed25519PrivateKey) -> str:
+    """The public half of ``key``, in hexadecimal digits."""
+    return key.public_key().public_bytes_raw().hex()
+
+
 def sign(purpose: Purpose, document: bytes, key: Ed25519PrivateKey) -> Signature:
     """The coordinator's signature of ``document``."""
     signature = key.sign(_signed(purpose, document))
-    return Signature(key=key.public_key().public_bytes_raw().hex(), signature=signature.hex())
+    return Signature(key=public_key(key), signature=signature.hex())
 
 
 def verify(purpose: Purpose, document: bytes, signature: Signature, trusted: str | None = None) -> None:

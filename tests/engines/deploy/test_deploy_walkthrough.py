@@ -33,7 +33,7 @@ def start(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "holdfast", *arguments],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(folder / "state")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -58,7 +58,8 @@ def test_two_organisations_from_nothing_to_a_trained_model(tmp_path: Path) -> No
     nodes: list[subprocess.Popen[str]] = []
     for prompt, arguments in commands():
         if arguments[:2] == ["federation", "csr"] and prompt == "%":
-            shutil.copy(alpha / "federation.toml", beta)  # as Alpha has sent it
+            for name in ("federation.toml", "federation.toml.sig"):  # as Alpha has sent them
+                shutil.copy(alpha / name, beta)
         if arguments[:2] == ["federation", "sign"]:
             shutil.copy(beta / "certs" / "beta.csr", alpha)
         process = start(folders[prompt], arguments)
@@ -70,6 +71,12 @@ def test_two_organisations_from_nothing_to_a_trained_model(tmp_path: Path) -> No
         if arguments[:2] == ["federation", "sign"]:
             for name in ("beta.crt", "ca.crt"):
                 shutil.copy(alpha / "certs" / name, beta / "certs")
+        if arguments[:2] == ["federation", "show"]:
+            assert "Signed by its coordinator" in output
+            said = re.search(r"holdfast (federation accept [0-9a-f:]+) ", output)
+            assert said is not None, output
+            accepted = start(beta, said[1].split())
+            assert accepted.wait(timeout=300) == 0, accepted.communicate()[0]
         if arguments[:2] == ["federation", "status"]:
             assert "alpha" in output
     for node in nodes:

@@ -1,0 +1,153 @@
+"""``holdfast federation show`` and ``accept``: a federation in plain words, before anything starts."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import holdfast
+from holdfast.algorithms import ALGORITHMS
+from holdfast.core.files import private_files
+from holdfast.engines.common.dry_run import dry_run
+from holdfast.engines.deploy.own_model import describe_identity
+from holdfast.engines.deploy.signing import fingerprint
+from holdfast.experiments.consent import (
+    accept,
+    accepted_path,
+    check_fingerprint,
+    gives_gradients_away,
+    is_signed,
+    policies,
+    read_policy,
+    shown,
+)
+from holdfast.experiments.federation import FederationFile, read_federation
+from holdfast.report.format import bytes_text
+
+
+class Paragraph(NamedTuple):
+    """A heading, and what there is to say."""
+
+    heading: str
+    sentences: list[str]
+
+
+def show_federation(
+    path: Path, name: str | None, model: str | None, certs: Path | None, policy: Path | None
+) -> None:
+    """``holdfast federation show``"""
+    federation = read_federation(path, model)
+    if name is not None:
+        federation.member(name)
+    signed = is_signed(path, federation)
+    for paragraph in describe_federation(federation, name):
+        print(f"\n{paragraph.heading}")
+        for sentence in paragraph.sentences:
+            print(textwrap.fill(sentence, 100, initial_indent="  - ", subsequent_indent="    "))
+    print(f"\nFingerprint of the file: {shown(federation.id)}")
+    if signed and federation.coordinator is not None:
+        print(f"Signed by its coordinator, whose key is {fingerprint(federation.coordinator)}")
+    else:
+        print("Not signed: nobody but the fingerprint tells whose file this is.")
+    for each in policies(policy):
+        for objection in read_policy(each).objections(federation, own_code=model is not None, signed=signed):
+            print(f"{each} does not allow {objection}")
+    if accepted_path(federation.id).exists():
+        print("You have accepted it.")
+    else:
+        print(
+            "If the coordinator tells you the same fingerprint, and you agree: "
+            f"holdfast federation accept {shown(federation.id)} {path}"
+        )
+
+
+@private_files()
+def accept_federation(path: Path, given: str) -> None:
+    """``holdfast federation accept``"""
+    federation = read_federation(path)
+    check_fingerprint(federation, given)
+    is_signed(path, federation)
+    accept(federation, path)
+    print(f"accepted {path}; a changed file has to be accepted again")
+
+
+def describe_federation(federation: FederationFile, name: str | None) -> list[Paragraph]:
+    """What will run, what leaves the machine of the member ``name``, who receives it, for how long."""
+    return [
+        Paragraph("What will run on this machine", _running(federation)),
+        Paragraph("What leaves it", _leaving(federation)),
+        Paragraph("Who receives it", _receivers(federation, name)),
+        Paragraph("For how long", _duration(federation)),
+    ]
+
+
+def _running(federation: FederationFile) -> list[str]:
+    problem, algorithm = federation.problem, federation.algorithm
+    given = ", ".join(f"{key} = {value}" for key, value in algorithm.parameters.items())
+    method = (ALGORITHMS[algorithm.name].__doc__ or "").strip().splitlines()[0]
+    own = federation.own_model
+    model = f"the file's model {problem.model.name!r}"
+    if own is not None:
+        model = f"your own model {describe_identity(own.identity)}, from {own.file}"
+    shape = problem.columns if problem.input_shape is None else problem.input_shape
+    return [
+        f"holdfast {holdfast.__version__} trains {model}, {_numbers(federation):,} numbers, on samples of "
+        f"the shape {shape}, in batches of {problem.batch_size}, for the loss {problem.loss.name!r}.",
+        f"The method is {algorithm.name}{f' ({given})' if given else ''}. {method}",
+        "The file names parts of holdfast only: no code comes with it.",
+    ]
+
+
+def _leaving(federation: FederationFile) -> list[str]:
+    network, numbers = federation.member_network, _numbers(federation)
+    footprint = dry_run(federation.method, network, federation.network.cohort)
+    size = numbers * federation.torch_dtype.itemsize
+    per_link = footprint.vectors_per_link
+    sentences = [
+        f"Samples and labels stay. In each round, every receiver gets {per_link:.3g} vectors of {numbers:,} "
+        f"numbers that were computed from them ({bytes_text(int(per_link * size))} before compression)."
+    ]
+    if gives_gradients_away(federation):
+        sentences.append(
+            "Messages give single gradients of your data away, from which samples can be guessed."
+        )
+    if federation.channel.name != "identity":
+        sentences.append(f"They go through the channel {federation.channel.name!r}.")
+    sentences.append("There is no differential privacy: models and gradients can give away what they saw.")
+    shared = ", ".join(federation.shared_metrics)
+    sentences.append(f"Figures that other members can see: {shared or 'none'}.")
+    if any(federation.counts):
+        sentences.append("The file tells how many samples members have.")
+    return sentences
+
+
+def _receivers(federation: FederationFile, name: str | None) -> list[str]:
+    address = {member.name: member.address for member in federation.members}
+    if federation.server is not None:
+        hub = federation.server.name
+        return [
+            f"The server {hub} at {address[hub]} receives what every node sends, and sends all what it makes "
+            f"of it. Nodes: {', '.join(federation.names)}."
+        ]
+    network, names = federation.member_network, federation.names
+    sentences = []
+    for i, node in enumerate(names):
+        if name in (None, node):
+            receivers = ", ".join(f"{names[j]} at {address[names[j]]}" for j in network.neighbours(i))
+            sentences.append(f"{node} sends to {receivers or 'nobody'}.")
+    if network.sequence is not None:
+        sentences.append("Later rounds have other links.")
+    return sentences
+
+
+def _duration(federation: FederationFile) -> list[str]:
+    return [
+        f"{federation.rounds} rounds. Whoever waits for longer than {federation.limits.wait:.0f} s stops, "
+        "and can be started again. You can stop at any time with Ctrl-C.",
+        "Receivers keep messages for two rounds; what they make of them, the model, is theirs to keep.",
+    ]
+
+
+def _numbers(federation: FederationFile) -> int:
+    return sum(p.numel() for p in federation.module().parameters() if p.requires_grad)

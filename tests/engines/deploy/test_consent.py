@@ -1,0 +1,203 @@
+"""A site sees what a federation file will do there, accepts it by its fingerprint, and may forbid things."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import holdfast
+from federation_runs import describe, free_ports, write_federation
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.signing import fingerprint
+from holdfast.experiments.consent import (
+    ConsentError,
+    Policy,
+    gives_gradients_away,
+    is_signed,
+    require_consent,
+    shown,
+    sign_federation,
+)
+from holdfast.experiments.federation import make_federation, read_federation
+
+GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 3}
+SERVER = {"topology": "server"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Beta's federation file, which Alpha has made, signed and sent; Beta's folder has no key of Alpha's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "alphas-home"))
+    alpha, beta = tmp_path / "alpha", tmp_path / "beta"
+    (beta / "certs").mkdir(parents=True)
+    alpha.mkdir()
+    ports = free_ports(2)
+    path = alpha / "federation.toml"
+    made = holdfast(
+        "federation", "new", f"--nodes=alpha=127.0.0.1:{ports[0]},beta=127.0.0.1:{ports[1]}",
+        "--algorithm", "local-gecl", "--input-shape", 6, "--classes", 3, "--rounds", 2, "-o", path,
+        "algorithm.lr=0.1", "algorithm.local_steps=3",
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    assert holdfast("federation", "certs", path).code == 0
+    for name in (
+        "federation.toml",
+        "federation.toml.sig",
+        "certs/ca.crt",
+        "certs/beta.crt",
+        "certs/beta.key",
+    ):
+        shutil.copy(alpha / name, beta / name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "betas-home"))
+    monkeypatch.chdir(beta)
+    return beta / "federation.toml"
+
+
+def start(path: Path, *options: object) -> tuple[int, str]:
+    """Beta's node, up to where it would begin; its data are not there, so that it never does."""
+    ended = holdfast("node", path, "--name", "beta", "--data", "none.npz", *options)
+    return ended.code, ended.err
+
+
+def test_a_file_from_others_is_shown_accepted_and_asked_about_again_when_it_changes(site: Path) -> None:
+    federation = read_federation(site)
+    code, complaint = start(site)
+    assert (code, "has not been accepted here" in complaint) == (77, True)
+
+    told = " ".join(holdfast("federation", "show", site, "--name", "beta").out.split())
+    for words in (
+        "trains the file's model 'linear', 21 numbers",
+        "local-gecl (lr = 0.1, local_steps = 3)",
+        "no code comes with it",
+        "every receiver gets 2 vectors of 21 numbers",
+        "no differential privacy",
+        "Figures that other members can see: none",
+        f"beta sends to alpha at {federation.member('alpha').address}",
+        "2 rounds.",
+        f"Fingerprint of the file: {shown(federation.id)}",
+        f"whose key is {fingerprint(federation.coordinator or '')}",
+        "and you agree: holdfast federation accept",
+    ):
+        assert words in told, words
+
+    wrong = holdfast("federation", "accept", "0" * 32, site)
+    assert (wrong.code, "not the file that you were told of" in wrong.err) == (77, True)
+    assert holdfast("federation", "accept", shown(federation.id)).code == 0
+    assert start(site)[0] == 2  # there are no data
+    assert "You have accepted it" in holdfast("federation", "show", site).out
+
+    changed = site.read_text().replace("shared_metrics = []", 'shared_metrics = ["local_loss"]')
+    site.write_text(changed)
+    code, complaint = start(site)
+    assert (code, "the signature is not of this document" in complaint) == (77, True)
+    site.with_name("federation.toml.sig").unlink()
+    code, complaint = start(site)
+    assert (code, "has changed since" in complaint) == (77, True)
+
+
+def test_on_the_command_line_acceptance_is_stored_and_addresses_may_change(site: Path) -> None:
+    id = read_federation(site).id
+    assert start(site, "--accept", "f" * 32)[0] == 77
+    assert start(site, "--accept", id)[0] == 2
+    assert start(site)[0] == 2
+    site.write_text(re.sub(r"wait = .*", "wait = 7.0", site.read_text()).replace("127.0.0.1", "localhost"))
+    assert start(site)[0] == 2
+    assert is_signed(site, read_federation(site))
+
+
+def test_whoever_made_the_file_is_not_asked_and_may_edit_it(tmp_path: Path, site: Path) -> None:
+    path = tmp_path / "alpha" / "federation.toml"
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 3"))
+    changed = read_federation(path)
+    with pytest.raises(ConsentError, match="not of this document"):
+        is_signed(path, changed)
+    require_consent(changed, path, path.parent / "certs")
+    assert is_signed(path, changed)
+    require_consent(changed, path, None)  # nothing leaves the machine
+
+
+def test_a_signature_by_somebody_else_is_refused(tmp_path: Path, site: Path) -> None:
+    other = tmp_path / "other" / "federation.toml"
+    other.parent.mkdir()
+    holdfast(
+        "federation", "new", "--nodes=alpha=h:1,beta=h:2", "--algorithm", "dsgd", "--input-shape", 6,
+        "--classes", 3, "-o", other, "algorithm.lr=0.1",
+    )  # fmt: skip
+    shutil.copy(other.with_name("federation.toml.sig"), site.with_name("federation.toml.sig"))
+    with pytest.raises(ConsentError, match="another key than the coordinator's"):
+        is_signed(site, read_federation(site))
+    site.with_name("federation.toml.sig").write_text("{}")
+    with pytest.raises(ConsentError, match="is not a signature"):
+        is_signed(site, read_federation(site))
+
+
+@pytest.mark.parametrize(
+    ("policy", "objection"),
+    [
+        ("own_code = false", "code of one's own"),
+        ("raw_gradients = false", None),
+        ("min_members = 3", "fewer than 3 nodes (min_members): there are 2"),
+        ("min_members = 2", None),
+        ("require_dp = true", "without differential privacy (require_dp)"),
+        ("require_signature = true", None),
+        ('coordinators = ["00:11"]', "the coordinator with the key"),
+    ],
+)
+def test_a_policy_forbids(policy: str, objection: str | None, site: Path, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(policy)
+    federation = read_federation(site)
+    options = {"policy": file, "own_code": True, "accepting": federation.id}
+    if objection is None:
+        require_consent(federation, site, site.parent / "certs", **options)
+        return
+    with pytest.raises(ConsentError) as error:
+        require_consent(federation, site, site.parent / "certs", **options)
+    assert objection in str(error.value)
+    assert objection in holdfast("federation", "show", site, "--policy", file).out or "own_code" in policy
+    site.with_name("federation.toml.sig").unlink()
+
+
+def test_a_policy_that_is_misspelt_forbids_everything(site: Path, tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text("min_member = 3")
+    code, complaint = start(site, "--policy", file, "--accept", read_federation(site).id)
+    assert (code, "did you mean 'min_members'?" in complaint) == (2, True)
+    assert start(site, "--policy", tmp_path / "missing.toml")[0] == 2
+
+
+def test_a_policy_may_insist_on_a_signature() -> None:
+    federation = make_federation(describe(GECL), "")
+    assert list(Policy(require_signature=True).objections(federation, own_code=False, signed=False))
+    assert list(Policy(coordinators=[]).objections(federation, own_code=False, signed=False))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "network", "away"),
+    [
+        ({"name": "local-gecl", "lr": 0.1, "local_steps": 1}, {}, True),
+        ({"name": "local-gecl", "lr": 0.1, "local_steps": 2}, {}, False),
+        ({"name": "local-gecl", "lr": 0.1, "local_steps": 2, "warm_start_rounds": 1}, {}, True),
+        ({"name": "dsgd", "lr": 0.1}, {}, True),
+        ({"name": "net-fleet", "lr": 0.1, "local_steps": 4}, {}, True),
+        ({"name": "fedavg", "lr": 0.1, "local_steps": 1}, SERVER, True),
+        ({"name": "fedavg", "lr": 0.1, "local_steps": 1}, SERVER | {"cohort": 2}, True),
+        ({"name": "fedavg", "lr": 0.1, "local_steps": 2}, SERVER | {"cohort": 2}, False),
+        ({"name": "fedlin", "lr": 0.1, "local_steps": 4}, SERVER, True),
+        ({"name": "scaffold", "lr": 0.1, "local_steps": 4}, SERVER, False),
+        ({"name": "scaffold", "lr": 0.1, "local_steps": 4, "option": 1}, SERVER, True),
+    ],
+)
+def test_which_methods_give_a_gradient_away(algorithm: dict, network: dict, away: bool) -> None:
+    assert gives_gradients_away(make_federation(describe(algorithm, network=network), "")) is away
+
+
+def test_nobody_signs_without_the_coordinators_key(tmp_path: Path) -> None:
+    path = write_federation(describe(GECL, nodes=2), tmp_path)
+    refused = holdfast("federation", "sign", path)
+    assert (refused.code, "no key of the coordinator" in refused.err) == (2, True)
+    with pytest.raises(HoldfastError, match="only the coordinator can sign"):
+        sign_federation(path, read_federation(path), tmp_path / "certs")

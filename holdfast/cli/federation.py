@@ -157,7 +157,9 @@ def make_all_certificates(path: Path, folder: Path | None, days: float) -> None:
 @private_files()
 def request_certificate(path: Path, name: str, folder: Path | None) -> None:
     """``holdfast federation csr``"""
-    read_federation(path).member(name)
+    federation = read_federation(path)
+    if federation.membership is None:  # else it may be added later
+        federation.member(name)
     target = folder or path.parent / "certs"
     request = make_request(target, name)
     print(f"wrote {request}; send it to whoever holds ca.key, who sends {name}.crt and ca.crt back")
@@ -173,6 +175,8 @@ def sign_requests(
     federation = read_federation(path)
     target = folder or path.parent / "certs"
     names = [member.name for member in federation.members]
+    if federation.membership is not None:  # others may be added; what they are called is shown, and compared
+        names += [request.stem for request in requests if request.stem not in [*names, "ca"]]
     for request in requests:  # all of them, before any is signed
         asked = check_request(target, request, names, replace=replace)
         print(f"{request} asks for the name {asked.name} with the key {asked.fingerprint}")
@@ -260,12 +264,18 @@ def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -
             name,
             f"{answer['round']}/{federation.rounds}" if known else "-",
             str(furthest - answer["round"]) if known else "-",
-            ", ".join(filter(None, (answer["phase"], figures_text(answer.get("metrics", {}))))),
+            ", ".join(
+                filter(None, (_epoch_text(answer), answer["phase"], figures_text(answer.get("metrics", {}))))
+            ),
             bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
             f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
             answer.get("last_error", ""),
         )
     return table
+
+
+def _epoch_text(answer: dict[str, Any]) -> str:
+    return f"epoch {answer['epoch']}" if answer.get("epoch") else ""
 
 
 def figures_text(metrics: dict[str, float]) -> str:

@@ -101,7 +101,8 @@ class Policy(Section):
         rules, there_are = federation.membership, len(federation.node)
         least = there_are if rules is None else min(there_are, rules.minimum)
         if least < self.min_members:
-            yield f"fewer than {self.min_members} nodes (min_members): there may be {least}"
+            be = "are" if rules is None else "may be"
+            yield f"fewer than {self.min_members} nodes (min_members): there {be} {least}"
         if self.require_dp:  # no method or channel offers it yet
             yield "training without differential privacy (require_dp): the federation has none"
         if not signed and (self.require_signature or self.coordinators is not None):

@@ -22,20 +22,8 @@ KEY = Ed25519PrivateKey.generate()
 
 
 def changing(algorithm: dict[str, Any], nodes: int, rounds: int, **changes: Any) -> dict[str, Any]:
-    membership = {"remove_after": 1.5, "minimum": 2}
+    membership = {"remove_after": "6s", "minimum": 2}
     return describe(algorithm, nodes, rounds, membership=membership, dtype="float64", **changes)
-
-
-def test_members_go_on_without_one_that_is_lost(tmp_path: Path) -> None:
-    threads = Threads(make_federation(changing(GECL, 4, 30), "test"), tmp_path)
-    for name in "abcd":
-        threads.start(name)
-    threads.until(lambda: "c" in threads.members and threads.members["c"].done >= 5)
-    threads.stop("c")
-    threads.end()
-    last = threads.check("abd")[-1]
-    assert last.names == ["a", "b", "d"]
-    assert 5 <= last.first < 30
 
 
 def order(
@@ -50,6 +38,43 @@ def order(
 def drop_in(threads: Threads, name: str, wanted: Order) -> None:
     """What its people do with a file that the coordinator has sent."""
     (threads.folder / name / "membership" / "order.json").write_text(wanted.model_dump_json())
+
+
+def test_members_go_on_without_one_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    raw = changing(GECL, 3, 8, coordinator=KEY.public_key().public_bytes_raw().hex())
+    raw["membership"] = {}
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    for name in "abc":
+        threads.start(name)
+    threads.hold(3)
+    drop_in(threads, "a", order(threads, "remove", "c", key=Ed25519PrivateKey.generate()))  # a forged one
+    threads.until(
+        lambda: any("another key than the coordinator's" in str(e.get("reason")) for e in threads.log)
+    )
+    drop_in(threads, "b", order(threads, "remove", "c"))
+    threads.agreed(1)
+    threads.limit = 9
+    threads.threads.pop("c").join(60)
+    assert str(threads.errors.pop("c")).startswith("the coordinator has removed c after round")
+    threads.end()
+    (epoch,) = threads.check("ab")
+    assert (epoch.names, epoch.joined) == (["a", "b"], [])
+    assert 2 <= epoch.first <= 3
+
+
+@pytest.mark.slow
+def test_members_go_on_by_themselves_without_one_that_is_lost(tmp_path: Path) -> None:
+    threads = Threads(make_federation(changing(GECL, 4, 30), "test"), tmp_path)
+    for name in "abcd":
+        threads.start(name)
+    threads.hold(5)
+    threads.stop("c")
+    threads.limit = 31
+    threads.end()
+    last = threads.check("abd")[-1]
+    assert last.names == ["a", "b", "d"]
+    assert 4 <= last.first < 30
 
 
 @pytest.mark.slow

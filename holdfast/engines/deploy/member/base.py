@@ -300,6 +300,7 @@ class Member:
         return {
             "name": self.name,
             "federation": self.federation.id,
+            "epoch": self.federation.epoch,
             "round": self.done,
             "rounds": self.federation.rounds,
             "phase": self.phase if self.phase in ("finished", "starting") else waits or self.phase,

@@ -105,6 +105,8 @@ class Keeper:
             if who not in self.voter.known_names:
                 raise HoldfastError("not a member of the federation")
             word: Word = parse(Word, await first_frame(frames))
+            if word.federation == self.file.id and word.decision is not None:
+                self._learn(word.decision)
             return self.voter.answer(who, word).model_dump_json().encode()
         except (HoldfastError, TimeoutError) as error:
             self.events.complain("refused", peer=who[:80] or "somebody", reason=str(error))
@@ -169,8 +171,7 @@ class Keeper:
                     )
             voter.consider(reply.order)
             for decision in reply.decisions:
-                if decision.epoch.number == voter.epoch.number + 1:
-                    self._learn(decision)
+                self._learn(decision)
         if voter.epoch.number == word.epoch and is_majority(know_us, voter.voters):
             voter.ledger.remember(registered=True)
         if self.name not in voter.epoch.names and not voter.serves:
@@ -193,7 +194,9 @@ class Keeper:
             self.events.log("not taking part", "warning", reason=problem)
 
     def _learn(self, decision: Decision) -> None:
-        """The next epoch is decided: the member goes on in it."""
+        """If it is about the next epoch, the member goes on in that one."""
+        if decision.epoch.number != self.voter.epoch.number + 1:
+            return
         self.voter.learn(decision)
         self.began, self.due_since, self.problem = self.now, None, ""
         if self.member is not None:
@@ -234,7 +237,10 @@ class Keeper:
         agreed = [(name, reply.signed) for name, reply in await self._ask_voters(word)]
         votes = dict(agreed[: len(voter.voters) // 2 + 1])  # as many as it takes
         if is_majority(votes, voter.voters) and voter.epoch is epoch:
-            self._learn(Decision(epoch=value, ballot=ballot, votes=votes))
+            decision, told = Decision(epoch=value, ballot=ballot, votes=votes), self._others()
+            word = self._word(decision=decision)
+            self._learn(decision)
+            await asyncio.gather(*(self._ask(name, word) for name in told))
 
     async def _ask_voters(self, word: Word) -> list[tuple[str, Reply]]:
         """Those of the voters who give what is asked for."""

@@ -31,6 +31,7 @@ class Word(Checked):
     ballot: Ballot = (0, "")
     value: Epoch | None = None  # what to vote for
     order: Order | None = None  # the coordinator's latest
+    decision: Decision | None = None  # about what follows the asker's epoch; it need not be asked for then
 
 
 class Reply(Checked):

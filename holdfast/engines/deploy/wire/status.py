@@ -39,6 +39,7 @@ class StatusAnswer(BaseModel):
 
     name: Words
     federation: Words
+    epoch: Number = 0
     round: Number
     rounds: Number
     phase: Words

@@ -27,6 +27,12 @@ from holdfast.core.validation import Section
 from holdfast.experiments.config import Choice, Experiment
 
 ROOT = Path(__file__).parents[1]
+WRITTEN = {  # pages that are written here: title, and what they hold
+    "reference/experiment-keys.md": ("Every experiment key", "Types and defaults."),
+    "reference/cli.md": ("Every command", "Arguments and options."),
+    "reference/choices.md": ("Every choice", "Methods, topologies, data sets and so on, with parameters."),
+    "reference/api.md": ("Every name in Python", "Signatures and docstrings."),
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -50,6 +56,65 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def _outside(link: re.Match[str]) -> str:
     text, target = link.groups()
     return link[0] if (ROOT / "docs" / target.split("#")[0]).exists() else f"{text} (`{target}`)"
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """llms.txt, what programs that read the site start from; the repository has it with its own paths."""
+    nav = config.nav or []
+    Path(config.site_dir, "llms.txt").write_text(llms(nav, on_site=True), encoding="utf-8")
+    (ROOT / "llms.txt").write_text(llms(nav, on_site=False), encoding="utf-8")
+
+
+# --- llms.txt -----------------------------------------------------------------------------------------------
+
+
+def llms(nav: list[Any], *, on_site: bool) -> str:
+    """The navigation as llms.txt: a line per page, with its title and the first sentence it begins with."""
+    about = (
+        (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[1].replace("\n", " ").replace("**", "")
+    )
+    start = "start/" if on_site else "docs/start.md"
+    lines = [
+        "# holdfast",
+        "",
+        f"> {about}",
+        "",
+        f"Python 3.11 or newer, torch. Begin with [five minutes]({start}).",
+        "",
+    ]
+    for section in nav:
+        [(title, entries_of)] = section.items()
+        lines += [f"## {title}", "", *(_llms_line(*page, on_site) for page in _pages(entries_of)), ""]
+    return "\n".join(lines)
+
+
+def _pages(nav: list[Any]) -> Iterator[tuple[str | None, str]]:
+    """The pages of a part of the navigation: title, if it is given there, and path."""
+    for entry in nav:
+        if isinstance(entry, str):
+            yield None, entry
+        else:
+            for title, inner in entry.items():
+                yield from _pages(inner) if isinstance(inner, list) else [(title, inner)]
+
+
+def _llms_line(title: str | None, path: str, on_site: bool) -> str:
+    stem, _, kind = path.rpartition(".")
+    heading, sentence = ("", "") if kind == "ipynb" else WRITTEN.get(path) or _beginning(path)
+    name, words = title or heading, f": {sentence}" if sentence else ""
+    if on_site:
+        return f"- [{name}]({re.sub(r'(^|/)(index|README)$', '', stem) or '.'}/){words}"
+    if path in WRITTEN:
+        return f"- {name}, in the site that `make docs` builds{words}"
+    home = f"notebooks/{path.removeprefix('learn/')}" if kind == "ipynb" else f"docs/{path}"
+    return f"- [{name}]({home}){words}"
+
+
+def _beginning(path: str) -> tuple[str, str]:
+    """A page's title and its first sentence, without links and marks."""
+    title, paragraph, *_ = (ROOT / "docs" / path).read_text(encoding="utf-8").split("\n\n")
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph.replace("\n", " ")).replace("*", "")
+    return title.removeprefix("# "), re.split(r"(?<=[.!?])\s", text)[0].rstrip(":")
 
 
 # --- every experiment key -----------------------------------------------------------------------------------
@@ -173,7 +238,8 @@ def choices() -> str:
     for kind in KINDS:
         lines += [f"## {kind.capitalize()}", ""]
         for entry in entries(kind):
-            lines += [f"**`{entry['name']}`** {entry['summary']}", ""]
+            page = f" [Its page](../methods/{entry['name']}.md)." if kind == "algorithms" else ""
+            lines += [f"### {entry['name']}", "", f"{entry['summary']}{page}", ""]
             for parameter in entry["parameters"]:
                 default = (
                     "required" if parameter.get("required") else f"default `{parameter.get('default')!r}`"

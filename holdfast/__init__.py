@@ -43,6 +43,7 @@ _HOMES = {
     "holdfast.data.frames": "from_frame",
     "holdfast.data.images": "ImageFolder image_folder image_folders",
     "holdfast.data.handed": "from_datasets",
+    "holdfast.data.hugging_face": "from_partitioner select_columns",
     "holdfast.data.lazy": "LazyData Stream",
     "holdfast.models": "MODELS",
     "holdfast.optimizers": (
@@ -107,6 +108,9 @@ if TYPE_CHECKING:
         ImageFolder as ImageFolder, image_folder as image_folder, image_folders as image_folders,
     )
     from holdfast.data.handed import from_datasets as from_datasets
+    from holdfast.data.hugging_face import (
+        from_partitioner as from_partitioner, select_columns as select_columns,
+    )
     from holdfast.data.lazy import LazyData as LazyData, Stream as Stream
     from holdfast.engines.common.simulation import Simulation as Simulation
     from holdfast.experiments.assembly import build_problem as build_problem

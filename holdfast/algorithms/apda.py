@@ -24,7 +24,7 @@ class Node(NamedTuple):
 
 
 @ALGORITHMS.register(
-    "apda-inexact", family="primal-dual, with a server", paper="DualFL's baseline (reconstruction)"
+    "apda-inexact", family="primal-dual, with a server", paper="Sadiev et al. 2022 (reconstruction)"
 )
 @dataclass(frozen=True)
 class APDAInexact(Algorithm):

@@ -78,7 +78,7 @@ class ExactDiffusion(Differences):
         return Node(x=x, last=s.x, g=g)
 
 
-@ALGORITHMS.register("extra", family="corrected, between neighbours", paper="Shi et al. 2015a")
+@ALGORITHMS.register("extra", family="corrected, between neighbours", paper="Shi et al. 2015")
 @dataclass(frozen=True)
 class EXTRA(Differences):
     """One step per round, exact with one vector per link, gradients unmixed (Shi et al. 2015)."""

@@ -20,7 +20,7 @@ class Node(NamedTuple):
     memory: Memory = ()  # the optimiser's
 
 
-@ALGORITHMS.register("dspodfl", family="sporadic", paper="DSpodFL, eq. 2-4")
+@ALGORITHMS.register("dspodfl", family="sporadic", paper="Zehtabi et al. 2024, eq. 2-4")
 @dataclass(frozen=True)
 class DSpodFL(Algorithm):
     """DGD whose nodes and links take part when they can; favours busy nodes unless corrected (DSpodFL).

@@ -35,7 +35,7 @@ def momentum(t: Tensor, rho: float) -> tuple[Tensor, Tensor]:
     return t_next, (t - 1) / t_next * (1 - t_next * rho) / (1 - rho)
 
 
-@ALGORITHMS.register("dualfl", family="primal-dual, with a server", paper="DualFL, Alg. 1")
+@ALGORITHMS.register("dualfl", family="primal-dual, with a server", paper="Park and Xu 2023, Alg. 1")
 @dataclass(frozen=True)
 class DualFL(Algorithm):
     """Accelerated in rounds, for smooth or nonsmooth convex objectives (Park and Xu 2023, Alg. 1).

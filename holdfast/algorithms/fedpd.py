@@ -41,7 +41,7 @@ SOLVER_USES = {
 }
 
 
-@ALGORITHMS.register("fedpd", family="primal-dual, with a server", paper="FedPD, Alg. 2-4")
+@ALGORITHMS.register("fedpd", family="primal-dual, with a server", paper="Zhang et al. 2021, Alg. 2-4")
 @dataclass(frozen=True)
 class FedPD(Algorithm):
     """Augmented Lagrangian with a dual per node; exact if every round communicates (Zhang et al. 2021)."""

@@ -1,4 +1,4 @@
-"""G-ECL and Local G-ECL: a dual variable per node remembers its bias (Niwa et al., Local G-ECL)."""
+"""G-ECL and Local G-ECL: a dual variable per node remembers its bias (Tyou et al. 2024)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def check_alpha(method: Algorithm, alpha: float, optimizer: LocalOptimizer) -> N
         )
 
 
-@ALGORITHMS.register("gecl", family="corrected, between neighbours", paper="Local G-ECL, eq. 6")
+@ALGORITHMS.register(
+    "gecl", family="corrected, between neighbours", paper="Takezawa et al. 2022; Tyou et al. 2024, eq. 6"
+)
 @dataclass(frozen=True)
 class GECL(Algorithm):
     """One dual-corrected gradient step per exchange, a form of gradient tracking (Local G-ECL, eq. 6)."""
@@ -98,7 +100,7 @@ class GECL(Algorithm):
 
 
 @ALGORITHMS.register(
-    "local-gecl", family="corrected, between neighbours", paper="Local G-ECL, Alg. 1 (reconstruction)"
+    "local-gecl", family="corrected, between neighbours", paper="Tyou et al. 2024, Alg. 1 (reconstruction)"
 )
 @dataclass(frozen=True)
 class LocalGECL(Algorithm):
@@ -148,7 +150,7 @@ class LocalGECL(Algorithm):
         return s.mixed
 
 
-@ALGORITHMS.register("local-gecl-server", family="corrected, with a server", paper="Local G-ECL, Alg. 2")
+@ALGORITHMS.register("local-gecl-server", family="corrected, with a server", paper="Tyou et al. 2024, Alg. 2")
 @dataclass(frozen=True)
 class LocalGECLServer(Algorithm):
     """Local G-ECL with a server: the same iterates as on a complete graph for half the traffic (Alg. 2)."""

@@ -44,7 +44,7 @@ class DSGD(Algorithm):
         return s.x
 
 
-@ALGORITHMS.register("gossip", family="plain averaging", paper="Local G-ECL, NET-FLEET (as LD-SGD)")
+@ALGORITHMS.register("gossip", family="plain averaging", paper="Li et al. 2019 (LD-SGD)")
 @dataclass(frozen=True)
 class Gossip(Algorithm):
     """Local SGD steps, then averaging with neighbours; also known as LD-SGD."""

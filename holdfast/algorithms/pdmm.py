@@ -38,7 +38,7 @@ def reflect(z: Tensor, x: Tensor, edges: Edges) -> Tensor:
 
 
 @ALGORITHMS.register(
-    "pdmm", family="a dual on every link", paper="Zhang and Heusdens 2018; Local G-ECL, eq. 5"
+    "pdmm", family="a dual on every link", paper="Zhang and Heusdens 2018; Tyou et al. 2024, eq. 5"
 )
 @dataclass(frozen=True)
 class PDMM(Algorithm):

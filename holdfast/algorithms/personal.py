@@ -126,7 +126,7 @@ class Stays(NamedTuple):
     memory: Memory = ()  # the optimiser's
 
 
-@ALGORITHMS.register("fedbn", family="personalised", paper="Li et al. 2021 (ICLR), Alg. 1")
+@ALGORITHMS.register("fedbn", family="personalised", paper="Li et al. 2021, Alg. 1")
 @dataclass(frozen=True)
 class FedBN(Algorithm):
     """Local steps and averaging, of all parameters but those that stay at home (Li et al. 2021).

@@ -82,7 +82,9 @@ class Node(NamedTuple):
 
 
 @ALGORITHMS.register(
-    "d-scaffold", family="corrected, between neighbours", paper="Local G-ECL's baseline (reconstruction)"
+    "d-scaffold",
+    family="corrected, between neighbours",
+    paper="baseline of Tyou et al. 2024 (reconstruction)",
 )
 @dataclass(frozen=True)
 class DSCAFFOLD(Algorithm):

@@ -57,9 +57,7 @@ class Tracking(Algorithm):
         return s.x
 
 
-@ALGORITHMS.register(
-    "gt-sgd", family="corrected, between neighbours", paper="Xin et al. 2020; NET-FLEET's baseline"
-)
+@ALGORITHMS.register("gt-sgd", family="corrected, between neighbours", paper="Xin et al. 2021")
 @dataclass(frozen=True)
 class GTSGD(Tracking):
     """Gradient tracking: one step along the tracked mean gradient per round, exact (Xin et al. 2021)."""
@@ -77,7 +75,9 @@ class GTSGD(Tracking):
         return adapted._replace(y=peers.exchange(adapted.y).mixed, memory=memory)
 
 
-@ALGORITHMS.register("net-fleet", family="corrected, between neighbours", paper="NET-FLEET, Alg. 1")
+@ALGORITHMS.register(
+    "net-fleet", family="corrected, between neighbours", paper="Zhang et al. 2022, Alg. 1 (NET-FLEET)"
+)
 @dataclass(frozen=True)
 class NETFLEET(Tracking):
     """Local steps along a tracker that is corrected recursively, exact (Zhang et al. 2022, Alg. 1)."""
@@ -95,9 +95,7 @@ class NETFLEET(Tracking):
         return s._replace(memory=self.optimizer.kept(memory))
 
 
-@ALGORITHMS.register(
-    "dsgt", family="corrected, between neighbours", paper="NET-FLEET's baseline (reconstruction)"
-)
+@ALGORITHMS.register("dsgt", family="corrected, between neighbours", paper="Lu et al. 2020 (reconstruction)")
 @dataclass(frozen=True)
 class DSGT(Tracking):
     """Reconstruction: plain local SGD steps, then one of gradient tracking; biased (Lu et al. 2020)."""

@@ -318,6 +318,21 @@ def status(
     show_status(file, name, certs, insecure=insecure, as_json=json)
 
 
+@federation.command("audit")
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A member's folder, such as node-alpha.")],
+    against: Annotated[
+        list[Path] | None, typer.Option(help="Other members' folders: what they saw of this log.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the lines as they are, for programs.")] = False,
+) -> None:
+    """Check a member's audit log, and print it: who was given what, who gave what, and when."""
+    _require_extra()
+    from holdfast.cli.audit import show_audit
+
+    show_audit(folder, against or [], as_json=json)
+
+
 @federation.command("try")
 def try_(
     file: File,

@@ -1,74 +1,64 @@
-"""Data sets of Hugging Face, by the library itself where it is installed."""
+"""Columns of Hugging Face's data sets and partitions of flwr-datasets as the data of nodes."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 import holdfast as hf
 
-datasets = pytest.importorskip("datasets")
+ROWS = {"pixels": [[float(i), 1.0] for i in range(12)], "more": list(range(12)), "digit": [0, 1, 2] * 4}
 
 
-def sentences(count: int, length: int | None = 6) -> Any:
-    lengths = [length or 1 + i % 5 for i in range(count)]
-    return datasets.Dataset.from_dict(
-        {
-            "input": [[(i + k) % 7 for k in range(lengths[i])] for i in range(count)],
-            "label": [i % 2 for i in range(count)],
-        }
+class Table:
+    """What is read of a data set of Hugging Face."""
+
+    column_names = tuple(ROWS)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, row: int) -> dict[str, object]:
+        return {name: column[row] for name, column in ROWS.items()}
+
+
+def test_columns_are_chosen_by_name() -> None:
+    pairs = hf.select_columns(Table(), x="pixels", y="digit", transform=lambda x: torch.tensor(x) / 2)
+    assert len(pairs) == 12
+    x, y = pairs[3]
+    assert (x.tolist(), y) == ([1.5, 0.5], 0)
+    several = hf.select_columns(Table(), x=["pixels", "more"], y="digit")
+    assert several[3] == ({"pixels": [3.0, 1.0], "more": 3}, 0)
+    with pytest.raises(hf.HoldfastError, match="did you mean 'digit'"):
+        hf.select_columns(Table(), x="pixels", y="digits")
+
+
+def test_partitions_of_flower_are_the_nodes() -> None:
+    datasets = pytest.importorskip("datasets", reason="needs flwr-datasets: see CONTRIBUTING.md")
+    partitioners = pytest.importorskip("flwr_datasets.partitioner", reason="needs flwr-datasets")
+    source = partitioners.PathologicalPartitioner(3, partition_by="digit", num_classes_per_partition=1)
+    source.dataset = datasets.Dataset.from_dict(ROWS)
+    data = hf.from_partitioner(source, x="pixels", y="digit")
+    for i in range(3):
+        part = source.load_partition(i)
+        assert len(set(part["digit"])) == 1
+        assert data.node(i).y.tolist() == list(part["digit"])
+        assert data.node(i).x.tolist() == list(part["pixels"])
+    model = torch.nn.Linear(2, 3)
+    result = hf.train(hf.SCAFFOLD(lr=0.01), model=model, data=data, rounds=2, progress=False)
+    assert result.history["train_loss"][-1] < result.history["train_loss"][0]
+    with pytest.raises(hf.HoldfastError, match="got list"):
+        hf.from_partitioner([1], x="pixels", y="digit")
+
+
+def test_a_federated_dataset_of_flower(tmp_path: object) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs flwr-datasets: see CONTRIBUTING.md")
+    flower = pytest.importorskip("flwr_datasets", reason="needs flwr-datasets")
+    file = f"{tmp_path}/rows.parquet"
+    datasets.Dataset.from_dict(ROWS).to_parquet(file)
+    source = flower.FederatedDataset(
+        dataset="parquet", partitioners={"train": 4}, data_files={"train": file}, shuffle=False
     )
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(18, 2))
-
-
-def test_columns_are_dictionary_batches() -> None:
-    nodes = [sentences(count).with_format("torch") for count in (8, 11)]
-    data = hf.from_datasets(nodes)
-    assert isinstance(data, hf.FederatedData)
-    assert torch.equal(data.node(1)["input"], nodes[1][:]["input"])
-    runs = [
-        hf.train(hf.FedAvg(lr=0.3), model=model(), data=given, rounds=10, batch_size=4, seed=2)
-        for given in (nodes, data, hf.from_datasets(nodes, streaming=True))
-    ]
-    assert runs[0].history["train_loss"][-1] < runs[0].history["train_loss"][0]
-    assert torch.equal(runs[0].models, runs[1].models)
-    assert torch.equal(runs[0].models, runs[2].models)
-
-
-def test_a_random_transform_is_drawn_anew() -> None:
-    def masked(columns: dict[str, Any]) -> dict[str, Any]:
-        words = torch.tensor(columns["input"])
-        return {"input": words * (torch.rand(words.shape) < 0.8), "label": columns["label"]}
-
-    data = hf.from_datasets([sentences(9).with_transform(masked)])
-    assert data.how == "items read when they are drawn, as they are drawn at random"
-    problems = [hf.build_problem(model(), data, batch_size=4) for _ in range(2)]
-    first, again = (problem.source.batch(torch.arange(1), 1, 2).samples["input"] for problem in problems)
-    assert torch.equal(first, again)
-
-
-def test_different_lengths_need_a_collate_fn() -> None:
-    def padded(items: list[Any]) -> dict[str, Tensor]:
-        words = torch.zeros(len(items), 6, dtype=torch.int64)
-        for row, item in zip(words, items, strict=True):
-            row[: len(item["input"])] = item["input"]
-        return {"input": words, "label": torch.stack([item["label"] for item in items])}
-
-    nodes = [sentences(count, None).with_format("torch") for count in (8, 11)]
-    with pytest.raises(hf.HoldfastError, match=r"node 0, 'input': .* one shape; .* give a collate_fn"):
-        hf.train(hf.FedAvg(lr=0.3), model=model(), data=nodes, rounds=1)
-    data = hf.from_datasets(nodes, collate_fn=padded, workers=1)
-    assert len(hf.train(hf.FedAvg(lr=0.3), model=model(), data=data, rounds=2).history) == 3
-
-
-def test_columns_of_words_are_named() -> None:
-    data = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
-    with pytest.raises(hf.HoldfastError, match="node 0, 'text': expected numbers"):
-        hf.train(hf.FedAvg(lr=0.3), model=model(), data=[data], rounds=1)
+    data = hf.from_partitioner(source, x=["pixels"], y="digit", transform=lambda x: torch.tensor(x["pixels"]))
+    assert data.counts.tolist() == [3, 3, 3, 3]
+    assert data.node(1).x[:, 0].tolist() == [3.0, 4.0, 5.0]

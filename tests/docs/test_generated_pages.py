@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 pytest.importorskip("mkdocs")
+from mkdocs.config import load_config
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
-    found = importlib.util.spec_from_file_location("hooks", Path(__file__).parents[2] / "docs" / "hooks.py")
+    found = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
@@ -33,3 +37,30 @@ def test_types_are_words(hooks: ModuleType) -> None:
     assert "| `evaluate_every` | whole number or `'auto'` | `1` | rounds between measurements" in page
     assert "| `mixing` | a name, or a table with a name | none |" in page
     assert "Union[" not in page
+
+
+@pytest.fixture(scope="module")
+def nav() -> list:
+    config = load_config(str(ROOT / "mkdocs.yml"))
+    return config.plugins.on_config(config).nav
+
+
+def test_llms_txt_lists_every_page(hooks: ModuleType, nav: list) -> None:
+    """If it does not, ``make docs`` writes it anew."""
+    written, wanted = (
+        set(re.findall(r"^- \[.*?\]\((.*?)\)", text, re.MULTILINE))
+        for text in ((ROOT / "llms.txt").read_text(encoding="utf-8"), hooks.llms(nav, on_site=False))
+    )
+    assert written == wanted
+    assert all((ROOT / path).exists() for path in written)
+
+
+def test_every_page_is_in_the_navigation_and_begins_with_prose(hooks: ModuleType, nav: list) -> None:
+    listed = {path for section in nav for part in section.values() for _, path in hooks._pages(part)}
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert pages | set(hooks.WRITTEN) == {path for path in listed if path.endswith(".md")}
+    for page in pages:
+        title, sentence = hooks._beginning(page)
+        assert title, page
+        assert re.match(r'[A-Z0-9`"*[]', sentence), f"{page} begins with {sentence[:60]!r}"
+        assert not sentence.startswith(("```", "|", "#")), page

@@ -97,6 +97,9 @@ class Caller:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         self.code = code
         assert len(details) < 1000

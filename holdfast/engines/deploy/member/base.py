@@ -13,11 +13,13 @@ from typing import Any, Self, TypeVar, Unpack
 
 from torch import Tensor
 
+import holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.joining import epoch_notes
 from holdfast.engines.deploy.member.keeper import EpochChanged
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
+from holdfast.engines.deploy.ops.audit import AuditLog
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.outbox import Outbox
@@ -59,6 +61,10 @@ class Member:
         self.keeper = hosting.get("keeper")
         place = folder if self.keeper is None else self.keeper.voter.place()
         self.store = Store(place, identity, self.events, federation.first_round)
+        self.trail = self.events.trail = AuditLog(folder)
+        begun = {"federation": federation.id, "member": name, "incarnation": self.store.incarnation}
+        begun |= {"epoch": str(federation.epoch)} if federation.epoch else {}
+        self.trail.note("begun", **begun, version=holdfast.__version__)
         shared = hosting.get("network")
         self._own_network, self.network = shared is None, shared or NetworkThread()
         self.outbox = Outbox(self.store, self.events, self.network.loop)
@@ -126,6 +132,8 @@ class Member:
             self.keeper.member = None
         self._run(self._close())
         self.store.close()
+        self.trail.note("ended", round=self.done)
+        self.trail.close()
         if self._own_network:
             self.network.close()
 
@@ -218,6 +226,7 @@ class Member:
         before = time.monotonic()
         self.costs.seconds = self.seconds
         notes["costs"], known = self.cost_notes(), self.dependencies.known
+        notes["audit"] = self.insist(self.trail.sync)
         self.insist(lambda: self.store.save_state(done, state, notes, known))
         self.done = done
         self.costs.saving += time.monotonic() - before

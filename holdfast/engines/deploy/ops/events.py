@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from holdfast.core.errors import printable
+from holdfast.engines.deploy.ops.audit import AuditLog
 
 Level = Literal["info", "warning", "error"]
 Writer = Callable[[dict[str, Any]], None]
@@ -31,6 +32,7 @@ class Events:
     write: Writer
     last_error: str = ""  # or warning
     complaints: Counter[str] = field(default_factory=Counter)  # by kind, for the metrics
+    trail: AuditLog | None = None  # once the member has a folder
     _written: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -59,6 +61,12 @@ class Events:
                 del self._written[next(iter(self._written))]  # the oldest
             self._written[key] = now
         self.log(event, "warning", **fields)
+        self.audit(event, **{key: printable(str(value)) for key, value in fields.items()})
+
+    def audit(self, event: str, **fields: Any) -> None:
+        """A line in the audit log."""
+        if self.trail is not None:
+            self.trail.note(event, **fields)
 
 
 def json_lines(entry: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,12 @@ def _certificate(pem: bytes, path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(pem)
     except ValueError:
         raise HoldfastError(f"{path} is not a certificate in PEM format") from None
+
+
+@lru_cache(256)
+def serial_of(pem: bytes) -> str:
+    """The serial number of a certificate, in hexadecimal digits as ``openssl x509 -serial`` prints it."""
+    return f"{x509.load_pem_x509_certificate(pem).serial_number:X}"
 
 
 def _subject_names(certificate: x509.Certificate) -> list[str]:

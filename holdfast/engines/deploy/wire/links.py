@@ -32,6 +32,7 @@ from holdfast.engines.deploy.wire.dialling import (
 )
 from holdfast.engines.deploy.wire.incoming import check_header, receive
 from holdfast.engines.deploy.wire.protocol import (
+    AUDIT_KEY,
     FOR_GOOD,
     MODEL_KEY,
     NAME_KEY,
@@ -40,6 +41,7 @@ from holdfast.engines.deploy.wire.protocol import (
     SILENCE,
     Answer,
     Ask,
+    audit_message,
 )
 from holdfast.engines.deploy.wire.status import read_status
 
@@ -70,10 +72,24 @@ class Connection:
 
     def __post_init__(self) -> None:
         self.channel = open_channel(self.federation, self.peer, self.credentials)
-        said = {NAME_KEY: "" if self.credentials else self.name, MODEL_KEY: self.federation.model_identity}
-        self.metadata = tuple((key, value) for key, value in said.items() if value) or None
         self.pool = ThreadPoolExecutor(1, f"from-{self.peer}")
         self._introduced = False
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+        """What is said beside every question."""
+        trail = self.events.trail
+        said = {
+            NAME_KEY: "" if self.credentials else self.name,
+            MODEL_KEY: self.federation.model_identity,
+            AUDIT_KEY: "" if trail is None else str(trail.head),
+        }
+        return tuple((key, value) for key, value in said.items() if value) or None
+
+    def _passed(self, event: str, header: Header) -> None:
+        """A line in the audit log: a message that came from the peer, or was brought to it."""
+        who = {"peer": self.peer, "address": self.federation.member(self.peer).address}
+        audit_message(self.events, event, header, **who)
 
     async def close(self) -> None:
         await self.channel.close()
@@ -116,6 +132,7 @@ class Connection:
                 self._introduced = True
             frames = message.frames(self.federation.compression == "lossless")
             first = list(islice(frames, 1))  # gRPC would hide from us that the file cannot be opened
+            self._passed("sent", message.header)  # nothing leaves without a line
             stream = self._stream(message.header, chain(first, frames))
             call = self._method("stream_unary", "Submit")(stream, metadata=self.metadata)
             try:
@@ -214,6 +231,7 @@ class Connection:
                 pool=self.pool,
             )
             self.dependencies.add(received.header.depends_on)
+            self._passed("received", received.header)
             return received
         finally:
             call.cancel()

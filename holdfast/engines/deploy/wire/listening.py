@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -13,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.scarcity import raise_file_limit
-from holdfast.engines.deploy.wire.credentials import Credentials, speaks_tls_1_2
+from holdfast.engines.deploy.wire.credentials import Credentials, serial_of, speaks_tls_1_2
 from holdfast.engines.deploy.wire.doorkeeper import Doorkeeper
 from holdfast.engines.deploy.wire.protocol import CONNECTION, LARGEST_FRAME, NAME_KEY, SERVICE, SILENCE
 
@@ -69,12 +70,23 @@ async def serve(
 
 def caller_name(context: Any, secure: bool) -> str:
     """The name in the caller's certificate, or without certificates the name it gives; "" if it has none."""
-    if secure:
-        names = context.auth_context().get("x509_subject_alternative_name", [])
-    else:
-        metadata = context.invocation_metadata() or ()
-        names = [str(value).encode() for key, value in metadata if key == NAME_KEY]
+    if not secure:
+        return metadata(context, NAME_KEY)
+    names = context.auth_context().get("x509_subject_alternative_name", [])
     return str(names[0].decode(errors="replace")) if len(names) == 1 else ""
+
+
+def caller(context: Any, secure: bool) -> dict[str, str]:
+    """Who calls, for the audit log: its name, its address, and the serial number of its certificate."""
+    about = {"peer": caller_name(context, secure), "address": unquote(context.peer())}
+    pem = context.auth_context().get("x509_pem_cert", [])
+    return about | ({"serial": serial_of(pem[0])} if pem else {})
+
+
+def metadata(context: Any, wanted: str) -> str:
+    """What the caller says beside its question; "" if it says nothing, or several things."""
+    values = [str(value) for key, value in context.invocation_metadata() or () if key == wanted]
+    return values[0] if len(values) == 1 else ""
 
 
 async def first_frame(frames: Frames) -> bytes:

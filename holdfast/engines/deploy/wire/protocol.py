@@ -5,11 +5,13 @@ from __future__ import annotations
 import grpc
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.messages import CHUNK, Header, Incarnations, Number
 
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
 MODEL_KEY = "holdfast-model"  # who trains a model of its own says which; see ``OwnModel.identity``
+AUDIT_KEY = "holdfast-audit"  # the asker's ``Head``, for the other's audit log
 PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
 SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up
 LARGEST_FRAME = CHUNK + (1 << 16)
@@ -27,6 +29,18 @@ CONNECTION = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.so_reuseport", 0),  # two processes on one port is a mistake
 ]
+
+
+def audit_message(events: Events, event: str, header: Header, **who: str) -> None:
+    """A line in the audit log about a message that passed; ``who``: peer, address, serial."""
+    events.audit(
+        event,
+        **who,
+        round=header.round,
+        exchange=header.exchange,
+        bytes=header.size,
+        digest=header.checksum,
+    )
 
 
 class Ask(BaseModel):

@@ -16,6 +16,7 @@ import grpc
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import SLOWEST, Federation
+from holdfast.engines.deploy.ops.audit import Head
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.own_model import describe_identity
 from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
@@ -24,8 +25,24 @@ from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.store import START_ANEW, Store, message_key, message_name
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.incoming import check_header, receive
-from holdfast.engines.deploy.wire.listening import Frames, caller_name, first_frame, serve
-from holdfast.engines.deploy.wire.protocol import FOR_GOOD, MODEL_KEY, PATIENCE, SILENCE, Answer, Ask
+from holdfast.engines.deploy.wire.listening import (
+    Frames,
+    caller,
+    caller_name,
+    first_frame,
+    metadata,
+    serve,
+)
+from holdfast.engines.deploy.wire.protocol import (
+    AUDIT_KEY,
+    FOR_GOOD,
+    MODEL_KEY,
+    PATIENCE,
+    SILENCE,
+    Answer,
+    Ask,
+    audit_message,
+)
 
 Code = grpc.StatusCode
 
@@ -128,6 +145,7 @@ class Service:
             if ask.round == self.federation.last_stage and self.submissions is None:
                 # Written down before it has our farewell: then it may be gone, and must not be waited for.
                 self.store.decide(ask.round, 0, who, True)
+            self._passed("sent", message.header, context)  # nothing leaves without a line
             yield self._answer(header=message.header)
             for frame in message.frames(self.federation.compression == "lossless"):
                 self.bytes_served += len(frame)
@@ -175,6 +193,7 @@ class Service:
             self._saw(who, header.round)
             if self.submissions.admit(header):
                 await self._take_in(who, header, frames)
+                self._passed("received", header, context)
                 self.submissions.arrived(header)
                 self.outbox.wake()
             return self._answer(received=True)
@@ -203,6 +222,12 @@ class Service:
         """Where this member stands; for members only."""
         async with self._call(context):
             return json.dumps(self.status()).encode()
+
+    def _passed(self, event: str, header: Header, context: Any) -> None:
+        """A line in the audit log: a message that the caller was sent, or that came from it."""
+        head = metadata(context, AUDIT_KEY)
+        seen = {"head": head} if Head.parse(head) is not None else {}
+        audit_message(self.events, event, header, **caller(context, self.secure), **seen)
 
     # --- who asks, and for what ----------------------------------------------------------------------------
 
@@ -261,8 +286,7 @@ class Service:
 
     def _same_model(self, context: Any, who: str) -> None:
         """Whether the asker trains the model that we train, as far as that is a site's own code."""
-        metadata = context.invocation_metadata() or ()
-        theirs = next((str(value) for key, value in metadata if key == MODEL_KEY), "")
+        theirs = metadata(context, MODEL_KEY)
         if theirs != (ours := self.federation.model_identity):
             raise RefusedError(
                 Code.FAILED_PRECONDITION,

@@ -1,0 +1,159 @@
+"""A member's audit log: who was given what, and who gave what, as lines that depend on all lines before.
+
+``audit.jsonl`` is only ever appended to. Each line holds the SHA-256 of the line before it, so that no line
+can be changed, taken out or put in without all later ones showing it. That lines are missing at the end shows
+elsewhere: the saved state holds the number and the hash of the last line, and so do the logs of neighbours,
+whom each question tells them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast.core.errors import HoldfastError
+
+NAME = "audit.jsonl"
+BEGINNING = "0" * 64
+LONGEST_LINE = 1 << 16  # bytes
+
+
+class Head(NamedTuple):
+    """The last line of a log: how many lines there are, and its hash."""
+
+    lines: int
+    hash: str
+
+    def __str__(self) -> str:
+        return f"{self.lines}:{self.hash}"
+
+    @classmethod
+    def parse(cls, text: str) -> Head | None:
+        """What ``str`` gave; None if it is something else."""
+        found = re.fullmatch(r"(\d{1,15}):([0-9a-f]{64})", text)
+        return None if found is None else cls(int(found[1]), found[2])
+
+
+class AuditError(HoldfastError):
+    """An audit log is not as it was written."""
+
+    exit_code = 65
+
+
+class AuditLog:
+    """The log in ``folder``, to be appended to. Any thread may write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._lock = threading.Lock()
+        self._pending: list[bytes] = []  # while there is no room
+        torn = self._repair()
+        self.head = self._last()
+        if torn:  # a power cut
+            self.note("repaired", torn_bytes=torn)
+
+    def _repair(self) -> int:
+        """Cuts off a last line that was not written to its end; how many bytes that were."""
+        size = os.fstat(self._file).st_size
+        tail = os.pread(self._file, LONGEST_LINE, max(size - LONGEST_LINE, 0))
+        torn = len(tail) - (tail.rfind(b"\n") + 1)
+        if torn:
+            os.ftruncate(self._file, size - torn)
+        return torn
+
+    def _last(self) -> Head:
+        size = os.fstat(self._file).st_size
+        tail = os.pread(self._file, LONGEST_LINE, max(size - LONGEST_LINE, 0))
+        if not tail:
+            return Head(0, BEGINNING)
+        line = tail.rstrip(b"\n").rpartition(b"\n")[2]
+        try:
+            return Head(int(json.loads(line)["n"]) + 1, _hash(line))
+        except (ValueError, KeyError, TypeError):
+            raise AuditError(f"{self.path} is damaged: 'holdfast federation audit' says where") from None
+
+    def note(self, event: str, **fields: Any) -> None:
+        """One line; where there is no room, as soon as ``sync`` finds some."""
+        with self._lock:
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            entry = {"n": self.head.lines, "time": now, "event": event, **fields, "previous": self.head.hash}
+            line = json.dumps(entry, separators=(",", ":")).encode()
+            self.head = Head(self.head.lines + 1, _hash(line))
+            self._pending.append(line + b"\n")
+            with suppress(OSError):
+                self._write()
+
+    def _write(self) -> None:
+        while self._pending:
+            text = b"".join(self._pending)
+            written = os.write(self._file, text)
+            rest = text[written:]
+            self._pending = [rest] if rest else []
+
+    def sync(self) -> Head:
+        """Makes sure that all lines survive a power cut; the head."""
+        with self._lock:
+            self._write()
+            os.fdatasync(self._file)
+            return self.head
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+            self._file = -1  # whoever is late writes nowhere
+
+
+def read_audit(folder: Path) -> Iterator[dict[str, Any]]:
+    """The entries of the log in ``folder``, each with its own ``hash``; an error at the first false one."""
+    path = folder / NAME
+    previous, number = BEGINNING, 0
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise HoldfastError(f"{path} cannot be read ({error.strerror}); name a member's folder") from None
+    with file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return  # being written, or torn by a power cut: the member mends it when it starts
+            text = line[:-1]
+            try:
+                entry = json.loads(text)
+                chained = (entry["n"], entry["previous"]) == (number, previous)
+            except (ValueError, KeyError, TypeError):
+                entry, chained = {}, False
+            if not chained:
+                raise AuditError(
+                    f"{path}, line {number + 1}: it does not follow the line before; one of the two "
+                    "was changed, or lines between them are missing"
+                )
+            previous, number = _hash(text), number + 1
+            yield entry | {"hash": previous}
+
+
+def check_heads(folder: Path, entries: Iterable[dict[str, Any]], heads: Iterable[tuple[str, Head]]) -> None:
+    """Refuses a log that lacks a line which others have seen at its end; ``heads``: who, and what it was."""
+    hashes = [BEGINNING, *(entry["hash"] for entry in entries)]
+    for who, head in heads:
+        if head.lines >= len(hashes):
+            raise AuditError(
+                f"{folder / NAME} has {len(hashes) - 1} lines, but {who} has seen {head.lines}: "
+                "lines at the end are missing"
+            )
+        if hashes[head.lines] != head.hash:
+            raise AuditError(
+                f"{folder / NAME}, line {head.lines}: {who} has seen another one; the log was written anew"
+            )
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

@@ -1,0 +1,200 @@
+"""The client's side: a function of (message, context), as ``ClientApp.train`` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, MetricRecord
+from torch import Tensor, nn
+
+from holdfast.contract import Algorithm, Method, ServerAlgorithm
+from holdfast.core.errors import HoldfastError
+from holdfast.core.fingerprint import fingerprint
+from holdfast.core.tree import tree_map
+from holdfast.data.handed import as_data
+from holdfast.engines.common.counters import Work
+from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
+from holdfast.engines.common.survey import EchoPeers, zero_oracle
+from holdfast.experiments.assembly import build_problem
+from holdfast.flower.memory import Memory
+from holdfast.flower.records import (
+    ARRAYS,
+    JOIN,
+    Answer,
+    Control,
+    Named,
+    as_tree,
+    below,
+    content,
+    from_record,
+    read_about,
+)
+from holdfast.flower.replay import ReplayedPeers, replay
+from holdfast.problem.model_problem import ModelProblem
+from holdfast.topology import server
+
+
+def partition_id(context: Context) -> int:
+    """The node's number as Flower's simulator gives it, and as a SuperNode is told by --node-config."""
+    if "partition-id" not in context.node_config:
+        raise HoldfastError(
+            "the SuperNode does not know its number: start it with --node-config 'partition-id=0', 1, ... up "
+            "to one less than the number of nodes, or give flower.Client a `node` of your own"
+        )
+    return int(context.node_config["partition-id"])
+
+
+class Client:
+    """Trains as the method says, and keeps the method's client state in ``context.state``.
+
+    ``method``: the same as the strategy's. ``model``: a module like the strategy's; frozen parameters are
+    taken from it, trained ones come from the server. ``data``: a function of Flower's context that gives
+    this node's samples as ``hf.train`` takes those of one: a pair (x, y), a dictionary of tensors or a
+    map-style Dataset. ``node``: a function that gives its number, 0 to n - 1. ``options``: ``loss``,
+    ``step``, ``batch_size``, ``l2`` and so on, and ``device``, as ``hf.build_problem`` has them.
+
+    An object is what ``ClientApp.train`` registers: ``app.train()(flower.Client(...))``.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        model: nn.Module,
+        data: Callable[[Context], Any],
+        node: Callable[[Context], int] = partition_id,
+        **options: Any,
+    ) -> None:
+        if settled := {"seed", "dtype", "buffers"} & options.keys():
+            raise HoldfastError(f"{', '.join(sorted(settled))}: the strategy says that to all clients")
+        self.method, self.model, self.data, self.node, self.options = method, model, data, node, options
+        self._built: tuple[Any, ModelProblem] | None = None
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        control = read_about(Control, message.content)
+        if control.method != fingerprint(self.method):
+            raise HoldfastError(
+                f"this client has {self.method!r}, and the server another method or other hyperparameters: "
+                "give both the same"
+            )
+        node = self.node(context)
+        if not 0 <= node < len(control.counts):
+            last = len(control.counts) - 1
+            raise HoldfastError(f"partition-id: {node}, but the strategy numbers its nodes 0 to {last}")
+        problem = self._problem(node, control, context)
+        samples = problem.samples(problem.here)
+        if control.stage == JOIN:
+            problem.check_model(None)
+            return _reply(message, Answer(node=node, samples=samples, stage=JOIN, done=True), (), [])
+        named = from_record(message.content.array_records[ARRAYS])
+        named = {name: t.to(problem.x0.device) for name, t in named.items()}
+        here = torch.tensor([node], device=problem.x0.device)
+        stage = _Stage(control, self.method.for_model(problem.model.numbers), problem, here, Memory(context))
+        done, sent = stage.run(named)
+        about = Answer(node=node, samples=samples, stage=control.stage, done=done)
+        return _reply(message, about, sent, stage.losses)
+
+    def _problem(self, node: int, control: Control, context: Context) -> ModelProblem:
+        """The node's objective; of a process that serves several nodes in turn, the last one's is kept."""
+        key = (node, control.seed, control.dtype, control.counts)
+        if self._built is None or self._built[0] != key:
+            self._built = None
+            data = as_data([self.data(context)]).at_site(node, np.array(control.counts))
+            dtype = getattr(torch, control.dtype)
+            options = {"precision": None} | self.options
+            self._built = key, build_problem(self.model, data, seed=control.seed, dtype=dtype, **options)
+        return self._built[1]
+
+
+class _Stage:
+    """One stage of the method, or a part of it, at the node ``here`` [1]."""
+
+    def __init__(
+        self, control: Control, method: Method, problem: ModelProblem, here: Tensor, memory: Memory
+    ) -> None:
+        self.control, self.method, self.problem, self.here = control, method, problem, here
+        self.memory, self.losses = memory, list[Tensor]()
+
+    def run(self, named: Named) -> tuple[bool, Any]:
+        """Whether the stage is done, and what the server is sent."""
+        if (x0 := named.get("x0")) is not None:
+            self.memory.clear()
+        if isinstance(self.method, ServerAlgorithm):
+            return True, {"message": self._led(self.method, x0, below(named, "received"))}
+        assert isinstance(self.method, Algorithm)
+        return self._averaged(self.method, x0, below(named, "means"))
+
+    def _led(self, method: ServerAlgorithm[Any], x0: Tensor | None, received: Named) -> Any:
+        stage, like = self.control.stage, torch.empty_like(self.problem.x0, device="meta")
+        method = method.at(stage - 1)
+        state = self._before() if x0 is None else method.init(x0[None])
+        shape = method.broadcast(method.init_server(like))
+        oracle = self._oracle(stage)
+        after, sent = method.client(state, as_tree(received, shape, "the server's message"), oracle)
+        self.losses = oracle.losses
+        self.memory.write(stage, after)
+        return tree_map(lambda t: t[0], sent)
+
+    def _averaged(self, method: Algorithm, x0: Tensor | None, means: Named) -> tuple[bool, Any]:
+        control, begun = self.control, self._oracle(self.control.stage)
+        before = self._before() if x0 is None else None
+        after, message = self._replay(method, control.stage, before, x0, begun, means, control.means)
+        self.losses = begun.losses
+        if message is not None:
+            return False, {"message": message}
+        self.memory.write(control.stage, after)
+        answer = {"model": method.at(max(control.stage - 1, 0)).model(after)[0]}
+        if control.ahead:  # saves a message for every round; a client that hears nothing more loses nothing
+            following = control.stage + 1
+            _, message = self._replay(method, following, after, None, self._oracle(following), {}, 0)
+            answer |= {} if message is None else {"message": message}
+        return True, answer
+
+    def _replay(
+        self,
+        method: Algorithm,
+        stage: int,
+        before: Any,
+        x0: Tensor | None,
+        oracle: BatchOracle,
+        means: Named,
+        known: int,
+    ) -> tuple[Any, Any]:
+        """The state after ``stage`` and None; or None and a message of one row whose mean is wanted."""
+        nodes, r = len(self.control.counts), max(stage - 1, 0)
+        peers = ReplayedPeers(nodes, self.control.seed, r, means, known, self.problem.x0)
+        after, message = replay(method.at(r), before, x0, oracle, peers)
+        return after, None if message is None else tree_map(lambda t: t[0], message)
+
+    def _before(self) -> Any:
+        """The state that the server knows of."""
+        like = torch.empty_like(self.problem.x0, device="meta")
+        kept = self.memory.read(self.control.taken, state_like(self.method, len(self.control.counts), like))
+        return tree_map(lambda t: t.to(self.problem.x0.device), kept)
+
+    def _oracle(self, stage: int) -> BatchOracle:
+        oracle = BatchOracle(self.problem, self.here, self.control.seed, max(stage - 1, 0), Work())
+        if stage == 0:
+            oracle.step = INITIAL_STEP
+        return oracle
+
+
+def state_like(method: Method, nodes: int, like: Tensor) -> Any:
+    """A tree like the state of one client, on the device "meta"."""
+    method = method.at(0)
+    if isinstance(method, ServerAlgorithm):
+        return method.init(like[None])
+    assert isinstance(method, Algorithm)
+    peers = EchoPeers(server(nodes), 0, like, lambda probability: False)
+    return method.init(like[None], zero_oracle(nodes, 0, like.numel()), peers)
+
+
+def _reply(message: Message, about: Answer, sent: Any, losses: list[Tensor]) -> Message:
+    records = content(about, sent)
+    records["metrics"] = MetricRecord({"num-examples": about.samples})
+    if losses:
+        records["metrics"]["train-loss"] = float(torch.cat(losses).mean())
+    return Message(records, reply_to=message)

@@ -1,0 +1,94 @@
+"""A page per method: none is missing or left over, and what is written by hand agrees with the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import holdfast as hf
+from holdfast.algorithms import ALGORITHMS
+
+pytest.importorskip("mkdocs")
+
+METHODS = Path(__file__).parents[2] / "docs" / "methods"
+NAMES = sorted(ALGORITHMS)
+CITED = re.compile(r"([A-Z][\w-]+)(?: et al\.| and \w+|, \w+ and \w+)? (\d{4})")
+
+
+@pytest.fixture(scope="module")
+def pages() -> ModuleType:
+    found = importlib.util.spec_from_file_location("pages", METHODS / "pages.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_every_method_has_a_page_a_curve_and_a_result(pages: ModuleType) -> None:
+    assert sorted(path.stem for path in METHODS.glob("*.md") if path.stem != "index") == NAMES
+    assert sorted(path.stem for path in (METHODS / "figures").glob("*.svg")) == NAMES
+    assert sorted(pages.METHODS) == NAMES
+    assert {name: next(iter(pages.RESULTS[name])) for name in NAMES} == {
+        name: pages.METHODS[name]["title"] for name in NAMES
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_whole(name: str, pages: ModuleType) -> None:
+    by_hand = (METHODS / f"{name}.md").read_text(encoding="utf-8")
+    page = pages.whole_page(name, by_hand)
+    headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert headings[0] == "Equations"
+    assert headings[-4:] == ["When it fails", "A curve", "Run it", "Papers"]
+    title = by_hand.split("\n", 1)[0].removeprefix("# ")
+    assert title.split(",")[0] in pages.METHODS[name]["title"]
+    assert "nothing up" not in page
+    # A reconstruction says so on its page as in the registry.
+    assert ("econstruction" in by_hand) == ("reconstruction" in ALGORITHMS.describe(name)["paper"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_papers_are_those_of_the_registry(name: str, pages: ModuleType) -> None:
+    cited = set(CITED.findall(_plain(ALGORITHMS.describe(name)["paper"])))
+    listed = {_first_author_and_year(pages.PAPERS[key]) for key in pages.METHODS[name]["papers"]}
+    assert cited
+    assert cited <= listed
+
+
+def test_every_paper_is_cited(pages: ModuleType) -> None:
+    cited = {key for entry in pages.METHODS.values() for key in entry["papers"]}
+    assert cited == set(pages.PAPERS)
+    arxiv = [paper["arxiv"] for paper in pages.PAPERS.values() if "arxiv" in paper]
+    assert len(set(arxiv)) == len(arxiv)
+    assert all(re.fullmatch(r"\d{4}\.\d{4,5}", number) for number in arxiv)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_lines_make_the_same_method(name: str, pages: ModuleType) -> None:
+    given = tomllib.loads(pages.toml_line(name))["algorithm"]
+    from_file = ALGORITHMS.build(given.pop("name"), given)
+    assert from_file == eval(pages.python_line(name), {"hf": hf})
+
+
+def test_facts_are_those_of_the_code(pages: ModuleType) -> None:
+    scaffold, led, pdmm = (pages.facts(name) for name in ("scaffold", "led", "pdmm"))
+    assert "| Cohorts | yes |" in scaffold
+    assert "2 vectors up, 2 down per client and round: 8 + 8 bytes per parameter" in scaffold
+    assert "1 vector over every directed link and round: 4 bytes per parameter" in led
+    assert "not on links that change" in led
+    assert "| Channels | [half only]" in pdmm
+    assert "| Needs convex f_i | yes |" in pages.facts("dualfl")
+
+
+def _first_author_and_year(paper: dict) -> tuple[str, str]:
+    return _plain(paper["authors"].split(",")[0].split(". ")[-1]), str(paper["year"])
+
+
+def _plain(text: str) -> str:
+    return text.replace("ń", "n")

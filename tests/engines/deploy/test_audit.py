@@ -1,0 +1,163 @@
+"""The audit log: both ends of a link tell the same story, and nothing in it can be changed unnoticed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from command_line import holdfast
+from federation_runs import DeployedRun, deploy, describe
+
+from holdfast.engines.deploy.ops.audit import BEGINNING, AuditError, AuditLog, Head, check_heads, read_audit
+from holdfast.engines.deploy.wire.credentials import serial_of
+
+GECL = {"name": "local-gecl", "lr": 0.1}
+PASSED = ("round", "exchange", "bytes", "digest")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> DeployedRun:
+    return deploy(describe(GECL, rounds=2), tmp_path_factory.mktemp("federation"))
+
+
+def passed(folder: Path, event: str, peer: str) -> list[tuple]:
+    entries = read_audit(folder)
+    return sorted(
+        tuple(entry[key] for key in PASSED)
+        for entry in entries
+        if (entry["event"], entry.get("peer")) == (event, peer)
+    )
+
+
+def copy_of(run: DeployedRun, name: str, target: Path) -> Path:
+    """A member's folder as ``federation audit`` reads it."""
+    folder = target / name
+    folder.mkdir()
+    for file in ("audit.jsonl", "state", "state.previous"):
+        (folder / file).write_bytes((run.folder / name / file).read_bytes())
+    return folder
+
+
+def test_what_one_end_sent_is_what_the_other_received(run: DeployedRun) -> None:
+    for sender, receiver in (("a", "b"), ("b", "a"), ("b", "c"), ("c", "a")):
+        sent = passed(run.folder / sender, "sent", receiver)
+        assert [entry[0] for entry in sent] == [1, 2, 3]  # two rounds, and the farewell
+        assert sent == passed(run.folder / receiver, "received", sender)
+
+
+def test_lines_tell_address_certificate_and_what_was_begun(run: DeployedRun) -> None:
+    entries = list(read_audit(run.folder / "a"))
+    serial = serial_of((run.folder / "certs" / "b.crt").read_bytes())
+    sent = next(entry for entry in entries if entry["event"] == "sent" and entry["peer"] == "b")
+    assert sent["serial"] == serial
+    assert sent["address"].startswith(("ipv4:127.0.0.1:", "ipv6:"))
+    received = next(entry for entry in entries if entry["event"] == "received" and entry["peer"] == "b")
+    assert received["address"] == run.federation.member("b").address
+    assert entries[0]["event"] == "begun"
+    assert entries[0]["federation"] == run.federation.id
+    assert entries[-1]["event"] == "ended"
+
+
+def test_clients_and_server_tell_the_same_story(tmp_path: Path) -> None:
+    raw = describe({"name": "fedavg", "lr": 0.1}, nodes=2, rounds=2, network={"topology": "server"})
+    deploy(raw, tmp_path)
+    for name in ("a", "b"):
+        sent = passed(tmp_path / name, "sent", "hub")
+        assert len(sent) == 3
+        assert sent == passed(tmp_path / "hub", "received", name)
+        assert passed(tmp_path / "hub", "sent", name) == passed(tmp_path / name, "received", "hub")
+
+
+def test_the_command_checks_and_prints(run: DeployedRun, tmp_path: Path) -> None:
+    folder, b, c = (copy_of(run, name, tmp_path) for name in ("a", "b", "c"))
+    told = holdfast("federation", "audit", folder, "--against", b, "--against", c)
+    assert told.code == 0, told.err
+    assert "intact" in told.err
+    assert "received" in told.out
+    lines = holdfast("federation", "audit", folder, "--json").out.splitlines()
+    assert [json.loads(line)["n"] for line in lines] == list(range(len(lines)))
+
+    log = folder / "audit.jsonl"
+    whole = log.read_bytes()
+    for spoilt in (
+        whole.replace(b'"round":1', b'"round":9', 1),
+        b"".join(line for i, line in enumerate(whole.splitlines(keepends=True)) if i != 4),
+        whole.replace(b"\n", b"\n\n", 1),
+        b"".join(whole.splitlines(keepends=True)[2:]),
+    ):
+        log.write_bytes(spoilt)
+        found = holdfast("federation", "audit", folder)
+        assert (found.code, "does not follow the line before" in found.err) == (65, True)
+
+    lines = whole.splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:5]))
+    found = holdfast("federation", "audit", folder)
+    assert (found.code, "but state has seen" in found.err) == (65, True)
+    for state in ("state", "state.previous"):
+        (folder / state).unlink()
+    assert holdfast("federation", "audit", folder).code == 0
+    found = holdfast("federation", "audit", folder, "--against", b)
+    assert (found.code, "lines at the end are missing" in found.err) == (65, True)
+
+
+def test_a_log_that_was_written_anew_contradicts_what_others_saw(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+    log.note("sent", peer="b")
+    seen = log.sync()
+    check_heads(tmp_path, read_audit(tmp_path), [("b", seen), ("c", Head(0, BEGINNING))])
+    log.close()
+    (tmp_path / "audit.jsonl").unlink()
+    log = AuditLog(tmp_path)
+    log.note("sent", peer="c")
+    log.close()
+    with pytest.raises(AuditError, match="the log was written anew"):
+        check_heads(tmp_path, read_audit(tmp_path), [("b", seen)])
+
+
+def test_a_torn_line_is_cut_off_and_noted(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+    log.note("sent", peer="b")
+    log.note("sent", peer="c")
+    log.close()
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert [entry["n"] for entry in read_audit(tmp_path)] == [0]
+    log = AuditLog(tmp_path)
+    log.note("sent", peer="d")
+    log.close()
+    entries = list(read_audit(tmp_path))
+    assert [entry["event"] for entry in entries] == ["sent", "repaired", "sent"]
+    assert entries[1]["torn_bytes"] > 0
+
+
+def _write_and_die(folder: Path) -> None:
+    log = AuditLog(folder)
+    for number in range(50):
+        log.note("sent", number=number)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_every_line_survives_sigkill(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=_write_and_die, args=(tmp_path,))
+    process.start()
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    assert [entry["number"] for entry in read_audit(tmp_path)] == list(range(50))
+
+
+def test_where_there_is_no_room_lines_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = AuditLog(tmp_path)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    log.note("sent", peer="b")
+    with pytest.raises(OSError, match="No space"):
+        log.sync()
+    monkeypatch.setattr(os, "write", lambda file, text: write(file, text[:7]))  # a little room
+    log.note("sent", peer="c")
+    log.sync()
+    log.close()
+    assert [entry["peer"] for entry in read_audit(tmp_path)] == ["b", "c"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.table import Table
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data.columns import Columns
+from holdfast.engines.deploy.member.base import WARN_DAYS
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.signing import KEY_NAME, make_key, public_key
 from holdfast.engines.deploy.storage.incarnations import Dependencies
@@ -24,10 +26,12 @@ from holdfast.engines.deploy.wire.credentials import (
     make_authority,
     make_certificates,
     make_request,
+    serial_of,
     sign_request,
 )
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import require_loopback
+from holdfast.engines.deploy.wire.revocations import Revoked, revoke
 from holdfast.experiments.config import apply_override
 from holdfast.experiments.consent import accept, holds_key, shown, sign_federation, signature_path
 from holdfast.experiments.federation import FederationFile, make_federation, read_federation
@@ -155,13 +159,13 @@ def make_all_certificates(path: Path, folder: Path | None, days: float) -> None:
 
 
 @private_files()
-def request_certificate(path: Path, name: str, folder: Path | None) -> None:
+def request_certificate(path: Path, name: str, folder: Path | None, *, encrypt: bool) -> None:
     """``holdfast federation csr``"""
     federation = read_federation(path)
     if federation.membership is None:  # else it may be added later
         federation.member(name)
     target = folder or path.parent / "certs"
-    request = make_request(target, name)
+    request = make_request(target, name, encrypt=encrypt)
     print(f"wrote {request}; send it to whoever holds ca.key, who sends {name}.crt and ca.crt back")
     key = check_request(target, request, [name], replace=True).fingerprint
     print(f"they will be shown this fingerprint of your key; tell it to them in another way: {key}")
@@ -192,6 +196,28 @@ def sign_requests(
     print(f"send each member its certificate and {target / 'ca.crt'}; neither is secret")
 
 
+@private_files()
+def revoke_certificate(path: Path, name: str, serial: str | None, reason: str, folder: Path | None) -> None:
+    """``holdfast federation revoke``"""
+    federation = read_federation(path)
+    target = folder or path.parent / "certs"
+    if federation.coordinator is None:
+        raise HoldfastError(
+            f"{path} names no coordinator: only one can revoke, and members must know its key"
+        )
+    federation.member(name)
+    if serial is None:
+        own = target / f"{name}.crt"
+        if not own.exists():
+            raise HoldfastError(f"{own} is missing: say which certificate, by --serial")
+        serial = serial_of(own.read_bytes())
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    entry = Revoked(name=name, serial=serial.replace(":", "").upper(), time=now, reason=reason)
+    wrote = revoke(target, entry, federation.coordinator)
+    print(f"wrote {wrote}: the certificate {entry.serial} of {name} is revoked")
+    print("send it to every member, who puts it into its folder of certificates; running members take it up")
+
+
 def _sign_own(path: Path, federation: FederationFile, folder: Path) -> bool:
     """Signs the federation file if ``folder`` has its coordinator's key, and accepts it; whether it has."""
     if not holds_key(folder, federation):
@@ -212,7 +238,7 @@ def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: b
     if insecure:
         require_loopback(federation, None)
     asker = name or (federation.names[0] if insecure else _only_key(federation, folder))
-    credentials = None if insecure else load_credentials(folder, asker)
+    credentials = None if insecure else load_credentials(folder, asker, federation.coordinator)
     told = asyncio.run(_ask_all(federation, asker, credentials))
     if as_json:
         print(json.dumps(told, indent=2))
@@ -269,13 +295,17 @@ def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -
             ),
             bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
             f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
-            answer.get("last_error", ""),
+            "; ".join(filter(None, (_expiry(answer.get("certificate_days")), answer.get("last_error", "")))),
         )
     return table
 
 
 def _epoch_text(answer: dict[str, Any]) -> str:
     return f"epoch {answer['epoch']}" if answer.get("epoch") else ""
+
+
+def _expiry(days: float | None) -> str:
+    return f"certificate expires in {days:.0f} days" if days is not None and days < WARN_DAYS else ""
 
 
 def figures_text(metrics: dict[str, float]) -> str:

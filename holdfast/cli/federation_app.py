@@ -174,12 +174,19 @@ def certs(file: File, folder: Certs = None, days: Days = 365) -> None:
 
 
 @federation.command("csr")
-def csr(file: File, name: Name, folder: Certs = None) -> None:
+def csr(
+    file: File,
+    name: Name,
+    folder: Certs = None,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Protect the key by a passphrase, which is asked for.")
+    ] = False,
+) -> None:
     """Make your own key, which stays with you, and a request to be signed."""
     _require_extra()
     from holdfast.cli.federation import request_certificate
 
-    request_certificate(file, name, folder)
+    request_certificate(file, name, folder, encrypt=encrypt)
 
 
 @federation.command("sign")
@@ -200,6 +207,23 @@ def sign(
     from holdfast.cli.federation import sign_requests
 
     sign_requests(file, requests or [], folder, days, replace=replace)
+
+
+@federation.command("revoke")
+def revoke(
+    file: File,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose certificate holds no longer.")],
+    serial: Annotated[
+        str | None, typer.Option(help="Which one, by its serial number; by default certs/NAME.crt.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why, for the others.")] = "",
+    folder: Certs = None,
+) -> None:
+    """Revoke a member's certificate: add it to the signed list certs/revoked.json, to be sent to all."""
+    _require_extra()
+    from holdfast.cli.federation import revoke_certificate
+
+    revoke_certificate(file, name, serial, reason, folder)
 
 
 @federation.command("show")

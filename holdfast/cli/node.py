@@ -62,7 +62,8 @@ class MemberOptions:
         if self.insecure:
             require_loopback(federation, self.listen)
             return None
-        return load_credentials(self.certs or self.file.parent / "certs", self.name)
+        certs = self.certs or self.file.parent / "certs"
+        return load_credentials(certs, self.name, federation.coordinator)
 
 
 @private_files()

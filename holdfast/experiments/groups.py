@@ -20,6 +20,7 @@ class Group:
     problem: str
     contest: str
     jobs: list[JobSummary]
+    counted: list[int]  # which jobs of the run are the seeds that count
     seeds: list[dict[int, RecordedRow]]  # for every seed that counts: round -> row; finite rows only
 
     @property

@@ -102,28 +102,35 @@ class RunRecord:
         return self.summary.get("origin")
 
     @cached_property
+    def finite_rows(self) -> list[dict[int, RecordedRow]]:
+        """For every job, in the order of the summary: round -> row, of those rows that are finite."""
+        found: dict[tuple[str, ...], dict[int, RecordedRow]] = {}
+        columns = [*self.metrics, *COST_COLUMNS]
+        for row in self.rows:
+            figures = [row[column] for column in columns]
+            if all(math.isfinite(figure) for figure in figures if isinstance(figure, int | float)):
+                found.setdefault(_row_key(row, self.axes), {})[cast(int, row["round"])] = row
+        return [found.get(_job_key(job, self.axes), {}) for job in self.summary["jobs"]]
+
+    @cached_property
     def groups(self) -> list[Group]:
         """Algorithms and points of the sweep, in the order of the jobs.
 
         Interrupted seeds do not count beside those that ended. Diverged and failed seeds do, and end the
         group's curve: a mean over the survivors alone would flatter.
         """
-        recorded: dict[tuple[str, ...], dict[int, RecordedRow]] = {}
-        for row in self.rows:
-            figures = [row[column] for column in [*self.metrics, *COST_COLUMNS]]
-            if all(math.isfinite(figure) for figure in figures if isinstance(figure, int | float)):
-                recorded.setdefault(_row_key(row, self.axes), {})[cast(int, row["round"])] = row
-        jobs: dict[tuple[str, ...], list[JobSummary]] = {}
-        for job in self.summary["jobs"]:
-            jobs.setdefault(_job_key(job, self.axes)[:-1], []).append(job)
+        members: dict[tuple[str, ...], list[int]] = {}
+        for place, job in enumerate(self.summary["jobs"]):
+            members.setdefault(_job_key(job, self.axes)[:-1], []).append(place)
         groups = []
-        for key, members in jobs.items():
-            ended = [job for job in members if job["status"] in ENDED]
-            started = [job for job in members if _job_key(job, self.axes) in recorded]
-            seeds = [recorded.get(_job_key(job, self.axes), {}) for job in ended or started]
+        for key, places in members.items():
+            jobs = [self.summary["jobs"][place] for place in places]
+            ended = [place for place in places if self.summary["jobs"][place]["status"] in ENDED]
+            counted = ended or [place for place in places if self.finite_rows[place]]
             problem, tuning = self._swept(key[1:])
-            contest = self._contest(members[0]) if self.differing else problem
-            groups.append(Group(self.prefix + key[0], tuning, problem, contest, members, seeds))
+            contest = self._contest(jobs[0]) if self.differing else problem
+            seeds = [self.finite_rows[place] for place in counted]
+            groups.append(Group(self.prefix + key[0], tuning, problem, contest, jobs, counted, seeds))
         return groups
 
     def series(self, metric: str, axis: str = "round") -> list[Series]:
@@ -204,6 +211,26 @@ class RunRecord:
 
 def load_record(path: Path) -> RunRecord:
     """Reads a run directory, or a deployed member's; the error names whatever is missing or damaged."""
+    record = read_record(path)
+    jobs = {_job_key(job, record.axes) for job in record.summary["jobs"]}
+    for row in record.rows:
+        if (key := _row_key(row, record.axes)) not in jobs:
+            raise HoldfastError(
+                f"{path}: metrics.csv has rows of {' '.join(key)!r}, which summary.json does not know"
+            )
+    recorded = {(_row_key(row, record.axes), row["round"]) for row in record.rows}
+    for job in record.summary["jobs"]:
+        key = _job_key(job, record.axes)
+        if job["status"] == "done" and (key, job["rounds"]) not in recorded:
+            raise HoldfastError(
+                f"{path}: metrics.csv is damaged: {' '.join(key)!r} is done, but its last round, "
+                f"{job['rounds']}, is not there"
+            )
+    return record
+
+
+def read_record(path: Path) -> RunRecord:
+    """As ``load_record``, but files of different moments, as a run under way may show them, are no error."""
     if not path.is_dir():
         raise HoldfastError(f"{path} is not a run directory: expected a folder that 'holdfast run' made")
     noted = path / "summary.json"
@@ -216,20 +243,6 @@ def load_record(path: Path) -> RunRecord:
     config, config_text = ({}, "") if deployed else read_config(files[document])
     summary = read_summary(files["summary.json"])
     metrics = read_metrics(files["metrics.csv"])
-    jobs = {_job_key(job, metrics.axes) for job in summary["jobs"]}
-    for row in metrics.rows:
-        if (key := _row_key(row, metrics.axes)) not in jobs:
-            raise HoldfastError(
-                f"{path}: metrics.csv has rows of {' '.join(key)!r}, which summary.json does not know"
-            )
-    recorded = {(_row_key(row, metrics.axes), row["round"]) for row in metrics.rows}
-    for job in summary["jobs"]:
-        key = _job_key(job, metrics.axes)
-        if job["status"] == "done" and (key, job["rounds"]) not in recorded:
-            raise HoldfastError(
-                f"{path}: metrics.csv is damaged: {' '.join(key)!r} is done, but its last round, "
-                f"{job['rounds']}, is not there"
-            )
     return RunRecord(
         path=path,
         name=summary["name"],

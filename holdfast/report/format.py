@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.experiments.record import FinalRow, Spread
+from holdfast.experiments.record import FinalRow, RunRecord, Spread
 
 KIB = 1024
+OF_ONE_NODE = r"_node(\d+)$"  # the end of a column such as accuracy_node3
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,16 @@ QUANTITIES: dict[str, Quantity] = {
 def quantity(column: str) -> Quantity:
     """How ``column`` is shown; one that we have no words for shows its own name."""
     return QUANTITIES.get(column) or Quantity(column.replace("_", " "), column.replace("_", " "))
+
+
+def recorded_metrics(records: Sequence[RunRecord]) -> list[str]:
+    """All metrics that any of the records has, in their usual order; those of single nodes are left out."""
+    found = list(dict.fromkeys(metric for record in records for metric in record.metrics))
+    usual = list(QUANTITIES)
+    return sorted(
+        (metric for metric in found if not re.search(OF_ONE_NODE, metric)),
+        key=lambda metric: usual.index(metric) if metric in usual else len(usual),
+    )
 
 
 def metric_title(column: str) -> str:

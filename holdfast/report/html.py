@@ -1,4 +1,7 @@
-"""What a run leaves to look at: a report in one HTML file, with no script and nothing fetched, and plots."""
+"""What a run leaves to look at: a report in one HTML file, with nothing fetched, and plots.
+
+Its script draws curves that can be explored. Without the script the report has the same curves as pictures.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,24 @@ import shlex
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
 from holdfast.experiments.record import RunRecord, overlaid
 from holdfast.experiments.record_files import short
+from holdfast.experiments.tuning import Tuned
 from holdfast.report.figures import FAINT, GRID, INK, save_figure, svg_text
-from holdfast.report.format import number_text
 from holdfast.report.html_table import results_table
-from holdfast.report.plots import Plot, curve_plots, curves_note, setting_plots
-from holdfast.report.style import CSS
+from holdfast.report.page import page_html
+from holdfast.report.page_data import curves_data, rows_data, setting_data, thinning
+from holdfast.report.plots import Plot, curve_plots, setting_plots
+from holdfast.report.sections import curves_note, listed, setting_facts, subtitles
+from holdfast.report.styles import COLOURS
+from holdfast.report.sweeps import sweep_data, swept
+from holdfast.report.tuning import tuning_figure
 from holdfast.report.verdict import differences, troubles, verdict
 
-FACTS = {
-    "nodes": "nodes",
-    "directed_links": "directed links",
-    "mixing_parameter": "mixing parameter p",
-    "spectral_lambda": "spectral λ",
-    "dimension": "model parameters",
-    "samples": "training samples",
-    "min_samples_per_node": "fewest per node",
-    "max_samples_per_node": "most per node",
-    "unused_samples": "unused samples",
-    "test_samples": "test samples",
-}
+MOST_ROWS = 2000  # of a job that the page holds
 
 
 def write_report(records: Sequence[RunRecord], target: Path) -> None:
@@ -58,64 +54,54 @@ def report_html(records: Sequence[RunRecord]) -> str:
     shown = overlaid(records)
     title = " and ".join(dict.fromkeys(record.name for record in shown))
     figures = "\n".join(_figure(plot, f"curve{i}") for i, plot in enumerate(curve_plots(shown)))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}: holdfast report</title>
-<style>{CSS}</style>
-</head>
-<body>
-<header>
+    sweeps = swept(shown)
+    data = curves_data(shown) | {
+        "rows": rows_data(shown, MOST_ROWS),
+        "sweeps": [sweep_data(tuned) for tuned in sweeps],
+        "settings": [setting_data(record) for record in shown],
+    }
+    body = f"""<header>
 <h1>{escape(title)}</h1>
-{"".join(f'<p class="subtitle">{escape(record.prefix + _subtitle(record))}</p>' for record in shown)}
+{subtitles(shown)}
 <p class="verdict">{escape(verdict(shown))}</p>
-{_troubles(shown)}
+{listed([*differences(shown), *(one for record in shown for one in troubles(record))])}
 </header>
 <main>
 <h2>Results</h2>
 {results_table(shown)}
 <h2>Curves</h2>
-<p class="note">{escape(curves_note(shown))}</p>
-<div class="figures">
+<p class="note">{escape(curves_note(shown))}{_thinned(shown)}</p>
+<div id="curves"></div>
+<div class="figures static">
 {figures}
 </div>
+{"".join(_sweep(tuned, i) for i, tuned in enumerate(sweeps))}
 <h2>Network and data</h2>
-{"".join(_setting(record, f"run{i}") for i, record in enumerate(shown))}
+{"".join(_setting(record, i) for i, record in enumerate(shown))}
 <h2>Reproduce</h2>
 {_reproduce(shown)}
 </main>
 <footer>Written by holdfast. This file is complete in itself: it can be mailed, archived and printed.</footer>
-</body>
-</html>
 """
+    return page_html(f"{title}: holdfast report", body, data)
 
 
-def _subtitle(record: RunRecord) -> str:
-    """The experiment in one line."""
-
-    def named(section: str, key: str, words: str) -> list[str]:
-        value = record.config.get(section, {}).get(key)
-        return [] if value is None else [words.format(_value(value))]
-
-    parts = [
-        *named("problem", "dataset", "{}"),
-        *named("problem", "partition", "{} partition"),
-        *named("problem", "model", "{} model"),
-        *named("problem", "nodes", "{} nodes"),
-        *named("network", "topology", "{} topology"),
-    ]
-    return " · ".join(parts)
+def _thinned(records: Sequence[RunRecord]) -> str:
+    every = max(thinning(record, MOST_ROWS) for record in records)
+    return (
+        f" Of very long curves one measurement in {every} is drawn; metrics.csv has all." if every > 1 else ""
+    )
 
 
-def _value(value: Any) -> str:
-    return " | ".join(map(short, value)) if isinstance(value, list) else short(value)
-
-
-def _troubles(records: Sequence[RunRecord]) -> str:
-    found = [*differences(records), *(trouble for record in records for trouble in troubles(record))]
-    return f'<ul class="trouble">{"".join(f"<li>{escape(one)}</li>" for one in found)}</ul>' if found else ""
+def _sweep(tuned: Tuned, order: int) -> str:
+    """The final metric against a hyperparameter, and a warning where the best value lies at an edge."""
+    caption = "A star marks the best value of each line; crosses diverged or failed."
+    plot = Plot(f"sweep{order}", caption, tuning_figure(tuned))
+    return f"""<h2>Sweep over {escape(tuned.goal.parameter)}</h2>
+<div id="sweep{order}"></div>
+<div class="figures static">{_figure(plot, f"sweep-{order}")}</div>
+{listed(tuned.caveats)}
+"""
 
 
 def _figure(plot: Plot, name: str) -> str:
@@ -127,53 +113,20 @@ def _figure(plot: Plot, name: str) -> str:
     view = re.search(r'viewBox="[^"]*"', root)
     assert view is not None
     rest = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", rest)
-    for colour, variable in ((INK, "--ink"), (FAINT, "--faint"), (GRID, "--grid")):
+    variables = ((INK, "--ink"), (FAINT, "--faint"), (GRID, "--grid"))
+    for colour, variable in (*variables, *((colour, f"--c{i}") for i, colour in enumerate(COLOURS))):
         rest = rest.replace(colour, f"var({variable})")
     label = escape(plot.caption)
     picture = f'<svg {view[0]} role="img" aria-label="{label}">{rest}'
     return f"<figure>{picture}<figcaption>{label}</figcaption></figure>"
 
 
-def _setting(record: RunRecord, run: str) -> str:
+def _setting(record: RunRecord, order: int) -> str:
     """Facts and pictures of network and partition."""
-    facts = record.summary["facts"]
-    names = {key: FACTS.get(key, key.replace("_", " ")) for key in sorted(facts, key=_place)}
-    tiles = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(_fact(facts[key]))}</dd></div>"
-        for key, name in names.items()
-    )
-    figures = "".join(_figure(plot, f"{run}-{plot.stem}") for plot in setting_plots(record))
-    heading = f"<h3>{escape(record.prefix.removesuffix(': '))}</h3>" if record.prefix else ""
-    return f"""{heading}<dl class="facts">{tiles}</dl>
-<p class="note">{escape(_setting_note(record))}</p>
-<div class="figures setting">{figures}</div>"""
-
-
-def _setting_note(record: RunRecord) -> str:
-    """What p means, and, where there are several networks and partitions, which one is shown."""
-    if record.member is not None:
-        return f"As {record.member} sees it, one of the federation's members: it knows its own data only."
-    words = ["One exchange leaves at most the fraction 1 − p = λ² of the nodes' squared disagreement."]
-    jobs = record.summary["jobs"]
-    swept = [axis for axis in record.axes if axis.split(".")[0] in ("problem", "network")]
-    if len({job["seed"] for job in jobs}) > 1 or swept:
-        first = [
-            f"seed {jobs[0]['seed']}",
-            *(f"{axis}={short(jobs[0]['axes'].get(axis))}" for axis in swept),
-        ]
-        words.append(f"Each seed draws its own network and partition; shown: {', '.join(first)}.")
-    return " ".join(words)
-
-
-def _place(fact: str) -> int:
-    """Known facts first, in our order."""
-    return list(FACTS).index(fact) if fact in FACTS else len(FACTS)
-
-
-def _fact(value: Any) -> str:
-    if isinstance(value, float):
-        return number_text(value)
-    return f"{value:,}" if isinstance(value, int) else short(value)
+    figures = "".join(_figure(plot, f"run{order}-{plot.stem}") for plot in setting_plots(record))
+    return f"""{setting_facts(record)}
+<div class="figures setting" id="setting{order}"></div>
+<div class="figures setting static">{figures}</div>"""
 
 
 def _reproduce(records: Sequence[RunRecord]) -> str:

@@ -7,9 +7,8 @@ from html import escape
 
 from holdfast.experiments.columns import COST_COLUMNS
 from holdfast.experiments.record import FinalRow, RunRecord, Spread
-from holdfast.report.figures import curve_styles
-from holdfast.report.format import best_lines, metric_title, round_text, spread_text
-from holdfast.report.plots import recorded_metrics
+from holdfast.report.format import best_lines, metric_title, recorded_metrics, round_text, spread_text
+from holdfast.report.styles import curve_styles
 
 BEST, OUT = ' class="best"', ' class="out"'
 
@@ -28,7 +27,7 @@ def results_table(records: Sequence[RunRecord]) -> str:
     styles = curve_styles(records)
     lines = []
     for line, row in enumerate(rows):
-        swatch = f'<span class="swatch" style="background:{styles[row.label].colour}"></span>'
+        swatch = f'<span class="swatch" style="background:{styles[row.label].variable}"></span>'
         note = f'<small class="note">{escape(row.note)}</small>' if row.note else ""
         cells = [f'<th scope="row">{swatch}{escape(row.label)}{note}</th>']
         cells += [f"<td>{row.seeds}</td>", f"<td>{round_text(row)}</td>"]
@@ -36,7 +35,7 @@ def results_table(records: Sequence[RunRecord]) -> str:
             cells.append(_cell(column, row.values.get(column), line in best[column]))
             if column == "test_accuracy":
                 cells.append(_cell(column, row.best_accuracy, best=False))
-        lines.append(f"<tr{'' if row.status == 'done' else OUT}>{''.join(cells)}</tr>")
+        lines.append(f'<tr data-curve="{line}"{"" if row.status == "done" else OUT}>{"".join(cells)}</tr>')
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = "\n".join(lines)
     return f"""<div class="wide"><table class="results" style="--columns:{len(heads)}">

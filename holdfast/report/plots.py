@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from holdfast.experiments.columns import DELAY_COLUMNS, MEMBER_COLUMNS, SOLVER_COLUMNS
 from holdfast.experiments.record import RunRecord, overlaid
 from holdfast.report.figures import AXES, curves_figure
-from holdfast.report.format import QUANTITIES, quantity
+from holdfast.report.format import quantity, recorded_metrics
 from holdfast.report.setting_figures import network_figure, partition_figure
 
 
@@ -42,34 +42,14 @@ def setting_plots(record: RunRecord) -> Iterator[Plot]:
     words = "All nodes talk to the server only." if not record.links else "Nodes and the links between them."
     if len({weight for _, _, weight in record.links}) > 1:
         words = "Nodes and the links between them; the thicker, the larger the mixing weight."
-    nodes = len(record.partition.samples)
-    yield Plot("network", words, network_figure(nodes, record.links, is_server=not record.links))
+    nodes, names = len(record.partition.samples), record.partition.names
+    yield Plot("network", words, network_figure(nodes, record.links, not record.links, names))
     if record.partition.classes:
         yield Plot(
             "partition",
             "How many samples of each class every node owns; an empty cell is none.",
-            partition_figure(record.partition.counts, record.partition.classes),
+            partition_figure(record.partition.counts, record.partition.classes, names),
         )
-
-
-def curves_note(records: Sequence[RunRecord]) -> str:
-    """What holds for all curves."""
-    groups = [group for record in records for group in record.groups]
-    words = ["Every recorded round; the colours are those of the table."]
-    if any(len(group.seeds) > 1 for group in groups):
-        words.append("Lines are means over seeds, bands reach from the lowest to the highest seed.")
-    if any(group.status == "diverged" for group in groups):
-        words.append(
-            "A diverged curve ends at the last finite round of all its seeds, or leaves the picture."
-        )
-    return " ".join(words)
-
-
-def recorded_metrics(records: Sequence[RunRecord]) -> list[str]:
-    """All metrics that any of the records has, in their usual order."""
-    found = list(dict.fromkeys(metric for record in records for metric in record.metrics))
-    usual = list(QUANTITIES)
-    return sorted(found, key=lambda metric: usual.index(metric) if metric in usual else len(usual))
 
 
 def _tells_more_than_rounds(records: Sequence[RunRecord], axis: str) -> bool:

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.experiments.tuning import Trial, Tuned
-from holdfast.report.figures import FAINT, GRID, add_legend, curve_style, legend_columns, quiet
+from holdfast.report.figures import FAINT, GRID, add_legend, legend_columns, quiet
 from holdfast.report.format import metric_title, quantity, spread_text
+from holdfast.report.styles import curve_style
 
 LOST = "diverged or failed"
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.experiments.record import FinalRow, RunRecord, overlaid
+from holdfast.experiments.record_files import short
 from holdfast.experiments.statuses import status_counts
 from holdfast.report.format import quantity, spread_text
 
 NAMED_AT_MOST = 5
 SENTENCES_AT_MOST = 3
+EVALUATION = ("evaluate_every", "metrics", "personalize", "dtype")  # keys of an experiment
 
 
 def verdict(records: Sequence[RunRecord]) -> str:
@@ -18,8 +20,7 @@ def verdict(records: Sequence[RunRecord]) -> str:
     Every problem gets a sentence of its own; of a swept algorithm the best setting is named.
     """
     rows = [row for record in overlaid(records) for row in record.final_table()]
-    metrics = [metric for record in records for metric in record.metrics]
-    metric = next((name for name in ("test_accuracy", "train_loss", *metrics) if name in metrics), None)
+    metric = leading_metric(records)
     if metric is None:
         return "No metric was recorded."
     contests = dict.fromkeys(row.contest for row in rows)
@@ -36,6 +37,12 @@ def verdict(records: Sequence[RunRecord]) -> str:
     if statuses == {"diverged", "failed"}:
         return "Every algorithm diverged or failed."
     return "Nothing was recorded yet."
+
+
+def leading_metric(records: Sequence[RunRecord]) -> str | None:
+    """What runs are judged by: the accuracy, else the training loss, else the first metric."""
+    metrics = [metric for record in records for metric in record.metrics]
+    return next((name for name in ("test_accuracy", "train_loss", *metrics) if name in metrics), None)
 
 
 def _sentence(rows: Sequence[FinalRow], metric: str) -> str:
@@ -115,6 +122,13 @@ def differences(records: Sequence[RunRecord]) -> list[str]:
     rounds = [[job["rounds"] for job in record.summary["jobs"]] for record in shown]
     if _differ(rounds):
         found.append(f"These runs do not have the same number of rounds: {_each(shown, rounds)}.")
+    differing = []
+    for key in EVALUATION:
+        values = [[short(record.config[key])] for record in shown if key in record.config]
+        if len(values) == len(shown) and _differ(values):
+            differing.append(f"{key} is {_each(shown, values)}")
+    if differing:
+        found.append(f"These runs are not evaluated alike: {'; '.join(differing)}.")
     return found
 
 

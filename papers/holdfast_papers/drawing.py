@@ -14,7 +14,8 @@ from matplotlib.ticker import AutoLocator, LogFormatterSciNotation, LogLocator, 
 
 from holdfast.experiments.columns import COST_COLUMNS
 from holdfast.experiments.record import Series
-from holdfast.report.figures import Style, add_legend, curve_style, draw_curves, legend_columns
+from holdfast.report.figures import add_legend, draw_curves, legend_columns
+from holdfast.report.styles import Style, curve_style
 from holdfast_papers.base import Layout, Line, Panel
 from holdfast_papers.evidence import Evidence, fitted_power
 

@@ -14,8 +14,9 @@ from sample_run import accuracies, job, write_run
 
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.record import RunRecord, load_record
-from holdfast.report.figures import curve_styles, curves_figure, history_figure, save_figure, svg_text
+from holdfast.report.figures import curves_figure, history_figure, save_figure, svg_text
 from holdfast.report.setting_figures import network_figure, partition_figure
+from holdfast.report.styles import curve_styles
 
 
 def test_curves_show_the_data_in_readable_units(good_run: RunRecord) -> None:

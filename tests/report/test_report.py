@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from html import escape
 from pathlib import Path
@@ -48,7 +50,13 @@ def test_report_is_one_sound_file(name: str, reports: dict[str, str]) -> None:
     text = reports[name]
     page = Page(text)
     assert not re.search(r"https?:", text)
-    assert "<script" not in text
+    scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)  # besides the data
+    assert [value for tag, _, value in page.attributes if tag == "script"] == ["application/json", "data"]
+    [allowed] = re.findall(r"script-src 'sha256-([^']+)';", text)
+    assert [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts] == [
+        allowed
+    ]
+    assert "default-src 'none'" in text
     assert not [tag for tag, name, _ in page.attributes if name in ("src", "srcset") or tag == "link"]
     ids = [value for _, name, value in page.attributes if name == "id"]
     assert len(set(ids)) == len(ids)

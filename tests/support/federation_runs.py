@@ -130,7 +130,7 @@ class DeployedRun:
         if not certs.exists():
             names = [member.name for member in self.federation.members]
             make_certificates(certs, self.federation.name, names, days=1)
-        return load_credentials(certs, name)
+        return load_credentials(certs, name, self.federation.coordinator)
 
     def member(self, name: str, network: NetworkThread | None = None) -> Member:
         """The member called ``name``, listening if others have to reach it."""

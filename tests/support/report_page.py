@@ -38,7 +38,7 @@ class Page(HTMLParser):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
 
     def handle_data(self, data: str) -> None:
-        if "style" in self.open:
+        if "style" in self.open or "script" in self.open:
             return
         self.words.append(data)
         if "td" in self.open or "th" in self.open:

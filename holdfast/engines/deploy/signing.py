@@ -7,21 +7,15 @@ trust it because they compared its fingerprint when they accepted the federation
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Literal
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.passphrase import read_private_key, write_private_key
 
 KEY_NAME = "coordinator.key"
 
@@ -43,9 +37,7 @@ def make_key(folder: Path) -> Ed25519PrivateKey:
     path = folder / KEY_NAME
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(pem)
+        write_private_key(path, Ed25519PrivateKey.generate())
     return load_key(folder)
 
 
@@ -53,13 +45,11 @@ def load_key(folder: Path) -> Ed25519PrivateKey:
     """The key ``coordinator.key`` in ``folder``."""
     path = folder / KEY_NAME
     try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
+        key = read_private_key(path)
     except OSError as error:
         raise HoldfastError(
             f"{path} cannot be read ({error.strerror}): only the coordinator can sign; see --certs"
         ) from None
-    except (ValueError, TypeError):
-        raise HoldfastError(f"{path} is not a private key in PEM format without a password") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise HoldfastError(f"{path}: expected an Ed25519 key; 'holdfast federation new' makes it")
     return key

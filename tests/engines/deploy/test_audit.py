@@ -56,6 +56,7 @@ def test_lines_tell_address_certificate_and_what_was_begun(run: DeployedRun) -> 
     assert sent["serial"] == serial
     assert sent["address"].startswith(("ipv4:127.0.0.1:", "ipv6:"))
     received = next(entry for entry in entries if entry["event"] == "received" and entry["peer"] == "b")
+    assert received["serial"] == serial
     assert received["address"] == run.federation.member("b").address
     assert entries[0]["event"] == "begun"
     assert entries[0]["federation"] == run.federation.id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
@@ -26,12 +27,15 @@ from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.results import Record
 from holdfast.engines.deploy.storage.scarcity import Shortage, insist
 from holdfast.engines.deploy.storage.store import Store, data_digest
+from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.dialling import Wait
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.service import Service
 
 T = TypeVar("T")
 
+WATCH = 1.0  # seconds between two looks at the certificates' files
+WARN_DAYS, DAY = 30.0, 86400.0  # before a certificate expires; seconds between warnings
 GRACE = 15.0  # seconds that a finished member stays for answers that got lost
 
 
@@ -87,6 +91,11 @@ class Member:
             self.give_up,
             None if self.keeper is None else self.keeper.serve,
         )
+        self._watching = None
+        if self.credentials is not None:
+            self._watching = asyncio.run_coroutine_threadsafe(
+                self._watch(self.credentials), self.network.loop
+            )
         self.waits: dict[str, Wait] = {}
         self.links: dict[str, Connection] = {}
         self.costs = Costs()
@@ -137,7 +146,28 @@ class Member:
         if self._own_network:
             self.network.close()
 
+    async def _watch(self, credentials: Credentials) -> None:
+        """Looks for new certificates and revocations, and at the calendar."""
+        warned = -math.inf
+        while True:
+            try:
+                if credentials.refresh(self.federation.coordinator):
+                    self.events.log("certificates reloaded", revoked=len(credentials.revocations.revoked))
+                    warned = -math.inf
+                    self.service.drop_revoked()
+                    for link in list(self.links.values()):
+                        link.drop_if_revoked()
+            except (HoldfastError, OSError) as error:
+                self.events.log("certificates not reloaded", "warning", reason=str(error))
+            if credentials.days_left < WARN_DAYS and time.monotonic() - warned > DAY:
+                warned, left = time.monotonic(), credentials.days_left
+                advice = "renew it with 'holdfast federation csr' and 'sign'"
+                self.events.log("certificate expires soon", "warning", days=round(left, 1), reason=advice)
+            await asyncio.sleep(WATCH)
+
     async def _close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         if self._server is not None:
             await self._server.stop(1.0 if self.phase == "finished" else 0)
         for link in self.links.values():
@@ -321,5 +351,6 @@ class Member:
             "uptime_seconds": round(time.monotonic() - self.began, 1),
             "refused": dict(self.events.complaints),
             "last_error": self.events.last_error,
+            "certificate_days": None if self.credentials is None else round(self.credentials.days_left, 1),
             "metrics": shared,
         }

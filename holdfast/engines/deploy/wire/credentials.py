@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import ssl
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -15,61 +14,142 @@ from typing import Any
 
 import grpc
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
+from holdfast.engines.deploy.passphrase import passphrase, read_private_key, write_private_key
+from holdfast.engines.deploy.wire.revocations import Revocations, read_revocations
 
 AUTHORITY_DAYS = 3650
 CURVE = ec.SECP256R1  # see __init__.py: other kinds of keys would let TLS 1.2 in
 SKEW = timedelta(hours=1)  # clocks may differ
+SIGHT = 10.0  # seconds in which the other end has to show a certificate
 PEM = serialization.Encoding.PEM
 
 
-@dataclass(frozen=True)
+@dataclass
 class Credentials:
-    """A member's key, its certificate and that of the authority, all in PEM."""
+    """A member's key, its certificate and the authorities that it trusts, all in PEM.
 
-    key: bytes
+    ``refresh`` reads the files again while the member runs. An organisation may have an authority of its own:
+    ``bound`` are those that vouch for one member only, by its name.
+    """
+
+    key: bytes = field(repr=False)
     certificate: bytes
     authority: bytes
+    bound: dict[str, bytes] = field(default_factory=dict)
+    revocations: Revocations = field(default_factory=Revocations)
+    folder: Path | None = None  # where it was read
+    name: str = ""
+    read: tuple[float, ...] = ()  # when the files had last been written
+    version: int = 0  # how often something has changed since
 
     def for_server(self) -> Any:
-        """Clients must show a certificate of the same authority."""
-        pair = [(self.key, self.certificate)]
-        return grpc.ssl_server_credentials(pair, self.authority, require_client_auth=True)
+        """Clients must show a certificate of an authority; each handshake takes what is there by then."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), self._configuration, require_client_authentication=True
+        )
 
-    def for_client(self) -> Any:
-        return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+    def _configuration(self) -> Any:
+        roots = b"".join([self.authority, *self.bound.values()])
+        return grpc.ssl_server_certificate_configuration([(self.key, self.certificate)], roots)
+
+    def for_client(self, trusted: bytes | None = None) -> Any:
+        """``trusted``: the only certificates that the other end may show, or authorities of them."""
+        return grpc.ssl_channel_credentials(trusted or self.authority, self.key, self.certificate)
+
+    def authority_of(self, name: str) -> bytes:
+        """Who vouches for the member ``name``."""
+        return self.bound.get(name, self.authority)
+
+    def check(self, name: str, pem: bytes) -> None:
+        """Refuses the certificate ``pem`` of ``name`` if it is revoked, or another authority's."""
+        why = self.revocations.why(serial_of(pem))
+        if why is not None:
+            raise HoldfastError(why)
+        if self.bound and not _issued(x509.load_pem_x509_certificate(pem), self.authority_of(name)):
+            raise HoldfastError(f"the certificate of {name} is by an authority that does not vouch for it")
+
+    @property
+    def days_left(self) -> float:
+        """Until the certificate, or the last of its authorities, expires."""
+        ends = x509.load_pem_x509_certificates(self.authority_of(self.name))
+        own = x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
+        last = min(own, max(certificate.not_valid_after_utc for certificate in ends))
+        return (last - datetime.now(UTC)) / timedelta(days=1)
+
+    def refresh(self, coordinator: str | None) -> bool:
+        """Reads the files again if one of them has changed; whether so. An error changes nothing."""
+        if self.folder is None or (now := _written(self.folder)) == self.read:
+            return False
+        self.read = now  # a file that will not do is complained about once
+        fresh = load_credentials(self.folder, self.name, coordinator)
+        if fresh.revocations.number < self.revocations.number:
+            raise HoldfastError(
+                f"{self.folder / 'revoked.json'}: version {fresh.revocations.number} is older than "
+                f"{self.revocations.number}, which was there before"
+            )
+        self.key, self.certificate, self.authority = fresh.key, fresh.certificate, fresh.authority
+        self.bound, self.revocations, self.version = fresh.bound, fresh.revocations, self.version + 1
+        return True
 
 
-def load_credentials(folder: Path, name: str) -> Credentials:
-    """The files ``ca.crt``, ``name.crt`` and ``name.key`` in ``folder``, checked."""
-    paths = folder / f"{name}.key", folder / f"{name}.crt", folder / "ca.crt"
+def _written(folder: Path) -> tuple[float, ...]:
+    """When each file that credentials are read from was written."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix in (".crt", ".key", ".json"))
+    return tuple(path.stat().st_mtime_ns for path in paths)
+
+
+def load_credentials(folder: Path, name: str, coordinator: str | None = None) -> Credentials:
+    """The files ``ca.crt``, ``name.crt`` and ``name.key`` in ``folder``, checked, and what else is there.
+
+    ``other.ca.crt``: authorities that vouch for the member ``other`` alone. ``revoked.json``: certificates
+    that the ``coordinator`` has revoked.
+    """
+    own_key, own, authority = folder / f"{name}.key", folder / f"{name}.crt", folder / "ca.crt"
+    bound = {path.name.removesuffix(".ca.crt"): path for path in sorted(folder.glob("?*.ca.crt"))}
     try:
-        found = Credentials(*(path.read_bytes() for path in paths))
+        read = _written(folder)
+        private = _private_key(own_key)
+        key = private.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        found = Credentials(key, own.read_bytes(), authority.read_bytes())
+        found.bound = {member: path.read_bytes() for member, path in bound.items()}
     except OSError as error:
         raise HoldfastError(
             f"{error.filename} cannot be read ({error.strerror}): make certificates with 'holdfast "
             "federation certs', or ask for one with 'holdfast federation csr', and name the folder (--certs)"
         ) from None
-    own_key, own, authority = paths
+    found.folder, found.name, found.read = folder, name, read
     certificate = _certificate(found.certificate, own)
+    for path, pem in ((authority, found.authority), *((bound[other], found.bound[other]) for other in bound)):
+        _certificate(pem, path)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not begin <= datetime.now(UTC) <= end:
         raise HoldfastError(f"{own} is not valid now, but until {end:%Y-%m-%d %H:%M} UTC")
     if _subject_names(certificate) != [name]:
         raise HoldfastError(f"{own} is for {_subject_names(certificate)}, not for {name!r}")
-    try:
-        certificate.verify_directly_issued_by(_certificate(found.authority, authority))
-    except Exception:  # whatever cryptography objects to
-        raise HoldfastError(f"{own} was not signed by the authority in ca.crt") from None
-    if _private_key(own_key).public_key() != certificate.public_key():
+    if not _issued(certificate, found.authority_of(name)):
+        raise HoldfastError(f"{own} was not signed by the authority in {bound.get(name, authority).name}")
+    if private.public_key() != certificate.public_key():
         raise HoldfastError(f"{own_key} is not the key of {name}.crt")
+    found.revocations = read_revocations(folder, coordinator)
+    if (why := found.revocations.why(serial_of(found.certificate))) is not None:
+        raise HoldfastError(f"{own}: {why}; ask for a new one with 'holdfast federation csr'")
     return found
+
+
+def _issued(certificate: x509.Certificate, authorities: bytes) -> bool:
+    """Whether one of the ``authorities`` has signed the certificate itself."""
+    for authority in x509.load_pem_x509_certificates(authorities):
+        with suppress(ValueError, TypeError, InvalidSignature):
+            certificate.verify_directly_issued_by(authority)
+            return True
+    return False
 
 
 async def speaks_tls_1_2(host: str, port: int) -> bool:
@@ -109,16 +189,16 @@ def make_authority(folder: Path, federation: str) -> None:
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
     )
     folder.mkdir(parents=True, exist_ok=True)
-    _write_key(folder / "ca.key", key)
+    write_private_key(folder / "ca.key", key)
     write_atomic(folder / "ca.crt", certificate.sign(key, hashes.SHA256()).public_bytes(PEM))
 
 
-def make_request(folder: Path, name: str) -> Path:
+def make_request(folder: Path, name: str, *, encrypt: bool = False) -> Path:
     """``name.key``, which stays at home, and ``name.csr``, which is to be signed; the path of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.key"
     if not path.exists():
-        _write_key(path, ec.generate_private_key(CURVE()))
+        write_private_key(path, ec.generate_private_key(CURVE()), encrypt=encrypt)
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(_name(name))
@@ -242,17 +322,8 @@ def _builder(
     )
 
 
-def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    pem = key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(pem)
-
-
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except (ValueError, TypeError):
-        raise HoldfastError(f"{path} is not a private key in PEM format without a password") from None
+    key = read_private_key(path)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise HoldfastError(f"{path}: expected a P-256 key; make it with 'holdfast federation csr'")
     return key
@@ -263,6 +334,29 @@ def _certificate(pem: bytes, path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(pem)
     except ValueError:
         raise HoldfastError(f"{path} is not a certificate in PEM format") from None
+
+
+async def see_certificate(host: str, port: int, peer: str, credentials: Credentials) -> bytes:
+    """The certificate, in PEM, that whoever listens there shows in the name of ``peer``.
+
+    It is checked as gRPC does, which does not tell us. Raises ``ssl.SSLError`` if it will not do.
+    """
+    assert credentials.folder is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=credentials.authority_of(peer).decode())
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["h2"])
+    own, key = (credentials.folder / f"{credentials.name}{ending}" for ending in (".crt", ".key"))
+    context.load_cert_chain(own, key, lambda: passphrase(key))
+    _, writer = await asyncio.open_connection(
+        host, port, ssl=context, server_hostname=peer, ssl_handshake_timeout=SIGHT
+    )
+    try:
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    finally:
+        writer.close()
+    return x509.load_der_x509_certificate(shown).public_bytes(PEM)
 
 
 @lru_cache(256)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from dataclasses import dataclass
 from typing import Any
+from urllib.request import getproxies, proxy_bypass
 
 import grpc
 
 from holdfast.core.errors import HoldfastError, printable
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.credentials import Credentials, see_certificate
 from holdfast.engines.deploy.wire.protocol import CONNECTION
 
+NO_ANSWER = "it cannot be reached"
 LONGEST_REASON = 300  # characters of what a peer says about its refusal
 
 RECONNECTION = [
@@ -22,21 +25,55 @@ RECONNECTION = [
 ]
 
 
-def open_channel(federation: Federation, peer: str, credentials: Credentials | None) -> Any:
-    """A connection that is made when needed; the other end must show a certificate in the peer's name."""
+class Unreachable(Exception):  # noqa: N818 - not an error of anybody's
+    """Nobody answers at a member's address, or somebody who is not that member."""
+
+
+async def look(federation: Federation, peer: str, credentials: Credentials | None) -> bytes | None:
+    """The certificate that ``peer`` shows, checked; None if there is nothing to look at.
+
+    gRPC checks certificates, but neither tells us which one it saw nor knows those that were revoked. So we
+    look first, and then let gRPC talk to that certificate alone.
+    """
+    if credentials is None or credentials.folder is None:
+        return None
+    host, _, port = federation.member(peer).address.rpartition(":")
+    if getproxies().keys() & {"http", "https"} and not proxy_bypass(host):
+        return None  # gRPC goes through the proxy, which we do not
+    try:
+        shown = await see_certificate(host.strip("[]"), int(port), peer, credentials)
+    except ssl.SSLCertVerificationError:
+        raise Unreachable(f"{NO_ANSWER} (certificate)") from None
+    except (OSError, EOFError):
+        raise Unreachable(NO_ANSWER) from None
+    try:
+        credentials.check(peer, shown)
+    except HoldfastError as error:
+        raise Unreachable(str(error)) from None
+    return shown
+
+
+def open_channel(
+    federation: Federation, peer: str, credentials: Credentials | None, shown: bytes | None = None
+) -> Any:
+    """A connection that is made when needed; the other end must show a certificate in the peer's name.
+
+    ``shown``: the only certificate that it may show.
+    """
     address = federation.member(peer).address
     options: list[tuple[str, int | str]] = [*CONNECTION, *RECONNECTION]
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
     options.append(("grpc.ssl_target_name_override", peer))
-    return grpc.aio.secure_channel(address, credentials.for_client(), options=options)
+    trusted = shown or credentials.authority_of(peer)
+    return grpc.aio.secure_channel(address, credentials.for_client(trusted), options=options)
 
 
 def reason(error: Any) -> str:
     """What gRPC has to say, in a few words."""
     details = " ".join((error.details() or "").split())
     if error.code() == grpc.StatusCode.UNAVAILABLE:
-        return "it cannot be reached" + (" (certificate)" if "erification" in details else "")
+        return NO_ANSWER + (" (certificate)" if "erification" in details else "")
     return printable(details)[:LONGEST_REASON] or error.code().name
 
 

@@ -38,9 +38,16 @@ class Doorkeeper:
 
     def welcome(self, peer: str) -> None:
         """Whoever calls as ``peer``, in gRPC's notation, has shown a certificate."""
-        host, _, port = unquote(peer).partition(":")[2].rpartition(":")
-        if port.isdigit():
-            self.members.add(_place(host.strip("[]"), int(port)))
+        if (place := _place_of(peer)) is not None:
+            self.members.add(place)
+
+    def drop(self, peer: str) -> None:
+        """Ends the connection of whoever calls as ``peer``, in gRPC's notation."""
+        wanted = _place_of(peer)
+        for place, connection in self._connections():
+            if place == wanted:
+                with suppress(OSError):  # it has just ended
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def seen(self, answer: Callable[[Any, Any], Awaitable[bytes]]) -> Any:
         """``answer``, a gRPC handler, after whose first call its caller is no stranger."""
@@ -110,6 +117,12 @@ class Doorkeeper:
                     internet = connection.family in (socket.AF_INET, socket.AF_INET6)
                     if internet and connection.getsockname()[1] == self.port:
                         yield _place(*connection.getpeername()[:2]), connection
+
+
+def _place_of(peer: str) -> Place | None:
+    """Where a caller is, in gRPC's notation such as ``ipv4:127.0.0.1:7001``; None: nowhere in a network."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return _place(host.strip("[]"), int(port)) if port.isdigit() else None
 
 
 def _place(host: str, port: int) -> Place:

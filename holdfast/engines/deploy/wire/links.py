@@ -21,12 +21,15 @@ from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRuns
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, TensorSpec, parse
 from holdfast.engines.deploy.storage.scarcity import SCARCE
 from holdfast.engines.deploy.storage.store import message_name, remove
-from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.credentials import Credentials, serial_of
 from holdfast.engines.deploy.wire.dialling import (
     LONGEST_REASON,
+    NO_ANSWER,
     RefusedForGoodError,
+    Unreachable,
     Wait,
     WaitLimitError,
+    look,
     open_channel,
     reason,
 )
@@ -74,6 +77,8 @@ class Connection:
         self.channel = open_channel(self.federation, self.peer, self.credentials)
         self.pool = ThreadPoolExecutor(1, f"from-{self.peer}")
         self._introduced = False
+        self._shown: bytes | None = None  # the peer's certificate
+        self._dialled = -1  # version of our credentials when we last looked at it; -1: look again
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
@@ -89,7 +94,29 @@ class Connection:
     def _passed(self, event: str, header: Header) -> None:
         """A line in the audit log: a message that came from the peer, or was brought to it."""
         who = {"peer": self.peer, "address": self.federation.member(self.peer).address}
+        if self._shown is not None:
+            who["serial"] = serial_of(self._shown)
         audit_message(self.events, event, header, **who)
+
+    async def _dial(self) -> None:
+        """Looks at who answers at the peer's address, unless the connection is known to be good."""
+        version = self.credentials.version if self.credentials else 0
+        if self._dialled == version:
+            return
+        shown = await look(self.federation, self.peer, self.credentials)
+        if shown != self._shown or version:
+            await self.channel.close()
+            self.channel = open_channel(self.federation, self.peer, self.credentials, shown)
+        self._shown, self._dialled = shown, version
+
+    def drop_if_revoked(self) -> None:
+        """Ends what is under way with a peer whose certificate holds no longer."""
+        if self.credentials is not None and self._shown is not None:
+            try:
+                self.credentials.check(self.peer, self._shown)
+            except HoldfastError as error:
+                self.events.complain("refused", peer=self.peer, reason=str(error))
+                self._closing = asyncio.ensure_future(self.channel.close())
 
     async def close(self) -> None:
         await self.channel.close()
@@ -119,8 +146,9 @@ class Connection:
     async def release(self, round: int) -> None:
         """Tells the peer, if it is there, that we have saved all rounds before ``round``."""
         try:
+            await self._dial()
             await self._ask("Release", round, 0)
-        except (grpc.aio.AioRpcError, TimeoutError, HoldfastError):
+        except (Unreachable, grpc.aio.AioRpcError, TimeoutError, HoldfastError):
             return  # it keeps messages a little longer
 
     async def submit(self, message: MessageFile) -> None:
@@ -146,9 +174,13 @@ class Connection:
 
     async def status(self, timeout: float) -> dict[str, Any]:
         """What the peer says about itself; if it does not answer, only why as its ``phase``."""
-        call = self._method("unary_unary", "Status")(b"", metadata=self.metadata, timeout=timeout)
         try:
+            async with asyncio.timeout(timeout):
+                await self._dial()
+            call = self._method("unary_unary", "Status")(b"", metadata=self.metadata, timeout=timeout)
             return read_status(await call, self.peer, self.federation)
+        except (Unreachable, TimeoutError) as error:
+            return {"phase": "down" if str(error) in ("", NO_ANSWER) else str(error)[:LONGEST_REASON]}
         except grpc.aio.AioRpcError as error:
             return {"phase": "down" if error.code() == grpc.StatusCode.UNAVAILABLE else reason(error)}
         except HoldfastError as error:
@@ -170,6 +202,7 @@ class Connection:
                 begun = time.monotonic()
                 try:
                     async with asyncio.timeout(deadline - begun) as overall:
+                        await self._dial()
                         result = await attempt()
                     if result is not None:
                         return result
@@ -178,9 +211,18 @@ class Connection:
                     if error.code() is FOR_GOOD:
                         raise RefusedForGoodError(f"{self.peer} refuses: {reason(error)}") from None
                     wait.problem = reason(error)
+                    if error.code() == grpc.StatusCode.UNAVAILABLE:
+                        self._dialled = -1
                     if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                         # We disagree about the file or the model, which waiting alone does not mend.
                         self.events.complain("refused by", peer=self.peer, reason=wait.problem)
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+                    wait.problem = "the connection was closed"  # by us: see ``drop_if_revoked``
+                except Unreachable as error:
+                    wait.problem = str(error)
                 except TimeoutError:
                     wait.problem = wait.problem if overall.expired() else "it fell silent"
                 except OSError as error:

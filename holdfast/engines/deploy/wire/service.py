@@ -24,6 +24,7 @@ from holdfast.engines.deploy.storage.messages import DamagedError, Header, Messa
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.store import START_ANEW, Store, message_key, message_name
 from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.doorkeeper import Doorkeeper
 from holdfast.engines.deploy.wire.incoming import check_header, receive
 from holdfast.engines.deploy.wire.listening import (
     Frames,
@@ -102,10 +103,13 @@ class Service:
         self.members = {member.name for member in self.federation.members}
         self.pool = ThreadPoolExecutor(2, "checking")
         self._keeping: asyncio.Task[None] | None = None
+        self._credentials: Credentials | None = None
+        self._under_way: Counter[tuple[str, bytes, str]] = Counter()  # who, its certificate, its connection
+        self._door: Doorkeeper | None = None
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
-        self.secure = credentials is not None
+        self.secure, self._credentials = credentials is not None, credentials
         answers: dict[str, Callable[[Any, Any], Awaitable[bytes]]] = {
             "Agree": self.agree,
             "Release": self.release,
@@ -116,7 +120,7 @@ class Service:
             answers["Membership"] = self.membership
         places = MOST_STRANGERS + 4 * len(self.members)
         server, port, door = await serve(address, credentials, self.fetch, answers, places, self.events)
-        self._keeping = asyncio.create_task(door.keep(port))
+        self._door, self._keeping = door, asyncio.create_task(door.keep(port))
         return server, port
 
     def close(self) -> None:
@@ -240,7 +244,11 @@ class Service:
         if self.calls[who] >= MOST_CALLS:
             await self._refuse(context, who, Code.RESOURCE_EXHAUSTED, "too many calls at a time")
         self.calls[who] += 1
+        shown = b"".join(context.auth_context().get("x509_pem_cert", [])) if self.secure else b""
+        call = (who, shown, context.peer())
+        self._under_way[call] += 1
         try:
+            self._certified(who, shown)
             yield who
         except RefusedError as error:
             await self._refuse(context, who, error.code, str(error))
@@ -259,6 +267,26 @@ class Service:
             )
         finally:
             self.calls[who] -= 1
+            self._under_way -= Counter([call])
+
+    def _certified(self, who: str, shown: bytes) -> None:
+        """Refuses a certificate that was revoked, or is not by the authority that vouches for its name."""
+        if self._credentials is None or not shown:
+            return
+        try:
+            self._credentials.check(who, shown)
+        except HoldfastError as error:
+            raise RefusedError(FOR_GOOD, str(error)) from None
+
+    def drop_revoked(self) -> None:
+        """Ends the connections of callers whose certificates hold no longer."""
+        for who, shown, connection in list(self._under_way):
+            try:
+                self._certified(who, shown)
+            except RefusedError as error:
+                self.events.complain("refused", peer=who, reason=str(error))
+                if self._door is not None:
+                    self._door.drop(connection)
 
     async def _refuse(self, context: Any, who: str, code: grpc.StatusCode, reason: str) -> None:
         self.events.complain("refused", peer=who[:80] or "somebody", reason=reason)

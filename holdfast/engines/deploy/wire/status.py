@@ -52,6 +52,7 @@ class StatusAnswer(BaseModel):
     refused: dict[Words, Bytes] = Field(max_length=100)
     last_error: Words
     metrics: dict[NodeMetric, float]
+    certificate_days: float | None = None  # until it expires
     clients: dict[Words, ClientSeen] | None = None  # of a server
 
 

@@ -1,0 +1,161 @@
+"""What the script of a page draws: rows of figures, which of them make a curve, networks and partitions.
+
+Plain data for JSON. The script averages over seeds, as ``RunRecord.series`` does; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
+from holdfast.experiments.record import RunRecord
+from holdfast.experiments.record_files import RecordedRow, WeightedLink
+from holdfast.report.format import OF_ONE_NODE, quantity, recorded_metrics
+from holdfast.report.layout import DRAWN_UP_TO, node_places
+from holdfast.report.styles import COLOURS, curve_styles
+
+AXES = ("round", "payload_bytes", "gradient_evaluations", "seconds", *DELAY_COLUMNS)
+COSTS = (*DELAY_COLUMNS, *SOLVER_COLUMNS)  # recorded as metrics are, but nothing to look at by itself
+LINKS_UP_TO = 5000  # more are a blot, and slow
+
+
+def curves_data(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Everything about the curves but their numbers: ``records`` as ``overlaid`` gives them."""
+    recorded = recorded_metrics(records)
+    metrics = [metric for metric in recorded if metric not in COSTS]
+    axes = [axis for axis in AXES if axis not in DELAY_COLUMNS or axis in recorded]
+    return {
+        "metrics": [_described(metric) for metric in metrics],
+        "axes": [_described(axis) for axis in axes],
+        "columns": columns(records),
+        "curves": list(_curves(records)),
+        "node_figures": list(_node_figures(records)),
+    }
+
+
+def columns(records: Sequence[RunRecord]) -> list[str]:
+    """What the numbers of a row are, after the number of its job."""
+    recorded = recorded_metrics(records)
+    axes = [axis for axis in AXES if axis not in DELAY_COLUMNS or axis in recorded]
+    return list(dict.fromkeys([*axes, *recorded]))
+
+
+def rows_data(records: Sequence[RunRecord], most: int | None = None) -> list[list[float | None]]:
+    """The finite rows of all jobs; jobs are numbered through all records.
+
+    Of jobs with more than ``most`` rows, only every other, third ... row is taken, and the last.
+    """
+    names = columns(records)
+    found = []
+    first = 0
+    for record in records:
+        every = thinning(record, most)
+        for place, rows in enumerate(record.finite_rows):
+            for order, row in enumerate(rows.values()):
+                if order % every == 0 or order == len(rows) - 1:
+                    found.append(row_data(first + place, row, names))
+        first += len(record.finite_rows)
+    return found
+
+
+def row_data(job: int, row: RecordedRow, names: Sequence[str]) -> list[float | None]:
+    """The number of its job, then the figures called ``names``."""
+    return [job, *(_brief(row.get(name)) for name in names)]
+
+
+def thinning(record: RunRecord, most: int | None) -> int:
+    """Every which row is taken: the same for all jobs, as seeds are averaged round by round."""
+    longest = max(map(len, record.finite_rows), default=0)
+    return 1 if most is None else max(1, math.ceil(longest / most))
+
+
+def setting_data(record: RunRecord) -> dict[str, Any] | None:
+    """The network and who owns what; None for a member of a federation, which does not know."""
+    if record.partition is None:
+        return None
+    partition = record.partition
+    names = partition.names or [str(node) for node in range(len(partition.samples))]
+    return network_data(names, record.links, is_server=not record.links) | {
+        "title": record.prefix,
+        "samples": partition.samples.tolist(),
+        "classes": partition.classes,
+        "counts": partition.counts.tolist() if partition.classes else [],
+    }
+
+
+def network_data(names: Sequence[str], links: Sequence[WeightedLink], *, is_server: bool) -> dict[str, Any]:
+    """A network to draw; where nodes are too many, they have no places."""
+    drawn = len(names) <= DRAWN_UP_TO
+    places = node_places(len(names), links, is_server=is_server).round(4).tolist() if drawn else []
+    return {
+        "names": list(names),
+        "places": places,
+        "server": is_server,
+        "links": [[i, j, _brief(w)] for i, j, w in links] if drawn and len(links) <= LINKS_UP_TO else [],
+        "link_count": len(links),
+    }
+
+
+def _described(column: str) -> dict[str, Any]:
+    known = quantity(column)
+    return {
+        "name": column,
+        "title": known.title,
+        "kind": known.kind,
+        "decades": known.decades,
+        "reading": known.reading,
+    }
+
+
+def _curves(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
+    styles = curve_styles(records)
+    groups = [(record, group) for record in records for group in record.groups]
+    methods = [group.jobs[0]["algorithm"] for _, group in groups]
+    shared = len(groups) > len(COLOURS)
+    first = {
+        id(record): sum(len(r.summary["jobs"]) for r in records[:at]) for at, record in enumerate(records)
+    }
+    for at, (record, group) in enumerate(groups):
+        style, alike = styles[group.label], methods.count(methods[at])
+        yield {
+            "label": group.label,
+            "method": methods[at],
+            "jobs": [first[id(record)] + place for place in group.counted],
+            "colour": COLOURS.index(style.colour),
+            "shade": methods[:at].count(methods[at]) / (alike - 1) if shared and alike > 1 else 0.5,
+            "dash": style.dash[1],
+            "width": style.width,
+            "diverged": group.status == "diverged",
+            "note": group.note,
+        }
+
+
+def _node_figures(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
+    """What was measured of each node, at the last round that all seeds reached: the mean over seeds."""
+    for order, record in enumerate(records):
+        by_figure: dict[str, list[str]] = {}
+        for metric in record.metrics:
+            if match := re.search(OF_ONE_NODE, metric):
+                by_figure.setdefault(metric[: match.start()], []).append(metric)
+        for figure, names in by_figure.items():
+            kind = "accuracy" if figure.endswith("accuracy") else "number"
+            for group in record.groups:
+                if group.rounds:
+                    values = [group.values(name, group.rounds[-1]) for name in names]
+                    yield {
+                        "record": order,
+                        "title": f"{figure.replace('_', ' ')} with {group.label}",
+                        "kind": kind,
+                        "values": [_brief(fmean(seeds)) if seeds else None for seeds in values],
+                    }
+
+
+def _brief(value: object) -> float | int | None:
+    """Six digits are more than a picture shows."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value if isinstance(value, int) else None

@@ -1,0 +1,242 @@
+"""Certificates that are revoked, renewed, about to expire, or by one's own authority; encrypted keys."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from command_line import holdfast
+from federation_runs import DeployedRun, Started, deploy, describe, write_federation
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.signing import make_key, public_key
+from holdfast.engines.deploy.wire.credentials import (
+    load_credentials,
+    make_authority,
+    make_certificates,
+    make_request,
+    see_certificate,
+    serial_of,
+    sign_request,
+)
+from holdfast.engines.deploy.wire.dialling import RefusedForGoodError, Unreachable, look, open_channel
+from holdfast.engines.deploy.wire.revocations import Revocations, Revoked, read_revocations, revoke
+from holdfast.experiments.federation import make_federation, read_federation
+
+GECL = {"name": "local-gecl", "lr": 0.1}
+
+
+def soon(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def renew(certs: Path, name: str, days: float = 1) -> str:
+    """A new certificate for the same key; its serial number."""
+    sign_request(certs, make_request(certs, name), [name], days)
+    return serial_of((certs / f"{name}.crt").read_bytes())
+
+
+def test_a_revoked_member_is_refused_at_once_and_comes_back_with_a_new_certificate(tmp_path: Path) -> None:
+    certs = tmp_path / "certs"
+    raw = describe(
+        GECL, nodes=2, rounds=100_000, evaluate_every=1000, coordinator=public_key(make_key(certs))
+    )
+    federation = make_federation(raw, "test")
+    make_certificates(certs, "test", ["a", "b"], days=1)
+    run = DeployedRun(federation, tmp_path)
+    started = Started(run)
+    started.until(lambda: run.members["b"].done >= 2)
+    stolen = serial_of((certs / "b.crt").read_bytes())
+    assert federation.coordinator is not None
+    revoke(certs, Revoked(name="b", serial=stolen, time="today", reason="stolen"), federation.coordinator)
+    started.threads["b"].join(30)
+    assert isinstance(run.errors.pop("b"), RefusedForGoodError)
+    done = run.members["b"].done
+    run.members.pop("b").close()
+    assert started.threads["a"].is_alive()
+    assert any("was revoked on today: stolen" in str(entry.get("reason")) for entry in run.log)
+    with pytest.raises(HoldfastError, match="ask for a new one"):
+        load_credentials(certs, "b", federation.coordinator)
+
+    renew(certs, "b")
+    started.start("b")
+    started.until(lambda: run.members["b"].done >= done + 2)
+    started.stop()
+
+
+def test_whoever_answers_with_a_revoked_certificate_is_not_talked_to(tmp_path: Path) -> None:
+    """A thief at b's address has only the old certificate; gRPC accepts none but the one that was seen."""
+    certs = tmp_path / "certs"
+    raw = describe(GECL, nodes=2, coordinator=public_key(make_key(certs)))
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
+    federation = run.federation
+    make_certificates(certs, "test", ["a", "b"], days=1)
+    stolen, a = (certs / "b.crt").read_bytes(), load_credentials(certs, "a")
+    thief = run.member("b")
+    try:
+        assert asyncio.run(look(federation, "b", a)) == stolen
+        a.revocations = Revocations(revoked=[Revoked(name="b", serial=serial_of(stolen), time="today")])
+        with pytest.raises(Unreachable, match="was revoked on today"):
+            asyncio.run(look(federation, "b", a))
+
+        async def ask(shown: bytes) -> grpc.StatusCode:
+            channel = open_channel(federation, "b", a, shown)
+            try:
+                await channel.unary_unary("/holdfast.Federation/Status")(b"", timeout=10)
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            finally:
+                await channel.close()
+            return grpc.StatusCode.OK
+
+        assert asyncio.run(ask(stolen)) == grpc.StatusCode.OK
+        new = sign_request(certs, make_request(tmp_path / "new", "b"), ["b"], 1, replace=True).read_bytes()
+        (certs / "b.crt").write_bytes(stolen)
+        assert asyncio.run(ask(new)) == grpc.StatusCode.UNAVAILABLE
+    finally:
+        thief.close()
+
+
+def test_nobody_but_the_coordinator_revokes(tmp_path: Path) -> None:
+    key, thief = public_key(make_key(tmp_path)), public_key(make_key(tmp_path / "thief"))
+    entry = Revoked(name="a", serial="AB12", time="today")
+    with pytest.raises(HoldfastError, match="another key than the coordinator's"):
+        revoke(tmp_path / "thief", entry, key)
+    path = revoke(tmp_path / "thief", entry, thief)
+    shutil.copy(path, tmp_path)
+    with pytest.raises(HoldfastError, match="another key than the coordinator's"):
+        read_revocations(tmp_path, key)
+    with pytest.raises(HoldfastError, match="names no coordinator"):
+        read_revocations(tmp_path, None)
+    (tmp_path / "revoked.json").unlink()
+    path = revoke(tmp_path, entry, key)
+    path.write_text(path.read_text().replace("AB12", "AB13"))
+    with pytest.raises(HoldfastError, match="not of this document"):
+        read_revocations(tmp_path, key)
+
+
+def test_an_older_list_does_not_replace_a_newer_one(tmp_path: Path) -> None:
+    key = public_key(make_key(tmp_path))
+    make_certificates(tmp_path, "test", ["a"], days=1)
+    one = revoke(tmp_path, Revoked(name="b", serial="1", time="today"), key).read_bytes()
+    revoke(tmp_path, Revoked(name="b", serial="2", time="today"), key)
+    credentials = load_credentials(tmp_path, "a", key)
+    assert not credentials.refresh(key)
+    (tmp_path / "revoked.json").write_bytes(one)
+    with pytest.raises(HoldfastError, match="version 1 is older than 2"):
+        credentials.refresh(key)
+    assert credentials.revocations.why("2") is not None
+
+
+def test_the_command_revokes_what_stands_in_the_folder(tmp_path: Path) -> None:
+    path = tmp_path / "federation.toml"
+    made = holdfast(
+        "federation", "new", "--nodes=a=h:1,b=h:2", "--algorithm", "dsgd", "--input-shape", 6, "--classes", 3,
+        "-o", path, "algorithm.lr=0.1",
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    holdfast("federation", "certs", path)
+    told = holdfast("federation", "revoke", path, "b", "--reason", "stolen laptop")
+    assert told.code == 0, told.err
+    serial = serial_of((tmp_path / "certs" / "b.crt").read_bytes())
+    assert serial in told.out
+    assert holdfast("federation", "revoke", path, "b").code == 2  # already
+    status = holdfast("federation", "status", path, "--name", "b")
+    assert (status.code, "stolen laptop" in status.err) == (2, True)
+
+
+def test_new_certificates_are_shown_without_a_restart(tmp_path: Path) -> None:
+    run = DeployedRun(make_federation(describe(GECL, nodes=2), "test"), tmp_path)
+    with run.member("a") as member:
+        certs, b = tmp_path / "certs", load_credentials(tmp_path / "certs", "b")
+
+        def shown() -> str:
+            assert member.port is not None
+            return serial_of(asyncio.run(see_certificate("127.0.0.1", member.port, "a", b)))
+
+        before = shown()
+        assert before == serial_of((certs / "a.crt").read_bytes())
+        after = renew(certs, "a", days=12)
+        soon(lambda: any(entry["event"] == "certificates reloaded" for entry in run.log))
+        assert shown() == after != before
+
+        soon(lambda: any(entry["event"] == "certificate expires soon" for entry in run.log))
+        assert member.status()["certificate_days"] == pytest.approx(12, abs=0.1)
+
+        (certs / "a.crt").write_text("half a file")
+        soon(lambda: any(entry["event"] == "certificates not reloaded" for entry in run.log))
+        assert shown() == after
+    warned = [entry for entry in run.log if entry["event"] == "certificate expires soon"]
+    assert warned[-1]["days"] == 12.0
+    assert "federation csr" in warned[-1]["reason"]
+
+
+def test_status_tells_that_a_certificate_is_about_to_expire(tmp_path: Path) -> None:
+    path = write_federation(describe(GECL, nodes=2), tmp_path)
+    run = DeployedRun(read_federation(path), tmp_path)
+    with run.member("a"):
+        table = " ".join(holdfast("federation", "status", path, "--name", "b").out.split())
+    assert "certificate" in table
+    assert "expires" in table
+
+
+def test_an_organisations_own_authority_vouches_for_its_member_alone(tmp_path: Path) -> None:
+    certs, theirs = tmp_path / "certs", tmp_path / "their-authority"
+    make_certificates(certs, "test", ["a"], days=1)
+    make_request(certs, "b")
+    make_authority(theirs, "hospital b")
+    for name in ("a", "b"):
+        (certs / f"{name}.csr").write_bytes(make_request(certs, name).read_bytes())
+    sign_request(theirs, certs / "b.csr", ["b"], days=1)
+    forged = sign_request(theirs, certs / "a.csr", ["a"], days=1).read_bytes()  # by b's people, for a's name
+    shutil.copy(theirs / "b.crt", certs)
+    with pytest.raises(HoldfastError, match=r"not signed by the authority in ca\.crt"):
+        load_credentials(certs, "b")
+    shutil.copy(theirs / "ca.crt", certs / "b.ca.crt")
+    run = deploy(describe(GECL, nodes=2, rounds=2), tmp_path)
+    assert set(run.models) == {"a", "b"}
+
+    with pytest.raises(HoldfastError, match="does not vouch for it"):
+        load_credentials(certs, "b").check("a", forged)
+    with run.member("b") as member:
+        root = (certs / "b.ca.crt").read_bytes()
+        stranger = grpc.ssl_channel_credentials(root, (certs / "a.key").read_bytes(), forged)
+        options = [("grpc.ssl_target_name_override", "b")]
+        with grpc.secure_channel(f"127.0.0.1:{member.port}", stranger, options) as channel:
+            with pytest.raises(grpc.RpcError) as error:
+                channel.unary_unary("/holdfast.Federation/Status")(b"", timeout=10)
+            assert "does not vouch for it" in error.value.details()
+
+
+def test_encrypted_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_federation(describe(GECL, nodes=2), tmp_path)
+    home, secret = tmp_path / "home", tmp_path / "passphrase"
+    secret.write_text("correct horse\n")
+    refused = holdfast("federation", "csr", path, "--name", "b", "--certs", home, "--encrypt")
+    assert (refused.code, "HOLDFAST_PASSPHRASE_FILE" in refused.err) == (2, True)
+    monkeypatch.setenv("HOLDFAST_PASSPHRASE_FILE", str(secret))
+    asked = holdfast("federation", "csr", path, "--name", "b", "--certs", home, "--encrypt")
+    assert asked.code == 0, asked.err
+    assert b"ENCRYPTED" in (home / "b.key").read_bytes()
+    sign_request(tmp_path / "certs", home / "b.csr", ["a", "b"], 1, replace=True)
+    for name in ("b.crt", "ca.crt"):
+        shutil.copy(tmp_path / "certs" / name, home)
+    assert b"ENCRYPTED" not in load_credentials(home, "b").key
+    run = DeployedRun(make_federation(describe(GECL, nodes=2), "test"), tmp_path)
+    with run.member("a") as member:  # whoever shows the certificate has the key
+        assert member.port is not None
+        asyncio.run(see_certificate("127.0.0.1", member.port, "a", load_credentials(home, "b")))
+
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(home, elsewhere)
+    monkeypatch.setenv("HOLDFAST_PASSPHRASE", "wrong")
+    with pytest.raises(HoldfastError, match="its passphrase is another one"):
+        load_credentials(elsewhere, "b")

@@ -147,9 +147,9 @@ def check_change(now: Epoch, after: Epoch, membership: MembershipConfig) -> None
     if order is not None and order.epoch != now.number:
         raise HoldfastError(f"epoch {after.number}: its order is for epoch {order.epoch}")
     ordered = {order.node.name} if order is not None else set()
-    added = set(names) - set(now.names)
-    if added - ordered or (added and order is not None and order.change != "add"):
-        raise HoldfastError(f"epoch {after.number}: nobody has ordered {sorted(added)[0]!r} to be added")
+    adds = ordered if order is not None and order.change == "add" else set()
+    if added := sorted(set(names) - set(now.names) - adds):
+        raise HoldfastError(f"epoch {after.number}: nobody has ordered {added[0]!r} to be added")
     lost = set(now.names) - set(names) - ordered
     if lost and membership.remove_after is None:
         raise HoldfastError(f"epoch {after.number}: {sorted(lost)[0]!r} is left out, and no order says so")

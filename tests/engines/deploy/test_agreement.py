@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from holdfast.engines.deploy.agreement import NO_BALLOT, Ballot, Proposal, Vote, is_majority
-from holdfast.engines.deploy.epochs import Epoch, Standing
-from holdfast.engines.deploy.federation import NodeConfig
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.agreement import (
+    NO_BALLOT,
+    Ballot,
+    Decision,
+    Proposal,
+    Signed,
+    Vote,
+    is_majority,
+)
+from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, next_epoch
+from holdfast.engines.deploy.federation import MembershipConfig, NodeConfig
+from holdfast.engines.deploy.wire.credentials import load_credentials, make_certificates
+from holdfast.engines.deploy.wire.membership import check_vote, sign_vote
 
 FROM, WINDOW = 6, 0  # how far everybody is at first, and how many models before the newest are kept
 
@@ -198,3 +210,53 @@ def test_without_a_majority_nobody_goes_on() -> None:
     assert halves.fix("cd", None) is None
     assert not is_majority({"a", "b"}, "abcd")
     assert not is_majority({"a", "x", "y", "z"}, "abcd")  # strangers do not count
+
+
+def test_votes_are_signed_by_the_members_themselves(tmp_path: Path) -> None:
+    make_certificates(tmp_path, "test", ["a", "b"], days=1)
+    make_certificates(tmp_path / "others", "test", ["a"], days=1)
+    credentials, other = load_credentials(tmp_path, "a"), load_credentials(tmp_path / "others", "a")
+    epoch = epoch_of("ab", 1, 4)
+    decision = Decision(epoch=epoch, ballot=(1, "a"), votes={})
+    vote = sign_vote(credentials, "digest", (1, "a"), epoch)
+    check_vote(credentials, "digest", "a", vote, decision)
+    wrong = [
+        ("b", vote, decision),  # a's vote is not b's
+        ("a", sign_vote(other, "digest", (1, "a"), epoch), decision),  # by another authority
+        ("a", sign_vote(credentials, "digest", (2, "a"), epoch), decision),  # in another ballot
+        ("a", vote, decision.model_copy(update={"epoch": epoch_of("ab", 1, 5)})),  # for another border
+        ("a", Signed(), decision),
+    ]
+    for name, signed, about in wrong:
+        with pytest.raises(HoldfastError, match="is not signed by it"):
+            check_vote(credentials, "digest", name, signed, about)
+
+
+def test_an_epoch_has_to_follow_by_the_rules() -> None:
+    now, rules = epoch_of("abcd"), MembershipConfig(remove_after=1.0, minimum=3)
+    check_change(now, epoch_of("abd", 1, 4), rules)
+    added = Order(federation="f", epoch=0, change="add", node=NodeConfig(name="e"))
+    check_change(now, epoch_of("abcde", 1, 4, joined=["e"], order=added), rules)
+    for after, complaint in [
+        (epoch_of("ab", 1, 4), "fewer than membership.minimum"),
+        (epoch_of("abcde", 1, 4, joined=["e"]), "nobody has ordered 'e'"),
+        (epoch_of("abdef", 1, 4, order=added), "nobody has ordered 'f'"),
+        (epoch_of("abd", 2, 4), "does not follow 0"),
+        (epoch_of("abd", 1, 4, joined=list("abd")), "nobody who has a model"),
+        (epoch_of("abcde", 1, 4, joined=["e"], order=added.model_copy(update={"epoch": 3})), "for epoch 3"),
+    ]:
+        with pytest.raises(HoldfastError, match=complaint):
+            check_change(now, after, rules)
+    with pytest.raises(HoldfastError, match="no order says so"):
+        check_change(now, epoch_of("abd", 1, 4), MembershipConfig(minimum=3))
+
+
+def test_the_border_is_the_last_round_that_all_who_stay_have_finished() -> None:
+    ends = {"a": (4, 6), "b": (3, 5), "c": (0, 2), "d": (6, 8), "e": (None, None)}
+    standing = {name: Standing(incarnation=HERE, oldest=o, newest=n) for name, (o, n) in ends.items()}
+    after = next_epoch(epoch_of("abcde"), standing, {"c"}, None)
+    assert after is not None
+    assert (after.first, after.names) == (5, ["a", "b", "d", "e"])
+    assert after.joined == ["d", "e"]  # the one has no model of round 5 any more, the other has none yet
+    del standing["b"]
+    assert next_epoch(epoch_of("abcde"), standing, {"c"}, None) is None  # b may be anywhere

@@ -104,6 +104,9 @@ class Keeper:
         try:
             if who not in self.voter.known_names:
                 raise HoldfastError("not a member of the federation")
+            shown = b"".join(context.auth_context().get("x509_pem_cert", []))
+            if self.credentials is not None and shown:
+                self.credentials.check(who, shown)  # it may have been revoked
             word: Word = parse(Word, await first_frame(frames))
             if word.federation == self.file.id and word.decision is not None:
                 self._learn(word.decision)

@@ -86,7 +86,9 @@ def check_vote(
         return
     try:
         certificate = x509.load_pem_x509_certificate(signed.certificate.encode())
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(credentials.authority))
+        authorities = x509.load_pem_x509_certificates(credentials.authority_of(name))
+        issuer = next((ca for ca in authorities if ca.subject == certificate.issuer), authorities[0])
+        certificate.verify_directly_issued_by(issuer)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         key = certificate.public_key()
         if names.get_values_for_type(x509.DNSName) != [name] or not isinstance(

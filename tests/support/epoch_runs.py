@@ -28,6 +28,7 @@ from holdfast.experiments.sites import initial_model, open_site
 from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelProblem
 
+DRAWING = threading.Lock()  # initial models are drawn with torch's own generator, of which a process has one
 ALPHABET = "abcdefghijklmnop"  # a member's data are those of its letter, whoever else takes part
 
 
@@ -114,10 +115,11 @@ class Threads:
         listen = addresses.get(name) if serves or file.server is None else None
 
         def make(now: FederationFile, hosting: Any) -> Any:
-            if serves:
-                return Server(now, folder, initial_model(now), **hosting)
-            data = make_data(ALPHABET.index(name), tuple(now.problem.input_shape or ()))
-            return Node(now, name, folder, open_site(now, name, data), **hosting)
+            with DRAWING:
+                if serves:
+                    return Server(now, folder, initial_model(now), **hosting)
+                data = make_data(ALPHABET.index(name), tuple(now.problem.input_shape or ()))
+                return Node(now, name, folder, open_site(now, name, data), **hosting)
 
         def run(member: Any) -> Any:
             self.members[name] = member

@@ -124,7 +124,7 @@ class Threads:
         def run(member: Any) -> Any:
             self.members[name] = member
             if serves or member.federation.server is None:
-                member.listen(listen or member.federation.member(name).address)
+                member.open(listen)
             return member.run()
 
         events = Events(name, self.write)

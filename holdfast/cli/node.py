@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
-from holdfast.engines.deploy.wire.listening import is_loopback, require_loopback
+from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.experiments.consent import require_consent
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, names_code, open_site, own_data
@@ -100,11 +101,9 @@ def _run(options: MemberOptions, make: Callable[[Events], Node | Server]) -> Non
         member = make(events)
         stack.enter_context(member)
         if isinstance(member, Server) or member.federation.server is None:
-            member.listen(options.listen or _bind(member.federation.member(options.name).address))
+            member.open(options.listen)
         if options.monitor is not None:
-            from holdfast.engines.deploy.ops.monitor import serve_monitor
-
-            stack.callback(serve_monitor(member.status, options.monitor).shutdown)
+            stack.callback(monitor_page(member, options.monitor).shutdown)
         if options.log == "progress":
             events.write = stack.enter_context(ProgressView(member)).show
         if isinstance(member, Node) and member.site.warning:
@@ -128,15 +127,20 @@ def _run(options: MemberOptions, make: Callable[[Events], Node | Server]) -> Non
             _summary(member)
 
 
+def monitor_page(member: Member, port: int) -> ThreadingHTTPServer:
+    """The member's live page, and metrics for Prometheus."""
+    from holdfast.engines.deploy.ops.monitor import serve_monitor
+    from holdfast.report.serving import answers, respond
+    from holdfast.report.views import member_view
+
+    pages = answers(member_view(member.folder, member.status, member.federation.shared_metrics))
+    return serve_monitor(member.status, port, lambda handler: respond(handler, pages))
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     for another in STOPPING:  # ends the process at once, which is safe, too
         signal.signal(another, signal.SIG_DFL)
     raise Stopped
-
-
-def _bind(address: str) -> str:
-    """Loopback addresses as they are; otherwise all interfaces, as our own may have another name inside."""
-    return address if is_loopback(address) else f"[::]:{address.rpartition(':')[2]}"
 
 
 def _summary(member: Member) -> None:

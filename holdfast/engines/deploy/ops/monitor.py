@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import threading
 from collections.abc import Callable, Iterator
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from prometheus_client import CollectorRegistry, MetricsHandler
@@ -50,8 +50,13 @@ class _MemberMetrics(Collector):
         yield figures
 
 
-def serve_monitor(status: Status, port: int) -> ThreadingHTTPServer:
-    """Serves ``/`` and ``/metrics`` on 127.0.0.1; shut it down when done."""
+def serve_monitor(
+    status: Status, port: int, respond: Callable[[BaseHTTPRequestHandler], None] | None = None
+) -> ThreadingHTTPServer:
+    """Serves ``/metrics`` and a page on 127.0.0.1; shut it down when done.
+
+    ``respond`` answers everything but ``/metrics``. Without it, ``/`` is a table.
+    """
 
     class Handler(MetricsHandler):
         registry = CollectorRegistry()
@@ -59,6 +64,8 @@ def serve_monitor(status: Status, port: int) -> ThreadingHTTPServer:
         def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
             if self.path == "/metrics":
                 super().do_GET()
+            elif respond is not None:
+                respond(self)
             elif self.path == "/":
                 body = _page(status())
                 self.send_response(200)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.errors import MISCONFIGURED, HoldfastError, unknown
 from holdfast.core.files import private_files
 from holdfast.engines.deploy.member.base import Member, Stopped
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.ops.events import Events, describe, json_lines
+from holdfast.engines.deploy.ops.events import Events, describe, json_lines, nothing_but_entries
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
 from holdfast.engines.deploy.wire.listening import is_loopback, require_loopback
@@ -44,7 +44,7 @@ class MemberOptions:
     listen: str | None = None
     insecure: bool = False
     log: Literal["progress", "json"] = "progress"
-    monitor: int | None = None
+    monitor: str | None = None  # port, or host:port
     accept: str | None = None
     policy: Path | None = None
 
@@ -67,6 +67,11 @@ class MemberOptions:
 @private_files()
 def run_node(options: MemberOptions, data: str | Path, device: str) -> None:
     """``holdfast node``"""
+    with _log(options) as events:
+        _run_node(options, data, device, events)
+
+
+def _run_node(options: MemberOptions, data: str | Path, device: str, events: Events) -> None:
     name, federation = options.name, read_federation(options.file, options.model)
     if name not in federation.names:
         raise unknown("node in the federation", name, federation.names)
@@ -74,12 +79,19 @@ def run_node(options: MemberOptions, data: str | Path, device: str) -> None:
     options.consent(federation, own_code=options.model is not None or names_code(data))
     site = open_site(federation, name, own_data(data, name), device)
     folder = options.folder or options.file.parent / f"node-{name}"
-    _run(options, lambda events: Node(federation, name, folder, site, credentials=credentials, events=events))
+    _run(
+        options, events, lambda: Node(federation, name, folder, site, credentials=credentials, events=events)
+    )
 
 
 @private_files()
 def run_server(options: MemberOptions) -> None:
     """``holdfast server``"""
+    with _log(options) as events:
+        _run_server(options, events)
+
+
+def _run_server(options: MemberOptions, events: Events) -> None:
     name, federation = options.name, read_federation(options.file, options.model)
     if federation.server is None:
         raise HoldfastError(f"{options.file} has no [server]: its nodes talk to one another directly")
@@ -89,22 +101,38 @@ def run_server(options: MemberOptions) -> None:
     options.consent(federation, own_code=options.model is not None)
     folder = options.folder or options.file.parent / f"server-{name}"
     model = initial_model(federation)
-    _run(options, lambda events: Server(federation, folder, model, credentials=credentials, events=events))
+    _run(options, events, lambda: Server(federation, folder, model, credentials=credentials, events=events))
 
 
-def _run(options: MemberOptions, make: Callable[[Events], Node | Server]) -> None:
-    """To the end, watched; a signal stops it wherever it is, since every instant is safe to stop at."""
+@contextmanager
+def _log(options: MemberOptions) -> Iterator[Events]:
+    """The member's log. As JSON lines it holds all that is said, also the error that ends the command."""
     events = Events(options.name, json_lines)
+    if options.log != "json":
+        yield events
+        return
+    with nothing_but_entries(events):
+        try:
+            yield events
+        except (HoldfastError, OSError) as error:
+            code = getattr(error, "exit_code", MISCONFIGURED)
+            events.log("stopping", "error", reason=str(error), exit_code=code)
+            sys.exit(code)
+
+
+def _run(options: MemberOptions, events: Events, make: Callable[[], Node | Server]) -> None:
+    """To the end, watched; a signal stops it wherever it is, since every instant is safe to stop at."""
     with ExitStack() as stack:
-        stack.enter_context(watch_handshakes(events))
-        member = make(events)
+        stack.enter_context(watch_handshakes(events, plain=options.log != "json"))
+        member = make()
         stack.enter_context(member)
         if isinstance(member, Server) or member.federation.server is None:
             member.listen(options.listen or _bind(member.federation.member(options.name).address))
         if options.monitor is not None:
             from holdfast.engines.deploy.ops.monitor import serve_monitor
 
-            stack.callback(serve_monitor(member.status, options.monitor).shutdown)
+            host, _, port = options.monitor.rpartition(":")
+            stack.callback(serve_monitor(member.status, int(port), host or "127.0.0.1").shutdown)
         if options.log == "progress":
             events.write = stack.enter_context(ProgressView(member)).show
         if isinstance(member, Node) and member.site.warning:
@@ -119,10 +147,12 @@ def _run(options: MemberOptions, make: Callable[[Events], Node | Server]) -> Non
         except Stopped:
             events.log("stopped", round=member.done)
             stack.close()
-            print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
+            if options.log == "progress":
+                print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
             sys.exit(130)
         except HoldfastError as error:
-            events.log("stopping", "error", reason=str(error))
+            if options.log == "progress":  # otherwise ``_log`` says so
+                events.log("stopping", "error", reason=str(error))
             raise
         if options.log == "progress":
             _summary(member)

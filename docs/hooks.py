@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from pydantic_core import PydanticUndefined
 from typer.core import TyperGroup, TyperOption
 
@@ -27,6 +29,9 @@ from holdfast.core.validation import Section
 from holdfast.experiments.config import Choice, Experiment
 
 ROOT = Path(__file__).parents[1]
+EXTERNAL = re.compile(
+    r"""(?:<(?:script|img|iframe|link)\b[^>]*(?:src|href)=["']?|import\(["'])(https?://[^"' >]+)"""
+)
 WRITTEN = {  # pages that are written here: title, and what they hold
     "reference/experiment-keys.md": ("Every experiment key", "Types and defaults."),
     "reference/cli.md": ("Every command", "Arguments and options."),
@@ -56,6 +61,16 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def _outside(link: re.Match[str]) -> str:
     text, target = link.groups()
     return link[0] if (ROOT / "docs" / target.split("#")[0]).exists() else f"{text} (`{target}`)"
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """The page without what would ask others for anything; what is left must not."""
+    output = re.sub(
+        r'<script type="module">(?:(?!</script>).)*mermaid.*?</script>', "", output, flags=re.DOTALL
+    )
+    if found := EXTERNAL.search(output):
+        raise PluginError(f"{page.file.src_uri} loads {found[1]} from elsewhere: keep a copy here")
+    return output
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -241,10 +256,9 @@ def choices() -> str:
             page = f" [Its page](../methods/{entry['name']}.md)." if kind == "algorithms" else ""
             lines += [f"### {entry['name']}", "", f"{entry['summary']}{page}", ""]
             for parameter in entry["parameters"]:
-                default = (
-                    "required" if parameter.get("required") else f"default `{parameter.get('default')!r}`"
-                )
-                lines.append(f"- `{parameter['name']}`: {parameter.get('type', '')}, {default}")
+                default = "required" if parameter["required"] else f"default `{parameter['default']!r}`"
+                note = f". *{parameter['note']}*" if parameter["note"] else ""
+                lines.append(f"- `{parameter['name']}`: {parameter['words']}, {default}{note}")
             lines.append("")
     return "\n".join(lines) + "\n"
 

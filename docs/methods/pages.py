@@ -54,7 +54,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Lists the methods by family, after what mkdocs.yml says of "Methods"."""
     [section] = [entry["Methods"] for entry in config.nav or [] if "Methods" in entry]
     families: dict[str, list[str]] = {}
-    for entry in entries("algorithms"):
+    for entry in listed():
         families.setdefault(entry["family"].capitalize(), []).append(f"methods/{entry['name']}.md")
     section += [{family: pages} for family, pages in families.items()]
     return config
@@ -74,6 +74,11 @@ def whole_page(name: str, by_hand: str) -> str:
     return "\n".join(
         [introduction, facts(name), f"## {rest}", curve(name), lines_that_run(name), papers(name)]
     )
+
+
+@cache
+def listed() -> list[dict[str, Any]]:
+    return entries("algorithms")
 
 
 # --- facts -------------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ def channels(method: Method) -> str:
 
 
 def curve(name: str) -> str:
-    ends = ", ".join(f"{label} {_short(value)}" for label, value in RESULTS[name].items())
+    ends = "; ".join(f"{label}: {_short(value)}" for label, value in RESULTS[name].items())
     what = (
         "The nodes' own losses" if ALGORITHMS.describe(name)["family"] == "personalised" else "The distance"
     )
@@ -200,7 +205,7 @@ def curve(name: str) -> str:
         [
             "\n## A curve\n",
             f"![{METHODS[name]['title']} on heterogeneous quadratics](figures/{name}.svg)\n",
-            f"*{what} after 300 rounds, as a share of the start: {ends}.",
+            f"*{what} after 300 rounds, as a share of the start. {ends}.",
             "[The problem](index.md#the-curves).*",
         ]
     )
@@ -211,8 +216,12 @@ def _short(value: float) -> str:
 
 
 def python_line(name: str) -> str:
-    given = ", ".join(f"{key}={value!r}" for key, value in METHODS[name]["settings"].items())
+    given = ", ".join(f"{key}={_literal(value)}" for key, value in METHODS[name]["settings"].items())
     return f"hf.{ALGORITHMS[name].__name__}({given})"
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def toml_line(name: str) -> str:
@@ -226,10 +235,18 @@ def lines_that_run(name: str) -> str:
         "\n## Run it\n\n"
         f"```python\nmethod = {python_line(name)}\n"
         f'result = hf.train(method, model=net, data=data, topology="{place}", rounds=100)\n```\n\n'
-        f"```toml\n{toml_line(name)}\n```\n\n"
-        f"Every hyperparameter: [{name}](../reference/choices.md#{name}), "
-        f"[`hf.{ALGORITHMS[name].__name__}`](../reference/api.md)."
+        f"```toml\n{toml_line(name)}\n```\n\n" + hyperparameters(name)
     )
+
+
+def hyperparameters(name: str) -> str:
+    """All of them, with what stands beside them in the source."""
+    [entry] = [entry for entry in listed() if entry["name"] == name]
+    lines = ["| hyperparameter | | default | |", "|---|---|---|---|"]
+    for one in entry["parameters"]:
+        default = "required" if one["required"] else f"`{one['default']!r}`"
+        lines.append(f"| `{one['name']}` | {one['words']} | {default} | {one['note']} |".replace("||", "‖"))
+    return "\n".join(lines) + "\n"
 
 
 def papers(name: str) -> str:
@@ -252,7 +269,7 @@ def citation(key: str) -> str:
 def table() -> str:
     lines = ["| method | runs on | sends | keeps | ends at |", "|---|---|---|---|---|"]
     family = None
-    for entry in entries("algorithms"):
+    for entry in listed():
         if entry["family"] != family:
             family = entry["family"]
             lines.append(f"| **{family.capitalize()}** | | | | |")

@@ -205,10 +205,10 @@ def _tried(plan: Plan, job: Job) -> tuple[float, float]:
 
 
 def _save_pictures(setting: Setting, output: Path) -> list[Path]:
-    network = setting.network
-    figures = {"network": network_figure(network.nodes, network.weighted_links(), network.is_server)}
+    network, names = setting.network, setting.data.names
+    figures = {"network": network_figure(network.nodes, network.weighted_links(), network.is_server, names)}
     if setting.labels.size:
-        figures["partition"] = partition_figure(setting.labels)
+        figures["partition"] = partition_figure(setting.labels, called=names)
     for name, figure in figures.items():
         save_figure(figure, output / name)
     return [output / name for name in figures]

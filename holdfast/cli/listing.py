@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from typing import Any
 
 from rich.console import Console
@@ -51,6 +52,38 @@ FAMILIES = [
     "personalised",
 ]
 OWN = "your own"  # registered without a family
+TYPES = {  # what parameters are, in words; others are shown as they are written
+    "Rate": "number above 0, or a schedule",
+    "Weight": "number from 0, or a schedule",
+    "Chance": "probability, or a schedule",
+    "Probability": "probability above 0",
+    "Positive": "number above 0",
+    "NonNegative": "number from 0",
+    "Finite": "number",
+    "Count": "whole number from 1",
+    "Whole": "whole number from 0",
+    "Decay": "number from 0, below 1",
+    "Share": "number above 0, up to 1",
+    "Annotated[float, Field(gt=0, le=1)]": "number above 0, up to 1",
+    "Annotated[float, Field(gt=0, le=2)]": "number above 0, up to 2",
+    "Annotated[float, Field(ge=0, lt=1)]": "number from 0, below 1",
+    "Optimizer": "optimiser",
+    "LocalSolver": "solver",
+    "Part": "names of parts of the model, or a number",
+    "Gamma": "number above 0, 'safe' or 'tuned'",
+    "bool": "true or false",
+    "str": "text",
+    "GapRule": "'strong-convexity' or 'dual-point'",
+    "Bits": "whole number from 1 to 8",
+    "LinkProbability": "probability above 0",
+    "Concentration": "number above 0, or inf",
+    "Widths": "list of whole numbers",
+    "list[Count]": "list of whole numbers",
+    "list[str]": "list of words",
+    "Annotated[tuple[ChosenChannel, ...], Field(min_length=2), BeforeValidator(_as_tuple)]": "channels",
+    "AtLeastTwo": "whole number from 2",
+    "TwoOrMore": "whole number from 2",
+}
 
 
 def list_choices(kind: str | None, *, as_json: bool) -> None:
@@ -81,12 +114,39 @@ def entries(kind: str) -> list[dict[str, Any]]:
         ]
     registry = REGISTRIES[kind]
     listed = [registry.describe(name) for name in registry]
+    for entry in listed:
+        notes = _notes(registry[entry["name"]])
+        for parameter in entry["parameters"]:
+            parameter["words"] = _in_words(parameter["type"])
+            parameter["note"] = notes.get(parameter["name"], "").replace("``", "`")
     if kind == "algorithms":
         for entry in listed:
             entry.setdefault("family", OWN)
             entry |= _costs(registry[entry["name"]], entry["parameters"])
         listed.sort(key=_family_place)
     return listed
+
+
+def _in_words(annotation: str) -> str:
+    """A type such as ``Rate | None`` in words; None is told by the default."""
+    parts = [part for part in annotation.split(" | ") if part not in ("None", "Path")]
+    return " or ".join(TYPES.get(part, ", ".join(_values(part)) or part) for part in parts)
+
+
+def _values(annotation: str) -> list[str]:
+    """What a ``Literal`` allows."""
+    inside = re.fullmatch(r"Literal\[(.*)\]", annotation)
+    return inside[1].split(", ") if inside else []
+
+
+def _notes(maker: Any) -> dict[str, str]:
+    """What stands beside parameters in the source, of a class and those it derives from, or of a function."""
+    made_of = reversed(maker.__mro__[:-1]) if inspect.isclass(maker) else [inspect.unwrap(maker)]
+    found: dict[str, str] = {}
+    for part in made_of:
+        if part.__module__.startswith("holdfast"):
+            found |= dict(re.findall(r"^    (\w+): [^#\n]*# (.+)$", inspect.getsource(part), re.MULTILINE))
+    return found
 
 
 def _family_place(entry: dict[str, Any]) -> int:

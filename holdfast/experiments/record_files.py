@@ -56,6 +56,7 @@ class Summary(TypedDict):
 class Partition:
     """What each node owns."""
 
+    names: list[str] | None  # what the nodes are called; None: by their numbers
     samples: np.ndarray  # [n] int64
     classes: list[str]  # empty for regression
     counts: np.ndarray  # [n, classes] int64
@@ -151,13 +152,17 @@ def metrics_in(file: Path, text: str) -> Metrics:
 def read_partition(file: Path) -> Partition:
     """Samples of every node, in all and per class."""
     header, lines = _csv(file, _text(file))
+    names = None
+    if header[1:2] == ["name"]:
+        header.pop(1)
+        names = [cells.pop(1) for _, cells in lines]
     if header[:2] != ["node", "samples"]:
-        raise _damaged(file, "its first line should begin with node,samples")
+        raise _damaged(file, "its first line should begin with node,samples or node,name,samples")
     rows = [[_whole(where, *cell) for cell in zip(header, cells, strict=True)] for where, cells in lines]
     if not rows or [row[0] for row in rows] != list(range(len(rows))):
         raise _damaged(file, "expected one line for every node, from 0 on")
     table = np.array(rows, dtype=np.int64)
-    return Partition(table[:, 1], header[2:], table[:, 2:])
+    return Partition(names, table[:, 1], header[2:], table[:, 2:])
 
 
 def read_links(file: Path) -> list[WeightedLink]:

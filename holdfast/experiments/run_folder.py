@@ -74,8 +74,12 @@ def job_entry(job: PlannedJob) -> dict[str, Any]:
 def write_setting(folder: Path, setting: Setting) -> None:
     """The partition and the network as tables."""
     data, labels = setting.data, setting.labels
-    header = ["node", "samples", *(str(label) for label in range(labels.shape[1]))]
-    lines = [[node, int(data.counts[node]), *labels[node].tolist()] for node in range(data.nodes)]
+    named = ["name"] if data.names else []  # such as the hospitals of a table
+    header = ["node", *named, "samples", *(str(label) for label in range(labels.shape[1]))]
+    lines = [
+        [node, *(data.names or ())[node : node + 1], int(data.counts[node]), *labels[node].tolist()]
+        for node in range(data.nodes)
+    ]
     write_csv(folder / "partition.csv", header, lines)
     write_csv(folder / "network.csv", ["i", "j", "weight"], setting.network.weighted_links())
 

@@ -78,7 +78,7 @@ def setting_data(record: RunRecord) -> dict[str, Any] | None:
     if record.partition is None:
         return None
     partition = record.partition
-    names = [str(node) for node in range(len(partition.samples))]
+    names = partition.names or [str(node) for node in range(len(partition.samples))]
     return network_data(names, record.links, is_server=not record.links) | {
         "title": record.prefix,
         "samples": partition.samples.tolist(),

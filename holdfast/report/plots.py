@@ -42,13 +42,13 @@ def setting_plots(record: RunRecord) -> Iterator[Plot]:
     words = "All nodes talk to the server only." if not record.links else "Nodes and the links between them."
     if len({weight for _, _, weight in record.links}) > 1:
         words = "Nodes and the links between them; the thicker, the larger the mixing weight."
-    nodes = len(record.partition.samples)
-    yield Plot("network", words, network_figure(nodes, record.links, is_server=not record.links))
+    nodes, names = len(record.partition.samples), record.partition.names
+    yield Plot("network", words, network_figure(nodes, record.links, not record.links, names))
     if record.partition.classes:
         yield Plot(
             "partition",
             "How many samples of each class every node owns; an empty cell is none.",
-            partition_figure(record.partition.counts, record.partition.classes),
+            partition_figure(record.partition.counts, record.partition.classes, names),
         )
 
 

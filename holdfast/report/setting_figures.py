@@ -15,10 +15,18 @@ from holdfast.report.figures import FAINT, GRID, INK, quiet
 from holdfast.report.layout import DRAWN_UP_TO, ON_A_CIRCLE_UP_TO, node_places
 from holdfast.report.styles import COLOURS
 
+NAMED_UP_TO = 12  # nodes whose names are written
 
-def partition_figure(table: np.ndarray, classes: Sequence[str] | None = None) -> Figure:
-    """Heat map of a table [n, classes]: how many samples of each class every node owns."""
+
+def partition_figure(
+    table: np.ndarray, classes: Sequence[str] | None = None, called: Sequence[str] | None = None
+) -> Figure:
+    """Heat map of a table [n, classes]: how many samples of each class every node owns.
+
+    ``called``: what the nodes are called, such as hospitals; their numbers if nothing is given.
+    """
     nodes, columns = table.shape
+    names_of_nodes = called or [str(node) for node in range(nodes)]
     names = list(classes) if classes is not None else [str(label) for label in range(columns)]
     with_counts = nodes <= 30 and columns <= 20
     figure = Figure(figsize=(6.4, min(8.0, max(2.6, 1.1 + 0.27 * nodes))), layout="constrained")
@@ -42,7 +50,10 @@ def partition_figure(table: np.ndarray, classes: Sequence[str] | None = None) ->
         if max(map(len, names)) > 3:
             axes.tick_params(axis="x", rotation=35)
     if nodes <= 40:
-        axes.set_yticks(np.arange(nodes) + 0.5, [f"{i}  ({total:,})" for i, total in enumerate(table.sum(1))])
+        axes.set_yticks(
+            np.arange(nodes) + 0.5,
+            [f"{name}  ({total:,})" for name, total in zip(names_of_nodes, table.sum(1), strict=True)],
+        )
         axes.set_ylabel("node (samples)")
     else:
         axes.set_ylabel("node")
@@ -54,8 +65,13 @@ def partition_figure(table: np.ndarray, classes: Sequence[str] | None = None) ->
     return figure
 
 
-def network_figure(nodes: int, links: Sequence[WeightedLink], is_server: bool) -> Figure:
-    """The graph, nodes on a circle; with a server, the hub in the middle."""
+def network_figure(
+    nodes: int, links: Sequence[WeightedLink], is_server: bool, called: Sequence[str] | None = None
+) -> Figure:
+    """The graph, nodes on a circle; with a server, the hub in the middle.
+
+    ``called``: what the nodes are called; a few names are written beside their numbers.
+    """
     figure = Figure(figsize=(4.4, 4.4), layout="constrained")
     axes = figure.add_subplot(aspect="equal")
     axes.axis("off")
@@ -91,5 +107,18 @@ def network_figure(nodes: int, links: Sequence[WeightedLink], is_server: bool) -
     if is_server:
         axes.scatter([0], [0], s=1500, marker="s", color=COLOURS[1], zorder=2)
         axes.text(0, 0, "server", ha="center", va="center_baseline", color="#ffffff", size=9, zorder=3)
+    if called is not None and nodes <= NAMED_UP_TO:
+        for name, (x, y) in zip(called, at, strict=True):
+            side = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
+            axes.annotate(
+                name,
+                (x, y),
+                xytext=(14 * x, 16 * y),
+                textcoords="offset points",
+                ha=side,
+                va="center",
+                color=INK,
+                size=8,
+            )
     axes.margins(0.08)
     return figure

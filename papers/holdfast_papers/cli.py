@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from holdfast.cli.options import DataDir, Device
+from holdfast.cli.options import AsJson, DataDir, Device
+from holdfast.core.errors import HoldfastError
 
 Scale = Literal["small", "full"]
 
@@ -15,12 +16,16 @@ app = typer.Typer(help="The papers as executable claims: list them, run them, ju
 
 
 @app.callback(invoke_without_command=True)
-def paper(context: typer.Context) -> None:
+def paper(context: typer.Context, json: AsJson = False) -> None:
     """The papers as executable claims; without a command, list them and their experiments."""
     if context.invoked_subcommand is None:
         from holdfast_papers.commands import list_papers
 
-        list_papers()
+        list_papers(as_json=json)
+    elif json:
+        raise HoldfastError(
+            f"--json comes after the command: holdfast paper {context.invoked_subcommand} --json"
+        )
 
 
 @app.command("run")
@@ -41,6 +46,7 @@ def paper_run(
             help="Run this seed only, one per process; the command without it joins and judges them."
         ),
     ] = None,
+    json: AsJson = False,
 ) -> None:
     """Run experiments of a paper, draw its figures, and say which of its claims hold.
 
@@ -48,7 +54,7 @@ def paper_run(
     """
     from holdfast_papers.commands import run_papers
 
-    run_papers(wanted, scale, data_dir, device, runs_dir, seed)
+    run_papers(wanted, scale, data_dir, device, runs_dir, seed, as_json=json)
 
 
 @app.command("fill")

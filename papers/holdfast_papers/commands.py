@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -47,8 +49,11 @@ PLACE = re.compile(
 COUNTS = re.compile(r"(<!-- holdfast paper counts -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 
 
-def list_papers() -> None:
+def list_papers(*, as_json: bool = False) -> None:
     """``holdfast paper``"""
+    if as_json:
+        print(json.dumps([_described(paper) for paper in load_papers().values()], indent=2))
+        return
     console = Console()
     for paper in load_papers().values():
         console.print(f"\n[bold underline]{paper.id}[/bold underline]  {paper.title}", highlight=False)
@@ -60,11 +65,26 @@ def list_papers() -> None:
     console.print("\nRun one with, say: [bold]holdfast paper run local-gecl/table-3[/bold]", highlight=False)
 
 
+def _described(paper: Paper) -> dict[str, Any]:
+    experiments = [
+        {"id": one.id, "title": one.title, "claims": [claim.says for claim in one.claims]}
+        for one in paper.experiments
+    ]
+    return {"id": paper.id, "title": paper.title, "reference": paper.reference, "experiments": experiments}
+
+
 def run_papers(
-    wanted: str, scale: Scale, data_dir: Path | None, device: str, runs_dir: Path, seed: int | None
+    wanted: str,
+    scale: Scale,
+    data_dir: Path | None,
+    device: str,
+    runs_dir: Path,
+    seed: int | None,
+    *,
+    as_json: bool = False,
 ) -> None:
     """``holdfast paper run``: exit code 1 if a claim fails, 2 if data are missing."""
-    console = Console()
+    console = Console(stderr=as_json)
     circumstances = Circumstances(scale, device, data_dir)
     chosen = find_experiments(wanted)
     tasks = {
@@ -95,6 +115,8 @@ def run_papers(
                 sys.exit(130)
             judgements.append(judgement)
             _show(console, judgement, folder)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(judgement) for judgement in judgements], indent=2))
     if len(judgements) > 1:
         console.print(_overview(judgements))
     if any(judgement.count(Verdict.FAIL) for judgement in judgements):

@@ -102,9 +102,17 @@ def test_list_as_json_has_everything_with_its_fields() -> None:
                 assert parameter["required"] != ("default" in parameter)
     [gossip] = [entry for entry in listed["algorithms"] if entry["name"] == "gossip"]
     assert gossip["parameters"] == [
-        {"name": "lr", "type": "Rate", "required": True},
-        {"name": "local_steps", "type": "Count", "required": False, "default": 1},
-        {"name": "optimizer", "type": "Optimizer", "required": False, "default": "SGD()"},
+        {
+            "name": "lr",
+            "type": "Rate",
+            "required": True,
+            "words": "number above 0, or a schedule",
+            "note": "",
+        },
+        {"name": "local_steps", "type": "Count", "required": False, "default": 1}
+        | {"words": "whole number from 1", "note": ""},
+        {"name": "optimizer", "type": "Optimizer", "required": False, "default": "SGD()"}
+        | {"words": "optimiser", "note": ""},
     ]
 
 

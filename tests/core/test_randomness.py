@@ -6,6 +6,7 @@ import pytest
 import torch
 from devices import on_gpu
 from scipy.stats import chi2
+from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Stream, batch_indices, cohort, coin, philox, uniform
@@ -42,6 +43,26 @@ def test_philox_broadcasts():
     keys = torch.tensor([key for _, key, _ in KNOWN])
     assert philox(tuple(counters.T), tuple(keys.T)).tolist() == [list(words) for _, _, words in KNOWN]
     assert philox((torch.arange(3), 0, torch.arange(2)[:, None], 0), (0, 0)).shape == (2, 3, 4)
+
+
+def test_one_operation_draws_the_same_words_as_many():
+    """On a GPU, philox is one operation; here it is called on a CPU."""
+    keys = torch.tensor([[1, 2, 3, 4], [5, ONES, 7, ONES], [0, 0, 0, 9]])
+
+    def one(key):
+        seed, node, round, step = key.unbind()
+        return torch.ops.holdfast.philox([torch.arange(5), step, round, node, seed], ONES, 7)
+
+    def many(key):
+        seed, node, round, step = key.unbind()
+        return philox((torch.arange(5), step, round, node), (seed, ONES), rounds=7)
+
+    assert torch.equal(vmap(one)(keys), vmap(many)(keys))
+    nodes, steps = torch.arange(3)[:, None], torch.arange(2)[:, None, None]
+    words = torch.ops.holdfast.philox(
+        [torch.arange(4), steps, torch.tensor(3), nodes, torch.tensor(9)], 1, 10
+    )
+    assert torch.equal(words, philox((torch.arange(4), steps, 3, nodes), (9, 1)))
 
 
 def test_philox_takes_32_bit_words_only():

@@ -86,6 +86,13 @@ def test_facts_are_those_of_the_code(pages: ModuleType) -> None:
     assert "| Needs convex f_i | yes |" in pages.facts("dualfl")
 
 
+def test_hyperparameters_come_with_what_the_source_says(pages: ModuleType) -> None:
+    table = pages.hyperparameters("ditto")
+    assert "| `lr` | number above 0, or a schedule | required |" in table
+    assert "| `rho` | number from 0 | `0.1` | the paper's lambda: 0 is training alone" in table
+    assert "| `server_lr` | number above 0, or a schedule | `1.0` | other than 1: generalised FedAvg" in table
+
+
 def _first_author_and_year(paper: dict) -> tuple[str, str]:
     return _plain(paper["authors"].split(",")[0].split(". ")[-1]), str(paper["year"])
 

@@ -32,6 +32,13 @@ def test_outputs_are_committed(path: Path) -> None:
     assert "error" not in kinds
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_in_colab_it_installs_the_release_first(path: Path) -> None:
+    words, install = nbformat.read(path, as_version=4).cells[:2]
+    assert "needs a release on PyPI" in words.source
+    assert re.search(r"^    %pip install --quiet '?holdfast(\[\w+\]')?$", install.source, re.MULTILINE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,14 @@ from command_line import SMALL, experiment_file, holdfast, make_plan, rows, run_
 from safetensors.torch import load_file
 from sample_run import COSTS, DEFAULT_METRICS
 
+import holdfast as hf
 from holdfast.data import DATASETS
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.record import load_record
 from holdfast.models import mlp
+from holdfast.report.page_data import setting_data
+from holdfast.report.plots import setting_plots
 from holdfast.report.terminal import summary_table
 
 ONE_METRIC = 'metrics=["train_loss"]'  # pictures take time
@@ -144,6 +147,33 @@ def test_partition_and_network_are_kept_as_tables(finished: Path) -> None:
     assert all(int(line[1]) == sum(map(int, line[2:])) for line in partition[1:])
     links = (finished / "network.csv").read_text().splitlines()
     assert [line.rsplit(",", 1)[0] for line in links] == ["i,j", "0,1", "0,3", "1,2", "2,3"]
+
+
+def test_organisations_are_called_by_their_names(tmp_path: Path) -> None:
+    rows_of = {"north": 6, "south, east": 4}  # a name with a comma
+    lines = ["hospital,age,ill"]
+    lines += [f'"{name}",{age},{age % 2}' for name, count in rows_of.items() for age in range(count)]
+    (tmp_path / "patients.csv").write_text("\n".join(lines) + "\n")
+    table = hf.from_frame(tmp_path / "patients.csv", target="ill", node="hospital")
+    hf.train(
+        hf.FedAvg(lr=0.1),
+        model=torch.nn.Linear(1, 2),
+        data=table,
+        rounds=1,
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    partition = (tmp_path / "run" / "partition.csv").read_text().splitlines()
+    assert partition == ["node,name,samples,0,1", "0,north,6,3,3", '1,"south, east",4,2,2']
+    record = load_record(tmp_path / "run")
+    assert record.partition is not None
+    assert record.partition.names == ["north", "south, east"]
+    shown = setting_data(record)
+    assert shown is not None
+    assert shown["names"] == ["north", "south, east"]
+    [network, heat_map] = [plot.figure.axes[0] for plot in setting_plots(record)]
+    assert {"north", "south, east"} <= {text.get_text() for text in network.texts}
+    assert [label.get_text() for label in heat_map.get_yticklabels()] == ["north  (6)", "south, east  (4)"]
 
 
 # --- divergence --------------------------------------------------------------------------------------------

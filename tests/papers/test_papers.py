@@ -171,6 +171,18 @@ def test_a_failed_claim_is_exit_code_1(paper: Paper, tmp_path: Path) -> None:
     assert verdict["table"] == [["n", "n²"], [["1", "1"], ["2", "4"], ["3", "9"]]]
 
 
+def test_programs_read_papers_and_verdicts(paper: Paper) -> None:
+    [tiny] = [one for one in json.loads(holdfast("paper", "--json").out) if one["id"] == "tiny"]
+    assert [experiment["id"] for experiment in tiny["experiments"]] == [one.id for one in paper.experiments]
+    outcome = holdfast("paper", "run", "tiny/squares", "--json")
+    [judgement] = json.loads(outcome.out)
+    assert outcome.code == 1
+    assert judgement["experiment"] == "squares"
+    assert judgement["claims"][0]["verdict"] == "FAIL"
+    assert "FAIL" in outcome.err  # what people read
+    assert "after the command: holdfast paper run --json" in holdfast("paper", "--json", "run", "tiny").err
+
+
 def test_a_finished_run_is_not_repeated_and_a_changed_preset_is_run_anew(
     paper: Paper, tmp_path: Path
 ) -> None:

@@ -20,8 +20,10 @@ from holdfast.data.samples import Pair
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
 from holdfast.problem.flat import FlatModel
+from holdfast.problem.gradients.recurrent import stackable_recurrence
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
+from holdfast.problem.row_loss import without_fused_layers
 
 NODES = 3
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]
@@ -225,6 +227,49 @@ def test_stacked_recurrence_is_that_of_torch(kind, options, device) -> None:
     for node in range(2):
         for got, expected in zip(stacked, run(layer, (x[node],)), strict=True):
             assert torch.allclose(got[node], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "relu"])
+def test_stacked_recurrence_has_the_derivatives_of_torch(kind) -> None:
+    """Of a state that is handed over, too; second ones by autograd without torch's kernels.
+
+    Second ones are taken backwards twice, and as Hessians are, forwards over backwards.
+    """
+    more = {"nonlinearity": "relu"} if kind == "relu" else {}
+    layer = seeded(lambda: (nn.RNN if kind == "relu" else kind)(3, 4, bidirectional=True, **more)).double()
+    weights = [weight.detach() for weight in layer.parameters()]
+    names = [name for name, _ in layer.named_parameters()]
+    draw = torch.Generator().manual_seed(2)
+    x = torch.randn(2, 5, 6, 3, dtype=torch.float64, generator=draw)  # [nodes, T, B, 3]
+
+    def value(module: nn.Module, x: Tensor, *weights: Tensor) -> Tensor:
+        given = dict(zip(names, weights, strict=True))
+        first, state = torch.func.functional_call(module, given, (x,))
+        second, final = torch.func.functional_call(module, given, (first[..., :3], state))
+        states = final if isinstance(final, tuple) else (final,)
+        return (first**3).sum() + (second**2).sum() + sum((part**3).sum() for part in states)
+
+    def gradient(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        every = tuple(range(len(weights) + 1))
+        return torch.func.grad(lambda *given: value(stackable, *given), argnums=every)(x, *weights)
+
+    def slope(x: Tensor) -> Tensor:
+        return sum((part**2).sum() for part in gradient(x, *weights))
+
+    stackable = stackable_recurrence(deepcopy(layer))
+    nones = (None,) * len(weights)
+    found = torch.func.vmap(gradient, in_dims=(0, *nones))(x, *weights)
+    second = torch.func.vmap(torch.func.grad(slope))(x)
+    forwards = torch.func.vmap(torch.func.jacfwd(slope))(x)
+    for node in range(2):
+        given = [tensor.clone().requires_grad_() for tensor in (x[node], *weights)]
+        with without_fused_layers():
+            expected = torch.autograd.grad(value(layer, *given), given, create_graph=True)
+            [of_x] = torch.autograd.grad(sum((part**2).sum() for part in expected), given[:1])
+        for got, right in zip(found, expected, strict=True):
+            assert torch.allclose(got[node], right, rtol=1e-9, atol=1e-12)
+        for got in (second, forwards):
+            assert torch.allclose(got[node], of_x, rtol=1e-9, atol=1e-12)
 
 
 @every_device

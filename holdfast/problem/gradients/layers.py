@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from holdfast.problem.gradients.convolution import PixelConv2d, is_regular
+
 
 class PlaneConv2d(nn.Conv2d):
     """A convolution of a single plane, such as a grey image, as a product of its patches.
@@ -63,6 +65,8 @@ def ready_to_stack(module: nn.Module, device: torch.device) -> nn.Module:
     for layer in module.modules():
         if type(layer) is nn.Conv2d and device.type == "cuda" and _is_plane(layer):
             layer.__class__ = PlaneConv2d
+        if type(layer) is nn.Conv2d and device.type == "cuda" and is_regular(layer):
+            layer.__class__ = PixelConv2d
         if type(layer) is nn.Linear and layer.out_features <= NARROW:
             layer.__class__ = NarrowLinear
     return module

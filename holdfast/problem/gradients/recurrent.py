@@ -1,13 +1,13 @@
 """Recurrent layers in a form that stacks: torch's kernels for whole layers do not.
 
-The input's products are computed for all times at once; what is left for every time is one product with the
-state, and sums that a compiler fuses. Rows that are computed one by one keep torch's kernels. Dropout between
-layers is torch's function in both, so that it is counted (``holdfast.models.drawing``).
+The input's products are computed for all times at once; what is left is in ``recurrence``. Rows that are
+computed one by one keep torch's kernels. Dropout between layers is torch's function in both, so that it is
+counted (``holdfast.models.drawing``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,33 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
-State = tuple[Tensor, ...]  # [B, H] each: (h, c) of an LSTM, (h,) of the others
-Cell = Callable[[Tensor, Tensor, State], State]
-"""From the input's and the state's products [B, gates * H] and the state to the next state."""
-
-
-def _lstm(given: Tensor, fed_back: Tensor, state: State) -> State:
-    into, forget, new, out = (given + fed_back).chunk(4, -1)
-    memory = forget.sigmoid() * state[1] + into.sigmoid() * new.tanh()
-    return out.sigmoid() * memory.tanh(), memory
-
-
-def _gru(given: Tensor, fed_back: Tensor, state: State) -> State:
-    (reset, update, new), (of_reset, of_update, of_new) = given.chunk(3, -1), fed_back.chunk(3, -1)
-    candidate = (new + (reset + of_reset).sigmoid() * of_new).tanh()
-    share = (update + of_update).sigmoid()
-    return (candidate + share * (state[0] - candidate),)
-
-
-def _tanh(given: Tensor, fed_back: Tensor, state: State) -> State:
-    return ((given + fed_back).tanh(),)
-
-
-def _relu(given: Tensor, fed_back: Tensor, state: State) -> State:
-    return ((given + fed_back).relu(),)
-
-
-_CELLS: dict[str, Cell] = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu}
+from holdfast.problem.gradients.recurrence import CELLS, State, recurrence
 
 
 class Stackable(nn.RNNBase):
@@ -104,12 +78,14 @@ class Stackable(nn.RNNBase):
         self, sequence: Tensor, weights: dict[str, Tensor], state: State
     ) -> tuple[Tensor, State]:
         given = functional.linear(sequence, weights["weight_ih"], weights.get("bias_ih"))
-        cell, projection = _CELLS[self.mode], weights.get("weight_hr")
-        back, bias = weights["weight_hh"].mT, weights.get("bias_hh")
+        back, projection = weights["weight_hh"].mT, weights.get("weight_hr")
+        bias, cell = weights.get("bias_hh", back.new_zeros(back.shape[1])), CELLS[self.mode]
+        if projection is None and _has_one_gradient():
+            states = recurrence(given, back, bias, state, self.mode)
+            return states[0], tuple(part[-1] for part in states)
         outputs = []
         for now in given.unbind():
-            fed_back = state[0] @ back if bias is None else torch.addmm(bias, state[0], back)
-            state = cell(now, fed_back, state)
+            state = cell(now, torch.addmm(bias, state[0], back), state)
             if projection is not None:
                 state = (state[0] @ projection.mT, *state[1:])
             outputs.append(state[0])
@@ -143,3 +119,10 @@ def stackable_recurrence(module: nn.Module) -> nn.Module:
 def _is_transformed() -> bool:
     """Whether one of torch's function transforms, such as vmap, is under way."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def _has_one_gradient() -> bool:
+    """Whether torch's function transforms take at most one derivative, and that backwards."""
+    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
+    kinds = torch._C._functorch.TransformType
+    return kinds.Jvp not in levels and levels.count(kinds.Grad) <= 1

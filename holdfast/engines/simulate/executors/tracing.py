@@ -65,7 +65,11 @@ def _compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
 @torch.no_grad()
 def traced(program: Program, inputs: Sequence[Tensor]) -> fx.GraphModule:
     """The operations of ``program`` for inputs of this form."""
-    return make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    graph = make_fx(program, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    for node in graph.graph.nodes:
+        node.type = None  # the program's own annotations, with which what is compiled is not kept on disk
+    graph.recompile()
+    return graph
 
 
 def _as_inputs(traced: fx.GraphModule) -> list[Tensor]:

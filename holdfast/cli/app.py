@@ -19,6 +19,7 @@ from holdfast.cli.options import (
     Processes,
     Quiet,
     TensorBoard,
+    Watch,
 )
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ def run(
     ] = None,
     processes: Processes = None,
     tensorboard: TensorBoard = False,
+    watch: Watch = False,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
@@ -68,6 +70,7 @@ def run(
         runs_dir,
         name=name,
         tensorboard=tensorboard,
+        watch=watch,
         quiet=quiet,
         as_json=json,
     )
@@ -142,6 +145,29 @@ def tune(
         widen=widen,
         quiet=quiet,
     )
+
+
+@app.command()
+def watch(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Run directories, or one rehearsal of a federation."),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of the page, on 127.0.0.1; 0 is a free one.")
+    ] = 0,
+    runs_dir: Annotated[
+        Path, typer.Option(help="Where the newest run is looked for, if none is named.")
+    ] = Path("runs"),
+) -> None:
+    """Follow a run in the browser: curves, table, network, partition and log, as they grow.
+
+    Prints the address of a page that only this machine can open. The run itself is not touched: it may have
+    been started elsewhere, be resumed, or have ended.
+    """
+    from holdfast.cli.watch import watch_runs
+
+    watch_runs(folders or [], runs_dir, port)
 
 
 @app.command()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -129,10 +130,7 @@ def _run(options: MemberOptions, events: Events, make: Callable[[], Node | Serve
         if isinstance(member, Server) or member.federation.server is None:
             member.listen(options.listen or _bind(member.federation.member(options.name).address))
         if options.monitor is not None:
-            from holdfast.engines.deploy.ops.monitor import serve_monitor
-
-            host, _, port = options.monitor.rpartition(":")
-            stack.callback(serve_monitor(member.status, int(port), host or "127.0.0.1").shutdown)
+            stack.callback(monitor_page(member, options.monitor).shutdown)
         if options.log == "progress":
             events.write = stack.enter_context(ProgressView(member)).show
         if isinstance(member, Node) and member.site.warning:
@@ -156,6 +154,19 @@ def _run(options: MemberOptions, events: Events, make: Callable[[], Node | Serve
             raise
         if options.log == "progress":
             _summary(member)
+
+
+def monitor_page(member: Member, where: str | int) -> ThreadingHTTPServer:
+    """The member's live page, its health and metrics for Prometheus on a port, or on host:port."""
+    from holdfast.engines.deploy.ops.monitor import serve_monitor
+    from holdfast.report.serving import answers, respond
+    from holdfast.report.views import member_view
+
+    pages = answers(member_view(member.folder, member.status, member.federation.shared_metrics))
+    host, _, port = str(where).rpartition(":")
+    return serve_monitor(
+        member.status, int(port), lambda handler: respond(handler, pages), host or "127.0.0.1"
+    )
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -29,6 +29,10 @@ DataDir = Annotated[
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Also log to TensorBoard (pip install tensorboard).")
 ]
+Watch = Annotated[
+    bool,
+    typer.Option("--watch", help="Serve a page that follows the run, as holdfast watch does."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run directory.")]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:N.")]
 Processes = Annotated[

@@ -6,12 +6,14 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 import holdfast
+from holdfast.cli.watch import live_page
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
 from holdfast.core.precision import switches_restored
@@ -43,6 +45,7 @@ def run_experiment(
     *,
     name: str | None = None,
     tensorboard: bool,
+    watch: bool = False,
     quiet: bool,
     as_json: bool = False,
 ) -> None:
@@ -58,7 +61,7 @@ def run_experiment(
         launch = launch_id()
         before = world.text_of_leader(lambda: str(run_to_continue(runs_dir, launch, plan.digest) or ""))
         runner = Runner.reopen(plan, Path(before)) if before else Runner.start(plan, runs_dir, launch, name)
-        _execute(runner, tensorboard=tensorboard, quiet=quiet)
+        _execute(runner, tensorboard=tensorboard, watch=watch, quiet=quiet)
     _show(runner, quiet=quiet, as_json=as_json)
 
 
@@ -93,7 +96,7 @@ def _agreed_plan(world: World, make: Callable[[], Plan]) -> Plan:
     return plan
 
 
-def _execute(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
+def _execute(runner: Runner, *, tensorboard: bool, watch: bool = False, quiet: bool) -> None:
     """Runs what is left to run; only the leader of several processes shows anything."""
     leads = runner.world.leads
     console = Console(quiet=quiet or not leads)
@@ -106,8 +109,10 @@ def _execute(runner: Runner, *, tensorboard: bool, quiet: bool) -> None:
         callbacks.append(TensorBoard(runner.folder / "tensorboard"))
     if not quiet and leads:
         callbacks.append(Progress([job.info for job in runner.plan.jobs], console, leave=False))
+    page = live_page([runner.folder], Console(stderr=quiet)) if watch and leads else nullcontext()
     try:
-        runner.execute(callbacks)
+        with page:
+            runner.execute(callbacks)
     except Interrupted:
         if leads:
             command = f"holdfast resume {shlex.quote(str(runner.folder))}"

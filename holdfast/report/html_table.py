@@ -23,7 +23,8 @@ def results_table(records: Sequence[RunRecord]) -> str:
         heads.append(metric_title(column))
         if column == "test_accuracy":
             heads.append("best accuracy (%)")
-    best = {column: best_lines(rows, column) for column in columns}
+    rivals = any(record.member is None for record in records)  # members of a federation do not compete
+    best = {column: best_lines(rows, column) if rivals else set() for column in columns}
     styles = curve_styles(records)
     lines = []
     for line, row in enumerate(rows):
@@ -44,7 +45,7 @@ def results_table(records: Sequence[RunRecord]) -> str:
 {body}
 </tbody>
 </table></div>
-<p class="note">{escape(_note(rows, any(record.member is not None for record in records)))}</p>"""
+<p class="note">{escape(_note(rows, any(record.member is not None for record in records), rivals))}</p>"""
 
 
 def _cell(column: str, spread: Spread | None, best: bool) -> str:
@@ -56,9 +57,11 @@ def _cell(column: str, spread: Spread | None, best: bool) -> str:
     return f"<td{BEST if best else ''}>{escape(mean)}{below}</td>"
 
 
-def _note(rows: Sequence[FinalRow], deployed: bool) -> str:
+def _note(rows: Sequence[FinalRow], deployed: bool, rivals: bool) -> str:
     words = ["Figures of the last recorded round; the best of each column is bold."]
-    if len({row.contest for row in rows}) > 1:
+    if not rivals:
+        words = ["Figures of the last recorded round."]
+    elif len({row.contest for row in rows}) > 1:
         words[0] = (
             "Figures of the last recorded round; the best of each column, for the same problem, is bold."
         )

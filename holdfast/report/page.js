@@ -366,9 +366,10 @@
       for (const other of drawn) other.cross(null);
     }
 
-    const stops = () => {
-      const all = now.lines.filter((line) => !line.backdrop).flatMap((line) => line.x);
-      return [...new Set(all)].sort((a, b) => a - b);
+    const stops = () => { // every x with a value; kept until the next drawing
+      const all = () => now.lines.filter((line) => !line.backdrop).flatMap((line) => line.x);
+      frame.stops ??= [...new Set(all())].sort((a, b) => a - b);
+      return frame.stops;
     };
     picture.addEventListener("pointermove", (event) => {
       const box = picture.getBoundingClientRect();
@@ -558,16 +559,20 @@
     });
   }
 
+  const brief = (name) => name.length > 14 ? `${name.slice(0, 13)}…` : name;
+  const called = (name) => /^\d+$/.test(name) ? `node ${name}` : name;
+
   function networkFigure(setting, order) {
     const [n, size] = [setting.names.length, 400];
     const scattered = setting.places.length === 0; // too many for a drawing: a wall of squares, node after node
     const columns = Math.ceil(Math.sqrt(n));
     const spread = scattered ? 0 : Math.max(...setting.places.flat().map(Math.abs));
     const crowd = Math.sqrt(10 / Math.max(n, 10));
+    const beside = setting.names.some((name) => name.length > 4); // names that fit no circle stand below it
     const radius = scattered ? (size - 20) / columns / 2 : 19 * crowd;
     const place = (i) => scattered
       ? [10 + (2 * (i % columns) + 1) * radius, 10 + (2 * Math.floor(i / columns) + 1) * radius]
-      : setting.places[i].map((v, k) => size / 2 + (k ? -1 : 1) * (v / spread) * (size / 2 - radius - 6));
+      : setting.places[i].map((v, k) => size / 2 + (k ? -1 : 1) * (v / spread) * (size / 2 - radius - (beside ? 24 : 6)));
     const places = setting.names.map((_, i) => place(i));
     const links = svg("g", { class: "links" });
     const heaviest = Math.max(...setting.links.map(([, , w]) => w), 1e-12);
@@ -579,8 +584,9 @@
     const dots = places.map(([x, y]) => scattered
       ? svg("rect", { x: x - radius + 0.5, y: y - radius + 0.5, width: 2 * radius - 1, height: 2 * radius - 1 })
       : svg("circle", { cx: x, cy: y, r: radius }));
-    const labels = n <= 60 ? places.map(([x, y], i) => svg("text", { x, y, dy: "0.35em", "text-anchor": "middle",
-      style: `font-size:${Math.min(13 * crowd ** 0.65, 2.6 * radius / Math.max(2, setting.names[i].length))}px` }, setting.names[i])) : [];
+    const labels = n <= 60 ? places.map(([x, y], i) => svg("text", { x, y: beside ? y + radius + 12 : y,
+      dy: beside ? 0 : "0.35em", "text-anchor": "middle", style: `font-size:${(beside ? 11 : 13) * crowd ** 0.65}px` },
+    brief(setting.names[i]))) : [];
     const hub = setting.server && !scattered ? [svg("rect", { class: "hub", x: size / 2 - 30, y: size / 2 - 15, width: 60,
       height: 30, rx: 5 }), svg("text", { x: size / 2, y: size / 2, dy: "0.35em", "text-anchor": "middle" }, "server")] : [];
     const picture = svg("svg", { class: "network", viewBox: `0 0 ${size} ${size}`, tabindex: 0, role: "img",
@@ -613,7 +619,7 @@
         const value = chosen.values[i];
         const share = value == null ? null : high > low ? (value - low) / (high - low) : 1;
         dot.setAttribute("style", share === null ? "fill:var(--grid)" : `fill:${mixed(share)}`);
-        labels[i]?.setAttribute("class", share === null || share < 0.45 ? "on-light" : "on-dark");
+        labels[i]?.setAttribute("class", beside || share === null || share < 0.45 ? "on-light" : "on-dark");
       });
       ramp.replaceChildren(html("span", {}, valueText(chosen.kind, low)), html("i"), html("span", {}, valueText(chosen.kind, high)));
     }
@@ -622,7 +628,7 @@
       const apart = places.map((at) => Math.hypot(at[0] - x, at[1] - y));
       const best = apart.indexOf(Math.min(...apart));
       return apart[best] < Math.max(12, 1.5 * radius) ? best : -1;
-    }, n, (i) => [`node ${setting.names[i]}`, ...options().map((one) => `${one.title}: ${valueText(one.kind, one.values[i])}`)],
+    }, n, (i) => [called(setting.names[i]), ...options().map((one) => `${one.title}: ${valueText(one.kind, one.values[i])}`)],
     (i) => dots.forEach((dot, k) => dot.classList.toggle("marked", k === i)));
     paint();
     return { figure, paint };
@@ -631,7 +637,7 @@
   function partitionFigure(setting) {
     const [nodes, classes] = [setting.counts.length, setting.classes.length];
     const top = setting.counts.reduce((most, row) => Math.max(most, ...row), 1);
-    const left = nodes <= 40 ? 62 : 34;
+    const left = nodes <= 40 ? 14 + 6.4 * Math.max(...setting.names.map((name) => brief(called(name)).length)) : 34;
     const width = 560;
     const cell = [(width - left - 6) / classes, Math.max(nodes > 200 ? 0.4 : 2, Math.min(31, 460 / nodes))];
     const slanted = Math.max(...setting.classes.map((name) => name.length)) > Math.max(3, cell[0] / 7);
@@ -660,12 +666,12 @@
     setting.classes.forEach((name, c) => {
       const x = left + (c + 0.5) * cell[0];
       if (c % everyClass === 0) picture.append(svg("text", slanted ? { x, y: above - 6, transform: `rotate(-35 ${x} ${above - 6})` }
-        : { x, y: above - 8, "text-anchor": "middle" }, name.length > 14 ? `${name.slice(0, 13)}…` : name));
+        : { x, y: above - 8, "text-anchor": "middle" }, brief(name)));
     });
     const everyNode = Math.ceil(12 / cell[1]);
     setting.names.forEach((name, i) => {
       if (i % everyNode === 0) picture.append(svg("text", { x: left - 8, y: above + (i + 0.5) * cell[1], dy: "0.35em",
-        "text-anchor": "end" }, `node ${name}`.slice(nodes <= 40 ? 0 : 5)));
+        "text-anchor": "end" }, nodes <= 40 ? brief(called(name)) : name));
     });
     const mark = svg("rect", { class: "mark", x: left, width: width - left - 6, height: cell[1], visibility: "hidden" });
     picture.append(mark);
@@ -677,7 +683,7 @@
     }, nodes, (i) => {
       const most = setting.counts[i].map((count, c) => [count, setting.classes[c]]).filter(([count]) => count)
         .sort((a, b) => b[0] - a[0]);
-      return [`node ${setting.names[i]}: ${countText(setting.samples[i])} samples`, most.slice(0, 8).map(([count, name]) =>
+      return [`${called(setting.names[i])}: ${countText(setting.samples[i])} samples`, most.slice(0, 8).map(([count, name]) =>
         `${name}: ${countText(count)}`).join(", ") + (most.length > 8 ? " …" : "")];
     }, (i) => {
       mark.setAttribute("y", above + Math.max(0, i) * cell[1]);
@@ -718,6 +724,7 @@
     const low = host.scrollTop + host.clientHeight > host.scrollHeight - 8;
     if (entries.length === Number(host.dataset.count)) return;
     host.dataset.count = entries.length;
+    if (!entries.length) entries = [["", "info", "Nothing has happened yet."]];
     host.replaceChildren(...entries.map(([time, level, text]) => html("li", { class: level },
       html("time", {}, time), html("span", {}, text))));
     if (low) host.scrollTop = host.scrollHeight;
@@ -738,7 +745,7 @@
           takeRows(news.rows);
           showParts(news.parts);
           showProgress(news.progress);
-          showLog(news.log);
+          if (news.log) showLog(news.log);
           if (news.reset || news.since !== since) {
             arrange();
             networks.forEach((one) => one.paint());
@@ -806,5 +813,9 @@
     redraw();
   });
   window.holdfast = { data, series, valueText }; // for tests, and for the curious
-  if (data.since !== undefined) follow(arrange, networks);
+  if (data.since !== undefined) { // a live page
+    showProgress(data.progress);
+    showLog(data.log);
+    follow(arrange, networks);
+  }
 })();

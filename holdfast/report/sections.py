@@ -26,8 +26,8 @@ FACTS = {
 
 def subtitles(records: Sequence[RunRecord]) -> str:
     """A line on each experiment."""
-    lines = [record.prefix + _subtitle(record) for record in records]
-    return "".join(f'<p class="subtitle">{escape(line)}</p>' for line in lines)
+    lines = [(record.prefix, _subtitle(record)) for record in records]
+    return "".join(f'<p class="subtitle">{escape(name + line)}</p>' for name, line in lines if line)
 
 
 def _subtitle(record: RunRecord) -> str:

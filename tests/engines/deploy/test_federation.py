@@ -9,6 +9,7 @@ import ssl
 import stat
 import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from command_line import holdfast
 from federation_runs import DeployedRun, describe, free_ports, make_data, write_federation
 
+from holdfast.cli.node import monitor_page
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.ops.monitor import serve_monitor
@@ -261,6 +263,20 @@ def test_status_tells_who_is_up_and_shares_only_what_is_listed(tmp_path: Path) -
     assert "holdfast_round 0.0" in metrics
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/").read().decode()
     assert "waiting for b" in page
+    server.shutdown()
+    server.server_close()
+
+    server = monitor_page(member, 0)  # as the command line serves it
+    port = server.server_address[1]
+    assert "holdfast_round 0.0" in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/").read().decode()
+    assert "waiting for b" in page
+    news = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{port}/data?since=").read())
+    metrics = [metric["name"] for metric in news["about"]["metrics"]]
+    assert not {"test_loss", "test_accuracy"} & set(metrics)  # which are not shared
+    stranger = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(stranger)
     server.shutdown()
     server.server_close()
     member.stop()

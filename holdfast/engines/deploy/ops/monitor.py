@@ -6,7 +6,7 @@ import html
 import json
 import threading
 from collections.abc import Callable, Iterator
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from prometheus_client import CollectorRegistry, MetricsHandler
@@ -77,8 +77,16 @@ def health(status: dict[str, Any]) -> dict[str, Any]:
     return {"healthy": not late, "round": status["round"], "phase": status["phase"], "late": late}
 
 
-def serve_monitor(status: Status, port: int, host: str = "127.0.0.1") -> ThreadingHTTPServer:
-    """Serves ``/``, ``/health`` and ``/metrics`` on ``host``; shut it down when done."""
+def serve_monitor(
+    status: Status,
+    port: int,
+    respond: Callable[[BaseHTTPRequestHandler], None] | None = None,
+    host: str = "127.0.0.1",
+) -> ThreadingHTTPServer:
+    """Serves ``/metrics``, ``/health`` and a page on ``host``; shut it down when done.
+
+    ``respond`` answers everything else. Without it, ``/`` is a table.
+    """
 
     class Handler(MetricsHandler):
         def log_message(self, format: str, *args: Any) -> None:
@@ -97,6 +105,8 @@ def serve_monitor(status: Status, port: int, host: str = "127.0.0.1") -> Threadi
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+            elif respond is not None:
+                respond(self)
             elif self.path == "/":
                 body = _page(status())
                 self.send_response(200)

@@ -1,0 +1,143 @@
+"""The page that follows runs: the report's own parts, refreshed as rows come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+from holdfast.experiments.record import RunRecord
+from holdfast.report.following import Following, LogLine
+from holdfast.report.html_table import results_table
+from holdfast.report.members import Member, members_table, recorded_members
+from holdfast.report.page import page_html
+from holdfast.report.page_data import setting_data
+from holdfast.report.sections import curves_note, listed, setting_facts, subtitles
+from holdfast.report.verdict import differences, job_troubles, verdict
+
+
+class LiveView:
+    """What ``/`` and ``/data`` of a live page answer."""
+
+    def __init__(
+        self,
+        following: Following,
+        members: Callable[[Sequence[RunRecord]], Sequence[Member]] = recorded_members,
+        network: dict[str, Any] | None = None,
+        log: Callable[[], Sequence[LogLine]] = tuple,
+        name: str = "",
+    ) -> None:
+        """``members`` of a federation, given those with records; its ``network``, ``log`` and ``name``."""
+        self.following, self.members_of, self.network = following, members, network
+        self.own_log, self.name = log, name
+
+    def page(self) -> str:
+        """The whole page as it is now."""
+        with self.following.lock:
+            self.following.refresh()
+            parts, progress = self._parts(), self._progress()
+            news = self.following.news("")
+            data = self._about() | {
+                "since": news["since"],
+                "rows": news["rows"],
+                "settings": self._settings(),
+                "progress": progress,
+                "log": self._log(),
+            }
+            shown = self.following.shown
+        facts = [f"{setting_facts(record)}{_setting(i)}" for i, record in enumerate(shown)]
+        if self.network is not None:
+            facts = [_setting(0)]
+        body = f"""<header>
+<h1>{escape(progress["title"])}</h1>
+{subtitles(shown)}
+<p class="progress" id="progress" data-status="{escape(progress["status"])}">{escape(progress["text"])}</p>
+<p class="trouble" id="lost" hidden>Nobody answers any more: the command that served this page has ended. \
+What is shown stays; the run's own report.html has the rest.</p>
+<noscript><p class="trouble">This page is drawn by its script. Without it there is the table; load the page \
+again for newer figures.</p></noscript>
+<div id="said">{parts["said"]}</div>
+</header>
+<main>
+<div id="members">{parts["members"]}</div>
+<div id="results">{parts["results"]}</div>
+<h2>Curves</h2>
+<div id="note">{parts["note"]}</div>
+<div id="curves"></div>
+<h2>{"Network" if self.network else "Network and data"}</h2>
+{"".join(facts)}
+<h2>Log</h2>
+<ol class="log" id="log" tabindex="0" aria-label="Log"></ol>
+</main>
+<footer>Served by holdfast on this machine only. Nothing can be changed from here.</footer>
+"""
+        return page_html(progress["title"], body, data, live=True)
+
+    def news(self, since: str) -> dict[str, Any]:
+        """What is new since then; see ``Following.news``."""
+        with self.following.lock:
+            self.following.refresh()
+            news = self.following.news(since)
+            changed = news.pop("changed") or bool(self.members)  # what they do is in no file
+            return news | {
+                "about": self._about() if changed else {},
+                "parts": self._parts() if changed else {},
+                "progress": self._progress(),
+                "log": self._log() if changed else None,
+            }
+
+    def _progress(self) -> dict[str, Any]:
+        progress = self.following.progress()
+        return progress | {"title": self.name} if self.name else progress
+
+    def _log(self) -> Sequence[LogLine]:
+        return self.own_log() or self.following.log
+
+    @property
+    def members(self) -> Sequence[Member]:
+        return self.members_of(self.following.shown)
+
+    def _about(self) -> dict[str, Any]:
+        about = self.following.about()
+        if self.network is not None:
+            about["node_figures"] = _member_figures(self.network["names"], self.members)
+        return about
+
+    def _settings(self) -> list[dict[str, Any] | None]:
+        if self.network is not None:
+            return [self.network]
+        return [setting_data(record) for record in self.following.shown]
+
+    def _parts(self) -> dict[str, str]:
+        """Markup by the id of the element that it goes into."""
+        shown, members = self.following.shown, self.members
+        warnings = [self.following.trouble] if self.following.trouble else []
+        if shown:
+            warnings += [*differences(shown), *(one for record in shown for one in job_troubles(record))]
+        compares = bool(shown) and all(record.member is None for record in shown)
+        sentence = f'<p class="verdict">{escape(verdict(shown))}</p>' if compares else ""
+        return {
+            "said": sentence + listed(warnings),
+            "members": f"<h2>Members</h2>{members_table(members)}" if members else "",
+            "results": f"<h2>Results</h2>{results_table(shown)}" if shown else "",
+            "note": f'<p class="note">{escape(curves_note(shown))}</p>',
+        }
+
+
+def _setting(order: int) -> str:
+    return f'<div class="figures setting" id="setting{order}"></div>'
+
+
+def _member_figures(names: Sequence[str], members: Sequence[Member]) -> list[dict[str, Any]]:
+    """What colours the nodes of a federation."""
+    known = {member.name: member for member in members}
+    figures = (("rounds done", "count", "round"), ("time spent on exchanges", "seconds", "waiting_seconds"))
+    return [
+        {
+            "record": 0,
+            "title": title,
+            "kind": kind,
+            "values": [getattr(known[name], key) if name in known else None for name in names],
+        }
+        for title, kind, key in figures
+    ]

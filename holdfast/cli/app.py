@@ -240,6 +240,23 @@ def inspect(
 
 
 @app.command()
+def recommend(
+    experiment: ExperimentPath = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    megabytes: Annotated[
+        float | None, typer.Option(help="What all nodes together may send in all rounds.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Say which method, graph and compression to start with on this network, and why; trains nothing."""
+    from holdfast.cli.recommend import recommend_experiment
+
+    path, changes = _split(experiment, overrides)
+    recommend_experiment(path, changes, data_dir, megabytes=megabytes, as_json=json)
+
+
+@app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("experiment.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,

@@ -13,11 +13,12 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data.columns import Columns
 from holdfast.engines.deploy.member.base import WARN_DAYS
 from holdfast.engines.deploy.ops.events import Events, silence
+from holdfast.engines.deploy.relay.switchboard import Switchboard
 from holdfast.engines.deploy.signing import KEY_NAME, make_key, public_key
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.wire.credentials import (
@@ -151,7 +152,7 @@ def make_all_certificates(path: Path, folder: Path | None, days: float) -> None:
     """``holdfast federation certs``"""
     federation = read_federation(path)
     target = folder or path.parent / "certs"
-    names = [member.name for member in federation.members]
+    names = [member.name for member in federation.certified]
     make_certificates(target, federation.name, names, days)
     _sign_own(path, federation, target)
     print(f"wrote {target}: ca.crt, ca.key and NAME.crt, NAME.key for {', '.join(names)}")
@@ -161,7 +162,9 @@ def make_all_certificates(path: Path, folder: Path | None, days: float) -> None:
 @private_files()
 def request_certificate(path: Path, name: str, folder: Path | None, *, encrypt: bool) -> None:
     """``holdfast federation csr``"""
-    read_federation(path).member(name)
+    names = [member.name for member in read_federation(path).certified]
+    if name not in names:
+        raise unknown("name in the federation", name, names)
     target = folder or path.parent / "certs"
     request = make_request(target, name, encrypt=encrypt)
     print(f"wrote {request}; send it to whoever holds ca.key, who sends {name}.crt and ca.crt back")
@@ -176,7 +179,7 @@ def sign_requests(
     """``holdfast federation sign``"""
     federation = read_federation(path)
     target = folder or path.parent / "certs"
-    names = [member.name for member in federation.members]
+    names = [member.name for member in federation.certified]
     for request in requests:  # all of them, before any is signed
         asked = check_request(target, request, names, replace=replace)
         print(f"{request} asks for the name {asked.name} with the key {asked.fingerprint}")
@@ -254,16 +257,23 @@ async def _ask_all(federation: FederationFile, asker: str, credentials: Any) -> 
 
     async def ask(peer: str) -> dict[str, Any]:
         nothing = Dependencies(asker, "", ())  # who only looks on takes part in no run
+        channel = board.channel_to(peer) if board and federation.relayed(asker, peer) else None
         link = Connection(
-            federation, asker, peer, "", Path(), credentials, Events(asker, silence), {}, nothing
+            federation, asker, peer, "", Path(), credentials, events, {}, nothing, channel=channel
         )
         try:
             return await link.status(timeout=5.0)
         finally:
             await link.close()
 
+    board, events = None, Events(asker, silence)
+    if federation.relay is not None and credentials is not None:
+        board = Switchboard(federation, asker, credentials, events)
+        board.open()
     reachable = [federation.server] if federation.server else federation.node
     told = await asyncio.gather(*(ask(member.name) for member in reachable))
+    if board is not None:
+        await board.close()
     answers = {member.name: answer for member, answer in zip(reachable, told, strict=True)}
     if federation.server:
         clients = answers[federation.server.name].get("clients") or {}

@@ -269,6 +269,46 @@ def accept(
     accept_federation(file, fingerprint)
 
 
+@federation.command("model")
+def model(
+    file: File,
+    name: Name,
+    model: Model = None,
+    folder: Folder = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; NAME.safetensors by default.")
+    ] = None,
+) -> None:
+    """Write a member's current model as safetensors, at any time, also while it runs."""
+    _require_extra()
+    from holdfast.cli.recovery import write_current_model
+
+    write_current_model(file, name, model, folder, output)
+
+
+@federation.command("rollback")
+def rollback(
+    file: File,
+    name: Name,
+    to: Annotated[int, typer.Option(help="The last round to keep; the same for every member.")],
+    folder: Folder = None,
+) -> None:
+    """Put a stopped member back to the end of an earlier round, before it went wrong."""
+    _require_extra()
+    from holdfast.cli.recovery import roll_member_back
+
+    roll_member_back(file, name, to, folder)
+
+
+@federation.command("relay")
+def relay(file: File, certs: Certs = None, listen: Listen = None) -> None:
+    """Pass on what members cannot tell one another directly; the relay cannot read it."""
+    _require_extra()
+    from holdfast.cli.relay import run_relay
+
+    run_relay(file, certs, listen)
+
+
 @federation.command("status")
 def status(
     file: File,

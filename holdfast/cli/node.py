@@ -24,7 +24,7 @@ from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines, nothing_but_entries
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
-from holdfast.engines.deploy.wire.listening import is_loopback, require_loopback
+from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.experiments.consent import require_consent
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, names_code, open_site, own_data
@@ -128,7 +128,7 @@ def _run(options: MemberOptions, events: Events, make: Callable[[], Node | Serve
         member = make()
         stack.enter_context(member)
         if isinstance(member, Server) or member.federation.server is None:
-            member.listen(options.listen or _bind(member.federation.member(options.name).address))
+            member.open(options.listen)
         if options.monitor is not None:
             stack.callback(monitor_page(member, options.monitor).shutdown)
         if options.log == "progress":
@@ -173,11 +173,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for another in STOPPING:  # ends the process at once, which is safe, too
         signal.signal(another, signal.SIG_DFL)
     raise Stopped
-
-
-def _bind(address: str) -> str:
-    """Loopback addresses as they are; otherwise all interfaces, as our own may have another name inside."""
-    return address if is_loopback(address) else f"[::]:{address.rpartition(':')[2]}"
 
 
 def _summary(member: Member) -> None:

@@ -52,7 +52,7 @@ def rehearse(path: Path, data: str | None, model: str | None, folder: Path, *, f
         folder.mkdir(parents=True, exist_ok=True)
         if not (data and names_code(data)):
             _write_data(original, data, folder)
-        make_certificates(folder / "certs", original.name, [m.name for m in original.members], days=7)
+        make_certificates(folder / "certs", original.name, [m.name for m in original.certified], days=7)
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         _on_loopback(raw)
         write_atomic(folder / "federation.toml", tomli_w.dumps(raw).encode())
@@ -65,8 +65,9 @@ def rehearse(path: Path, data: str | None, model: str | None, folder: Path, *, f
 
 
 def _on_loopback(raw: dict[str, Any]) -> None:
-    """Everybody gets a free port of this machine."""
-    members = [*raw["node"], *([raw["server"]] if "server" in raw else [])]
+    """Everybody who can be dialled gets a free port of this machine."""
+    everybody = [*raw["node"], *(raw[role] for role in ("server", "relay") if role in raw)]
+    members = [member for member in everybody if "address" in member]
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in members]
     for member, taken in zip(members, sockets, strict=True):
         member["address"] = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -144,10 +145,11 @@ class Rehearsal:
         """To the end; leaves with an error if a member did."""
         console = Console()
         try:
-            for member in self.federation.members:
+            for member in self.federation.certified:
                 self._start(member.name)
             with Live(console=console, get_renderable=self._table, refresh_per_second=4, transient=True):
-                while any(process.poll() is None for process in self.processes.values()):
+                members = [self.processes[member.name] for member in self.federation.members]
+                while any(process.poll() is None for process in members):
                     if self._failed():
                         break
                     time.sleep(0.1)
@@ -181,10 +183,13 @@ class Rehearsal:
     def _start(self, name: str) -> None:
         data = self.code or str(self.folder / f"{name}.npz")
         role = ["node", "--data", data] if name in self.federation.names else ["server"]
-        command = [sys.executable, "-m", "holdfast", role[0], str(self.folder / "federation.toml")]
+        command, file = [sys.executable, "-m", "holdfast"], str(self.folder / "federation.toml")
         own = ["--model", self.model] if self.model is not None else []
+        arguments = [role[0], file, "--name", name, *role[1:], *own, "--log", "json"]
+        if self.federation.relay is not None and name == self.federation.relay.name:
+            arguments = ["federation", "relay", file]
         process = subprocess.Popen(
-            [*command, "--name", name, *role[1:], *own, "--log", "json"],
+            [*command, *arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -32,6 +32,7 @@ from holdfast.experiments.config import (
     read_toml,
 )
 from holdfast.experiments.epochs import LocalEpochs
+from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
@@ -52,6 +53,7 @@ class FederationFile(Federation):
     """A federation as its file describes it."""
 
     channel: Chosen = Choice(name="identity")
+    start: str = Field(default="", max_length=100)  # a model to start from, in the folder of the command
     problem: CommonProblem
     network: NetworkConfig = NetworkConfig()
     algorithm: ChosenAlgorithm
@@ -65,10 +67,11 @@ class FederationFile(Federation):
     def agreement(self) -> bytes:
         """All that members must agree on, as one text: what the coordinator signs, and members accept.
 
-        Each site may have its own addresses and limits.
+        Each site may have its own addresses, relay and limits.
         """
-        common = self.model_dump(exclude={"limits", "server", "node"})
+        common = self.model_dump(exclude={"limits", "server", "relay", "node"})
         common["version"] = holdfast.__version__
+        common["start"] = "" if self._start_file is None else digest_of(self._start_file)
         common["members"] = [[node.name, node.samples] for node in self.node]
         if self.server is not None:
             common["server"] = self.server.name
@@ -107,8 +110,18 @@ class FederationFile(Federation):
         """What is minimised."""
         return LOSSES.build(self.problem.loss.name, self.problem.loss.parameters)
 
+    @property
+    def _start_file(self) -> Path | None:
+        return Path(self.start) if self.start else None
+
     def module(self) -> nn.Module:
         """The model as everybody starts from it."""
+        module = self._fresh_module()
+        if self._start_file is not None:
+            load_start(module, self._start_file)
+        return module
+
+    def _fresh_module(self) -> nn.Module:
         shape, outputs = tuple(self.problem.input_shape or ()), self.loss.outputs(self.problem.classes)
         return initial_module(self.model, shape, outputs, self.seed)
 
@@ -135,12 +148,14 @@ class FederationFile(Federation):
         self._check_foreign()
         if (self.problem.input_shape is None) == (self.problem.columns is None):
             raise HoldfastError("problem: say what samples look like, by input_shape or by columns, not both")
-        names = [member.name for member in self.members]
+        names = [member.name for member in self.certified]
         for name in names:
             if names.count(name) > 1:
                 raise HoldfastError(f"node: the name {name!r} is taken twice; every member needs its own")
         MODELS[self.problem.model.name]  # complains about a name that is not registered
         _ = self.loss  # complains about its parameters
+        if self._start_file is not None:
+            read_start(self._start_file)  # complains about what is no model
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
         if self.problem.weights == "samples" and not all(self.counts):
@@ -155,9 +170,22 @@ class FederationFile(Federation):
             raise HoldfastError(
                 f"server: the topology {self.network.topology.name!r} has none; leave [server] out"
             )
+        self._check_reach()
+
+    def _check_reach(self) -> None:
+        """Whether everybody who is asked for something can be: at an address, or through the relay."""
+        if self.relay is not None:
+            if not self.relay.address:
+                raise HoldfastError("relay: everybody has to reach it; give its address, host:port")
+            known = {member.name for member in self.members}
+            if strangers := sorted({name for pair in self.relay.links for name in pair} - known):
+                raise HoldfastError(f"relay.links: {strangers[0]!r} is not a member")
+            return
         for member in [self.server] if self.server else self.node:
             if not member.address:
-                raise HoldfastError(f"{member.name}: others have to reach it; give its address, host:port")
+                raise HoldfastError(
+                    f"{member.name}: others have to reach it; give its address, host:port, or a [relay]"
+                )
 
     def _check_foreign(self) -> None:
         """The file may come from others: it must not name code, other folders, or the authority's files."""
@@ -167,13 +195,18 @@ class FederationFile(Federation):
                 "choose from 'holdfast list models' there, and give code of your own on the command line of "
                 "every site: --model module:Class"
             )
-        path = self.network.topology.parameters.get("path")
-        if isinstance(path, str) and Path(path).name != path:
+        files = {
+            "network.topology": self.network.topology.parameters.get("path"),
+            "start": self.start or None,
+        }
+        for key, path in files.items():
+            if not isinstance(path, str) or Path(path).name == path:
+                continue
             raise HoldfastError(
-                f"network.topology: {path!r} leads to another folder; expected the plain name of a file in "
+                f"{key}: {path!r} leads to another folder; expected the plain name of a file in "
                 "the folder that the command is started in"
             )
-        if "ca" in [member.name for member in self.members]:
+        if "ca" in [member.name for member in self.certified]:
             raise HoldfastError("node: the name 'ca' belongs to the authority's files; choose another")
 
 

@@ -585,7 +585,7 @@
       ? svg("rect", { x: x - radius + 0.5, y: y - radius + 0.5, width: 2 * radius - 1, height: 2 * radius - 1 })
       : svg("circle", { cx: x, cy: y, r: radius }));
     const labels = n <= 60 ? places.map(([x, y], i) => svg("text", { x, y: beside ? y + radius + 12 : y,
-      dy: beside ? 0 : "0.35em", "text-anchor": "middle", style: `font-size:${(beside ? 11 : 13) * crowd ** 0.65}px` },
+      dy: beside ? 0 : "0.35em", "text-anchor": "middle", style: `font-size:${(beside ? 11 : 13) * crowd ** 0.65}px;${beside ? "stroke:var(--paper);stroke-width:3;paint-order:stroke" : ""}` },
     brief(setting.names[i]))) : [];
     const hub = setting.server && !scattered ? [svg("rect", { class: "hub", x: size / 2 - 30, y: size / 2 - 15, width: 60,
       height: 30, rx: 5 }), svg("text", { x: size / 2, y: size / 2, dy: "0.35em", "text-anchor": "middle" }, "server")] : [];

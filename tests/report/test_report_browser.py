@@ -199,6 +199,18 @@ def test_nodes_can_be_read_and_coloured(good: Browser) -> None:
     assert " ".join(tip(good).split()) == "node 2: 4 samples dog: 4"
 
 
+def test_nodes_go_by_their_names(page: Browser, tmp_path: Path) -> None:
+    partition = (
+        "node,name,samples,cat,dog\n0,Northern Bank of Commerce,7,3,4\n1,Harbour,5,5,0\n2,<b>Lake,4,0,4\n"
+    )
+    opened(page, tmp_path, two_algorithms(tmp_path / "run", partition=partition))
+    names = "[...document.querySelectorAll('.network > text')].map((text) => text.textContent)"
+    assert page.js(names) == ["Northern Bank…", "Harbour", "<b>Lake"]
+    page.js("document.querySelector('.partition').focus()")
+    page.press("Home")
+    assert "Northern Bank of Commerce: 7 samples" in tip(page)
+
+
 def test_a_thousand_nodes_and_thousands_of_rounds(page: Browser, tmp_path: Path) -> None:
     rows = [{"round": r, "test_accuracy": r / 9000, "train_loss": 1.0, "consensus": 0.1} for r in range(6000)]
     partition = "node,samples,cat,dog,emu,fox\n" + "".join(f"{i},4,1,1,1,1\n" for i in range(1000))

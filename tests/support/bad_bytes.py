@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -119,10 +120,8 @@ class Mangler:
         at = 4 * self.random.randrange(len(frame) // 4)
         frame[at : at + 4] = struct.pack("<f", self.random.choice(BAD_NUMBERS))
         spoiled, inner = [bytes(frame), *frames[1:]], self._header(head)
-        total = Header.model_validate(inner).hash()
-        for piece in spoiled:
-            total.update(piece)
-        inner["checksum"] = total.hexdigest()
+        sealed = Header.model_validate(inner).sealed(hashlib.sha256(b"".join(spoiled)).hexdigest())
+        inner |= {"content": sealed.content, "checksum": sealed.checksum}
         return spoiled
 
     def wrong_numbers(self, head: dict[str, Any], frames: list[bytes]) -> list[bytes]:

@@ -128,11 +128,11 @@ class DeployedRun:
     def credentials(self, name: str) -> Credentials:
         certs = self.folder / "certs"
         if not certs.exists():
-            names = [member.name for member in self.federation.members]
+            names = [member.name for member in self.federation.certified]
             make_certificates(certs, self.federation.name, names, days=1)
         return load_credentials(certs, name, self.federation.coordinator)
 
-    def member(self, name: str, network: NetworkThread | None = None) -> Member:
+    def member(self, name: str, network: NetworkThread | None = None, listen: str | None = None) -> Member:
         """The member called ``name``, listening if others have to reach it."""
         federation, folder = self.federation, self.folder / name
         shared: dict[str, Any] = {
@@ -150,7 +150,7 @@ class DeployedRun:
             )
             made = Node(federation, name, folder, open_site(federation, name, data), **shared)
         if isinstance(made, Server) or federation.server is None:
-            made.listen(federation.member(name).address)
+            made.open(listen)
         return made
 
     def carry_out(self, timeout: float = 60.0) -> DeployedRun:
@@ -217,6 +217,10 @@ class Started:
 
     def start(self, name: str) -> None:
         self.run.members[name] = self.run.member(name, self.network)
+        self.begin(name)
+
+    def begin(self, name: str) -> None:
+        """Has a member that is there run."""
         self.threads[name] = threading.Thread(target=self.run._run, args=[name], daemon=True)
         self.threads[name].start()
 
@@ -274,7 +278,7 @@ def write_federation(raw: dict[str, Any], folder: Path) -> Path:
     path = folder / "federation.toml"
     path.write_text(tomli_w.dumps(raw))
     federation = make_federation(raw, "test")
-    make_certificates(folder / "certs", federation.name, [m.name for m in federation.members], days=1)
+    make_certificates(folder / "certs", federation.name, [m.name for m in federation.certified], days=1)
     for i, name in enumerate(federation.names):
         data = make_data(i, tuple(federation.problem.input_shape))
         arrays = {key: getattr(data, key).numpy() for key in ("x_train", "y_train", "x_test", "y_test")}

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 
 from holdfast.contract import Channel, Method
 from holdfast.core.errors import unknown
-from holdfast.core.validation import Count, Positive, Section, Seed
+from holdfast.core.validation import Count, Positive, Section, Seed, Whole
 from holdfast.engines.deploy.own_model import OwnModel
 from holdfast.topology import Network
 
@@ -36,6 +36,9 @@ class LimitsConfig(Section):
     wait: Positive = 3600.0  # seconds that a neighbour is waited for before the node stops, to be resumed
     exchange: Positive = 60.0  # seconds after which a sporadic link counts as inactive
     message_mib: Positive = 8192.0  # the largest message that is accepted
+    snapshot_every: Count = 10  # rounds between states that are kept, to roll back to
+    snapshots: Whole = 3  # how many of these are kept; 0: none
+    outlier: Positive = 1e6  # how many times larger in norm than all before a message may be
 
     def patience(self, size: int) -> float:
         """Seconds in which a message of ``size`` bytes has to be here: to be sent, and to travel."""
@@ -54,6 +57,13 @@ class NodeConfig(MemberConfig):
     samples: Count | None = None  # how many it has; needed by weights = "samples"
 
 
+class RelayConfig(MemberConfig):
+    """Through which members talk that cannot dial one another. It passes on what it cannot read."""
+
+    # Pairs that talk through it. So does everybody with a node that has no address.
+    links: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default=[])
+
+
 class Federation(Section, ABC):
     """What the members agree on, and where they are. Who describes it also builds its method and network."""
 
@@ -68,6 +78,7 @@ class Federation(Section, ABC):
     shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
     limits: LimitsConfig = LimitsConfig()
     server: MemberConfig | None = None
+    relay: RelayConfig | None = None
     node: list[NodeConfig] = Field(min_length=1)
 
     _own_model: OwnModel | None = PrivateAttr(default=None)  # from the command line: no file can set it
@@ -131,6 +142,17 @@ class Federation(Section, ABC):
     def members(self) -> list[MemberConfig]:
         """All nodes, and the server if there is one."""
         return [*self.node, *([self.server] if self.server else [])]
+
+    @property
+    def certified(self) -> list[MemberConfig]:
+        """Everybody who needs a certificate: the members, and the relay if there is one."""
+        return [*self.members, *([self.relay] if self.relay else [])]
+
+    def relayed(self, asker: str, peer: str) -> bool:
+        """Whether ``asker`` reaches ``peer`` through the relay."""
+        if self.relay is None:
+            return False
+        return not self.member(peer).address or {asker, peer} in map(set, self.relay.links)
 
     def member(self, name: str) -> MemberConfig:
         """The member called ``name``."""

@@ -69,7 +69,7 @@ def _correlations(  # type: ignore[no-untyped-def]
         of_g = pixel.to(tl.int64) * (nodes * M) + node * M
         slopes = tl.load(g + of_g[:, None] + m[None, :], mask=real[:, None] & (m < M)[None, :], other=0.0)
         total = tl.dot(tl.trans(values), slopes, total, input_precision=PRECISION)
-    at = ((split * nodes + node) * K + tap_row) * (K * C) + n
+    at = ((split.to(tl.int64) * nodes + node) * K + tap_row) * (K * C) + n
     tl.store(w + at[:, None] * M + m[None, :], total, mask=(n < K * C)[:, None] & (m < M)[None, :])
 
 
@@ -94,12 +94,13 @@ def correlations(x: Tensor, g: Tensor, n: int, k: int, stride: int, padding: int
     """The gradient [n, M, C, k, k] in the weights, where ``g`` [B, n M, P, Q] is that in the outputs."""
     images, planes, height, width = x.shape
     rows, columns = g.shape[2:]
-    c, m, splits = planes // n, g.shape[1] // n, 16
-    w = x.new_empty(splits, n, k, k, c, m)
+    c, m = planes // n, g.shape[1] // n
     block_n, block_m = _block(k * c, 128), _block(m, 64)
-    grid = (k * triton.cdiv(k * c, block_n), triton.cdiv(m, block_m), n * splits)
+    taps, outputs = k * triton.cdiv(k * c, block_n), triton.cdiv(m, block_m)
+    splits = max(1, min(16, 1024 // (taps * outputs * n)))  # as many programs as keep a GPU busy
+    w = x.new_empty(splits, n, k, k, c, m)
     with torch.cuda.device(x.device):
-        _correlations[grid](
+        _correlations[taps, outputs, n * splits](
             *(x, g, w, images, height, width, rows, columns, n, splits, c, m, k, stride, padding),
             *("tf32" if tf32 else "ieee", 64, block_n, block_m),
             num_stages=2,

@@ -62,10 +62,12 @@ NARROW = 16  # outputs
 
 def ready_to_stack(module: nn.Module, device: torch.device) -> nn.Module:
     """``module`` with layers that stack badly on ``device`` replaced, in place; parameters are the same."""
+    # Where a part is frozen, its outputs are kept by watching torch's own functions.
+    all_trained = all(parameter.requires_grad for parameter in module.parameters())
     for layer in module.modules():
         if type(layer) is nn.Conv2d and device.type == "cuda" and _is_plane(layer):
             layer.__class__ = PlaneConv2d
-        if type(layer) is nn.Conv2d and device.type == "cuda" and is_regular(layer):
+        if type(layer) is nn.Conv2d and device.type == "cuda" and all_trained and is_regular(layer):
             layer.__class__ = PixelConv2d
         if type(layer) is nn.Linear and layer.out_features <= NARROW:
             layer.__class__ = NarrowLinear

@@ -28,7 +28,7 @@ from holdfast.engines.deploy.storage.messages import (
     squeeze,
     write_message,
 )
-from holdfast.engines.deploy.wire.incoming import check_header, receive
+from holdfast.engines.deploy.wire.incoming import Incoming, check_header, receive
 
 
 class Pair(NamedTuple):
@@ -105,7 +105,11 @@ def received(head: Header, frames: list[bytes], path: Path, squeezed: bool = Fal
             yield frame
 
     with ThreadPoolExecutor(1) as pool:
-        return asyncio.run(receive(stream(), head, path, squeezed=squeezed, keep=True, pool=pool))
+        incoming = Incoming(head, path, squeezed)
+        try:
+            return asyncio.run(receive(stream(), incoming, keep=True, pool=pool))
+        finally:
+            incoming.discard()
 
 
 @pytest.mark.parametrize("squeezed", [False, True])

@@ -19,21 +19,27 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
 from holdfast.engines.deploy.ops.audit import AuditLog
+from holdfast.engines.deploy.relay.switchboard import Switchboard
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import (
     BeyondRepairError,
     DamagedError,
+    DivergedError,
     Header,
     MessageFile,
     specs,
 )
+from holdfast.engines.deploy.storage.norms import Norms
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.results import Record
 from holdfast.engines.deploy.storage.scarcity import Shortage, insist
+from holdfast.engines.deploy.storage.snapshots import keep
 from holdfast.engines.deploy.storage.store import Store, data_digest
+from holdfast.engines.deploy.storage.tally import Tally
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.dialling import Wait
 from holdfast.engines.deploy.wire.links import Connection
+from holdfast.engines.deploy.wire.listening import bind_address
 from holdfast.engines.deploy.wire.service import Service
 
 T = TypeVar("T")
@@ -78,6 +84,10 @@ class Member:
         )
         for message in self.outbox.messages.values():
             self.dependencies.add(message.header.depends_on)
+        self.done = 0  # rounds
+        self.stage = 0  # as in ``Header.round``: the round under way
+        self.tally = Tally(name, self._finished)
+        self.norms = Norms(name, federation.limits.outlier)
         self.service = Service(
             federation,
             name,
@@ -90,6 +100,7 @@ class Member:
             lambda: self.stage,
             self.dependencies,
             self.give_up,
+            tally=self.tally,
         )
         self._watching = None
         if self.credentials is not None:
@@ -99,14 +110,13 @@ class Member:
         self.waits: dict[str, Wait] = {}
         self.links: dict[str, Connection] = {}
         self.costs = Costs()
-        self.done = 0  # rounds
-        self.stage = 0  # as in ``Header.round``: the round under way
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
         self.record = Record(folder, federation, name, {"dimension": x0.numel(), **(facts or {})})
         self.began = time.monotonic()
         self.port: int | None = None
         self._server: Any = None
+        self._board: Switchboard | None = None
         self._waiting_on: Future[Any] | None = None
         self._stopping = False
         self._clock_start = self.began
@@ -123,6 +133,19 @@ class Member:
     def listen(self, address: str) -> None:
         """Lets others ask, on ``address`` (host:port)."""
         self._server, self.port = self._run(self.service.listen(address, self.credentials))
+
+    def open(self, listen: str | None = None) -> None:
+        """Lets others ask, as the file says: on the own address or on ``listen``, or through the relay."""
+        federation = self.federation
+        address = listen or bind_address(federation.member(self.name).address)
+        if address:
+            self.listen(address)
+        if any(federation.relayed(other.name, self.name) for other in federation.members):
+
+            async def reach() -> None:
+                self._reach_relay()
+
+            self._run(reach())
 
     def close(self) -> None:
         """Closes all connections. What is published stays on disk."""
@@ -156,9 +179,12 @@ class Member:
         if self._watching is not None:
             self._watching.cancel()
         if self._server is not None:
-            await self._server.stop(1.0 if self.phase == "finished" else 0)
+            last_words = self.phase == "finished" or self._failure is not None  # others are to hear them
+            await self._server.stop(1.0 if last_words else 0)
         for link in self.links.values():
             await link.close()
+        if self._board is not None:
+            await self._board.close()
         self.service.close()
 
     def stop(self) -> None:
@@ -194,7 +220,20 @@ class Member:
 
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         """Puts a message into the outbox, as soon as there is room."""
-        return self.insist(lambda: self.outbox.publish(header, tree, recipient))
+        message = self._finite(lambda: self.outbox.publish(header, tree, recipient))
+        self.norms.sent(message)
+        return message
+
+    def _finite(self, write: Callable[[], T]) -> T:
+        """What ``write`` gives, as soon as there is room; why, if numbers are not finite."""
+        try:
+            return self.insist(write)
+        except DivergedError as error:
+            raise DivergedError(f"{error}; {self.norms.suspicion()}") from None
+
+    def _finished(self) -> int:
+        """The last stage whose messages have all passed; nothing but farewells comes after the last ones."""
+        return self.stage if self.stage == self.federation.last_stage else max(self.done, self.stage - 1)
 
     @property
     def seconds(self) -> float:
@@ -229,6 +268,8 @@ class Member:
     def take_up(self, saved: MessageFile | None) -> None:
         """Goes on from what is saved; None: from the beginning."""
         self.done, self.costs = 0, Costs()
+        self.tally.restore({} if saved is None else saved.header.notes["tally"])
+        self.norms.restore({} if saved is None else saved.header.notes["norms"])
         if saved is not None:
             self.done = saved.header.round
             self.costs = Costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
@@ -240,9 +281,12 @@ class Member:
         """Writes down the state after ``done`` rounds, as soon as there is room."""
         before = time.monotonic()
         self.costs.seconds = self.seconds
-        notes["costs"], known = self.cost_notes(), self.dependencies.known
+        notes |= {"costs": self.cost_notes(), "tally": self.tally.notes(), "norms": self.norms.notes()}
+        known = self.dependencies.known
         notes["audit"] = self.insist(self.trail.sync)
-        self.insist(lambda: self.store.save_state(done, state, notes, known))
+        self._finite(lambda: self.store.save_state(done, state, notes, known))
+        limits = self.federation.limits
+        self.insist(lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots))
         self.done = done
         self.costs.saving += time.monotonic() - before
 
@@ -281,8 +325,25 @@ class Member:
                 self.events,
                 self.waits,
                 self.dependencies,
+                self.tally,
+                self._relayed(peer),
             )
         return self.links[peer]
+
+    def _relayed(self, peer: str) -> Any:
+        """A channel to ``peer`` through the relay; None where it is dialled directly."""
+        if not self.federation.relayed(self.name, peer):
+            return None
+        return self._reach_relay().channel_to(peer)
+
+    def _reach_relay(self) -> Switchboard:
+        """On the event loop: this member's connection to the relay, opened when it is first needed."""
+        if self._board is None:
+            if self.credentials is None:
+                raise HoldfastError("a relay needs certificates: leave out --insecure")
+            self._board = Switchboard(self.federation, self.name, self.credentials, self.events)
+            self._board.open(self.service)
+        return self._board
 
     def header(self, exchange: int, wire: Any) -> Header:
         """Of a message in the round under way, as it is sent."""
@@ -352,6 +413,7 @@ class Member:
             "waiting_seconds": round(self.costs.waiting, 3),
             "uptime_seconds": round(time.monotonic() - self.began, 1),
             "refused": dict(self.events.complaints),
+            "messages": self.norms.status(),
             "last_error": self.events.last_error,
             "wait_limit": self.federation.limits.wait,
             "peers": self._peers_status(),

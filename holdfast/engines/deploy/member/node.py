@@ -156,10 +156,12 @@ class Node(Member):
             published = self.publish(self.header(0, sent.wire), sent.wire)
             self.costs.traffic.count(1, message, sent.wire)
             self.state = carried(state, carrier.memory)
+            self.transport.passed_server(sent=[published], received=[file])
             self._save(r + 1)
             self.transport.to_server(published)
         self.stage = federation.rounds + 1
         file = self.transport.from_server(0, row)  # the finished model, as it is
+        self.transport.passed_server(received=[file])
         model: Tensor = self.insist(lambda: file.read(row, self.x0.device))
         self.done = federation.rounds
         self._measure(model[None])
@@ -208,6 +210,16 @@ class Node(Member):
         self.metrics = self.site.measure(row.detach())
         links = 1 if self.federation.member_network.is_server else len(self.all_neighbours)
         record_round(self, min(r, self.federation.rounds), self.work, links)
+        if self.record.is_best():
+            self._keep_best(row.detach())
+
+    def _keep_best(self, row: Tensor) -> None:
+        """Writes down the model [1, d], or with statistics, that did best on the node's own test split."""
+        problem = self.site.problem
+        if row.shape[-1] == problem.model.dim:
+            row = problem.complete(row, problem.here)
+        notes = {"federation": self.federation.name, "node": self.name, "round": self.stage, **self.metrics}
+        self.insist(partial(write_model, self.folder, problem.model, row[0], notes, "best"))
 
     def _write_results(self, model: Tensor) -> None:
         """The model and the personal one, if any, as their modules' states, and the report of this node."""

@@ -6,9 +6,10 @@ averages. Either way clients dial out, and only the server has to be reachable.
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -29,9 +30,17 @@ from holdfast.engines.deploy.storage.incarnations import MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
 from holdfast.engines.deploy.storage.results import write_model
 from holdfast.engines.deploy.storage.store import message_key, message_name, remove
+from holdfast.engines.deploy.storage.tally import ForgedError
 from holdfast.engines.deploy.wire.dialling import Wait, WaitLimitError
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.statistics import from_moments
+
+
+class Arrival(NamedTuple):
+    """A client's message in the inbox."""
+
+    content: str  # its digest
+    norm: float | None = None  # None: not known since the last start
 
 
 class Server(Member):
@@ -44,7 +53,7 @@ class Server(Member):
         super().__init__(federation, federation.server.name, folder, model.x0, **hosting)
         self.model = model
         self.service.submissions = self
-        self.arrivals: dict[Key, set[str]] = {}
+        self.arrivals: dict[Key, dict[str, Arrival]] = {}
         self.schedule = Schedule(federation, model)
         self.last = self.schedule.last
         self._restore()
@@ -63,13 +72,14 @@ class Server(Member):
     def _take_in(self, path: Path) -> None:
         """A client's message that came before; if it is damaged, the client has to send it again."""
         stage, exchange, name = message_key(path.name)
-        senders = self.arrivals.setdefault((stage, exchange), set())
+        senders = self.arrivals.setdefault((stage, exchange), {})
         try:
-            self.dependencies.add(self.store.own(path, name, (stage, exchange)).header.depends_on)
-            senders.add(name)
+            header = self.store.own(path, name, (stage, exchange)).header
+            self.dependencies.add(header.depends_on)
+            senders[name] = Arrival(header.content)
         except DamagedError as error:
             remove(path)
-            senders.discard(name)
+            senders.pop(name, None)
             advice = f"; start {name} again: it sends the message once more" if stage > self.done else ""
             self.events.complain("a file is damaged", reason=f"{error}{advice}", peer=name)
 
@@ -113,17 +123,22 @@ class Server(Member):
             carrier = self._carrier(r)
             sent = carrier.broadcast(now.broadcast(state), nodes)
             carrier.check()
-            self.publish(self.header(0, sent.wire), sent.wire)
+            published = self.publish(self.header(0, sent.wire), sent.wire)
             arrived = tree_map(lambda t: t.squeeze(0), self._mean(channel))
             mean, memory = channel.gather(arrived, memory, cohort_size / nodes)
             state = now.server(state, mean, cohort_size / nodes)
             self.costs.traffic.count(cohort_size, sent.message, sent.wire)
+            for name in self.due.names:
+                came = [self.arrivals[self.due.key][name].content]
+                self.tally.add(name, self.stage, sent=[published.header.content], received=came)
             self._save(r + 1, carried(state, memory))
             self._forget(r + 1)
         self.stage = self.federation.rounds + 1
         self.due = self.schedule.due((self.stage, 0))
         model = method.at(max(self.federation.rounds - 1, 0)).model(state)
         published = self.publish(self.header(0, model), model)
+        for name in self.federation.names:
+            self.tally.add(name, self.stage, sent=[published.header.content])
         self.costs.delivery_bytes = nodes * published.header.size
         notes = {"federation": self.federation.name, "rounds": self.federation.rounds}
         self.phase = "handing out the model"
@@ -203,6 +218,13 @@ class Server(Member):
         due, key = self.due, (header.round, header.exchange)
         if header.sender not in self.federation.names:
             raise HoldfastError("only nodes send messages")
+        there = self.arrivals.get(key, {}).get(header.sender)
+        if there is not None and there.content != header.content:
+            raise ForgedError(
+                f"two messages of {header.sender} for round {key[0]} differ: somebody else has its key. "
+                f"Give {header.sender} a new key (csr, sign --replace), and roll everybody back to before "
+                "(holdfast federation rollback)"
+            )
         waiting = header.sender in self.arrivals.get(due.key, ())
         if key < due.key or (key == due.key and waiting):
             return False  # it is in the model or in a mean already, or will be
@@ -216,15 +238,16 @@ class Server(Member):
             raise HoldfastError("tensors: not those that are expected from everybody")
         return True
 
-    def arrived(self, header: Header) -> None:
-        self.arrivals.setdefault((header.round, header.exchange), set()).add(header.sender)
+    def arrived(self, header: Header, norm: float | None = None) -> None:
+        senders = self.arrivals.setdefault((header.round, header.exchange), {})
+        senders[header.sender] = Arrival(header.content, norm)
 
     async def _everybody(self) -> None:
         """Waits for all messages that are due; the limit counts from the last one that came."""
         due, since, before = self.due, time.monotonic(), None
         size = sum(tensor.size for tensor in due.tensors)
         try:
-            while missing := set(due.names) - self.arrivals.get(due.key, set()):
+            while missing := set(due.names) - set(self.arrivals.get(due.key, {})):
                 if missing != before:
                     since, before = time.monotonic(), missing
                     self.waits.clear()
@@ -250,6 +273,9 @@ class Server(Member):
         for name in due.names:
             message = self._file(due.key, name)
             message.verify()  # it may have been on disk for long
+            known = self.arrivals[due.key][name].norm
+            message.norm = math.sqrt(message.squares()) if known is None else known
+            self.norms.received(name, message)
             add_to(total, message, channel, due.wire)
         return tree_map(lambda t: t.div_(len(due.names)), total)
 

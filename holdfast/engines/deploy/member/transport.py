@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -11,7 +11,8 @@ import torch
 from holdfast.contract import Channel
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
-from holdfast.engines.deploy.storage.store import message_key
+from holdfast.engines.deploy.storage.norms import AbsurdError
+from holdfast.engines.deploy.storage.store import message_key, remove
 from holdfast.engines.deploy.wire.links import Connection
 
 if TYPE_CHECKING:
@@ -47,13 +48,38 @@ class Transport:
             link = await node.link(node.federation.names[j])
             return await link.fetch(stage, exchange, published[j].header.tensors)
 
-        received = node.ask(lambda: together([fetch(j) for j in published]))
-        return dict(zip(published, received, strict=True))
+        received = dict(
+            zip(published, node.ask(lambda: together([fetch(j) for j in published])), strict=True)
+        )
+        self._passed(published, received)
+        return received
+
+    def _passed(self, published: Mapping[int, MessageFile], received: Mapping[int, MessageFile]) -> None:
+        """Notes what went over the links to those from whom something came."""
+        for j, file in received.items():
+            self._plausible(self.node.federation.names[j], file)
+            sent, came = [published[j].header.content], [file.header.content]
+            self.node.tally.add(self.node.federation.names[j], self.node.stage, sent=sent, received=came)
+
+    def _plausible(self, sender: str, file: MessageFile) -> None:
+        """Refuses a message that is absurdly large; it is fetched again when the node is started again."""
+        try:
+            self.node.norms.received(sender, file)
+        except AbsurdError:
+            remove(file.path)
+            raise
+
+    def passed_server(self, sent: Iterable[MessageFile] = (), received: Iterable[MessageFile] = ()) -> None:
+        """Notes what went to the server that leads, and came from it."""
+        assert self.node.federation.server is not None
+        out, back = ([file.header.content for file in files] for files in (sent, received))
+        self.node.tally.add(self.node.federation.server.name, self.node.stage, sent=out, received=back)
 
     def sporadic(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
         """``broadcast``, but without those neighbours with whom it did not work out, at either end."""
         node, stage = self.node, self.node.stage
-        tensors = node.publish(node.header(exchange, message), message).header.tensors
+        published = node.publish(node.header(exchange, message), message)
+        tensors = published.header.tensors
 
         async def fetch(j: int) -> MessageFile | None:
             """The end with the lower number decides, once and for all, whether the link took part."""
@@ -76,8 +102,10 @@ class Transport:
             node.outbox.wake()
             return received
 
-        received = node.ask(lambda: together([fetch(j) for j in neighbours]))
-        return {j: file for j, file in zip(neighbours, received, strict=True) if file is not None}
+        files = node.ask(lambda: together([fetch(j) for j in neighbours]))
+        received = {j: file for j, file in zip(neighbours, files, strict=True) if file is not None}
+        self._passed(dict.fromkeys(neighbours, published), received)
+        return received
 
     def through_server(self, exchange: int, message: Any, answer: Any) -> MessageFile:
         """Sends ``message`` to the server; what it sends back, a tree like ``answer``."""
@@ -91,7 +119,10 @@ class Transport:
         async def fetch() -> MessageFile:
             return await (await self.server()).fetch(stage, exchange, tensors)
 
-        return self.node.ask(fetch)
+        file = self.node.ask(fetch)
+        assert self.node.federation.server is not None
+        self._plausible(self.node.federation.server.name, file)
+        return file
 
     def to_server(self, message: MessageFile) -> None:
         """Brings a message to the server. It is kept here until the next state is saved, lest it get lost."""

@@ -1,8 +1,8 @@
 """Messages as files: a typed header, then raw numbers. Nothing is ever unpickled, and nothing held twice.
 
 A file is the length of the header in four bytes, the header as JSON, and the tensors end to end. The header
-holds a checksum over itself and the tensors. A model of several GB is written, sent, received, checked and
-added up in pieces, never as a whole.
+holds a digest of the tensors and a checksum over itself. A model of several GB is written, sent, received,
+checked and added up in pieces, never as a whole.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Incarnations = dict[  # by member: what it drew when its folder was begun
     Annotated[str, Field(max_length=64)], Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 ]
 
-UNSEALED = "0" * 64  # in the place of a checksum
+UNSEALED = "0" * 64  # in the place of a digest
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # SHA-256
 
 
 class DamagedError(HoldfastError):
@@ -50,6 +51,10 @@ class BeyondRepairError(HoldfastError):
     """A member's files are damaged, and it cannot mend them by itself."""
 
     exit_code = DAMAGED
+
+
+class DivergedError(HoldfastError):
+    """What is to be written holds a number that is infinite or NaN."""
 
 
 class TensorSpec(BaseModel):
@@ -79,21 +84,23 @@ class Header(BaseModel):
     tensors: list[TensorSpec] = Field(max_length=64)
     depends_on: Incarnations = {}  # the sender's, and those behind the messages that it had received
     notes: dict[str, Any] = Field(default={}, max_length=64)  # a node's own files only, never sent
-    # SHA-256 of the header with ``UNSEALED`` here, then of the tensors; against malice there is TLS.
-    checksum: str = Field(default=UNSEALED, pattern="^[0-9a-f]{64}$")
+    content: Digest = UNSEALED  # of the tensors' bytes; the same whenever the message is computed again
+    checksum: Digest = UNSEALED  # of the header with ``UNSEALED`` here; against malice there is TLS
 
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.size for tensor in self.tensors)
 
-    def sealed(self, checksum: str = UNSEALED) -> Header:
-        """The header with this checksum, or with none; as text it is as long as any other."""
-        return self.model_copy(update={"checksum": checksum})
+    def sealed(self, content: str) -> Header:
+        """The header for tensors with the digest ``content``; as text it is as long as before."""
+        open = self.model_copy(update={"content": content, "checksum": UNSEALED})
+        checksum = hashlib.sha256(open.model_dump_json().encode()).hexdigest()
+        return open.model_copy(update={"checksum": checksum})
 
-    def hash(self) -> Any:
-        """SHA-256 that has seen the header, and is to be given the tensors' bytes."""
-        return hashlib.sha256(self.sealed().model_dump_json().encode())
+    def seals(self, content: str) -> bool:
+        """Whether this is the header, as it was written, of tensors with the digest ``content``."""
+        return self == self.sealed(content)
 
     @property
     def itemsize(self) -> int:
@@ -128,8 +135,8 @@ def parse(model: type[Any], text: bytes) -> Any:
 class MessageFile:
     """A message on disk, read in pieces."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, norm: float = 0.0) -> None:
+        self.path, self.norm = path, norm  # of all numbers; 0 where nobody has looked at them
         with self._open() as file:
             length = _LENGTH.unpack(self._exactly(file, _LENGTH.size))[0]
             if length > LONGEST_HEADER:
@@ -155,9 +162,9 @@ class MessageFile:
                 left -= len(piece)
                 yield piece
 
-    def frames(self, lossless: bool) -> Iterator[bytes]:
-        """The pieces as they are sent, compressed if ``lossless``."""
-        for piece in self.chunks():
+    def frames(self, lossless: bool, first: int = 0) -> Iterator[bytes]:
+        """The pieces from the byte ``first`` on, as they are sent, compressed if ``lossless``."""
+        for piece in self.chunks(first):
             yield squeeze(piece, self.header.itemsize) if lossless else piece
 
     def numbers(self) -> Iterator[tuple[int, slice, np.ndarray]]:
@@ -188,16 +195,15 @@ class MessageFile:
 
     def verify(self) -> None:
         """Raises a ``DamagedError`` unless header and numbers are those that were written."""
-        total = self.header.hash()
+        total = hashlib.sha256()
         for piece in self.chunks():
             total.update(piece)
-        if total.hexdigest() != self.header.checksum:
+        if not self.header.seals(total.hexdigest()):
             raise self._damaged()
 
-    def check_numbers(self) -> None:
-        """Whether all numbers are finite."""
-        for _, _, numbers in self.numbers():
-            require_finite(numbers)
+    def squares(self) -> float:
+        """The sum of the squares of all numbers, which have to be finite."""
+        return sum(require_finite(numbers) for _, _, numbers in self.numbers())
 
     def _open(self) -> BinaryIO:
         return self.path.open("rb", buffering=0)
@@ -215,30 +221,31 @@ class MessageFile:
         return DamagedError(f"{self.path} is damaged")
 
 
-def checksum(header: Header, tree: Any) -> str:
-    """Of ``header`` and of ``tree`` as it is sent; refuses numbers that a message must not hold."""
-    total = header.hash()
-    for piece in _content(header.tensors, tree):
+def digest(tree: Any) -> str:
+    """Of ``tree`` as it is sent; refuses numbers that a message must not hold."""
+    total = hashlib.sha256()
+    for piece, _ in _content(specs(tree), tree):
         total.update(piece)
-    return str(total.hexdigest())
+    return total.hexdigest()
 
 
 def write_message(path: Path, header: Header, tree: Any) -> MessageFile:
-    """Writes ``tree`` with ``header``, whose checksum is filled in; whole or not at all."""
-    temporary = write_partial(path, header, tree)
+    """Writes ``tree`` with ``header``, whose digests are filled in; whole or not at all."""
+    temporary, norm = write_partial(path, header, tree)
     settle(temporary, path)
-    return MessageFile(path)
+    return MessageFile(path, norm)
 
 
-def write_partial(path: Path, header: Header, tree: Any) -> Path:
-    """Writes and syncs all that ``path`` is to hold; the file, still under another name."""
+def write_partial(path: Path, header: Header, tree: Any) -> tuple[Path, float]:
+    """Writes and syncs all that ``path`` is to hold; the file, still under another name, and its norm."""
     temporary = path.with_name(f".{path.name}.partial")
-    total = header.hash()
+    total, norm = hashlib.sha256(), 0.0
     try:
         with temporary.open("wb", buffering=0) as file:
-            begin(file, header.sealed())
-            for piece in _content(header.tensors, tree):
+            begin(file, header.sealed(UNSEALED))
+            for piece, squares in _content(header.tensors, tree):
                 total.update(piece)
+                norm += squares
                 put(file, piece)
             file.seek(0)
             begin(file, header.sealed(total.hexdigest()))
@@ -246,7 +253,7 @@ def write_partial(path: Path, header: Header, tree: Any) -> Path:
     except HoldfastError:
         temporary.unlink()
         raise
-    return temporary
+    return temporary, math.sqrt(norm)
 
 
 def begin(file: BinaryIO, header: Header) -> None:
@@ -262,20 +269,31 @@ def put(file: BinaryIO, piece: bytes | memoryview) -> None:
         view = view[file.write(view) :]
 
 
-def _content(tensors: list[TensorSpec], tree: Any) -> Iterator[memoryview]:
-    """The bytes of ``tree`` as ``tensors`` say; refuses numbers that a message must not hold."""
+def _content(tensors: list[TensorSpec], tree: Any) -> Iterator[tuple[memoryview, float]]:
+    """The bytes of ``tree`` as ``tensors`` say, in pieces, with sums of squares; all must be finite."""
     for spec, tensor in zip(tensors, leaves(tree), strict=True):
         flat, target = tensor.detach().reshape(-1), numpy_type(spec.dtype)
         for part in torch.split(flat, CHUNK // target.itemsize):
             piece = np.ascontiguousarray(part.cpu().numpy().astype(target, copy=False))
-            require_finite(piece, "the training diverged: a number became infinite or NaN; try a smaller lr")
-            yield piece.view(np.uint8).data
+            try:
+                squares = require_finite(piece)
+            except HoldfastError:
+                raise DivergedError("the training diverged: a number became infinite or NaN") from None
+            yield piece.view(np.uint8).data, squares
 
 
-def require_finite(numbers: np.ndarray, complaint: str = "a number is infinite or NaN") -> None:
-    """Refuses NaN and infinity."""
-    if not np.isfinite(numbers).all():
-        raise HoldfastError(complaint)
+def require_finite(numbers: np.ndarray) -> float:
+    """The sum of the squares; refuses NaN and infinity. Integers count nothing: they are codes."""
+    if numbers.dtype.kind != "f":
+        return 0.0
+    with np.errstate(over="ignore"):
+        total = float(np.dot(numbers, numbers)) if numbers.dtype.itemsize >= 4 else math.nan
+    if not math.isfinite(total):  # perhaps the sum alone is out of range
+        if not np.isfinite(numbers).all():
+            raise HoldfastError("a number is infinite or NaN")
+        wide = numbers.astype(np.float64)
+        total = float(np.dot(wide, wide))
+    return total
 
 
 def _tensor(numbers: np.ndarray) -> Tensor:

@@ -86,6 +86,15 @@ class Record:
         writer.writerows(self.rows)
         write_atomic(self.folder / "metrics.csv", text.getvalue().encode())
 
+    def is_best(self) -> bool:
+        """Whether the newest figures are better on the member's own test split than all before."""
+        scores = [
+            (float(row.get("test_accuracy", 0.0)), -float(row["test_loss"]))
+            for row in self.rows
+            if row.get("test_loss")
+        ]
+        return bool(scores) and all(scores[-1] > before for before in scores[:-1])
+
     def conclude(self, status: Status, done: int, seconds: float, message: str = "") -> None:
         """Notes how far the member is, and why it ended, if it failed."""
         job = self.job | {"axes": {}, "status": status, "round": done, "rounds": self.federation.rounds}

@@ -119,7 +119,7 @@ class Store:
             depends_on=depends_on,
             notes=notes,
         )
-        temporary = write_partial(self.state, header, state)
+        temporary, _ = write_partial(self.state, header, state)
         if self._newest is not None and self._newest < done:  # a damaged one must not replace a good one
             self.state.replace(self.previous)
             self._newest = None  # a second attempt, after there was no room, leaves it there

@@ -134,8 +134,8 @@ def load_credentials(folder: Path, name: str, coordinator: str | None = None) ->
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not begin <= datetime.now(UTC) <= end:
         raise HoldfastError(f"{own} is not valid now, but until {end:%Y-%m-%d %H:%M} UTC")
-    if _subject_names(certificate) != [name]:
-        raise HoldfastError(f"{own} is for {_subject_names(certificate)}, not for {name!r}")
+    if subject_names(certificate) != [name]:
+        raise HoldfastError(f"{own} is for {subject_names(certificate)}, not for {name!r}")
     if not _issued(certificate, found.authority_of(name)):
         raise HoldfastError(f"{own} was not signed by the authority in {bound.get(name, authority).name}")
     if private.public_key() != certificate.public_key():
@@ -368,7 +368,8 @@ def serial_of(pem: bytes) -> str:
     return f"{x509.load_pem_x509_certificate(pem).serial_number:X}"
 
 
-def _subject_names(certificate: x509.Certificate) -> list[str]:
+def subject_names(certificate: x509.Certificate) -> list[str]:
+    """Whose certificate it is."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:

@@ -16,7 +16,7 @@ from holdfast.engines.deploy.wire.credentials import Credentials, see_certificat
 from holdfast.engines.deploy.wire.protocol import CONNECTION
 
 NO_ANSWER = "it cannot be reached"
-LONGEST_REASON = 300  # characters of what a peer says about its refusal
+LONGEST_REASON = 500  # characters of what a peer says about its refusal
 
 RECONNECTION = [
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -60,7 +60,7 @@ def open_channel(
 
     ``shown``: the only certificate that it may show.
     """
-    address = federation.member(peer).address
+    address = next(member.address for member in federation.certified if member.name == peer)
     options: list[tuple[str, int | str]] = [*CONNECTION, *RECONNECTION]
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import math
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,9 +73,10 @@ class Incoming:
         dtypes = {tensor.dtype for tensor in header.tensors}
         self.mixed = len(dtypes) > 1
         self.dtype = numpy_type(dtypes.pop()) if len(dtypes) == 1 else np.dtype(np.uint8)
-        self.got, self.hash = 0, header.hash()
+        self.got, self.hash, self.squares = 0, hashlib.sha256(), 0.0
         self.temporary = path.with_name(f".{path.name}.{id(self):x}.partial")
         self.file = self.temporary.open("wb", buffering=0)
+        begin(self.file, header)
 
     def take(self, frame: bytes) -> None:
         """The next piece."""
@@ -83,7 +86,7 @@ class Incoming:
         if len(frame) != expected or not expected:
             raise HoldfastError(f"size of a piece: expected {expected} bytes, got {len(frame)}")
         self.hash.update(frame)
-        require_finite(np.frombuffer(frame, self.dtype))
+        self.squares += require_finite(np.frombuffer(frame, self.dtype))
         put(self.file, frame)
         self.got += len(frame)
 
@@ -96,16 +99,16 @@ class Incoming:
         """The whole message; ``keep``: it has to survive a power cut."""
         if self.got != self.header.size:
             raise HoldfastError(f"cut off: after {self.got} of {self.header.size} bytes")
-        if self.hash.hexdigest() != self.header.checksum:
+        if not self.header.seals(self.hash.hexdigest()):
             raise HoldfastError("the checksum does not match")
         if self.mixed:  # a piece may end within a number, so all are looked at together
-            MessageFile(self.temporary).check_numbers()
+            self.squares = MessageFile(self.temporary).squares()
         if keep:
             os.fsync(self.file.fileno())
             settle(self.temporary, self.path)
         else:
             self.temporary.replace(self.path)
-        return MessageFile(self.path)
+        return MessageFile(self.path, math.sqrt(self.squares))
 
     def discard(self) -> None:
         """Leaves no trace."""
@@ -115,20 +118,19 @@ class Incoming:
 
 async def receive(
     frames: AsyncIterator[bytes],
-    header: Header,
-    path: Path,
+    incoming: Incoming,
     *,
-    squeezed: bool,
     keep: bool,
     pool: ThreadPoolExecutor,
 ) -> MessageFile:
-    """All ``frames`` of a message into the file ``path``; the next come in while some are being checked."""
+    """The rest of a message, ``frames``; the next come in while some are being checked.
+
+    If it breaks off, ``incoming`` holds what was checked so far, and can go on from there.
+    """
     loop = asyncio.get_running_loop()
-    incoming = Incoming(header, path, squeezed)
     checking: asyncio.Future[Any] | None = None
     waiting: list[bytes] = []
     try:
-        begin(incoming.file, header)
         async for frame in frames:
             waiting.append(frame)
             if checking is not None and (checking.done() or len(waiting) == MOST_WAITING):
@@ -149,4 +151,3 @@ async def receive(
     finally:
         if checking is not None:
             await asyncio.wait([checking])
-        incoming.discard()

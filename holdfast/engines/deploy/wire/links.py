@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,9 +20,17 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
-from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, TensorSpec, parse
+from holdfast.engines.deploy.storage.messages import (
+    UNSEALED,
+    DamagedError,
+    Header,
+    MessageFile,
+    TensorSpec,
+    parse,
+)
 from holdfast.engines.deploy.storage.scarcity import SCARCE
 from holdfast.engines.deploy.storage.store import message_name, remove
+from holdfast.engines.deploy.storage.tally import ForgedError, Tally
 from holdfast.engines.deploy.wire.credentials import Credentials, serial_of
 from holdfast.engines.deploy.wire.dialling import (
     LONGEST_REASON,
@@ -33,10 +43,11 @@ from holdfast.engines.deploy.wire.dialling import (
     open_channel,
     reason,
 )
-from holdfast.engines.deploy.wire.incoming import check_header, receive
+from holdfast.engines.deploy.wire.incoming import Incoming, check_header, receive
 from holdfast.engines.deploy.wire.protocol import (
     AUDIT_KEY,
     FOR_GOOD,
+    FORGED,
     MODEL_KEY,
     NAME_KEY,
     PATIENCE,
@@ -68,15 +79,20 @@ class Connection:
     events: Events
     waits: dict[str, Wait]
     dependencies: Dependencies
+    tally: Tally = field(default_factory=lambda: Tally(""))  # who only looks on has seen nothing
+    channel: Any = None  # None: one is opened to the peer's address
     round: int = 0  # where the peer is, as far as we know
     bytes_received: int = 0
     bytes_sent: int = 0
     retries: int = 0
 
     def __post_init__(self) -> None:
-        self.channel = open_channel(self.federation, self.peer, self.credentials)
+        self._relayed = self.channel is not None
+        if self.channel is None:
+            self.channel = open_channel(self.federation, self.peer, self.credentials)
         self.pool = ThreadPoolExecutor(1, f"from-{self.peer}")
         self._introduced = False
+        self._incoming: Incoming | None = None  # the message that broke off last
         self._shown: bytes | None = None  # the peer's certificate
         self._dialled = -1  # version of our credentials when we last looked at it; -1: look again
 
@@ -101,7 +117,7 @@ class Connection:
     async def _dial(self) -> None:
         """Looks at who answers at the peer's address, unless the connection is known to be good."""
         version = self.credentials.version if self.credentials else 0
-        if self._dialled == version:
+        if self._relayed or self._dialled == version:  # through a relay, its card says who it is
             return
         shown = await look(self.federation, self.peer, self.credentials)
         if shown != self._shown or version:
@@ -120,6 +136,7 @@ class Connection:
 
     async def close(self) -> None:
         await self.channel.close()
+        self._drop_incoming()
         self.pool.shutdown(wait=False)
 
     # --- what can be asked ---------------------------------------------------------------------------------
@@ -208,6 +225,8 @@ class Connection:
                         return result
                     wait.problem = ""
                 except grpc.aio.AioRpcError as error:
+                    if error.code() is FORGED:
+                        raise ForgedError(f"{self.peer} says: {reason(error)}") from None
                     if error.code() is FOR_GOOD:
                         raise RefusedForGoodError(f"{self.peer} refuses: {reason(error)}") from None
                     wait.problem = reason(error)
@@ -230,7 +249,7 @@ class Connection:
                         raise
                     wait.problem = str(error.strerror)
                     self.events.complain("no room, waiting", reason=wait.problem, peer=self.peer)
-                except (MixedRunsError, DamagedError):
+                except (MixedRunsError, ForgedError, DamagedError):
                     raise
                 except HoldfastError as error:
                     wait.problem = str(error)
@@ -253,30 +272,48 @@ class Connection:
             self.waits.pop(self.peer, None)
 
     async def _fetch(self, round: int, exchange: int, tensors: list[TensorSpec]) -> MessageFile | None:
-        question = self._question(round, exchange)
+        question = self._question(round, exchange, self._incoming)
         call = self._method("unary_stream", "Fetch")(question, metadata=self.metadata)
         try:
             first = await asyncio.wait_for(call.read(), SILENCE)
             if first is grpc.aio.EOF:
                 raise HoldfastError("an answer without a header")
             answer = parse(Answer, first)
+            await self._compare(answer, round)
             self._heard_of(answer.round, round)
             if answer.header is None:
                 return None
             self._check(answer.header, round, exchange, tensors)
-            received = await receive(
-                self._pieces(call),
-                answer.header,
-                self.inbox / message_name(round, exchange, self.peer),
-                squeezed=self.federation.compression == "lossless",
-                keep=False,
-                pool=self.pool,
-            )
+            incoming = self._resume(answer.header, answer.offset, round, exchange)
+            try:
+                received = await receive(self._pieces(call), incoming, keep=False, pool=self.pool)
+            except (HoldfastError, OSError):  # it is not good, or there is no room
+                self._drop_incoming()
+                raise
+            self._drop_incoming()
             self.dependencies.add(received.header.depends_on)
             self._passed("received", received.header)
             return received
         finally:
             call.cancel()
+
+    def _resume(self, header: Header, offset: int, round: int, exchange: int) -> Incoming:
+        """Where the pieces go: behind those that came before the connection broke, or into a new file."""
+        known = self._incoming
+        if known is not None and known.header == header and known.got == offset > 0:
+            return known
+        self._drop_incoming()
+        if offset:
+            raise HoldfastError(f"offset: expected 0, got {offset}")
+        squeezed = self.federation.compression == "lossless"
+        path = self.inbox / message_name(round, exchange, self.peer)
+        self._incoming = Incoming(header, path, squeezed)
+        return self._incoming
+
+    def _drop_incoming(self) -> None:
+        if self._incoming is not None:
+            self._incoming.discard()
+            self._incoming = None
 
     async def _kept(self, round: int, exchange: int, tensors: list[TensorSpec]) -> MessageFile | None:
         """The message, if it came before, for a round that is computed again, and is still intact."""
@@ -287,6 +324,8 @@ class Connection:
             message = MessageFile(path)
             await asyncio.get_running_loop().run_in_executor(self.pool, message.verify)
             self._check(message.header, round, exchange, tensors)
+            squares = await asyncio.get_running_loop().run_in_executor(self.pool, message.squares)
+            message.norm = math.sqrt(squares)
         except HoldfastError:
             remove(path)  # it was not synced, and the peer may have it still
             return None
@@ -324,20 +363,35 @@ class Connection:
         call = self._method("unary_unary", method)
         reply = await call(self._question(round, exchange), metadata=self.metadata, timeout=SILENCE)
         answer: Answer = parse(Answer, reply)
+        await self._compare(answer, round)
         self._heard_of(answer.round, round)
         return answer
+
+    async def _compare(self, answer: Answer, round: int) -> None:
+        """Whether the peer saw the same pass over our link as we did; if not, it is told before we stop."""
+        try:
+            self.tally.compare(self.peer, answer.passed)
+        except ForgedError:
+            call = self._method("unary_unary", "Release")
+            with suppress(grpc.aio.AioRpcError, TimeoutError):  # a refusal: now it knows
+                await call(self._question(round, 0), metadata=self.metadata, timeout=SILENCE)
+            raise
 
     def _heard_of(self, claimed: int, wanted: int) -> None:
         """The peer says where it is. Beyond the round that is wanted from it, that is no progress."""
         self.round = max(self.round, min(claimed, wanted))
 
-    def _question(self, round: int, exchange: int) -> bytes:
+    def _question(self, round: int, exchange: int, part: Incoming | None = None) -> bytes:
+        resumes = part is not None and (part.header.round, part.header.exchange) == (round, exchange)
         ask = Ask(
             federation=self.federation.id,
             start=self.start,
             round=round,
             exchange=exchange,
             depends_on=self.dependencies.known,
+            passed=self.tally.told(self.peer),
+            offset=part.got if part and resumes else 0,
+            content=part.header.content if part and resumes else UNSEALED,
         )
         return ask.model_dump_json().encode()
 

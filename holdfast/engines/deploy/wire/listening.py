@@ -30,8 +30,10 @@ async def serve(
     answers: Mapping[str, Callable[[Any, Any], Awaitable[bytes]]],
     most: int,
     events: Events,
+    service: str = SERVICE,
+    streaming: str = "Fetch",
 ) -> tuple[Any, int, Doorkeeper]:
-    """Lets others ask on ``address``: ``Fetch``, and what ``answers`` names; the server, its port, its door.
+    """Lets others ask on ``address``: ``fetch`` and ``answers``, by name; the server, its port, its door.
 
     There are at most ``most`` connections, and at most half of the files that the process may open.
     """
@@ -45,8 +47,8 @@ async def serve(
     handlers = {
         name: grpc.stream_unary_rpc_method_handler(door.seen(answer)) for name, answer in answers.items()
     }
-    handlers["Fetch"] = grpc.stream_stream_rpc_method_handler(door.seen_streaming(fetch))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    handlers[streaming] = grpc.stream_stream_rpc_method_handler(door.seen_streaming(fetch))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     try:
         if credentials is None:
             port = server.add_insecure_port(address)
@@ -107,6 +109,13 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name
         return host == "localhost"
+
+
+def bind_address(address: str) -> str:
+    """Where to listen: loopback as it is, otherwise all interfaces, since names inside may differ."""
+    if not address or is_loopback(address):
+        return address
+    return f"[::]:{address.rpartition(':')[2]}"
 
 
 def require_loopback(federation: Federation, listen: str | None) -> None:

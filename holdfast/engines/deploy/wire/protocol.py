@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import grpc
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.storage.messages import CHUNK, Header, Incarnations, Number
+from holdfast.engines.deploy.storage.messages import (
+    CHUNK,
+    UNSEALED,
+    Digest,
+    Header,
+    Incarnations,
+    Number,
+)
+from holdfast.engines.deploy.storage.tally import KEPT, Passed
 
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
@@ -16,6 +26,7 @@ PATIENCE = 20.0  # seconds that a question is kept open before the answer is "no
 SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up
 LARGEST_FRAME = CHUNK + (1 << 16)
 FOR_GOOD = grpc.StatusCode.ABORTED  # never gRPC's own answer: the asker cannot go on in this run
+FORGED = grpc.StatusCode.DATA_LOSS  # nor is this: see ``ForgedError``
 
 CONNECTION = [
     ("grpc.max_receive_message_length", LARGEST_FRAME),
@@ -29,6 +40,9 @@ CONNECTION = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.so_reuseport", 0),  # two processes on one port is a mistake
 ]
+
+
+Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def audit_message(events: Events, event: str, header: Header, **who: str) -> None:
@@ -53,6 +67,9 @@ class Ask(BaseModel):
     round: Number
     exchange: Number
     depends_on: Incarnations = {}  # what the asker's state depends on
+    passed: list[Passed] = Field(default=[], max_length=KEPT)  # over the link, as the asker saw it
+    offset: Bytes = 0  # how much of the message is there from before, whole pieces
+    content: Digest = UNSEALED  # of the message that this is a part of
 
 
 class Answer(BaseModel):
@@ -62,5 +79,7 @@ class Answer(BaseModel):
 
     round: Number  # where the one who answers is
     header: Header | None = None  # of the message that follows; None: not yet
+    offset: Bytes = 0  # from where on it follows
     active: bool | None = None  # whether a sporadic link took part; None: not decided yet
     received: bool = False  # a message to the server is safe there
+    passed: list[Passed] = Field(default=[], max_length=KEPT)  # as the one who answers saw it

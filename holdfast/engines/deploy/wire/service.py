@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,12 +20,13 @@ from holdfast.engines.deploy.ops.audit import Head
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.own_model import describe_identity
 from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
-from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, parse
+from holdfast.engines.deploy.storage.messages import CHUNK, DamagedError, Header, MessageFile, parse
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.store import START_ANEW, Store, message_key, message_name
+from holdfast.engines.deploy.storage.tally import ForgedError, Tally
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.doorkeeper import Doorkeeper
-from holdfast.engines.deploy.wire.incoming import check_header, receive
+from holdfast.engines.deploy.wire.incoming import Incoming, check_header, receive
 from holdfast.engines.deploy.wire.listening import (
     Frames,
     caller,
@@ -37,6 +38,7 @@ from holdfast.engines.deploy.wire.listening import (
 from holdfast.engines.deploy.wire.protocol import (
     AUDIT_KEY,
     FOR_GOOD,
+    FORGED,
     MODEL_KEY,
     PATIENCE,
     SILENCE,
@@ -65,8 +67,8 @@ class Submissions(Protocol):
     def admit(self, header: Header) -> bool:
         """Whether the message is still needed; raises if it never was."""
 
-    def arrived(self, header: Header) -> None:
-        """The message is in the inbox, for good."""
+    def arrived(self, header: Header, norm: float | None = None) -> None:
+        """The message, of that norm, is in the inbox, for good."""
 
 
 @dataclass
@@ -85,6 +87,7 @@ class Service:
     dependencies: Dependencies
     give_up: Callable[[HoldfastError], None]
     submissions: Submissions | None = None
+    tally: Tally = field(default_factory=lambda: Tally(""))  # nothing has passed
     secure: bool = True
     bytes_served: int = 0
     seen: dict[str, tuple[float, int]] = field(
@@ -104,17 +107,21 @@ class Service:
         self._under_way: Counter[tuple[str, bytes, str]] = Counter()  # who, its certificate, its connection
         self._door: Doorkeeper | None = None
 
-    async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
-        """Serves on ``address``; the gRPC server and its port."""
-        self.secure, self._credentials = credentials is not None, credentials
-        answers = {
+    @property
+    def answers(self) -> dict[str, Callable[[Any, Any], Awaitable[bytes]]]:
+        """The questions with short answers, by name; ``fetch`` is the one with a long one."""
+        return {
             "Agree": self.agree,
             "Release": self.release,
             "Submit": self.submit,
             "Status": self.tell_status,
         }
+
+    async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
+        """Serves on ``address``; the gRPC server and its port."""
+        self.secure, self._credentials = credentials is not None, credentials
         places = MOST_STRANGERS + 4 * len(self.members)
-        server, port, door = await serve(address, credentials, self.fetch, answers, places, self.events)
+        server, port, door = await serve(address, credentials, self.fetch, self.answers, places, self.events)
         self._door, self._keeping = door, asyncio.create_task(door.keep(port))
         return server, port
 
@@ -136,7 +143,7 @@ class Service:
                 self._refuse_if_gone(who, ask, now)
                 message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
             if message is None:
-                yield self._answer()
+                yield self._answer(who)
                 return
             if self.served.get(who) == message.path:  # it did not arrive well: is the file as it was written?
                 await self._verify(message)
@@ -144,9 +151,12 @@ class Service:
             if ask.round == self.federation.last_stage and self.submissions is None:
                 # Written down before it has our farewell: then it may be gone, and must not be waited for.
                 self.store.decide(ask.round, 0, who, True)
-            self._passed("sent", message.header, context)  # nothing leaves without a line
-            yield self._answer(header=message.header)
-            for frame in message.frames(self.federation.compression == "lossless"):
+            header = message.header
+            resumes = ask.content == header.content and ask.offset < header.size and ask.offset % CHUNK == 0
+            offset = ask.offset if resumes else 0
+            self._passed("sent", header, context)  # nothing leaves without a line
+            yield self._answer(who, header=header, offset=offset)
+            for frame in message.frames(self.federation.compression == "lossless", offset):
                 self.bytes_served += len(frame)
                 yield frame
             self.fetched[who] = max(ask.round, self.fetched.get(who, 0))
@@ -163,7 +173,7 @@ class Service:
             while (decision := self.store.decision(ask.round, ask.exchange, who)) is None:
                 if not await self.outbox.changed(until - self.outbox.loop.time()):
                     break
-            return self._answer(active=decision)
+            return self._answer(who, active=decision)
 
     async def release(self, frames: Frames, context: Any) -> bytes:
         """The asker will never ask for a round before this one."""
@@ -171,7 +181,7 @@ class Service:
             ask = await self._question(who, frames, context)
             self.released[who] = ask.round
             self.outbox.wake()
-            return self._answer()
+            return self._answer(who)
 
     async def submit(self, frames: Frames, context: Any) -> bytes:
         """A client's message to a server, in pieces; answered when it is safe on disk."""
@@ -191,14 +201,14 @@ class Service:
             )
             self._saw(who, header.round)
             if self.submissions.admit(header):
-                await self._take_in(who, header, frames)
+                norm = await self._take_in(who, header, frames)
                 self._passed("received", header, context)
-                self.submissions.arrived(header)
+                self.submissions.arrived(header, norm)
                 self.outbox.wake()
-            return self._answer(received=True)
+            return self._answer(who, received=True)
 
-    async def _take_in(self, who: str, header: Header, frames: Frames) -> None:
-        """The rest of a client's message, into the inbox; a newer one of the same client ends this one."""
+    async def _take_in(self, who: str, header: Header, frames: Frames) -> float:
+        """The rest of a client's message, into the inbox: its norm. A newer one ends this one."""
         path = self.store.inbox / message_name(header.round, header.exchange, who)
         squeezed = self.federation.compression == "lossless"
         before = self.submitting.get(who)
@@ -207,7 +217,11 @@ class Service:
         async with asyncio.timeout(SILENCE + header.size / SLOWEST) as until:
             self.submitting[who] = until
             try:
-                await receive(frames, header, path, squeezed=squeezed, keep=True, pool=self.pool)
+                incoming = Incoming(header, path, squeezed)
+                try:
+                    message = await receive(frames, incoming, keep=True, pool=self.pool)
+                finally:
+                    incoming.discard()
             finally:
                 if self.submitting[who] is until:
                     del self.submitting[who]
@@ -216,6 +230,7 @@ class Service:
         except HoldfastError:
             path.unlink(missing_ok=True)
             raise
+        return message.norm
 
     async def tell_status(self, frames: Frames, context: Any) -> bytes:
         """Where this member stands; for members only."""
@@ -247,9 +262,10 @@ class Service:
             yield who
         except RefusedError as error:
             await self._refuse(context, who, error.code, str(error))
-        except MixedRunsError as error:  # both ends stop: neither can tell which of the two runs is wanted
+        except (MixedRunsError, ForgedError) as error:  # both ends stop: neither can tell what is wanted
             try:
-                await self._refuse(context, who, FOR_GOOD, str(error))
+                code = FORGED if isinstance(error, ForgedError) else FOR_GOOD
+                await self._refuse(context, who, code, str(error))
             finally:  # after the answer is on its way
                 self.give_up(error)
         except HoldfastError as error:
@@ -301,6 +317,7 @@ class Service:
         if not self.may_fetch(who, ask.round):
             raise RefusedError(Code.PERMISSION_DENIED, "not a neighbour")
         self.dependencies.check(ask.depends_on)
+        self.tally.compare(who, ask.passed)
         self._saw(who, ask.round)
         self.outbox.raise_floor(who, min(ask.round, self.current_round() + 1))
         return ask
@@ -321,7 +338,8 @@ class Service:
             raise RefusedError(
                 FOR_GOOD,
                 f"round {ask.round} is over: {self.name} is at round {now} and has no message of it left, so "
-                f"that {who} cannot catch up: put back its newest folder, or {START_ANEW}",
+                f"that {who} cannot catch up: put back its newest folder, roll everybody back (holdfast "
+                f"federation rollback), or {START_ANEW}",
             )
 
     async def _verify(self, message: MessageFile) -> None:
@@ -339,5 +357,6 @@ class Service:
     def _saw(self, who: str, round: int) -> None:
         self.seen[who] = (self.outbox.loop.time(), max(round, self.seen.get(who, (0.0, 0))[1]))
 
-    def _answer(self, **fields: Any) -> bytes:
-        return Answer(round=self.current_round(), **fields).model_dump_json().encode()
+    def _answer(self, who: str, **fields: Any) -> bytes:
+        passed = self.tally.told(who)
+        return Answer(round=self.current_round(), passed=passed, **fields).model_dump_json().encode()

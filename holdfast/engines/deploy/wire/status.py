@@ -32,6 +32,15 @@ class ClientSeen(BaseModel):
     seconds_ago: NonNegative
 
 
+class MessageSeen(BaseModel):
+    """The last message of a member that another has seen."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    round: Number
+    norm: NonNegative
+
+
 class StatusAnswer(BaseModel):
     """``Member.status`` as others receive it. What is not listed here is not looked at."""
 
@@ -50,6 +59,7 @@ class StatusAnswer(BaseModel):
     uptime_seconds: NonNegative
     refused: dict[Words, Bytes] = Field(max_length=100)
     last_error: Words
+    messages: dict[Words, MessageSeen] = Field(default={}, max_length=10_000)
     metrics: dict[NodeMetric, float]
     certificate_days: float | None = None  # until it expires
     clients: dict[Words, ClientSeen] | None = None  # of a server

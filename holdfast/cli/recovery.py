@@ -1,0 +1,98 @@
+"""``holdfast federation model`` and ``rollback``: what a member's folder holds, and how to go back in it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from holdfast.contract import Algorithm, ServerAlgorithm
+from holdfast.core.errors import HoldfastError
+from holdfast.core.files import private_files
+from holdfast.core.randomness import cohort
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.carrier import apart, carried
+from holdfast.engines.deploy.member.template import channel_slots, state_template
+from holdfast.engines.deploy.storage.messages import MessageFile
+from holdfast.engines.deploy.storage.results import write_model
+from holdfast.engines.deploy.storage.snapshots import roll_back
+from holdfast.experiments.federation import FederationFile, read_federation
+from holdfast.experiments.sites import initial_model
+
+
+def member_folder(federation: FederationFile, path: Path, name: str, folder: Path | None) -> Path:
+    """Where the member called ``name`` keeps its files."""
+    federation.member(name)  # complains about a name that there is not
+    return folder or path.parent / f"{'node' if name in federation.names else 'server'}-{name}"
+
+
+@private_files()
+def write_current_model(
+    path: Path, name: str, model: str | None, folder: Path | None, output: Path | None
+) -> None:
+    """``holdfast federation model``"""
+    federation = read_federation(path, model)
+    where = member_folder(federation, path, name, folder)
+    target = (output or path.parent / f"{name}.safetensors").resolve()
+    if target.suffix != ".safetensors":
+        raise HoldfastError(f"--output: expected a name that ends in .safetensors, got {target.name}")
+    if not target.parent.is_dir():
+        raise HoldfastError(f"--output: {target.parent} is not a folder")
+    method, flat = federation.method, initial_model(federation)
+    leads, client = isinstance(method, ServerAlgorithm), name in federation.names
+    if (leads and client) or (not leads and not client):
+        keeper = federation.server.name if leads and federation.server else "every node"
+        raise HoldfastError(f"{name} keeps no model between rounds: {keeper} does")
+    with tempfile.TemporaryDirectory(dir=where if where.is_dir() else None) as temporary:
+        state = _current_state(where, Path(temporary) / "state")
+        if state.header.federation != federation.id:
+            raise HoldfastError(f"{where} is of another federation file")
+        if isinstance(method, ServerAlgorithm):
+            slots = channel_slots(federation, flat.x0)
+            memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
+            template = carried(method.at(0).init_server(flat.x0), memory)
+            row = method.at(0).model(apart(state.read(template, flat.x0.device))[0])
+        else:
+            template = state_template(federation, federation.names.index(name), flat.x0)
+            assert isinstance(method, Algorithm)
+            row = method.model(apart(state.read(template, flat.x0.device))[0])[0]
+    notes = {"federation": federation.name, "node": name, "rounds": state.header.round}
+    write_model(target.parent, flat, row, notes, target.stem)
+    print(f"wrote {target.name}: the model of {name} after {state.header.round} rounds")
+
+
+def _current_state(folder: Path, copy: Path) -> MessageFile:
+    """The newest intact state; the member may be running, and replace its files meanwhile."""
+    for name in ("state", "state.previous"):
+        try:
+            os.link(folder / name, copy)
+            state = MessageFile(copy)
+            state.verify()
+        except FileNotFoundError:
+            continue
+        except HoldfastError:
+            copy.unlink()
+            continue
+        return state
+    raise HoldfastError(f"{folder} holds no intact state: has the member begun, and is this its --dir?")
+
+
+@private_files()
+def roll_member_back(path: Path, name: str, to: int, folder: Path | None) -> None:
+    """``holdfast federation rollback``"""
+    federation = read_federation(path)
+    where = member_folder(federation, path, name, folder)
+    if to < 0 or to > federation.rounds:
+        raise HoldfastError(f"--to: expected a round from 0 to {federation.rounds}, got {to}")
+
+    def same(done: int) -> bool:
+        """Whether the member computed nothing between."""
+        if not isinstance(federation.method, ServerAlgorithm) or name not in federation.names:
+            return done == to
+        node, nodes = federation.names.index(name), len(federation.node)
+        between = range(done, to)
+        return all(node not in cohort(federation.seed, r, nodes, federation.cohort) for r in between)
+
+    round = roll_back(where, to, same)
+    print(f"{name} is back at the end of round {to} (state of round {round})")
+    print("run the same for every member before you start any of them; who is left out will be named")

@@ -1,0 +1,208 @@
+"""The relay: members dial it, and it hands sealed parcels from one to the other.
+
+It keeps parcels in memory only, a few for each pair of members. Whatever gets lost with it, or is refused for
+lack of room, is asked for again: a member that asks repeats its question until it has the whole answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.relay.parcels import RELAY_SERVICE, Address, CardAsk, Hello, Parcel, stamp
+from holdfast.engines.deploy.storage.messages import parse
+from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.listening import Frames, caller_name, first_frame, serve
+from holdfast.engines.deploy.wire.protocol import LARGEST_FRAME, PATIENCE, SILENCE
+from holdfast.engines.deploy.wire.service import MOST_STRANGERS
+
+Code = grpc.StatusCode
+
+PAIR = 8 * LARGEST_FRAME  # bytes that may wait from one member to another
+PROCESSES = 4  # of one member that may be connected: the node itself, and people who ask for its status
+CALLS = 256  # of one member at a time
+HOLD = 60.0  # seconds that what comes for a process is kept after its connection broke
+
+
+@dataclass
+class Box:
+    """What waits for one process of a member."""
+
+    waiting: deque[tuple[str, bytes]] = field(default_factory=deque)
+    held: Counter[str] = field(default_factory=Counter)  # bytes, by sender
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    reader: int = 0  # the newest connection; the ones before end
+    left: float | None = None  # when the last connection ended; None: there is one
+    card: bytes = b""
+    senders: set[tuple[str, str]] = field(default_factory=set)  # processes that have sent something here
+
+    def wake(self) -> None:
+        """Lets everybody who waits look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def put(self, sender: str, content: bytes) -> None:
+        """Waits for room."""
+        while self.held[sender] + len(content) > PAIR:
+            await self.changed.wait()
+        self.waiting.append((sender, content))
+        self.held[sender] += len(content)
+        self.wake()
+
+    async def get(self, reader: int) -> bytes | None:
+        """The next parcel; None when another connection has taken over."""
+        while not self.waiting and reader == self.reader:
+            await self.changed.wait()
+        if reader != self.reader:
+            return None
+        sender, content = self.waiting.popleft()
+        self.held[sender] -= len(content)
+        self.wake()
+        return content
+
+    def take_over(self) -> int:
+        """A new connection reads from here on; its number."""
+        self.reader, self.left = self.reader + 1, None
+        self.wake()
+        return self.reader
+
+
+class Relay:
+    """Passes parcels between the members of one federation; ``serve`` begins, ``close`` ends it."""
+
+    def __init__(self, federation: Federation, events: Events) -> None:
+        self.members, self.events = {member.name for member in federation.members}, events
+        self.boxes: dict[str, dict[str, Box]] = {name: {} for name in self.members}  # by process
+        self.calls: Counter[str] = Counter()
+        self.parcels = self.bytes = 0  # passed on so far
+        self._arrived = asyncio.Event()  # somebody with a card
+
+    async def serve(self, address: str, credentials: Credentials) -> int:
+        """Listens on ``address``; the port."""
+        answers = {"Card": self.card, "Send": self.send}
+        self._server, port, door = await serve(
+            address,
+            credentials,
+            self.receive,
+            answers,
+            MOST_STRANGERS + CALLS * len(self.members),
+            self.events,
+            service=RELAY_SERVICE,
+            streaming="Receive",
+        )
+        self._keeping = asyncio.create_task(door.keep(port))
+        return port
+
+    async def close(self) -> None:
+        self._keeping.cancel()
+        await self._server.stop(0)
+
+    # --- the questions ------------------------------------------------------------------------------------
+
+    async def card(self, frames: Frames, context: Any) -> bytes:
+        """The card of a member that answers questions, as soon as it is connected; b"" if that takes long."""
+        async with self._call(context):
+            ask: CardAsk = parse(CardAsk, await first_frame(frames))
+            until = time.monotonic() + PATIENCE
+            while not (card := self._card(ask.of)) and time.monotonic() < until:
+                arrived = self._arrived
+                try:
+                    await asyncio.wait_for(arrived.wait(), until - time.monotonic())
+                except TimeoutError:
+                    break
+            return card
+
+    def _card(self, name: str) -> bytes:
+        self._sweep(name)
+        found = [box.card for box in self.boxes.get(name, {}).values() if box.card]
+        return found[-1] if found else b""
+
+    async def receive(self, frames: Frames, context: Any) -> AsyncGenerator[bytes, None]:
+        """All that comes for the caller's process, for as long as it stays connected."""
+        async with self._call(context) as who:
+            hello: Hello = parse(Hello, await first_frame(frames))
+            boxes = self.boxes[who]
+            box = boxes.pop(hello.instance, None) or Box()
+            self._sweep(who)
+            for instance in [i for i, other in boxes.items() if hello.card and other.card]:
+                self._drop(who, instance)  # that process has ended: a member answers from one at a time
+            while len(boxes) >= PROCESSES:
+                self._drop(who, next(iter(boxes)))
+            boxes[hello.instance], box.card = box, hello.card.encode()
+            reader = box.take_over()
+            self._arrived.set()
+            self._arrived = asyncio.Event()
+            yield b""  # connected
+            try:
+                while (content := await box.get(reader)) is not None:
+                    self.parcels, self.bytes = self.parcels + 1, self.bytes + len(content)
+                    yield content
+            finally:
+                if box.reader == reader:
+                    box.left = time.monotonic()
+
+    async def send(self, frames: Frames, context: Any) -> bytes:
+        """Parcels for one process of another member, one after the other."""
+        async with self._call(context) as who:
+            address: Address = parse(Address, await first_frame(frames))
+            async for parcel in frames:
+                self._sweep(address.to)
+                box = self.boxes.get(address.to, {}).get(address.instance)
+                if box is None:
+                    await context.abort(Code.UNAVAILABLE, f"{address.to} is not connected to the relay")
+                    raise AssertionError  # abort does not return
+                try:
+                    box.senders.add((who, address.sender))
+                    async with asyncio.timeout(SILENCE):
+                        await box.put(who, stamp(who, address.sender, parcel))
+                except TimeoutError:
+                    await context.abort(Code.UNAVAILABLE, f"{address.to} takes nothing from the relay")
+            return b""
+
+    # --- who asks -----------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _call(self, context: Any) -> AsyncIterator[str]:
+        who = caller_name(context, secure=True)
+        if who not in self.members:
+            await self._refuse(context, who, Code.PERMISSION_DENIED, "not a member of the federation")
+        if self.calls[who] >= CALLS:
+            await self._refuse(context, who, Code.RESOURCE_EXHAUSTED, "too many calls at a time")
+        self.calls[who] += 1
+        try:
+            yield who
+        except HoldfastError as error:
+            await self._refuse(context, who, Code.INVALID_ARGUMENT, str(error))
+        finally:
+            self.calls[who] -= 1
+
+    async def _refuse(self, context: Any, who: str, code: grpc.StatusCode, reason: str) -> None:
+        self.events.complain("refused", peer=who[:80] or "somebody", reason=reason)
+        await context.abort(code, reason)
+
+    def _sweep(self, name: str) -> None:
+        """Forgets processes whose connections broke a while ago."""
+        now, boxes = time.monotonic(), self.boxes.get(name, {})
+        for instance in [i for i, box in boxes.items() if box.left is not None and now - box.left > HOLD]:
+            self._drop(name, instance)
+
+    def _drop(self, name: str, instance: str) -> None:
+        """Forgets a process, and tells those who may wait for its answers."""
+        box = self.boxes[name].pop(instance)
+        notice = stamp(name, instance, Parcel(0, 0, b"", gone=True).pack())
+        for sender, process in box.senders:
+            waiting = self.boxes[sender].get(process)
+            if waiting is not None:
+                waiting.waiting.append((name, notice))
+                waiting.held[name] += len(notice)
+                waiting.wake()

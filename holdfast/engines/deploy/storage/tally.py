@@ -1,0 +1,91 @@
+"""Running digests of what passed over each link, which both of its ends compare.
+
+Whoever has stolen a member's key can answer in its name, and each of its messages looks right by itself. But
+the member itself knows what it has sent. So every question and every answer says what has passed over the
+link up to the last rounds, by direction, and the other end compares that with what it has seen. A round is
+compared once both ends have finished it; what nobody asked about any more is compared in the farewells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.storage.messages import UNSEALED, Digest, Number
+
+KEPT = 4  # rounds that are remembered; the ends of a link are at most two apart, unless it is sporadic
+
+
+class ForgedError(HoldfastError):
+    """Somebody served other messages in a member's name: both ends stop."""
+
+
+class Passed(BaseModel):
+    """What has passed over a link from the beginning to the end of a round, seen from one end."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    round: Number
+    sent: Digest = UNSEALED  # chains of the messages' content
+    received: Digest = UNSEALED
+
+
+class Tally:
+    """What the member ``name`` has seen pass, by peer. The computing thread adds, the event loop reads.
+
+    ``finished`` is the last round of which all messages have passed.
+    """
+
+    def __init__(self, name: str, finished: Callable[[], int] = lambda: 0) -> None:
+        self.name, self.finished = name, finished
+        self.links: dict[str, tuple[Passed, ...]] = {}  # the newest last
+
+    def add(self, peer: str, round: int, *, sent: Iterable[str] = (), received: Iterable[str] = ()) -> None:
+        """Messages of ``round``, by their content; its exchanges come one after the other."""
+        known = self.links.get(peer, ())
+        last = known[-1] if known else Passed(round=round)
+        before = tuple(passed for passed in known if passed.round < round)
+        now = Passed(round=round, sent=_chain(last.sent, sent), received=_chain(last.received, received))
+        self.links[peer] = (*before, now)[-KEPT:]
+
+    def told(self, peer: str) -> list[Passed]:
+        """What ``peer`` is told. Round 0 has no end that others know of; it is part of round 1."""
+        done = self.finished()
+        return [passed for passed in self.links.get(peer, ()) if 0 < passed.round <= done]
+
+    def compare(self, peer: str, theirs: list[Passed]) -> None:
+        """Complains if ``peer`` saw something else than this member, in a round that both have finished."""
+        rounds = {passed.round: passed for passed in theirs}
+        for ours in self.told(peer):
+            if (other := rounds.get(ours.round)) is not None:
+                self._same(ours.round, self.name, peer, ours.sent, other.received)
+                self._same(ours.round, peer, self.name, other.sent, ours.received)
+
+    @staticmethod
+    def _same(round: int, sender: str, receiver: str, sent: str, received: str) -> None:
+        if sent != received:
+            raise ForgedError(
+                f"up to round {round}, {receiver} received other messages from {sender} than {sender} sent: "
+                f"somebody else answers as {sender}, with its key. Give {sender} a new key (csr, sign "
+                "--replace), and roll everybody back to before (holdfast federation rollback)"
+            )
+
+    def notes(self) -> dict[str, Any]:
+        """For the state's header."""
+        return {peer: [passed.model_dump() for passed in known] for peer, known in self.links.items()}
+
+    def restore(self, notes: dict[str, Any]) -> None:
+        """What ``notes`` gave when the state was saved."""
+        self.links = {
+            peer: tuple(Passed.model_validate(passed) for passed in known) for peer, known in notes.items()
+        }
+
+
+def _chain(before: str, contents: Iterable[str]) -> str:
+    for content in contents:
+        before = hashlib.sha256(f"{before}{content}".encode()).hexdigest()
+    return before

@@ -1,0 +1,125 @@
+"""Firewalls and bad lines: HTTP CONNECT proxies, a relay that is killed, messages that break off."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from connect_proxy import ConnectProxy
+from federation_runs import DeployedRun, Started, calm_run, deploy, describe, free_ports
+from federation_runs import write_federation as write
+from relay_runs import relayed, relaying
+
+from holdfast.experiments.federation import make_federation
+
+GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
+GOSSIP = {"name": "gossip", "lr": 0.1}
+LARGE = {"input_shape": [1_000_000]}  # three classes: a message of 12 MB
+
+
+def test_a_node_behind_a_proxy_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC asks the proxy that the environment names, as most programs do."""
+    direct = describe(GECL, rounds=3)
+    calm = calm_run(direct)
+    run = DeployedRun(make_federation(relayed(direct, "abc"), "test"), tmp_path)
+    proxy, (port,) = ConnectProxy(), free_ports(1)
+    proxy.open(port)
+    try:
+        with relaying(run):
+            monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+            run.carry_out()
+    finally:
+        proxy.close()
+    assert not run.errors
+    assert set(proxy.requests) == {f"CONNECT {run.federation.relay.address}"}
+    assert all(torch.equal(run.models[name], model) for name, model in calm.models.items())
+
+
+@pytest.mark.parametrize("lossless", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_message_larger_than_any_connection_lasts_arrives_in_parts(
+    lossless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every connection to b ends after five megabytes, and b's messages have twelve."""
+    monkeypatch.setattr("holdfast.engines.deploy.member.parting.GRACE", 0.5)
+    raw = describe(GOSSIP, nodes=2, rounds=1, problem=LARGE, compression="lossless" if lossless else "none")
+    calm = deploy(raw, tmp_path / "calm")
+    run = DeployedRun(make_federation(raw, "test"), tmp_path / "cut")
+    listening = int(run.federation.member("b").address.rpartition(":")[2])
+    (behind,) = free_ports(1)
+    proxy = ConnectProxy(cut=5_000_000, target=behind)
+    proxy.open(listening)
+    started = Started(run, ["a"])
+    try:
+        b = run.members["b"] = run.member("b", started.network, listen=f"127.0.0.1:{behind}")
+        started.begin("b")
+        started.end()
+    finally:
+        proxy.close()
+    assert not run.errors
+    assert proxy.cuts >= 2
+    assert all(torch.equal(run.models[name], model) for name, model in calm.models.items())
+    size = run.models["a"].numel() * 4
+    assert b.service.bytes_served < 2 * size  # what had arrived was not sent again
+
+
+def relay_process(path: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "holdfast", "federation", "relay", str(path)]
+    with (path.parent / "relay.log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+@pytest.mark.slow
+def test_a_relay_killed_again_and_again_changes_nothing(tmp_path: Path) -> None:
+    """Processes that all dial out, one through a proxy; SIGKILL for the relay, and once for a node."""
+    direct = describe(GECL, rounds=40)
+    calm = deploy(direct, tmp_path / "calm")
+    raw = relayed(direct, "abc")
+    path, proxy, (port,) = write(raw, tmp_path), ConnectProxy(), free_ports(1)
+    proxy.open(port)
+    relay = relay_process(path)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    behind = environment | {"https_proxy": f"http://127.0.0.1:{port}"}
+
+    def start(name: str) -> subprocess.Popen[str]:
+        with (tmp_path / f"{name}.log").open("a") as log:
+            command = [sys.executable, "-m", "holdfast", "node", str(path), "--name", name, "--log", "json"]
+            data = str(tmp_path / f"{name}.npz")
+            env = behind if name == "c" else environment
+            return subprocess.Popen([*command, "--data", data], env=env, stdout=log, stderr=log, text=True)
+
+    def done() -> int:
+        texts = [(tmp_path / f"{name}.log").read_text() for name in "abc"]
+        lines = [json.loads(line) for text in texts for line in text.splitlines() if line.endswith("}")]
+        return max((line["round"] for line in lines if line["event"] == "round done"), default=0)
+
+    nodes = {name: start(name) for name in "abc"}
+    try:
+        for round in (4, 12, 20):
+            until = time.monotonic() + 300
+            while done() < round:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            relay.kill()
+            relay.wait()
+            if round == 12:
+                nodes["b"].kill()
+                nodes["b"].wait()
+                nodes["b"] = start("b")
+            relay = relay_process(path)
+        for name, node in nodes.items():
+            assert node.wait(300) == 0, (tmp_path / f"{name}.log").read_text()[-2000:]
+    finally:
+        proxy.close()
+        for process in (relay, *nodes.values()):
+            process.kill()
+            process.wait()
+    assert proxy.requests
+    for name in "abc":
+        tensors = (tmp_path / f"node-{name}" / "model.safetensors").read_bytes()
+        assert tensors == (calm.folder / name / "model.safetensors").read_bytes()

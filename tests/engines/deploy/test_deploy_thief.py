@@ -1,0 +1,123 @@
+"""A stolen key: whoever serves or sends in a member's name is noticed, and nobody ends as if all was well."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from federation_runs import DeployedRun, Started, describe, free_ports
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.storage.messages import Header, MessageFile, specs, write_message
+from holdfast.engines.deploy.storage.tally import ForgedError, Passed, Tally
+from holdfast.engines.deploy.wire.protocol import SERVICE, Answer, Ask
+from holdfast.experiments.federation import make_federation
+
+GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
+
+
+class Thief:
+    """Answers every question for b's messages with b's own certificate, and random numbers."""
+
+    def __init__(self, run: DeployedRun, port: int, folder: Path) -> None:
+        self.run, self.folder, self.served = run, folder, 0
+        self.server = grpc.server(futures.ThreadPoolExecutor(4))
+        handlers = {"Fetch": grpc.unary_stream_rpc_method_handler(self.fetch)}
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self.server.add_secure_port(f"127.0.0.1:{port}", run.credentials("b").for_server())
+        self.server.start()
+
+    def fetch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        ask = Ask.model_validate_json(request)
+        incarnation = json.loads((self.run.folder / "b" / "identity.json").read_text())["incarnation"]
+        message = self.message(ask, incarnation)
+        self.served += 1
+        # It has noted what it has sent to a, and says what a expects to hear.
+        passed = [Passed(round=p.round, sent=p.received, received=p.sent) for p in ask.passed]
+        yield Answer(round=ask.round, header=message.header, passed=passed).model_dump_json().encode()
+        yield from message.chunks()
+
+    def message(self, ask: Ask, incarnation: str) -> MessageFile:
+        last = ask.round == self.run.federation.last_stage
+        draw = torch.Generator().manual_seed(ask.round)
+        names = [] if last else ["x", "v"]  # what Local G-ECL sends
+        tree: Any = {name: torch.randn(1, 21, generator=draw) for name in names}
+        header = Header(
+            federation=ask.federation,
+            sender="b",
+            round=ask.round,
+            exchange=ask.exchange,
+            tensors=specs(tree),
+            depends_on={"b": incarnation},
+        )
+        return write_message(self.folder / f"{ask.round}-{ask.exchange}", header, tree)
+
+
+@pytest.mark.parametrize("rounds", [1, 12])
+def test_a_thief_who_serves_for_a_member_shows_at_both_ends(rounds: int, tmp_path: Path) -> None:
+    """Whoever a takes for b is the thief; b itself goes on with a and c as ever."""
+    raw = describe(GECL, nodes=3, rounds=rounds)
+    (tmp_path / "stolen").mkdir()
+    misled = copy.deepcopy(raw)
+    (port,) = free_ports(1)
+    misled["node"][1]["address"] = f"127.0.0.1:{port}"
+    honest = DeployedRun(make_federation(raw, "test"), tmp_path / "run")
+    deceived = DeployedRun(make_federation(misled, "test"), tmp_path / "run", log=honest.log)
+    thief = Thief(honest, port, tmp_path / "stolen")
+    others, a = Started(honest, ["b", "c"]), Started(deceived, ["a"])
+    try:
+        others.threads["b"].join(60)
+        a.threads["a"].join(60)
+        assert thief.served > 0
+        for error in (deceived.errors["a"], honest.errors["b"]):
+            assert isinstance(error, ForgedError)
+            assert "a received other messages from b than b sent" in str(error)
+            assert "Give b a new key" in str(error)
+    finally:
+        thief.server.stop(0)
+        for member in (*honest.members.values(), *deceived.members.values()):
+            member.stop()
+        others.end()
+        a.end()
+
+
+def test_two_messages_of_one_client_for_a_round_are_a_theft(tmp_path: Path) -> None:
+    raw = describe({"name": "fedavg", "lr": 0.1, "local_steps": 2}, rounds=4, network={"topology": "server"})
+    run = DeployedRun(make_federation(raw, "test"), tmp_path / "run")
+    started = Started(run, ["hub", "a", "b"])  # without c, nobody gets beyond the first round
+    hub = run.members["hub"]
+    started.until(lambda: "a" in hub.arrivals.get((1, 0), ()))
+    stolen = Header(
+        federation=run.federation.id, sender="a", round=1, exchange=0, tensors=hub.due.tensors
+    ).sealed("f" * 64)
+    with pytest.raises(ForgedError, match="two messages of a for round 1 differ"):
+        hub.admit(stolen)
+    started.stop()
+
+
+def test_a_tally_compares_only_what_both_have_finished() -> None:
+    at = {"a": 0, "b": 0}
+    a, b = (Tally(name, lambda name=name: at[name]) for name in "ab")
+    for round in range(1, 8):
+        a.add("b", round, sent=[f"{round}a"], received=[f"{round}b"])
+        at["a"] = round
+        b.add("a", round, sent=[f"{round}b" if round != 5 else "stolen"], received=[f"{round}a"])
+        if round != 5:
+            at["b"] = round - 1  # not finished yet: nothing is said about it
+        if round < 6:
+            a.compare("b", b.told("a"))
+            b.compare("a", a.told("b"))
+    with pytest.raises(ForgedError, match=r"up to round 5, a received other messages from b"):
+        a.compare("b", b.told("a"))
+    with pytest.raises(HoldfastError, match=r"up to round 5, a received other messages from b"):
+        b.compare("a", a.told("b"))
+    copied = Tally("a", a.finished)
+    copied.restore(json.loads(json.dumps(a.notes())))
+    assert copied.links == a.links

@@ -46,15 +46,21 @@ def paper_run(
             help="Run this seed only, one per process; the command without it joins and judges them."
         ),
     ] = None,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Run nothing: judge what is finished, and say what is missing.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Run experiments of a paper, draw its figures, and say which of its claims hold.
 
     Finished runs are not repeated, interrupted ones continue. Exit code 1 if a claim fails.
     """
-    from holdfast_papers.commands import run_papers
+    from holdfast_papers.commands import judge_finished, run_papers
 
-    run_papers(wanted, scale, data_dir, device, runs_dir, seed, as_json=json)
+    if no_run:
+        judge_finished(wanted, scale, data_dir, device, runs_dir, as_json=json)
+    else:
+        run_papers(wanted, scale, data_dir, device, runs_dir, seed, as_json=json)
 
 
 @app.command("fill")

@@ -8,8 +8,9 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,35 @@ def run_papers(
                 sys.exit(130)
             judgements.append(judgement)
             _show(console, judgement, folder)
+    _conclude(console, judgements, as_json)
+
+
+def judge_finished(
+    wanted: str, scale: Scale, data_dir: Path | None, device: str, runs_dir: Path, as_json: bool = False
+) -> None:
+    """``holdfast paper run --no-run``: judges what is finished, and says how much that is."""
+    console = Console(stderr=as_json)
+    circumstances = Circumstances(scale, device, data_dir)
+    judgements = []
+    for paper, experiment in find_experiments(wanted):
+        folder = experiment_folder(runs_dir, paper.id, experiment.id, scale)
+        tasks = _tasks(paper, experiment, circumstances, runs_dir, None)
+        found = [(task, task.finished_part()) for task in tasks]
+        records = {task.preset.file: record for task, record in found if record is not None}
+        if not records:
+            raise HoldfastError(f"{folder} has no finished run of {paper.id}/{experiment.id}")
+        parts = [
+            f"`{task.preset.file}` {len(record.summary['jobs']) if record else 0} of {len(task.plan().jobs)}"
+            for task, record in found
+        ]
+        note = f"Judged as far as it was run, by jobs: {', '.join(parts)}."
+        with locked(folder):
+            judgements.append(_judged(paper, experiment, records, circumstances, folder, note))
+        _show(console, judgements[-1], folder)
+    _conclude(console, judgements, as_json)
+
+
+def _conclude(console: Console, judgements: Sequence[Judgement], as_json: bool) -> None:
     if as_json:
         print(json.dumps([dataclasses.asdict(judgement) for judgement in judgements], indent=2))
     if len(judgements) > 1:
@@ -232,17 +262,30 @@ def _carry_out(
         made_with, given = record.summary.get("data_dir"), circumstances.data_dir
         if given and made_with and Path(made_with) != given.resolve():
             progress.note(f"{record.path} was made with the data in {made_with}; delete it to run it anew")
+    progress.show(f"{paper.id}/{experiment.id}: computing")
+    return _judged(paper, experiment, records, circumstances, folder)
+
+
+def _judged(
+    paper: Paper,
+    experiment: PaperExperiment,
+    records: Mapping[str, RunRecord],
+    circumstances: Circumstances,
+    folder: Path,
+    missing: str = "",
+) -> Judgement:
+    """Computes what is to be computed, and writes verdict and figure; ``missing`` says what was not run."""
     rows = []
     start = time.perf_counter()
     if experiment.compute is not None:
-        progress.show(f"{paper.id}/{experiment.id}: computing")
         rows = experiment.compute(circumstances)
     seconds = time.perf_counter() - start + sum(map(_training_seconds, records.values()))
-    evidence = Evidence(circumstances.scale, records, rows)
+    evidence = Evidence(circumstances.scale, records, rows, partial=bool(missing))
     devices = {str(record.summary.get("device", "cpu")) for record in records.values()}
     device = max(devices, default=circumstances.device)  # if some ran on a CPU, others on a GPU: that one
     hardware = _hardware(list(records.values()), circumstances.device)
     judgement = judge(paper, experiment, evidence, hardware, device, seconds)
+    judgement = replace(judgement, note=" ".join(filter(None, (judgement.note, missing))))
     write_judgement(judgement, folder)
     if experiment.layout is not None:
         save_figure(draw(experiment.layout, evidence), folder / "figure")

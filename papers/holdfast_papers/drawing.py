@@ -17,7 +17,7 @@ from holdfast.experiments.record import Series
 from holdfast.report.figures import add_legend, draw_curves, legend_columns
 from holdfast.report.styles import Style, curve_style
 from holdfast_papers.base import Layout, Line, Panel
-from holdfast_papers.evidence import Evidence, fitted_power
+from holdfast_papers.evidence import Evidence, MissingRunError, fitted_power
 
 PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.2  # inches
 FEW = 8  # values on a logarithmic axis that are all written out
@@ -108,7 +108,10 @@ def _series(panel: Panel, line: Line, evidence: Evidence) -> Series:
     if _is_swept(panel, line, evidence):
         return _along_sweep(panel, line, evidence)
     record = evidence.run(line.preset)
-    group = evidence.curve(line.algorithm, line.preset, **line.where).group
+    try:
+        group = evidence.curve(line.algorithm, line.preset, **line.where).group
+    except MissingRunError:
+        return _summarised(line.name, {})
     return replace(record.series(panel.y, panel.x)[record.groups.index(group)], label=line.name)
 
 
@@ -126,7 +129,10 @@ def _along_sweep(panel: Panel, line: Line, evidence: Evidence) -> Series:
     """
     points = {}
     for place, value in enumerate(evidence.swept(panel.x, line.preset)):
-        curve = evidence.curve(line.algorithm, line.preset, **{**line.where, panel.x: value})
+        try:
+            curve = evidence.curve(line.algorithm, line.preset, **{**line.where, panel.x: value})
+        except MissingRunError:
+            continue
         if not curve.broke_off:
             points[place] = curve.best(panel.y) if panel.best else curve.final(panel.y)
     return _summarised(line.name, points)

@@ -93,6 +93,10 @@ class Curve:
         return np.array([value(seed) for seed in self.group.seeds])
 
 
+class MissingRunError(HoldfastError):
+    """What is asked for was not run, or not to its end."""
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The runs of an experiment by the name of their preset, and the lines of its computed table."""
@@ -100,6 +104,7 @@ class Evidence:
     scale: Scale
     runs: Mapping[str, RunRecord]
     rows: Sequence[TableRow] = ()
+    partial: bool = False  # more was planned than was run: a curve may be missing
 
     @property
     def full(self) -> bool:
@@ -111,6 +116,8 @@ class Evidence:
         Keys are named by their last part: ``evidence.curve("gossip", lr=0.05, h=0.1)``.
         """
         found = [curve for curve in self.curves(preset, **where) if curve.algorithm == algorithm]
+        if not found and self.partial:
+            raise MissingRunError(f"{algorithm} {where} of {preset or 'the preset'} was not run")
         if len(found) != 1:
             record = self.run(preset)
             labels = [group.label for group in record.groups]
@@ -134,6 +141,8 @@ class Evidence:
         """The run of ``preset``; without a name the only one there is."""
         if not preset and len(self.runs) == 1:
             return next(iter(self.runs.values()))
+        if preset not in self.runs and self.partial:
+            raise MissingRunError(f"{preset or 'a preset'} was not run")
         if preset not in self.runs:
             raise unknown("preset", preset, self.runs)
         return self.runs[preset]

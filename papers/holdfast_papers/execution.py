@@ -19,7 +19,7 @@ from holdfast.experiments.assembly import Setting
 from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Job, Plan
-from holdfast.experiments.record import RunRecord
+from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.record_files import Summary, read_summary
 from holdfast.experiments.runner import Runner
 from holdfast.experiments.setting import load_dataset
@@ -99,6 +99,25 @@ class Task:
             raise HoldfastError(f"{self.title}: {error}") from None
         example = plan.setting(plan.jobs[0])
         return len(seeds) * sum(job.experiment.rounds * cost_of_round(job, example) for job in plan.jobs)
+
+    def finished_part(self) -> RunRecord | None:
+        """What was run to its end so far, whole or in seeds; None if nothing was.
+
+        Claims compare seed by seed, so it is the jobs of those seeds in which most jobs are finished.
+        """
+        begun = [folder for run in self.runs() if (folder := run.run_directory())]
+        if not begun:
+            return None
+        record = joined([load_record(folder) for folder in begun])
+        done: dict[int, set[str]] = {}
+        for job in record.summary["jobs"]:
+            if job["status"] in SETTLED:
+                done.setdefault(job["seed"], set()).add(f"{job['algorithm']} {job['axes']}")
+        most = max(done.values(), key=len, default=set())
+        kept = [
+            job for job in record.summary["jobs"] if job["status"] in SETTLED and done[job["seed"]] == most
+        ]
+        return replace(record, summary={**record.summary, "jobs": kept}) if kept else None
 
     def execute(self, progress: PaperProgress) -> Path:
         """Runs what is left to run; the run directory."""

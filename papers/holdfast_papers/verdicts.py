@@ -15,8 +15,17 @@ from rich.text import Text
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json
 from holdfast.report.format import seconds_text
-from holdfast_papers.base import WORDS, Claim, Finding, Paper, PaperExperiment, Table, Verdict
-from holdfast_papers.evidence import Evidence, Scale
+from holdfast_papers.base import (
+    WORDS,
+    Claim,
+    Finding,
+    Paper,
+    PaperExperiment,
+    Table,
+    Verdict,
+    not_comparable,
+)
+from holdfast_papers.evidence import Evidence, MissingRunError, Scale
 
 Shown = dict[str, str]  # what a claim says -> its verdict, and in parentheses how sure that is
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red"}  # what does not count is yellow
@@ -115,6 +124,8 @@ def _table(experiment: PaperExperiment, evidence: Evidence) -> Table | None:
 def _judged(claim: Claim, evidence: Evidence) -> Judged:
     try:
         finding = claim.check(evidence)
+    except MissingRunError:
+        finding = not_comparable("–", "what it needs was not run to its end")
     except HoldfastError as error:  # such as a curve that diverged: the claim was not shown
         finding = Finding(Verdict.FAIL, "–", f"cannot be judged: {error}")
     verdict = WORDS.get((claim.kind, finding.verdict), finding.verdict)

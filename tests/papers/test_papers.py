@@ -1,4 +1,4 @@
-"""Papers as executable claims, tried on a made-up paper about the embedded digits."""
+"""Papers as executable claims, tried on a made-up paper: what is run, and what is picked up."""
 
 from __future__ import annotations
 
@@ -10,127 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import holdfast
+from tiny_paper import PRESET
 
 import holdfast as hf
 from holdfast.experiments.record import load_record
 from holdfast.experiments.runner import Runner
 from holdfast_papers.base import (
     Circumstances,
-    Claim,
-    Layout,
-    Line,
-    Panel,
     Paper,
-    PaperExperiment,
     Preset,
-    Verdict,
-    judged,
-    judged_by_seeds,
-    not_comparable,
 )
-from holdfast_papers.catalogue import MODULES, PAPERS
-from holdfast_papers.evidence import Evidence, mean_text
+from holdfast_papers.catalogue import MODULES
 from holdfast_papers.execution import Task, locked
-from holdfast_papers.verdicts import count_text, read_judgement
-
-PRESET = """\
-name = "tiny"
-rounds = 6
-seeds = [0, 1]
-evaluate_every = 2
-metrics = ["test_accuracy", "train_loss"]
-
-[problem]
-dataset = "digits"
-nodes = 4
-partition = { name = "dirichlet", h = [0.5, inf] }
-model = "linear"
-
-[network]
-topology = "ring"
-
-[[algorithm]]
-name = "local-gecl"
-lr = 0.1
-local_steps = 4
-
-[[algorithm]]
-name = "gossip"
-lr = 0.1
-local_steps = 4
-"""
-LINES = [Line("ours", "local-gecl"), Line("theirs", "gossip")]
-
-
-def learns(e: Evidence):
-    gain = e.curve("local-gecl", h=0.5).final("test_accuracy") - e.curve("local-gecl", h=0.5).at(
-        "test_accuracy", 0
-    )
-    return judged(bool(gain.mean() > 0), mean_text(100 * gain, unit="points"), "more than 0")
-
-
-def squares(where: Circumstances):
-    return [{"what": "square", "n": n, "value": n**2} for n in range(1, 4)]
-
-
-def tiny_paper(folder: Path) -> Paper:
-    (folder / "curves.toml").write_text(PRESET)
-    (folder / "absent.toml").write_text(PRESET.replace('"digits"', '"mnist"'))
-    (folder / "absent-too.toml").write_text(PRESET.replace('"digits"', '"cifar10"'))
-    return Paper(
-        "tiny",
-        "A tiny paper",
-        "nobody, nowhere",
-        folder,
-        [
-            PaperExperiment(
-                "curves",
-                "Curves | of digits",
-                [
-                    Claim("It learns", "yes", learns),
-                    Claim("It flies", "no", lambda e: not_comparable("–", "no wings")),
-                ],
-                presets=[Preset("curves", ["seeds=[0]", "rounds=4"])],
-                layout=Layout(
-                    [Panel("(a)", LINES, each="h"), Panel("(b)", LINES, x="h", y="train_loss")], columns=2
-                ),
-            ),
-            PaperExperiment(
-                "squares",
-                "Squares",
-                [Claim("Three squared is eight", "8", lambda e: judged(e.rows[-1]["value"] == 8, "9", "8"))],
-                compute=squares,
-                layout=Layout(
-                    [
-                        Panel(
-                            "squares",
-                            [Line("n²", "square")],
-                            x="n",
-                            y="value",
-                            by="what",
-                            log_x=True,
-                            log_y=True,
-                        )
-                    ]
-                ),
-                table=lambda e: (["n", "n²"], [[str(row["n"]), str(row["value"])] for row in e.rows]),
-            ),
-            PaperExperiment(
-                "absent", "Data that are not there", [], presets=[Preset("absent"), Preset("absent-too")]
-            ),
-        ],
-    )
-
-
-@pytest.fixture
-def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paper:
-    (tmp_path / "package").mkdir()
-    tiny = tiny_paper(tmp_path / "package")
-    monkeypatch.setitem(PAPERS, "tiny", tiny)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("HOLDFAST_DATA", raising=False)
-    return tiny
 
 
 def test_the_papers_and_their_experiments_are_listed(paper: Paper) -> None:
@@ -341,95 +232,3 @@ def test_an_unknown_name_is_one_line_with_the_nearest(paper: Paper, wanted: str,
     assert outcome.code == 2
     assert len(outcome.err.strip().splitlines()) == 1
     assert near in outcome.err
-
-
-def test_a_document_is_filled_where_it_says_so(paper: Paper, tmp_path: Path) -> None:
-    holdfast("paper", "run", "tiny/squares")
-    document = tmp_path / "tiny.md"
-    place = "<!-- holdfast paper run tiny/{} --scale small -->\nold\n<!-- end -->\n"
-    document.write_text("# Tiny\n\n" + place.format("squares") + "\nWords.\n\n" + place.format("curves"))
-    outcome = holdfast("paper", "fill", document)
-    assert outcome.code == 0
-    assert "left as it was" in outcome.out
-    text = document.read_text()
-    assert "| Three squared is eight | 8 | 9 | **FAIL** | 8 |" in text
-    assert "![Squares, small scale](figures/tiny-squares-small.png)" in text
-    assert (tmp_path / "figures/tiny-squares-small.png").exists()
-    assert text.endswith("Words.\n\n" + place.format("curves"))
-    again = holdfast("paper", "fill", document)
-    assert again.code == 0
-    assert document.read_text() == text
-
-
-def test_filling_a_document_records_its_verdicts_for_programs(paper: Paper, tmp_path: Path) -> None:
-    for experiment in ("squares", "curves"):
-        holdfast("paper", "run", f"tiny/{experiment}")
-    document = tmp_path / "tiny.md"
-    place = "<!-- holdfast paper run tiny/{} --scale small -->\n<!-- end -->\n"
-    document.write_text(place.format("squares") + place.format("curves"))
-    holdfast("paper", "fill", document)
-    assert json.loads((tmp_path / "verdicts/tiny.json").read_text()) == {
-        "tiny/squares small": {"Three squared is eight": "FAIL"},
-        "tiny/curves small": {"It learns": "PASS", "It flies": "NOT COMPARABLE"},
-    }
-    (tmp_path / "README.md").write_text("<!-- holdfast paper counts -->\n<!-- end -->\n")
-    assert holdfast("paper", "fill", "README.md").code == 0
-    counts = "1 of 2 claims hold; not counted: 1 NOT COMPARABLE"
-    assert f"| [tiny](tiny.md) | not run | {counts} |" in (tmp_path / "README.md").read_text()
-
-
-def test_only_what_a_paper_claims_is_counted(paper: Paper, tmp_path: Path) -> None:
-    wrong, right = (lambda e, holds=holds: judged(holds, "9", "8") for holds in (False, True))
-    claims = [
-        Claim("printed and refuted", "8", wrong, kind="erratum"),
-        Claim("printed, refuted by nobody", "9", right, kind="erratum"),
-        Claim("a level of ours", "–", right, kind="ours"),
-        Claim("a second reading", "–", wrong, kind="ours"),
-    ]
-    paper.experiments[1] = replace(paper.experiment("squares"), claims=claims)
-    outcome = holdfast("paper", "run", "tiny/squares")
-    assert outcome.code == 0
-    judgement = read_judgement(tmp_path / "runs/papers/tiny/squares/small")
-    assert judgement is not None
-    verdicts = [claim.verdict for claim in judgement.claims]
-    assert verdicts == ["ERRATUM", "PASS", "OURS: HOLDS", "OURS: FAILS"]
-    counted = "1 of 1 claims hold; not counted: 1 ERRATUM, 1 OURS: HOLDS, 1 OURS: FAILS"
-    assert count_text(verdicts) == counted
-
-
-def test_a_verdict_over_seeds_says_how_sure_it_is(paper: Paper, tmp_path: Path) -> None:
-    margins = [np.array([5.0, 6.0, 7.0]), np.array([1.0, 2.0, 3.0])]
-    claims = [Claim("It leads", "yes", lambda e: judged_by_seeds(margins, "1 to 3", "more than 0"))]
-    paper.experiments[1] = replace(paper.experiment("squares"), claims=claims)
-    assert "3 of 3 seeds" in holdfast("paper", "run", "tiny/squares").out
-    judgement = read_judgement(tmp_path / "runs/papers/tiny/squares/small")
-    assert judgement is not None
-    assert judgement.shown == {"It leads": "PASS (3 of 3 seeds, p = 0.037)"}
-    text = (tmp_path / "runs/papers/tiny/squares/small/verdict.md").read_text()
-    assert (
-        "| **PASS** (3 of 3 seeds, p = 0.037) | more than 0 |" in text
-    )  # t = 2 sqrt(3), 2 degrees of freedom
-
-
-def test_a_document_without_places_is_an_error(paper: Paper, tmp_path: Path) -> None:
-    (tmp_path / "empty.md").write_text("nothing")
-    assert "has no place for a verdict" in holdfast("paper", "fill", "empty.md").err
-
-
-def test_a_judgement_is_read_back(paper: Paper, tmp_path: Path) -> None:
-    assert read_judgement(tmp_path) is None
-    holdfast("paper", "run", "tiny/squares")
-    judgement = read_judgement(tmp_path / "runs/papers/tiny/squares/small")
-    assert judgement is not None
-    assert judgement.name == "tiny/squares"
-    assert judgement.count(Verdict.FAIL) == 1
-    assert (judgement.device, judgement.seeds) == ("cpu", [])
-
-
-@pytest.mark.parametrize(("scale", "seeds"), [("small", 1), ("full", 2)])
-def test_a_judgement_knows_device_and_seeds(paper: Paper, tmp_path: Path, scale: str, seeds: int) -> None:
-    holdfast("paper", "run", "tiny/curves", "--scale", scale)
-    judgement = read_judgement(tmp_path / "runs/papers/tiny/curves" / scale)
-    assert judgement is not None
-    assert (judgement.device, judgement.seeds) == ("cpu", [seeds])
-    assert judgement.command == f"holdfast paper run tiny/curves --scale {scale}"

@@ -12,7 +12,13 @@ from sample_run import job, write_run
 from holdfast.experiments.record import load_record
 from holdfast_papers.base import Claim, Verdict
 from holdfast_papers.dualfl import PAPER, theory
-from holdfast_papers.dualfl.quadratics import NewtonStep, ill_conditioned, merely_convex, with_l1
+from holdfast_papers.dualfl.quadratics import (
+    NewtonStep,
+    common_path,
+    ill_conditioned,
+    merely_convex,
+    with_l1,
+)
 from holdfast_papers.evidence import Evidence
 
 RIVALS = ("fedpd", "feddr", "feddyn", "feddualavg", "scaffnew", "apda-inexact", "5gcs")
@@ -219,7 +225,7 @@ def eigenvalues(problem):
 
 def test_one_newton_step_is_exact():
     problem = ill_conditioned(1000.0)
-    alone = problem.path(theory.DualFL(nu=1e-3, solver=NewtonStep()), 1)[1]
+    alone = common_path(theory.DualFL(nu=1e-3, solver=NewtonStep()), problem, 1)[1]
     own = problem.b.mean(0)  # every node's own minimiser, averaged
     assert torch.allclose(alone, own, atol=1e-9)
 

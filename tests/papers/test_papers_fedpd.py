@@ -13,7 +13,7 @@ from sample_run import job, write_run
 from holdfast.experiments.record import load_record
 from holdfast_papers.base import Circumstances, Verdict
 from holdfast_papers.evidence import Evidence
-from holdfast_papers.fedpd import PAPER, figure_1, figure_2, released
+from holdfast_papers.fedpd import PAPER, figure_1, figure_2, released, table_1
 from holdfast_papers.fedpd.femnist import lead_at_equal_communication
 
 PASS, FAIL = Verdict.PASS, Verdict.FAIL
@@ -260,7 +260,7 @@ def test_table_1(last, expected, tmp_path):
     jobs = [job("fedpd", 0, gaps(last, False), axes={axis: case}) for case in ("weak", "strong")]
     path = write_run(tmp_path / "run", jobs, axes=(axis,), metrics=("grad_norm2",))
     evidence = Evidence("full", {"table-1": load_record(path)})
-    assert verdicts(figure_2.TABLE_1, evidence) == [expected]
+    assert verdicts(table_1.TABLE_1, evidence) == [expected]
 
 
 # --- FEMNIST -----------------------------------------------------------------------------------------------

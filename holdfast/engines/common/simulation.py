@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from holdfast.engines.common.counters import Counters, Traffic, Work
 from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.common.place import HERE, Place
 from holdfast.engines.common.rounds import Rounds
+from holdfast.privacy import Ledger
 from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
@@ -76,6 +78,7 @@ class Simulation:
         place: Place = HERE,
         executor: Executor | None = None,
         channel: Channel = IDENTITY,
+        ledger: Ledger | None = None,
     ) -> None:
         options: Any = {"seed": seed, "cohort": cohort, "place": place, "channel": channel}
         self.rounds = Rounds(method, problem, network, **options)
@@ -83,6 +86,9 @@ class Simulation:
         self.counters = Counters()
         self.round = 0
         self.state = self.rounds.initial(self.counters)
+        self.ledger = ledger  # of accesses to private data
+        if ledger is not None:
+            ledger.record(astuple(self.counters.accesses))
         self.settle()
 
     def __repr__(self) -> str:
@@ -98,7 +104,11 @@ class Simulation:
 
     def step(self) -> None:
         """Runs the next communication round."""
+        before = astuple(self.counters.accesses)
         self.executor.step(self)
+        if self.ledger is not None:
+            more = [now - then for now, then in zip(astuple(self.counters.accesses), before, strict=True)]
+            self.ledger.record(more, self.rounds.everybody_asked(self.round))
         self.settle()
         self.round += 1
 
@@ -165,8 +175,9 @@ class Simulation:
             name: tensor.detach().to("cpu", copy=True).contiguous()
             for name, tensor in named_leaves(self.state)
         }
-        counters = Counters(self.traffic, self.total_work())
-        return tensors, {"round": self.round, **counters.as_dict()}
+        counters = Counters(self.traffic, self.total_work(), self.counters.accesses)
+        released = {} if self.ledger is None else {"released": self.ledger.as_list()}
+        return tensors, {"round": self.round, **released, **counters.as_dict()}
 
     def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
         """Continues from a ``snapshot``."""
@@ -174,5 +185,7 @@ class Simulation:
         self.round = counters["round"]
         self.rounds.lost.zero_()
         self.counters = Counters.of(counters, self.problem.x0.element_size())
+        if self.ledger is not None:
+            self.ledger.restore(counters["released"])
         if not self.world.leads:
             self.counters.work = Work()  # the leader's counts what was done before

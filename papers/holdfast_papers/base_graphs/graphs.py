@@ -32,6 +32,7 @@ from holdfast_papers.base import (
 )
 from holdfast_papers.evidence import Evidence, TableRow
 from holdfast_papers.led.theory import heterogeneous
+from holdfast_papers.quadratics import visited
 
 NODES, STEPS = 25, 4
 DEGREES = (1, 2, 4)
@@ -145,11 +146,10 @@ CONSENSUS = PaperExperiment(
 def bias(network: Network, lr: float) -> float:
     """Mean ‖X - x*‖ of DSGD (adapt then combine) once settled, with exact gradients."""
     problem = heterogeneous(NODES)
-    simulation = Simulation(DSGD(lr=lr, order="atc"), problem, network)
-    errors = []
-    for _ in range(int(10 / lr)):
-        simulation.step()
-        errors.append(float((simulation.models - problem.optimum).norm()))
+    method = DSGD(lr=lr, order="atc")
+    errors = [
+        float((at.models - problem.optimum).norm()) for at in visited(method, problem, network, int(10 / lr))
+    ]
     return float(np.mean(errors[-90:]))  # whole periods of every graph
 
 

@@ -23,7 +23,7 @@ FIGURE_1_CLIENTS = PaperExperiment(
             "figure-1-clients",
             small=[
                 *DIGITS,
-                "seeds=[0,1,2]",
+                "seeds=[0,1,2,3,4]",
                 "rounds=20",
                 "problem.nodes=[2,8,64]",
                 *solved_by(NEARLY_EXACT, "dualfl"),

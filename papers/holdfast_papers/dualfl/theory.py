@@ -21,7 +21,13 @@ from holdfast_papers.base import (
     Table,
     judged,
 )
-from holdfast_papers.dualfl.quadratics import NewtonStep, ill_conditioned, merely_convex, with_l1
+from holdfast_papers.dualfl.quadratics import (
+    NewtonStep,
+    common_path,
+    ill_conditioned,
+    merely_convex,
+    with_l1,
+)
 from holdfast_papers.evidence import Evidence, TableRow, fitted_power
 
 SMOOTH, DESCENT = "DualFL, smooth and strongly convex", "gradient descent"
@@ -57,7 +63,8 @@ def strongly_convex(kappas: tuple[float, ...]) -> list[TableRow]:
         problem = ill_conditioned(kappa)
         rounds = int(40 * math.sqrt(kappa))
         far = distances(
-            problem.path(DualFL.for_problem(1 / kappa, 1.0, solver=NewtonStep()), rounds), problem.optimum
+            common_path(DualFL.for_problem(1 / kappa, 1.0, solver=NewtonStep()), problem, rounds),
+            problem.optimum,
         )
         rows.append(
             {
@@ -75,7 +82,7 @@ def gradient_descent(kappas: tuple[float, ...]) -> list[TableRow]:
     rows: list[TableRow] = []
     for kappa in kappas:
         problem = ill_conditioned(kappa)
-        far = distances(problem.path(FedAvg(lr=1.0), int(30 * kappa)), problem.optimum)
+        far = distances(common_path(FedAvg(lr=1.0), problem, int(30 * kappa)), problem.optimum)
         rows.append({"regime": DESCENT, "kappa": kappa, "rounds": rounds_to(far, CLOSE)})
     return rows
 
@@ -84,9 +91,8 @@ def convex(alphas: tuple[float, ...]) -> list[TableRow]:
     problem, rows = merely_convex(), []
     for alpha in alphas:
         goal = problem.regularised_optimum(alpha)
-        path = problem.path(
-            DualFL.for_problem(0.0, 1.0, alpha=alpha, solver=NewtonStep()), int(60 / math.sqrt(alpha))
-        )
+        method = DualFL.for_problem(0.0, 1.0, alpha=alpha, solver=NewtonStep())
+        path = common_path(method, problem, int(60 / math.sqrt(alpha)))
         rows.append(
             {
                 "regime": CONVEX,
@@ -101,7 +107,7 @@ def convex(alphas: tuple[float, ...]) -> list[TableRow]:
 
 def nonsmooth(rounds: int = ROUNDS_OF_KINKS) -> list[TableRow]:
     problem, optimum = with_l1(1.5)
-    far = distances(problem.path(DualFL(nu=0.5, solver=FISTA()), rounds), optimum)
+    far = distances(common_path(DualFL(nu=0.5, solver=FISTA()), problem, rounds), optimum)
     return [
         {"regime": KINKS, "round": n, "error": float(far[n]), "error_times_n": float(n * far[n] / far[0])}
         for n in range(1, rounds + 1)

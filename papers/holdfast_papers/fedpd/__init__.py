@@ -7,7 +7,8 @@ from pathlib import Path
 from holdfast_papers.base import Paper
 from holdfast_papers.fedpd.femnist import FIGURE_3, FIGURE_3_SKIPPING, FIGURE_4
 from holdfast_papers.fedpd.figure_1 import FIGURE_1
-from holdfast_papers.fedpd.figure_2 import FIGURE_2, TABLE_1
+from holdfast_papers.fedpd.figure_2 import FIGURE_2
+from holdfast_papers.fedpd.table_1 import TABLE_1
 
 PAPER = Paper(
     id="fedpd",

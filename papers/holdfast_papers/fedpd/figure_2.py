@@ -21,13 +21,26 @@ from holdfast_papers.base import (
     judged,
     judged_by_seeds,
 )
-from holdfast_papers.evidence import Curve, Evidence, TableRow, scientific_text
+from holdfast_papers.evidence import Evidence, TableRow, scientific_text
+from holdfast_papers.fedpd.gaps import (
+    CASES,
+    FLAT,
+    GAP,
+    SGD,
+    TEXT,
+    at_least,
+    at_most,
+    below,
+    curve,
+    decades,
+    flat,
+    gap,
+    in_both,
+    left_in_words,
+    preset,
+)
 from holdfast_papers.fedpd.released import strong_data
 
-GAP = "grad_norm2"
-CASES = ("weak", "strong")  # strong: the data of the authors' code
-TEXT = "text"  # strong as the text describes it: a second reading
-SGD = ("fedpd-sgd", "fedavg-sgd")
 NAMES = {
     "fedpd-gd": "FedPD-GD, p = 0",
     "fedpd-gd-half": "FedPD-GD, p = 0.5",
@@ -49,60 +62,6 @@ PRINTED: Mapping[str, Mapping[str, str]] = {  # read off the figure
     "fedavg-sgd": {"weak": "8e-4", "strong": "5e-3"},
 }
 LINEAR = {"weak": 3e-12, "strong": 1e-18}
-FLAT = 0.5  # a curve that stalls keeps more than this share of its gap in the last twelfth of the rounds
-
-
-def preset(case: str, label: str) -> str:
-    return f"figure-2-{case}-sgd" if label in SGD else f"figure-2-{case}"
-
-
-def curve(e: Evidence, case: str, label: str) -> Curve:
-    return e.curve(label, preset(case, label))
-
-
-def gap(e: Evidence, case: str, label: str) -> np.ndarray:
-    """||grad f||^2 after the last round, [seeds]."""
-    return curve(e, case, label).final(GAP)
-
-
-def decades(e: Evidence, case: str, label: str) -> np.ndarray:
-    """The same as a power of ten: margins of claims are in decades."""
-    return np.asarray(np.log10(gap(e, case, label)))
-
-
-def below(e: Evidence, label: str, other: str) -> list[np.ndarray]:
-    """By how many decades a method is below another, in both cases."""
-    return [decades(e, case, other) - decades(e, case, label) for case in CASES]
-
-
-def at_most(e: Evidence, label: str, power: float) -> list[np.ndarray]:
-    """By how many decades a gap is below 10^power, in both cases."""
-    return [power - decades(e, case, label) for case in CASES]
-
-
-def at_least(e: Evidence, label: str, power: float) -> list[np.ndarray]:
-    """By how many decades a gap is above 10^power, in both cases."""
-    return [decades(e, case, label) - power for case in CASES]
-
-
-def in_both(e: Evidence, label: str) -> str:
-    return ", ".join(f"{case} {scientific_text(gap(e, case, label))}" for case in CASES)
-
-
-def left(e: Evidence, case: str, label: str) -> np.ndarray:
-    """What the last twelfth of the rounds leaves of the gap that was there before, [seeds]."""
-    path = curve(e, case, label).path(GAP)
-    return np.asarray(path[:, -1] / path[:, -1 - max(1, path.shape[1] // 12)])
-
-
-def flat(e: Evidence, case: str, label: str) -> np.ndarray:
-    """By how many decades what is left is above ``FLAT``, [seeds]."""
-    return np.asarray(np.log10(left(e, case, label) / FLAT))
-
-
-def left_in_words(e: Evidence, label: str) -> str:
-    shares = ", ".join(f"{case} {np.median(left(e, case, label)):.2f}" for case in CASES)
-    return f"left of it in the last twelfth: {shares}"
 
 
 def converges_linearly(e: Evidence) -> Finding:
@@ -328,36 +287,4 @@ FIGURE_2 = PaperExperiment(
         columns=2,
     ),
     table=as_printed,
-)
-
-
-def summable(e: Evidence) -> Finding:
-    shares = {}
-    for case in CASES:
-        total = e.curve("fedpd", heterogeneity=case).path(GAP).cumsum(1)
-        shares[case] = total[:, -1] / total[:, total.shape[1] // 2]
-    ours = ", ".join(f"{case} {share.max():.4f}" for case, share in shares.items())
-    needed = "at most 1.01: the sum of gaps is bounded, so their mean falls like 1/T"
-    margins = [1.01 - share for share in shares.values()]
-    return judged_by_seeds(margins, f"sum over T rounds by that over T/2: {ours}", needed)
-
-
-TABLE_1 = PaperExperiment(
-    id="table-1",
-    title="Table I: FedPD's mean gap falls at least like 1/T without convexity",
-    presets=[Preset("table-1", ["seeds=[0,1,2,3,4]", "rounds=200"])],
-    claims=[Claim("T times the mean gap over T rounds stays bounded", "O(1/T), Theorem 1", summable)],
-    layout=Layout(
-        [
-            Panel(
-                f"{case}ly heterogeneous",
-                [Line("FedPD-GD", "fedpd", {"heterogeneity": case})],
-                y=GAP,
-                y_label="‖∇f‖²",
-                log_y=True,
-            )
-            for case in CASES
-        ],
-        columns=2,
-    ),
 )

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from holdfast.algorithms import KGT, LED, VRLSGD, ExactDiffusion, Gossip
 from holdfast.contract import Algorithm
+from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.simulation import Simulation
 from holdfast.topology import Network, complete, ring, server
 from holdfast_papers.base import Circumstances, Claim, Finding, Layout, Line, Panel, PaperExperiment, judged
-from holdfast_papers.dualfl.quadratics import Quadratics
 from holdfast_papers.evidence import Evidence, TableRow, fitted_power, scientific_text
+from holdfast_papers.quadratics import Quadratics, path
 
 DIM, MU, L = 2, 0.5, 5.0
 STEPS = 4  # K
@@ -32,7 +33,7 @@ class Noisy(Quadratics):
         super().__init__(A, b)
         self.noise, self.draw = noise, torch.Generator().manual_seed(0)
 
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
         drawn = torch.randn(x.shape, generator=self.draw, dtype=x.dtype)
         return super().full_grads(x, nodes) + self.noise * drawn
 
@@ -44,16 +45,6 @@ def heterogeneous(nodes: int, noise: float = 0.0) -> Quadratics:
     matrices = np.einsum("nij,j,nkj->nik", axes, [MU, L], axes)
     A, b = torch.tensor(matrices), torch.tensor(3 * rng.standard_normal((nodes, DIM)))
     return Noisy(A, b, noise) if noise else Quadratics(A, b)
-
-
-def path(method: Algorithm, problem: Quadratics, network: Network, rounds: int) -> Tensor:
-    """[rounds + 1, n, d]: every node's model."""
-    simulation = Simulation(method, problem, network)
-    models = [simulation.models.clone()]
-    for _ in range(rounds):
-        simulation.step()
-        models.append(simulation.models.clone())
-    return torch.stack(models)
 
 
 def rounds_needed(method: Algorithm, problem: Quadratics, network: Network) -> float:

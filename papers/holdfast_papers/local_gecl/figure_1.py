@@ -15,7 +15,6 @@ from holdfast_papers.base import (
     Panel,
     PaperExperiment,
     Preset,
-    judged,
     judged_by_seeds,
     not_comparable,
 )
@@ -27,6 +26,7 @@ from holdfast_papers.local_gecl.common import (
     final_accuracy,
     in_preset,
     small,
+    within,
 )
 
 
@@ -72,26 +72,27 @@ def ahead_of_plain(e: Evidence, network: Network) -> Finding:
 
 
 def alike(e: Evidence, network: Network) -> Finding:
-    gaps = [
-        final_accuracy(network.at_h(e, GECL, h)).mean() - final_accuracy(network.at_h(e, SCAFFOLD, h)).mean()
+    pairs = [
+        tuple(final_accuracy(network.at_h(e, method, h)) for method in (GECL, SCAFFOLD))
         for h in e.swept("h", network.by_h)
     ]
-    worst = max(gaps, key=abs)
-    return judged(
-        abs(worst) <= 0.5, f"largest difference {worst:+.2f} points", "means within 0.5 points for all h"
+    worst = max((own - other for own, other in pairs), key=lambda gap: abs(gap.mean()))
+    return judged_by_seeds(
+        [margin for pair in pairs for margin in within(0.5, *pair)],
+        f"largest difference {mean_text(worst)} points",
+        "means within 0.5 points for all h",
     )
 
 
 def flat_in_h(e: Evidence, network: Network) -> Finding:
-    def means(method: int) -> np.ndarray:
-        return np.array(
-            [final_accuracy(network.at_h(e, method, h)).mean() for h in e.swept("h", network.by_h)]
-        )
-
-    spread, of_plain = np.ptp(means(GECL)), np.ptp(means(PLAIN))
+    own, plain = (
+        [final_accuracy(network.at_h(e, method, h)) for h in e.swept("h", network.by_h)]
+        for method in (GECL, PLAIN)
+    )
+    spread, of_plain = (np.ptp(np.mean(ends, axis=1)) for ends in (own, plain))
     ours = f"{spread:.2f} points; {network.lines[PLAIN].name} {of_plain:.2f}"
     if e.full:
-        return judged(spread <= 2, ours, "spread of the means at most 2 points")
+        return judged_by_seeds(within(2, *own), ours, "spread of the means at most 2 points")
     return not_comparable(ours, "after a few rounds accuracy still depends on h for every method")
 
 
@@ -115,9 +116,9 @@ def flat_in_k(e: Evidence, network: Network) -> Finding:
     steps = e.swept("local_steps", network.by_k)
     if not e.full:
         return not_comparable(f"K up to {steps[-1]}", "fewer steps than 64")
-    ends = np.array([final_accuracy(network.at_k(e, GECL, k)).mean() for k in steps if int(k) >= 64])
-    ours = ", ".join(f"{end:.2f}" for end in ends) + " % for K = 64, 128, 256"
-    return judged(bool(np.ptp(ends) <= 2), ours, "within 2 points")
+    ends = [final_accuracy(network.at_k(e, GECL, k)) for k in steps if int(k) >= 64]
+    ours = ", ".join(mean_text(end) for end in ends) + " % for K = 64, 128, 256"
+    return judged_by_seeds(within(2, *ends), ours, "within 2 points")
 
 
 def server_is_faster(e: Evidence) -> Finding:

@@ -106,7 +106,6 @@ TABLE_3 = PaperExperiment(
         Preset(
             "table-3",
             small=small(
-                "seeds=[0,1,2,3,4]",
                 "evaluate_every=10",
                 "algorithm.local_steps=16",
                 "algorithm.lr=[0.05,0.0125,0.003125]",
@@ -150,7 +149,6 @@ TABLE_3_STEPS = PaperExperiment(
         Preset(
             "table-3-steps",
             small=small(
-                "seeds=[0,1,2,3,4]",
                 "rounds=10",
                 "evaluate_every=5",
                 "algorithm.local_steps=16",

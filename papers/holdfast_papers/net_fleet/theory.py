@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms import NETFLEET, Gossip
-from holdfast.contract import Method
 from holdfast.data import FederatedData
-from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import LOSSES
@@ -30,6 +28,7 @@ from holdfast_papers.base import (
     judged_by_seeds,
 )
 from holdfast_papers.evidence import Evidence, TableRow, fitted_power, mean_text, scientific_text
+from holdfast_papers.quadratics import visited
 
 DIM, SAMPLES = 5, 40  # of the regression; samples of each node
 SIZES = (4, 8, 16, 32, 64)
@@ -69,20 +68,13 @@ def graph(nodes: int, seed: int) -> Network:
     return build_network("erdos-renyi", {"p": 0.5}, "laplacian", {}, nodes, seed)
 
 
-def visited(method: Method, problem: ModelProblem, network: Network, rounds: int) -> Iterator[Simulation]:
-    """The simulation after each round."""
-    simulation = Simulation(method, problem, network)
-    for _ in range(rounds):
-        simulation.step()
-        yield simulation
-
-
 def gradient_tracking(problem: ModelProblem, network: Network, lr: float, rounds: int) -> Iterator[Tensor]:
-    """Written out by itself, with exact gradients: X' = W X - lr Y, then Y' = W Y + G(X') - G(X)."""
+    """X at the start and after each round, with exact gradients: X' = W X - lr Y, Y' = W Y + G(X') - G(X)."""
     weights = torch.from_numpy(network.dense())
     nodes = torch.arange(network.nodes)
     x = problem.x0.expand(network.nodes, -1)
     g = y = problem.full_grads(x, nodes)
+    yield x
     for _ in range(rounds):
         x = weights @ x - lr * y
         before, g = g, problem.full_grads(x, nodes)
@@ -115,11 +107,11 @@ def stationarity() -> list[TableRow]:
         ("NET-FLEET", NETFLEET(lr=LR, local_steps=STEPS)),
         ("LD-SGD", Gossip(lr=LR, local_steps=STEPS)),
     ):
-        for round, simulation in enumerate(visited(method, problem, network, 300), start=1):
-            average = simulation.models.mean(0)
-            gradient = problem.global_value_and_grad(average)[1]
-            apart = (simulation.models - average).square().sum(-1).mean()
+        for round, simulation in enumerate(visited(method, problem, network, 300)):
             if round % 5 == 0:
+                average = simulation.models.mean(0)
+                gradient = problem.global_value_and_grad(average)[1]
+                apart = (simulation.models - average).square().sum(-1).mean()
                 value = float(gradient.square().sum() + apart)
                 rows.append({"what": f"{name}, exact gradients", "round": round, "stationarity": value})
     return rows

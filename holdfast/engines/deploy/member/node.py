@@ -83,7 +83,7 @@ class Node(Member):
     def _rounds(self, method: Algorithm) -> Tensor:
         if self.state is None:
             oracle = self._oracle(0)
-            oracle.step = INITIAL_STEP
+            oracle.step = oracle.read = INITIAL_STEP
             self.phase = "preparing"
             carrier = self._carrier(0, ())
             state = method.at(0).init(self.x0[None], oracle, self._peers(0, 0, carrier))

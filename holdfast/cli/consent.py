@@ -77,7 +77,7 @@ def describe_federation(federation: FederationFile, name: str | None) -> list[Pa
     return [
         Paragraph("What will run on this machine", _running(federation)),
         Paragraph("What leaves it", _leaving(federation)),
-        Paragraph("Who receives it", _receivers(federation, name)),
+        Paragraph("Who receives it", [*_receivers(federation, name), *_changes(federation)]),
         Paragraph("For how long", _duration(federation)),
     ]
 
@@ -138,6 +138,19 @@ def _receivers(federation: FederationFile, name: str | None) -> list[str]:
             sentences.append(f"{node} sends to {receivers or 'nobody'}.")
     if network.sequence is not None:
         sentences.append("Later rounds have other links.")
+    return sentences
+
+
+def _changes(federation: FederationFile) -> list[str]:
+    rules = federation.membership
+    if rules is None:
+        return []
+    sentences = [
+        "The coordinator may add, replace and remove members while it runs; then others may receive what you "
+        f"send. There are never fewer than {rules.minimum}."
+    ]
+    if rules.remove_after is not None:
+        sentences.append(f"A member that was not heard of for {rules.remove_after:.0f} s is left out.")
     return sentences
 
 

@@ -162,8 +162,9 @@ def make_all_certificates(path: Path, folder: Path | None, days: float) -> None:
 @private_files()
 def request_certificate(path: Path, name: str, folder: Path | None, *, encrypt: bool) -> None:
     """``holdfast federation csr``"""
-    names = [member.name for member in read_federation(path).certified]
-    if name not in names:
+    federation = read_federation(path)
+    names = [member.name for member in federation.certified]
+    if name not in names and federation.membership is None:  # else it may be added later
         raise unknown("name in the federation", name, names)
     target = folder or path.parent / "certs"
     request = make_request(target, name, encrypt=encrypt)
@@ -180,6 +181,8 @@ def sign_requests(
     federation = read_federation(path)
     target = folder or path.parent / "certs"
     names = [member.name for member in federation.certified]
+    if federation.membership is not None:  # others may be added; what they are called is shown, and compared
+        names += [request.stem for request in requests if request.stem not in [*names, "ca"]]
     for request in requests:  # all of them, before any is signed
         asked = check_request(target, request, names, replace=replace)
         print(f"{request} asks for the name {asked.name} with the key {asked.fingerprint}")
@@ -296,12 +299,18 @@ def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -
             name,
             f"{answer['round']}/{federation.rounds}" if known else "-",
             str(furthest - answer["round"]) if known else "-",
-            ", ".join(filter(None, (answer["phase"], figures_text(answer.get("metrics", {}))))),
+            ", ".join(
+                filter(None, (_epoch_text(answer), answer["phase"], figures_text(answer.get("metrics", {}))))
+            ),
             bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
             f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
             "; ".join(filter(None, (_expiry(answer.get("certificate_days")), answer.get("last_error", "")))),
         )
     return table
+
+
+def _epoch_text(answer: dict[str, Any]) -> str:
+    return f"epoch {answer['epoch']}" if answer.get("epoch") else ""
 
 
 def _expiry(days: float | None) -> str:

@@ -269,6 +269,74 @@ def accept(
     accept_federation(file, fingerprint)
 
 
+Asker = Annotated[str | None, typer.Option("--name", help="Whose certificate to show; the first there is.")]
+OrderFile = Annotated[Path | None, typer.Option("--output", "-o", help="Where the signed order is written.")]
+Who = Annotated[str, typer.Argument(metavar="NAME", help="The member.")]
+WhoWhere = Annotated[
+    str,
+    typer.Argument(metavar="NAME[=host:port]", help="The member, and where it is reached, if that is new."),
+]
+Samples = Annotated[int | None, typer.Option(help="How many samples it has, where the file says so.")]
+
+
+@federation.command("remove")
+def remove(
+    file: File,
+    member: Who,
+    name: Asker = None,
+    certs: Certs = None,
+    output: OrderFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Have a running federation go on without a member; only its coordinator can."""
+    _change("remove", file, member, name, certs, None, output, insecure)
+
+
+@federation.command("add")
+def add(
+    file: File,
+    member: WhoWhere,
+    name: Asker = None,
+    certs: Certs = None,
+    samples: Samples = None,
+    output: OrderFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Have a running federation take in a member, also one that was lost and is back."""
+    _change("add", file, member, name, certs, samples, output, insecure)
+
+
+@federation.command("replace")
+def replace(
+    file: File,
+    member: WhoWhere,
+    name: Asker = None,
+    certs: Certs = None,
+    output: OrderFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Have a member go on with an empty folder, on another machine for instance."""
+    _change("replace", file, member, name, certs, None, output, insecure)
+
+
+def _change(
+    change: Literal["remove", "add", "replace"],
+    file: Path,
+    member: str,
+    name: str | None,
+    certs: Path | None,
+    samples: int | None,
+    output: Path | None,
+    insecure: bool,
+) -> None:
+    _require_extra()
+    from holdfast.cli.membership import change_members
+
+    change_members(
+        file, change, member, asker=name, certs=certs, samples=samples, output=output, insecure=insecure
+    )
+
+
 @federation.command("model")
 def model(
     file: File,
@@ -356,12 +424,16 @@ def try_(
         "rehearsal"
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete what is in that folder first.")] = False,
+    lose: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Kill this node after a third of the rounds: do the others go on?"),
+    ] = None,
 ) -> None:
     """Rehearse: the whole federation as processes on this machine, with certificates and all."""
     _require_extra()
     from holdfast.cli.rehearsal import rehearse
 
-    rehearse(file, data, model, folder, fresh=fresh)
+    rehearse(file, data, model, folder, fresh=fresh, lose=lose)
 
 
 def _require_extra() -> None:

@@ -19,12 +19,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from holdfast.core.errors import MISCONFIGURED, HoldfastError, unknown
 from holdfast.core.files import private_files
 from holdfast.engines.deploy.member.base import Member, Stopped
+from holdfast.engines.deploy.member.lifetime import run_through_epochs
+from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines, nothing_but_entries
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
-from holdfast.engines.deploy.wire.listening import require_loopback
+from holdfast.engines.deploy.wire.listening import bind_address, require_loopback
 from holdfast.experiments.consent import require_consent
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, names_code, open_site, own_data
@@ -74,15 +76,17 @@ def run_node(options: MemberOptions, data: str | Path, device: str) -> None:
 
 def _run_node(options: MemberOptions, data: str | Path, device: str, events: Events) -> None:
     name, federation = options.name, read_federation(options.file, options.model)
-    if name not in federation.names:
+    if name not in federation.names and federation.membership is None:  # else it may be added
         raise unknown("node in the federation", name, federation.names)
     credentials = options.credentials(federation)
     options.consent(federation, own_code=options.model is not None or names_code(data))
-    site = open_site(federation, name, own_data(data, name), device)
+    own = own_data(data, name)
     folder = options.folder or options.file.parent / f"node-{name}"
-    _run(
-        options, events, lambda: Node(federation, name, folder, site, credentials=credentials, events=events)
-    )
+
+    def make(now: FederationFile, hosting: Hosting) -> Node:
+        return Node(now, name, folder, open_site(now, name, own, device), **hosting)
+
+    _run(options, events, federation, folder, credentials, make)
 
 
 @private_files()
@@ -101,8 +105,11 @@ def _run_server(options: MemberOptions, events: Events) -> None:
     credentials = options.credentials(federation)
     options.consent(federation, own_code=options.model is not None)
     folder = options.folder or options.file.parent / f"server-{name}"
-    model = initial_model(federation)
-    _run(options, events, lambda: Server(federation, folder, model, credentials=credentials, events=events))
+
+    def make(now: FederationFile, hosting: Hosting) -> Server:
+        return Server(now, folder, initial_model(now), **hosting)
+
+    _run(options, events, federation, folder, credentials, make)
 
 
 @contextmanager
@@ -121,14 +128,48 @@ def _log(options: MemberOptions) -> Iterator[Events]:
             sys.exit(code)
 
 
-def _run(options: MemberOptions, events: Events, make: Callable[[], Node | Server]) -> None:
-    """To the end, watched; a signal stops it wherever it is, since every instant is safe to stop at."""
+def _run(
+    options: MemberOptions,
+    events: Events,
+    federation: FederationFile,
+    folder: Path,
+    credentials: Credentials | None,
+    make: Callable[[Any, Hosting], Node | Server],
+) -> None:
+    """To the end, through all epochs; a signal stops it, since every instant is safe to stop at."""
+    listen = None
+    if federation.server is None or federation.server.name == options.name:
+        named = [member.address for member in federation.members if member.name == options.name]
+        listen = options.listen or (bind_address(named[0]) if named else None) or None
+    for number in STOPPING:
+        signal.signal(number, _stop)
+    with watch_handshakes(events, plain=options.log != "json"):
+        try:
+            run_through_epochs(
+                federation,
+                options.name,
+                folder,
+                credentials,
+                events,
+                make,
+                lambda member: _run_member(options, member, events, listen),
+                listen=listen,
+            )
+        except Stopped:
+            if options.log == "progress":
+                print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
+            sys.exit(130)
+        except HoldfastError as error:
+            if options.log == "progress":  # otherwise ``_log`` says so
+                events.log("stopping", "error", reason=str(error))
+            raise
+
+
+def _run_member(options: MemberOptions, member: Node | Server, events: Events, listen: str | None) -> None:
+    """One epoch, watched."""
     with ExitStack() as stack:
-        stack.enter_context(watch_handshakes(events, plain=options.log != "json"))
-        member = make()
-        stack.enter_context(member)
         if isinstance(member, Server) or member.federation.server is None:
-            member.open(options.listen)
+            member.open(listen)
         if options.monitor is not None:
             stack.callback(monitor_page(member, options.monitor).shutdown)
         if options.log == "progress":
@@ -138,19 +179,10 @@ def _run(options: MemberOptions, events: Events, make: Callable[[], Node | Serve
         own = member.federation.own_model
         if own is not None:
             events.log("own model", model=own.spec, file=str(own.file), sha256=own.sha256)
-        for number in STOPPING:
-            signal.signal(number, _stop)
         try:
             member.run()
         except Stopped:
             events.log("stopped", round=member.done)
-            stack.close()
-            if options.log == "progress":
-                print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
-            sys.exit(130)
-        except HoldfastError as error:
-            if options.log == "progress":  # otherwise ``_log`` says so
-                events.log("stopping", "error", reason=str(error))
             raise
         if options.log == "progress":
             _summary(member)

@@ -12,7 +12,9 @@ from holdfast.core.files import private_files
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import apart, carried
+from holdfast.engines.deploy.epochs import first_epoch
 from holdfast.engines.deploy.member.template import channel_slots, state_template
+from holdfast.engines.deploy.storage.ledger import Ledger
 from holdfast.engines.deploy.storage.messages import MessageFile
 from holdfast.engines.deploy.storage.results import write_model
 from holdfast.engines.deploy.storage.snapshots import roll_back
@@ -33,6 +35,9 @@ def write_current_model(
     """``holdfast federation model``"""
     federation = read_federation(path, model)
     where = member_folder(federation, path, name, folder)
+    if (where / "membership" / "epoch-1.json").exists():
+        epoch = Ledger(where / "membership", first_epoch(federation)).epoch
+        federation, where = federation.in_epoch(epoch), where / f"epoch-{epoch.number}"
     target = (output or path.parent / f"{name}.safetensors").resolve()
     if target.suffix != ".safetensors":
         raise HoldfastError(f"--output: expected a name that ends in .safetensors, got {target.name}")
@@ -82,6 +87,8 @@ def roll_member_back(path: Path, name: str, to: int, folder: Path | None) -> Non
     """``holdfast federation rollback``"""
     federation = read_federation(path)
     where = member_folder(federation, path, name, folder)
+    if federation.membership is not None:
+        raise HoldfastError("rollback: members that may change agree on the round to go on from themselves")
     if to < 0 or to > federation.rounds:
         raise HoldfastError(f"--to: expected a round from 0 to {federation.rounds}, got {to}")
 

@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 
 from holdfast.cli.federation import figures_text
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files, write_atomic
 from holdfast.core.tree import leaves, tree_map
 from holdfast.data import DATASETS, IID, Dataset, partition
@@ -33,13 +33,18 @@ from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import names_code, read_data
 from holdfast.report.format import bytes_text
 
+SOON = 10.0  # seconds after which a member that is lost in a rehearsal is left out
 RANDOM_SAMPLES = 64  # per node, where there are no data to rehearse with
 
 
 @private_files()
-def rehearse(path: Path, data: str | None, model: str | None, folder: Path, *, fresh: bool) -> None:
+def rehearse(
+    path: Path, data: str | None, model: str | None, folder: Path, *, fresh: bool, lose: str | None = None
+) -> None:
     """``holdfast federation try``"""
     original = read_federation(path, model)
+    if lose is not None:
+        original = _with_a_loss(original, lose)
     if path.resolve().parent == folder.resolve():
         raise HoldfastError(f"--dir {folder} holds {path.name} itself; a rehearsal needs a folder of its own")
     if original.own_model is not None:
@@ -55,13 +60,32 @@ def rehearse(path: Path, data: str | None, model: str | None, folder: Path, *, f
         make_certificates(folder / "certs", original.name, [m.name for m in original.certified], days=7)
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         _on_loopback(raw)
+        if lose is not None:
+            raw["membership"]["remove_after"] = SOON
+            raw.pop("coordinator", None)  # who has not signed this one
         write_atomic(folder / "federation.toml", tomli_w.dumps(raw).encode())
-        if signature_path(path).exists():  # addresses are no part of what is signed
+        if signature_path(path).exists() and lose is None:  # addresses are no part of what is signed
             write_atomic(signature_path(folder / "federation.toml"), signature_path(path).read_bytes())
     federation = read_federation(folder / "federation.toml")
     if federation.id != original.id:
         raise HoldfastError(f"{folder} is a rehearsal of another federation; add --fresh to begin anew")
-    Rehearsal(federation, folder, model, data if data and names_code(data) else None).run()
+    Rehearsal(federation, folder, model, data if data and names_code(data) else None, lose).run()
+
+
+def _with_a_loss(federation: FederationFile, name: str) -> FederationFile:
+    """The federation as it is rehearsed if ``name`` is lost on the way."""
+    if name not in federation.names:
+        raise unknown("node in the federation", name, federation.names)
+    if federation.membership is None or federation.membership.remove_after is None:
+        raise HoldfastError(
+            "--lose: the federation file does not say after which time a member is left out; "
+            "add [membership] with remove_after"
+        )
+    rules = federation.membership.model_copy(update={"remove_after": SOON})
+    changed = federation.of(federation.model_dump() | {"membership": rules.model_dump(), "coordinator": None})
+    changed._own_model = federation.own_model
+    changed.check()
+    return changed
 
 
 def _on_loopback(raw: dict[str, Any]) -> None:
@@ -133,8 +157,16 @@ def _registered(data: str, nodes: int, seed: int) -> Dataset:
 class Rehearsal:
     """All members as child processes; their log lines go to files, and their state to a table."""
 
-    def __init__(self, federation: FederationFile, folder: Path, model: str | None, code: str | None) -> None:
+    def __init__(
+        self,
+        federation: FederationFile,
+        folder: Path,
+        model: str | None,
+        code: str | None,
+        lose: str | None = None,
+    ) -> None:
         self.federation, self.folder, self.model = federation, folder, model
+        self.lose = lose  # who is killed when it has done a third of its rounds
         self.code = code  # every node's ``--data module:function``; None: the files that were written
         self.rounds: dict[str, int] = {}
         self.doing: dict[str, str] = {}
@@ -152,6 +184,9 @@ class Rehearsal:
                 while any(process.poll() is None for process in members):
                     if self._failed():
                         break
+                    if self.lose is not None and 3 * self.rounds.get(self.lose, 0) >= self.federation.rounds:
+                        self.processes.pop(self.lose).kill()
+                        self.lose = None
                     time.sleep(0.1)
             failed = self._failed()  # before the others are stopped
         except KeyboardInterrupt:

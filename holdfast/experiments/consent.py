@@ -98,8 +98,11 @@ class Policy(Section):
                 f"raw gradients (raw_gradients): {federation.algorithm_name} sends them; take another "
                 "method, or more local steps"
             )
-        if len(federation.node) < self.min_members:
-            yield f"fewer than {self.min_members} nodes (min_members): there are {len(federation.node)}"
+        rules, there_are = federation.membership, len(federation.node)
+        least = there_are if rules is None else min(there_are, rules.minimum)
+        if least < self.min_members:
+            be = "are" if rules is None else "may be"
+            yield f"fewer than {self.min_members} nodes (min_members): there {be} {least}"
         if self.require_dp:  # no method or channel offers it yet
             yield "training without differential privacy (require_dp): the federation has none"
         if not signed and (self.require_signature or self.coordinators is not None):

@@ -6,9 +6,9 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from torch import nn
 
 import holdfast
@@ -18,6 +18,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
 from holdfast.engines.common.fit import check_fit, placed
+from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.own_model import OwnModel, read_own_model
 from holdfast.experiments.assembly import configured_network
@@ -58,6 +59,8 @@ class FederationFile(Federation):
     network: NetworkConfig = NetworkConfig()
     algorithm: ChosenAlgorithm
 
+    _members_digest: str = PrivateAttr(default="")  # of the file and the epoch, where it is not the first
+
     @property
     def model(self) -> Choice:
         """The model that is trained here."""
@@ -82,7 +85,17 @@ class FederationFile(Federation):
 
     @cached_property
     def id(self) -> str:
-        return hashlib.sha256(self.agreement).hexdigest()[:32]
+        return hashlib.sha256(self.agreement + self._members_digest.encode()).hexdigest()[:32]
+
+    def in_epoch(self, epoch: Epoch) -> Self:
+        """The federation with the members of ``epoch``, of which this one is the file; checked."""
+        if epoch.number == 0:
+            return self
+        changed = self.of(self.model_dump() | {"node": [node.model_dump() for node in epoch.nodes]})
+        changed._own_model, changed._epoch, changed._first_round = self._own_model, epoch.number, epoch.first
+        changed._members_digest = f"{self.id} {epoch.digest}"
+        changed.check()
+        return changed
 
     @cached_property
     def member_network(self) -> Network:
@@ -175,6 +188,7 @@ class FederationFile(Federation):
             raise HoldfastError(
                 f"server: the topology {self.network.topology.name!r} has none; leave [server] out"
             )
+        self._check_membership()
         self._check_reach()
 
     def _check_reach(self) -> None:
@@ -191,6 +205,27 @@ class FederationFile(Federation):
                 raise HoldfastError(
                     f"{member.name}: others have to reach it; give its address, host:port, or a [relay]"
                 )
+
+    def _check_membership(self) -> None:
+        """Whether members may change, if the file says so."""
+        if self.membership is None:
+            return
+        network, why = self.member_network, ""
+        if "path" in self.network.topology.parameters:
+            why = "the links stand in a file, and there is no rule to build others by"
+        elif network.sequence is not None or network.activity is not None:
+            why = "links have to be the same in every round"
+        elif network.is_server and not self.led:
+            why = f"with a server it needs a method that the server leads; {self.algorithm.name} is none"
+        elif self.relay is not None:
+            why = "all have to reach one another, and some do only through the relay"
+        elif len(self.node) < self.membership.minimum:
+            why = f"there are {len(self.node)} nodes, fewer than membership.minimum"
+        after = self.membership.remove_after
+        if after is not None and after >= self.limits.wait:
+            raise HoldfastError("membership.remove_after: should be less than limits.wait")
+        if why:
+            raise HoldfastError(f"membership: members cannot change here: {why}; leave [membership] out")
 
     def _check_foreign(self) -> None:
         """The file may come from others: it must not name code, other folders, or the authority's files."""

@@ -72,17 +72,21 @@ class Rounds:
         # tensor that stays where it is: rounds that are recorded write it as well.
         self.losses = torch.zeros(2, dtype=torch.float64, device=problem.x0.device)
 
-    def initial(self, counters: Counters) -> Any:
-        """The state before the first round."""
-        method, x0 = self.method.at(0), self.problem.x0
-        rows = x0.expand(len(self.nodes), -1)
+    def initial(self, counters: Counters, round: int = 0, start: Tensor | None = None) -> Any:
+        """The state before ``round``, the first one.
+
+        ``start``: the models [m, d] that the nodes here begin with, if not all with the problem's own. A
+        server begins with the first of them.
+        """
+        method, x0 = self.method.at(round), self.problem.x0
+        rows = x0.expand(len(self.nodes), -1) if start is None else start
         if isinstance(method, ServerAlgorithm):
             clients = _own_memory(method.init(rows), shared=x0)
-            return carried(ServerState(method.init_server(x0.clone()), clients), self._server_slot())
+            return carried(ServerState(method.init_server(rows[0].clone()), clients), self._server_slot())
         assert isinstance(method, Algorithm)
-        oracle = self._oracle(self.nodes, 0, counters)
+        oracle = self._oracle(self.nodes, round, counters)
         oracle.step = oracle.read = INITIAL_STEP
-        state = method.init(rows.clone(), oracle, self._peers(0, counters, self._carrier(0, ())))
+        state = method.init(rows.clone(), oracle, self._peers(round, counters, self._carrier(round, ())))
         return carried(state, self._slots())
 
     def _slots(self) -> tuple[Slot, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from holdfast.contract import IDENTITY, Channel, Method
+from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import keep_freed_memory
 from holdfast.core.tree import from_named, named_leaves
 from holdfast.core.validation import Cohort
@@ -79,13 +80,15 @@ class Simulation:
         executor: Executor | None = None,
         channel: Channel = IDENTITY,
         ledger: Ledger | None = None,
+        round: int = 0,
+        start: Tensor | None = None,
     ) -> None:
         options: Any = {"seed": seed, "cohort": cohort, "place": place, "channel": channel}
         self.rounds = Rounds(method, problem, network, **options)
         self.executor = executor or Stepwise()
         self.counters = Counters()
-        self.round = 0
-        self.state = self.rounds.initial(self.counters)
+        self.round = round
+        self.state = self.rounds.initial(self.counters, round, start)
         self.ledger = ledger  # of accesses to private data
         if ledger is not None:
             ledger.record(astuple(self.counters.accesses))
@@ -93,6 +96,31 @@ class Simulation:
 
     def __repr__(self) -> str:
         return f"Simulation({self.method!r}, {self.network!r}, after round {self.round})"
+
+    def with_members(
+        self, problem: Problem, network: Network, origins: Sequence[int], cohort: Cohort = "all"
+    ) -> Simulation:
+        """The same run in a new epoch: other nodes, ``problem`` and ``network`` their objectives and links.
+
+        The method starts anew at the round under way, from the models that there are: node i from that of
+        node ``origins[i]`` of the old epoch. Who stays has itself as its origin, who joins has another.
+        """
+        if self.ledger is not None:
+            raise HoldfastError("private: members cannot change, as the noise was found for those there are")
+        rounds = self.rounds
+        after = Simulation(
+            self.method,
+            problem,
+            network,
+            seed=rounds.seed,
+            cohort=cohort,
+            place=rounds.place,
+            channel=rounds.channel.chosen,
+            round=self.round,
+            start=self.models[list(origins)],
+        )
+        after.counters.add(self.counters)
+        return after
 
     def prepare(self, rounds: int) -> str:
         """Gets ready for so many rounds and says how they will be run."""

@@ -5,14 +5,15 @@ The file that describes a federation, and what is built from it, are ``holdfast.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from holdfast.contract import Channel, Method
+from holdfast.contract import Channel, Method, ServerAlgorithm
 from holdfast.core.errors import unknown
 from holdfast.core.validation import Count, Positive, Section, Seed, Whole
 from holdfast.engines.deploy.own_model import OwnModel
@@ -57,6 +58,25 @@ class NodeConfig(MemberConfig):
     samples: Count | None = None  # how many it has; needed by weights = "samples"
 
 
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _seconds(given: Any) -> Any:
+    """``"10min"`` and the like in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", given) if isinstance(given, str) else None
+    if isinstance(given, str) and match is None:
+        raise ValueError("expected seconds, or such as '90s', '10min', '2h', '1d'")
+    return float(match[1]) * UNITS[match[2]] if match else given
+
+
+class MembershipConfig(Section):
+    """That members may change while the federation runs, see ``Epoch``; all agree on it."""
+
+    # Seconds after which members go on without one that they do not hear of; None: only if they are told to.
+    remove_after: Annotated[Positive | None, BeforeValidator(_seconds)] = None
+    minimum: Count = 2  # nodes; with fewer they do not go on
+
+
 class RelayConfig(MemberConfig):
     """Through which members talk that cannot dial one another. It passes on what it cannot read."""
 
@@ -77,16 +97,23 @@ class Federation(Section, ABC):
     evaluate_every: Count = 1  # rounds between measurements at home
     shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
     limits: LimitsConfig = LimitsConfig()
+    membership: MembershipConfig | None = None  # None: the members are those of the file, for good
     server: MemberConfig | None = None
     relay: RelayConfig | None = None
     node: list[NodeConfig] = Field(min_length=1)
 
+    _epoch: int = PrivateAttr(default=0)  # its number, see ``Epoch``
+    _first_round: int = PrivateAttr(default=0)
     _own_model: OwnModel | None = PrivateAttr(default=None)  # from the command line: no file can set it
 
     @property
     @abstractmethod
     def id(self) -> str:
         """Identifies the federation: a digest of all that members must agree on, in every message."""
+
+    @abstractmethod
+    def in_epoch(self, epoch: Any) -> Self:
+        """The same with the members of an ``Epoch``; this one is that of the file."""
 
     @property
     @abstractmethod
@@ -117,6 +144,21 @@ class Federation(Section, ABC):
     @abstractmethod
     def averages_statistics(self) -> bool:
         """Whether models end with BatchNorm's statistics averaged over all nodes, or each with its own."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch whose members these are; 0: those of the file."""
+        return self._epoch
+
+    @property
+    def first_round(self) -> int:
+        """Rounds that were done before these members began."""
+        return self._first_round
+
+    @property
+    def led(self) -> bool:
+        """Whether a server holds the model; else nodes do."""
+        return isinstance(self.method, ServerAlgorithm)
 
     @property
     def last_stage(self) -> int:

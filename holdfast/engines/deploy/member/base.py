@@ -17,6 +17,8 @@ from torch import Tensor
 import holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.joining import epoch_notes
+from holdfast.engines.deploy.member.keeper import EpochChanged
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
 from holdfast.engines.deploy.ops.audit import AuditLog
 from holdfast.engines.deploy.relay.switchboard import Switchboard
@@ -72,9 +74,12 @@ class Member:
         self.start = data_digest([x0.detach()])
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
-        self.store = Store(folder, identity, self.events)
+        self.keeper = hosting.get("keeper")
+        place = folder if self.keeper is None else self.keeper.voter.place()
+        self.store = Store(place, identity, self.events, federation.first_round)
         self.trail = self.events.trail = AuditLog(folder)
         begun = {"federation": federation.id, "member": name, "incarnation": self.store.incarnation}
+        begun |= {"epoch": str(federation.epoch)} if federation.epoch else {}
         self.trail.note("begun", **begun, version=holdfast.__version__)
         shared = hosting.get("network")
         self._own_network, self.network = shared is None, shared or NetworkThread()
@@ -86,7 +91,7 @@ class Member:
             self.dependencies.add(message.header.depends_on)
         self.done = 0  # rounds
         self.stage = 0  # as in ``Header.round``: the round under way
-        self.tally = Tally(name, self._finished)
+        self.tally = Tally(name, self._finished, federation.first_round)
         self.norms = Norms(name, federation.limits.outlier)
         self.service = Service(
             federation,
@@ -100,6 +105,7 @@ class Member:
             lambda: self.stage,
             self.dependencies,
             self.give_up,
+            None if self.keeper is None else self.keeper.serve,
             tally=self.tally,
         )
         self._watching = None
@@ -120,7 +126,7 @@ class Member:
         self._waiting_on: Future[Any] | None = None
         self._stopping = False
         self._clock_start = self.began
-        self._failure: HoldfastError | None = None
+        self._failure: Exception | None = None
 
     # --- beginning and end ----------------------------------------------------------------------------
 
@@ -133,6 +139,17 @@ class Member:
     def listen(self, address: str) -> None:
         """Lets others ask, on ``address`` (host:port)."""
         self._server, self.port = self._run(self.service.listen(address, self.credentials))
+
+    def attend(self) -> None:
+        """From here on, the keeper says when another epoch begins; perhaps it has."""
+        if self.keeper is not None:
+            self.keeper.member = self
+            if self.keeper.voter.federation.id != self.federation.id:
+                raise EpochChanged
+
+    def awaits(self, name: str) -> bool:
+        """Whether this member cannot finish its rounds without ``name``."""
+        raise NotImplementedError
 
     def open(self, listen: str | None = None) -> None:
         """Lets others ask, as the file says: on the own address or on ``listen``, or through the relay."""
@@ -149,6 +166,8 @@ class Member:
 
     def close(self) -> None:
         """Closes all connections. What is published stays on disk."""
+        if self.keeper is not None:
+            self.keeper.member = None
         self._run(self._close())
         self.store.close()
         self.trail.note("ended", round=self.done)
@@ -192,7 +211,7 @@ class Member:
         self._stopping = True
         self._interrupt()
 
-    def give_up(self, error: HoldfastError) -> None:
+    def give_up(self, error: Exception) -> None:
         """From another thread: makes the member raise ``error`` at its next exchange, or at once."""
         self._failure = self._failure or error
         self._interrupt()
@@ -267,12 +286,14 @@ class Member:
 
     def take_up(self, saved: MessageFile | None) -> None:
         """Goes on from what is saved; None: from the beginning."""
-        self.done, self.costs = 0, Costs()
+        self.done, self.costs = self.federation.first_round, Costs()
+        notes = epoch_notes(self) if saved is None else saved.header.notes
+        if notes is not None:
+            self.costs = Costs.from_notes(notes["costs"], self.x0.element_size())
         self.tally.restore({} if saved is None else saved.header.notes["tally"])
         self.norms.restore({} if saved is None else saved.header.notes["norms"])
         if saved is not None:
             self.done = saved.header.round
-            self.costs = Costs.from_notes(saved.header.notes["costs"], self.x0.element_size())
             self.dependencies.add(saved.header.depends_on)
         self._clock_start = time.monotonic() - self.costs.seconds
         self.record.keep(upto=self.done if saved is not None else -1)
@@ -403,6 +424,7 @@ class Member:
         return {
             "name": self.name,
             "federation": self.federation.id,
+            "epoch": self.federation.epoch,
             "round": self.done,
             "rounds": self.federation.rounds,
             "phase": self.phase if self.phase in ("finished", "starting") else waits or self.phase,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from holdfast.engines.common.counters import Traffic
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.wire.credentials import Credentials
+
+if TYPE_CHECKING:
+    from holdfast.engines.deploy.member.keeper import Keeper
 
 
 class NetworkThread:
@@ -32,6 +35,7 @@ class Hosting(TypedDict):
     credentials: Credentials | None
     events: Events
     network: NotRequired[NetworkThread | None]  # shared by several members of one process
+    keeper: NotRequired[Keeper | None]  # where members may change
 
 
 @dataclass

@@ -20,6 +20,12 @@ from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import Member
+from holdfast.engines.deploy.member.joining import (
+    epoch_notes,
+    forget_epoch_before,
+    keep_model,
+    starting_model,
+)
 from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
@@ -49,6 +55,7 @@ class Node(Member):
 
     def run(self) -> Tensor:
         """Takes part to the end; the model, [d]."""
+        self.attend()
         self._restore()
         return recorded(self, lambda: self.recovering(self._run_on, self._restore))
 
@@ -57,7 +64,8 @@ class Node(Member):
         if (self.folder / "report.json").exists():  # the server may be gone since
             model = self._read_results()
         else:
-            self.events.log("starting" if self.done == 0 else "resuming", round=self.done)
+            begun = "resuming" if self.done > self.federation.first_round else "starting"
+            self.events.log(begun, round=self.done)
             model = self._train()
             self._write_results(model)
         if (self.folder / "parted").exists():
@@ -82,14 +90,17 @@ class Node(Member):
 
     def _rounds(self, method: Algorithm) -> Tensor:
         if self.state is None:
-            oracle = self._oracle(0)
-            oracle.step = oracle.read = INITIAL_STEP
+            first = self.federation.first_round
             self.phase = "preparing"
-            carrier = self._carrier(0, ())
-            state = method.at(0).init(self.x0[None], oracle, self._peers(0, 0, carrier))
+            start = starting_model(self)
+            oracle = self._oracle(first)
+            oracle.step = oracle.read = INITIAL_STEP
+            carrier = self._carrier(first, ())
+            state = method.at(first).init(start[None], oracle, self._peers(first, first, carrier))
             self.state = carried(state, channel_slots(self.federation, self.x0))
             self._measure(method.model(state))
-            self._save(0)
+            self._save(first)
+            forget_epoch_before(self)
         self._forget_start()
         if self.federation.member_network.is_server:
             self.transport.to_server_again()
@@ -134,8 +145,11 @@ class Node(Member):
             like = tree_map(lambda t: t[None], like)
         wire = wire_like(down, like)
         if self.state is None:
-            self.state = carried(method.init(self.x0[None]), channel_slots(federation, self.x0))
-            self._save(0)
+            self.phase = "preparing"
+            start = starting_model(self)
+            self.state = carried(method.init(start[None]), channel_slots(federation, self.x0))
+            self._save(federation.first_round)
+            forget_epoch_before(self)
         self._forget_start()
         self.transport.to_server_again()
         for r in range(self.done, federation.rounds):
@@ -176,10 +190,15 @@ class Node(Member):
             raise HoldfastError("the start has to be computed again: start the same command once more")
         self.take_up(saved)
         self.stage, self.state, self.work = self.done, None, Work()
+        if (notes := epoch_notes(self)) is not None:
+            self.work = Work(**notes["work"])
         if saved is not None:
             self.state = saved.read(state_template(self.federation, self.node, self.x0), self.x0.device)
             self.work = Work(**saved.header.notes["work"])
             self.metrics = saved.header.notes["metrics"]
+        if saved is None:  # what is there is of another epoch
+            for name in ("report.json", "parted"):
+                remove(self.folder / name)
         if any(self.done < round <= self.federation.rounds for round in self.outbox.lost):
             remove(self.folder / "report.json")  # the last round may have to be computed again
         for path in self.store.received():
@@ -189,6 +208,9 @@ class Node(Member):
 
     def _save(self, done: int) -> None:
         """The round is finished: writes it down, then forgets what it took."""
+        method = self.federation.method
+        if self.keeper is not None and isinstance(method, Algorithm):
+            keep_model(self, done, method.model(apart(self.state)[0])[0])
         self.save(done, self.state, work=vars(self.work), metrics=self.metrics)
         self.insist(lambda: self._forget(done))
         if self.federation.member_network.activity is not None:
@@ -258,7 +280,18 @@ class Node(Member):
         network, rounds = self.federation.member_network, self.federation.rounds
         if stage <= rounds:
             return [int(j) for j in network.at(max(stage - 1, 0)).neighbours(self.node)]
-        return self.all_neighbours
+        return self.companions if stage == self.federation.last_stage else self.all_neighbours
+
+    @property
+    def companions(self) -> list[int]:
+        """With whom this node takes leave: with all where members may change, as they do that together."""
+        if self.keeper is None:
+            return self.all_neighbours
+        return [j for j in range(len(self.federation.node)) if j != self.node]
+
+    def awaits(self, name: str) -> bool:
+        names, last = self.federation.names, self.federation.last_stage
+        return self.stage < last and name in names and names.index(name) in self.all_neighbours
 
     @cached_property
     def all_neighbours(self) -> list[int]:
@@ -268,7 +301,10 @@ class Node(Member):
         return sorted({int(j) for r in rounds for j in network.at(r).neighbours(self.node)})
 
     def may_fetch(self, who: str, stage: int) -> bool:
-        return who in self.federation.names and self.federation.names.index(who) in self._neighbours(stage)
+        names = self.federation.names
+        if self.keeper is not None and stage == self.federation.first_round:  # who joins may ask for a model
+            return who in names
+        return who in names and names.index(who) in self._neighbours(stage)
 
     def _release(self, done: int) -> None:
         """Over sporadic links others may not hear of us for long; they need not keep messages for us."""

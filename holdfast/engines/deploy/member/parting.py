@@ -38,7 +38,7 @@ async def _goodbye(node: Node) -> None:
 
 
 async def _all_parted(node: Node) -> None:
-    names = [node.federation.names[j] for j in node.all_neighbours]
+    names = [node.federation.names[j] for j in node.companions]
     await together([_parted(node, name) for name in names])
     until = time.monotonic() + GRACE
     while time.monotonic() < until:
@@ -54,6 +54,8 @@ async def _parted(node: Node, name: str) -> None:
     try:
         while not (await asyncio.wait([farewell], timeout=1.0))[0]:
             if time.monotonic() > until and node.store.decision(node.stage, 0, name):
+                return
+            if node.keeper is not None and node.keeper.lost(name):  # all others wait for one another
                 return
         await farewell
         await node.decide(node.stage, 0, name, True)

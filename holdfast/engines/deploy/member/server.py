@@ -21,7 +21,8 @@ from holdfast.engines.common.carrier import Carrier, apart, carried, wire_like
 from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import GRACE, Member
-from holdfast.engines.deploy.member.due import Key, Schedule
+from holdfast.engines.deploy.member.due import Due, Key, Schedule
+from holdfast.engines.deploy.member.joining import forget_epoch_before, keep_model, starting_model
 from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier
@@ -85,11 +86,13 @@ class Server(Member):
 
     def run(self) -> None:
         """Serves until every client has finished."""
+        self.attend()
         recorded(self, lambda: self.recovering(self._run_on, self._restore))
 
     def _run_on(self) -> None:
         """From what is saved to the end."""
-        self.events.log("starting" if self.done == 0 else "resuming", round=self.done)
+        begun = "resuming" if self.done > self.federation.first_round else "starting"
+        self.events.log(begun, round=self.done)
         method = self.federation.method
         if isinstance(method, ServerAlgorithm):
             self._lead(method)
@@ -110,11 +113,16 @@ class Server(Member):
         nodes, cohort_size = len(self.federation.node), self.federation.cohort
         channel, slots = self.federation.wire_channel, channel_slots(self.federation, self.x0)
         memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
-        state = method.at(0).init_server(self.x0.clone())
+        first = self.federation.first_round
+        state = method.at(first).init_server(self.x0.clone())
         if self._saved is not None:
             state, memory = apart(self._saved.read(carried(state, memory), self.x0.device))
         else:
-            self._save(0, carried(state, memory))
+            self.stage = first
+            if self.federation.epoch:
+                state = method.at(first).init_server(starting_model(self))
+            self._save(first, carried(state, memory))
+            forget_epoch_before(self)
         self._forget(self.done)
         for r in range(self.done, self.federation.rounds):
             now = method.at(r)
@@ -148,6 +156,9 @@ class Server(Member):
         self.ask(self._everybody)
 
     def _save(self, done: int, state: Any) -> None:
+        method = self.federation.method
+        if self.keeper is not None and isinstance(method, ServerAlgorithm):
+            keep_model(self, done, method.model(apart(state)[0]))
         self.save(done, state)
         if done % self.federation.evaluate_every == 0 or done == self.federation.rounds:
             record_round(self, done, Work(), len(self.federation.names))
@@ -247,7 +258,7 @@ class Server(Member):
         due, since, before = self.due, time.monotonic(), None
         size = sum(tensor.size for tensor in due.tensors)
         try:
-            while missing := set(due.names) - set(self.arrivals.get(due.key, {})):
+            while missing := self._missing(due):
                 if missing != before:
                     since, before = time.monotonic(), missing
                     self.waits.clear()
@@ -261,6 +272,13 @@ class Server(Member):
                 await self.outbox.changed(1.0)
         finally:
             self.waits.clear()
+
+    def _missing(self, due: Due) -> set[str]:
+        """Who is still waited for; not for the farewell of one that is lost."""
+        missing = set(due.names) - set(self.arrivals.get(due.key, {}))
+        if self.keeper is None or due.key[0] < self.last:
+            return missing
+        return {name for name in missing if not self.keeper.lost(name)}
 
     def _mean(self, channel: Channel) -> Any:
         """The mean of all messages that are due, added up in the order of ``Due.names``."""
@@ -290,6 +308,9 @@ class Server(Member):
 
     def may_fetch(self, who: str, stage: int) -> bool:
         return who in self.federation.names
+
+    def awaits(self, name: str) -> bool:
+        return self.due.key[0] <= self.federation.rounds
 
     async def _linger(self) -> None:
         """Clients whose answer got lost may ask once more; those who heard it say so."""

@@ -61,7 +61,7 @@ def _flooded(node: Node, own: Tensor) -> Tensor:
     nodes = len(federation.node)
     table = Table(own.new_zeros(nodes, 1), own.new_zeros(nodes, own.numel()))
     table.known[here], table.moments[here] = 1, own.flatten()
-    for exchange in range(_farthest(federation.member_network, federation.rounds)):
+    for exchange in range(diameter(federation.member_network, federation.rounds)):
         received = node.transport.broadcast(exchange, table, node.all_neighbours)
         node.costs.traffic.count(len(received), table, table)
         for file in received.values():
@@ -72,7 +72,7 @@ def _flooded(node: Node, own: Tensor) -> Tensor:
     return table.moments.mean(0).view_as(own)
 
 
-def _farthest(network: Network, rounds: int) -> int:
+def diameter(network: Network, rounds: int = 1) -> int:
     """Hops between the two nodes that are farthest apart, over the links of all rounds."""
     changing = range(rounds) if network.sequence is not None else range(1)
     graph: nx.Graph[int] = nx.Graph(tuple(link) for r in changing for link in network.at(r).links().tolist())

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.engines.deploy.epochs import HANDED_OVER
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.messages import (
     DamagedError,
@@ -88,9 +89,10 @@ class Outbox:
     def prune(self, below: int, recipients: Callable[[int], list[str]]) -> None:
         """Forgets messages of rounds before ``below`` that nobody will ask for.
 
-        ``recipients`` says who is to have what is sent to everybody in a round.
+        ``recipients`` says who is to have what is sent to everybody in a round. A model for those who join is
+        kept: they may come late.
         """
-        for key in [key for key in list(self.messages) if key[0] < below]:
+        for key in [key for key in list(self.messages) if key[0] < below and key[1] != HANDED_OVER]:
             wanted_by = [key[2]] if key[2] else recipients(key[0])
             if all(self.floors.get(peer, 0) > key[0] for peer in wanted_by):
                 self.messages.pop(key, None)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ DECISIONS = {b"active\n": True, b"inactive\n": False}  # no flipped bit makes on
 class Store:
     """The directory of one member of one federation."""
 
-    def __init__(self, folder: Path, identity: dict[str, str], events: Events) -> None:
+    def __init__(self, folder: Path, identity: dict[str, str], events: Events, first: int = 0) -> None:
         self.folder, self.identity, self.events = folder, identity, events
+        self.first = first  # rounds that were done before it was begun
         self.state, self.previous = folder / "state", folder / "state.previous"
         self._newest: int | None = None  # the round of ``state``, if that is known to be intact
         self.outbox, self.inbox, self.decisions = (folder / n for n in ("outbox", "inbox", "decisions"))
@@ -156,7 +158,9 @@ class Store:
 
     def _at_the_beginning(self) -> bool:
         """Whether nothing here can be later than the first round."""
-        return all(message_key(path.name)[0] <= 1 for path in [*self.outbox.iterdir(), *self.received()])
+        return all(
+            message_key(path.name)[0] <= self.first + 1 for path in [*self.outbox.iterdir(), *self.received()]
+        )
 
     def received(self) -> list[Path]:
         """The messages in the inbox, without those that are still coming in."""
@@ -207,6 +211,14 @@ def message_key(name: str) -> tuple[int, int, str]:
     if match is None:
         raise HoldfastError(f"a file named {name!r} is not of this federation; take it out of the folder")
     return int(match[1]), int(match[2]), match[3] or ""
+
+
+def clear(folder: Path) -> None:
+    """Removes all that a store needs to go on; what is left for people stays."""
+    for name in ("state", "state.previous"):
+        remove(folder / name)
+    for name in ("outbox", "inbox", "decisions", "models"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def remove(path: Path) -> None:

@@ -40,8 +40,8 @@ class Tally:
     ``finished`` is the last round of which all messages have passed.
     """
 
-    def __init__(self, name: str, finished: Callable[[], int] = lambda: 0) -> None:
-        self.name, self.finished = name, finished
+    def __init__(self, name: str, finished: Callable[[], int] = lambda: 0, first: int = 0) -> None:
+        self.name, self.finished, self.first = name, finished, first
         self.links: dict[str, tuple[Passed, ...]] = {}  # the newest last
 
     def add(self, peer: str, round: int, *, sent: Iterable[str] = (), received: Iterable[str] = ()) -> None:
@@ -53,9 +53,9 @@ class Tally:
         self.links[peer] = (*before, now)[-KEPT:]
 
     def told(self, peer: str) -> list[Passed]:
-        """What ``peer`` is told. Round 0 has no end that others know of; it is part of round 1."""
+        """What ``peer`` is told. The ``first`` stage has no end that others know of; the next includes it."""
         done = self.finished()
-        return [passed for passed in self.links.get(peer, ()) if 0 < passed.round <= done]
+        return [passed for passed in self.links.get(peer, ()) if self.first < passed.round <= done]
 
     def compare(self, peer: str, theirs: list[Passed]) -> None:
         """Complains if ``peer`` saw something else than this member, in a round that both have finished."""

@@ -85,7 +85,8 @@ class Service:
     status: Callable[[], dict[str, Any]]
     current_round: Callable[[], int]
     dependencies: Dependencies
-    give_up: Callable[[HoldfastError], None]
+    give_up: Callable[[Exception], None]
+    membership: Callable[[Any, Any], Awaitable[bytes]] | None = None  # the call, if members may change
     submissions: Submissions | None = None
     tally: Tally = field(default_factory=lambda: Tally(""))  # nothing has passed
     secure: bool = True
@@ -110,12 +111,13 @@ class Service:
     @property
     def answers(self) -> dict[str, Callable[[Any, Any], Awaitable[bytes]]]:
         """The questions with short answers, by name; ``fetch`` is the one with a long one."""
-        return {
+        answers: dict[str, Callable[[Any, Any], Awaitable[bytes]]] = {
             "Agree": self.agree,
             "Release": self.release,
             "Submit": self.submit,
             "Status": self.tell_status,
         }
+        return answers if self.membership is None else answers | {"Membership": self.membership}
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
@@ -308,6 +310,8 @@ class Service:
         self._same_model(context, who)
         ask: Ask = parse(Ask, await first_frame(frames))
         if ask.federation != self.federation.id:
+            if self.membership is not None:  # soon both are in the same
+                raise RefusedError(Code.OUT_OF_RANGE, "in another epoch, or with another federation file")
             raise RefusedError(Code.FAILED_PRECONDITION, "another federation file; compare yours with theirs")
         if ask.start != self.start:
             reason = "another initial model; compare the versions of torch and of your model"

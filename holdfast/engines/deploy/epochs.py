@@ -1,0 +1,162 @@
+"""Who takes part from which round on: members may change while a federation runs, in epochs.
+
+Epoch 0 has the members of the federation file. Each later one has other members, begins at a round's border
+and is a federation of its own: its digest stands in every message, so that no message of one epoch is taken
+for one of another. The graph is built anew by the rule of the file, and the method starts anew with ``init``
+from the members' models at the border.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.federation import Federation, MembershipConfig, NodeConfig
+from holdfast.engines.deploy.signing import Signature
+from holdfast.engines.deploy.storage.messages import Incarnations, Number
+from holdfast.topology import Network
+
+HANDED_OVER = 2**30  # the number of the exchange in which a member that joins is given a model
+
+
+class Checked(BaseModel):
+    """What others say: checked, and never changed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Order(Checked):
+    """What the coordinator wants changed. It counts in one epoch only, so it cannot be carried out twice."""
+
+    federation: str = Field(max_length=64)  # the digest of the file
+    epoch: Number  # the epoch that it ends
+    change: Literal["remove", "add", "replace"]
+    node: NodeConfig
+    signature: Signature | None = None
+
+    @property
+    def document(self) -> bytes:
+        """What is signed."""
+        return self.model_copy(update={"signature": None}).model_dump_json().encode()
+
+
+class Epoch(Checked):
+    """The members of one epoch, and the round that it begins with."""
+
+    number: Number
+    first: Number  # rounds that were done before it
+    nodes: list[NodeConfig] = Field(min_length=1, max_length=10_000)
+    joined: list[str] = []  # of these, who starts from the model of another, see ``donor``
+    incarnations: Incarnations = {}  # of those who were heard of; who is not here begins with a new folder
+    order: Order | None = None  # by which it was made; None: the members went on without those they had lost
+
+    @property
+    def names(self) -> list[str]:
+        return [node.name for node in self.nodes]
+
+    @property
+    def digest(self) -> str:
+        """Of all that members must agree on; addresses may differ from site to site."""
+        members = [node.model_copy(update={"address": ""}) for node in self.nodes]
+        text = self.model_copy(update={"nodes": members, "order": None}).model_dump_json()
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def donor(self, name: str, network: Network) -> str:
+        """Whose model ``name`` starts from: its own, or where it joins, its first neighbour's that stays.
+
+        Where no neighbour stays, it is that of the first member that does.
+        """
+        names = self.names
+        if name not in self.joined:
+            return name
+        near: list[str] = [names[int(j)] for j in network.neighbours(names.index(name))]
+        return next(other for other in [*near, *names] if other not in self.joined)
+
+
+class Standing(Checked):
+    """Which folder a member goes on from, and after which rounds it has its model there, if any."""
+
+    incarnation: str = Field(pattern="^[0-9a-f]{16}$")
+    oldest: Number | None = None
+    newest: Number | None = None
+
+
+def first_epoch(federation: Federation) -> Epoch:
+    """The members of the file."""
+    return Epoch(number=0, first=0, nodes=federation.node)
+
+
+def next_epoch(
+    now: Epoch, standing: Mapping[str, Standing], lost: Collection[str], order: Order | None
+) -> Epoch | None:
+    """What follows ``now`` without the ``lost`` ones, and with what is ordered.
+
+    ``standing``: of those who were heard of. The border is the last round that all who stay have finished.
+    The result is None where nobody who stays has a model, or where one who stays was not heard of yet: only
+    it knows how far it is.
+    """
+    removed = {order.node.name} if order is not None and order.change == "remove" else set()
+    staying = [node for node in now.nodes if node.name not in removed and node.name not in lost]
+    fresh = set()
+    if order is not None and order.change != "remove":
+        fresh.add(order.node.name)
+        staying = [node for node in staying if node.name != order.node.name]
+    if any(node.name not in standing for node in staying):
+        return None
+    known = {node.name: standing[node.name] for node in staying}
+    if not (newest := [its.newest for its in known.values() if its.newest is not None]):
+        return None
+    first = min(newest)
+    fresh |= {name for name, its in known.items() if its.oldest is None or its.oldest > first}
+    nodes = staying
+    if order is not None and order.change != "remove":  # who is replaced keeps its place
+        places = {name: i for i, name in enumerate(now.names)}
+        nodes = sorted([*staying, order.node], key=lambda node: places.get(node.name, len(places)))
+    joined = [node.name for node in nodes if node.name in fresh]
+    if len(joined) == len(nodes):
+        return None
+    return Epoch(
+        number=now.number + 1,
+        first=first,
+        nodes=nodes,
+        joined=joined,
+        incarnations={name: its.incarnation for name, its in known.items()},
+        order=order,
+    )
+
+
+def led_epoch(now: Epoch, first: int, lost: Collection[str], order: Order | None) -> Epoch:
+    """What follows ``now`` where a server holds the model: nodes have nothing of their own to go on from."""
+    everybody = {node.name: Standing(incarnation="0" * 16, oldest=first, newest=first) for node in now.nodes}
+    after = next_epoch(now, everybody, lost, order)
+    assert after is not None
+    return after.model_copy(update={"incarnations": {}})
+
+
+def check_change(now: Epoch, after: Epoch, membership: MembershipConfig) -> None:
+    """Refuses an epoch that does not follow from ``now`` by an order, or by leaving out who was lost."""
+    if after.number != now.number + 1 or after.first < now.first:
+        raise HoldfastError(f"epoch {after.number} from round {after.first} does not follow {now.number}")
+    names, order = after.names, after.order
+    if len(set(names)) < len(names) or not set(after.joined) < set(names):
+        raise HoldfastError(f"epoch {after.number}: names twice, or nobody who has a model")
+    if order is not None and order.epoch != now.number:
+        raise HoldfastError(f"epoch {after.number}: its order is for epoch {order.epoch}")
+    ordered = {order.node.name} if order is not None else set()
+    adds = ordered if order is not None and order.change == "add" else set()
+    if added := sorted(set(names) - set(now.names) - adds):
+        raise HoldfastError(f"epoch {after.number}: nobody has ordered {added[0]!r} to be added")
+    lost = set(now.names) - set(names) - ordered
+    if lost and membership.remove_after is None:
+        raise HoldfastError(f"epoch {after.number}: {sorted(lost)[0]!r} is left out, and no order says so")
+    if len(names) < membership.minimum:
+        raise HoldfastError(f"epoch {after.number}: {len(names)} members are fewer than membership.minimum")
+
+
+def as_json(document: BaseModel) -> dict[str, Any]:
+    """What ``document`` is written as."""
+    return document.model_dump(mode="json")

@@ -1,0 +1,97 @@
+"""How a member begins an epoch: with its own model at the border, or with that of another."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.epochs import HANDED_OVER
+from holdfast.engines.deploy.storage.kept_models import KeptModels
+from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
+from holdfast.engines.deploy.storage.store import clear
+
+if TYPE_CHECKING:
+    from holdfast.engines.deploy.member.base import Member
+
+
+def keep_model(member: Member, done: int, row: Tensor) -> None:
+    """Keeps the model ``row`` [d] after ``done`` rounds, in case the next epoch begins there."""
+    assert member.keeper is not None
+    kept = member.keeper.voter.kept
+    header = member.header(HANDED_OVER, row).model_copy(update={"round": done})
+    member.insist(lambda: kept.keep(header, row))
+
+
+def starting_model(member: Member) -> Tensor:
+    """The model [d] that ``member`` begins its epoch with."""
+    federation, keeper = member.federation, member.keeper
+    if keeper is None or federation.epoch == 0:
+        return member.x0
+    epoch, member.stage = keeper.voter.epoch, federation.first_round
+    serves = federation.server is not None and federation.server.name == member.name
+    if federation.server is not None:
+        donor = federation.server.name
+    else:
+        donor = epoch.donor(member.name, federation.member_network)
+    row = _own_model(member) if donor == member.name else _model_of(member, donor)
+    asked = epoch.names if serves else epoch.joined
+    network = federation.member_network
+    if serves or member.name in [epoch.donor(name, network) for name in asked if federation.server is None]:
+        member.publish(member.header(HANDED_OVER, row), row)
+    return row
+
+
+def _own_model(member: Member) -> Tensor:
+    """What it had after the last round before the border."""
+    keeper, first = member.keeper, member.federation.first_round
+    assert keeper is not None
+    before = KeptModels(keeper.voter.place(member.federation.epoch - 1), 0, lambda: True)
+    found = before.find(first)
+    if found is None:
+        raise HoldfastError(
+            f"{before.folder / str(first)} is missing, from which {member.name} was to go on: take its "
+            "folder away, and have the coordinator run 'holdfast federation replace'"
+        )
+    row: Tensor = member.insist(lambda: found.read(member.x0, member.x0.device))
+    return row
+
+
+def _model_of(member: Member, donor: str) -> Tensor:
+    """What ``donor`` begins with."""
+    like = torch.empty_like(member.x0, device="meta")
+    first, tensors = member.federation.first_round, specs(like)
+
+    async def fetch() -> Tensor:
+        file = await (await member.link(donor)).fetch(first, HANDED_OVER, tensors)
+        row: Tensor = file.read(like, member.x0.device)
+        return row
+
+    return member.ask(fetch)
+
+
+def epoch_notes(member: Member) -> dict[str, Any] | None:
+    """What stands beside the last state of the epoch before: what it has cost so far. None: nothing."""
+    number, keeper = member.federation.epoch, member.keeper
+    if keeper is None or number == 0:
+        return None
+    path = keeper.voter.place(number - 1) / "state"
+    try:
+        return MessageFile(path).header.notes if path.exists() else None
+    except DamagedError:  # only figures are lost
+        return None
+
+
+def forget_epoch_before(member: Member) -> None:
+    """Removes what the epoch before has left: from here on, nobody needs it."""
+    number, keeper = member.federation.epoch, member.keeper
+    if keeper is None or number == 0:
+        return
+    place = keeper.voter.place(number - 1)
+    if number == 1:
+        clear(place)
+    else:
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,197 @@
+"""What a member knows about membership, and what it answers: every promise is on disk before it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy import signing
+from holdfast.engines.deploy.agreement import Decision, Signed, Vote, is_majority
+from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, first_epoch
+from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.statistics import diameter
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.kept_models import KeptModels
+from holdfast.engines.deploy.storage.ledger import Ledger
+from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.membership import MOST_DECISIONS, Reply, Word, check_vote, sign_vote
+
+
+class Voter:
+    """One member's part in agreements; ``heard_of`` is called with the name of everybody who is here."""
+
+    def __init__(
+        self,
+        file: Federation,
+        name: str,
+        folder: Path,
+        credentials: Credentials | None,
+        events: Events,
+        heard_of: Callable[[str], None],
+    ) -> None:
+        assert file.membership is not None
+        self.file, self.name, self.folder, self.rules = file, name, folder, file.membership
+        self.credentials, self.events, self.heard_of = credentials, events, heard_of
+        self.ledger = Ledger(folder / "membership", first_epoch(file))
+        self.serves = file.server is not None and file.server.name == name
+        if self.serves:
+            self.ledger.remember(registered=True)
+        self.highest = 0  # count of any ballot heard of
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Looks after the latest epoch from here on."""
+        self.federation: Federation = self.file.in_epoch(self.epoch)
+        window = 0 if self.federation.led else diameter(self.federation.member_network)
+        self.kept = KeptModels(self.place(), window, lambda: self.pending)
+
+    # --- where this member stands -----------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.ledger.epoch
+
+    @property
+    def voters(self) -> list[str]:
+        """Who decides about the next epoch: the server, or all nodes."""
+        return [self.file.server.name] if self.file.server is not None else self.epoch.names
+
+    @property
+    def admitted(self) -> bool:
+        """Whether this member takes part: it is one, and a majority knows that it has its folder."""
+        return (self.serves or self.name in self.epoch.names) and self.ledger.memory.registered
+
+    @property
+    def pending(self) -> bool:
+        """Whether all models have to be kept, as the next epoch may begin with any of them."""
+        return self.ledger.vote != Vote(number=self.epoch.number + 1)
+
+    @property
+    def order(self) -> Order | None:
+        """What is ordered for the epoch under way."""
+        order = self.ledger.memory.order
+        return order if order is not None and order.epoch == self.epoch.number else None
+
+    @property
+    def standing(self) -> Standing:
+        """What this member can go on from."""
+        rounds = self.kept.rounds
+        ends = {"oldest": rounds[0], "newest": rounds[-1]} if rounds else {}
+        return Standing(incarnation=self.ledger.memory.incarnation, **ends)
+
+    @property
+    def known_names(self) -> set[str]:
+        """Everybody who is, was, or is to become a member."""
+        epochs = [self.ledger.first, *(decision.epoch for decision in self.ledger.decisions)]
+        names = {name for epoch in epochs for name in epoch.names} | {m.name for m in self.file.members}
+        return names | ({self.order.node.name} if self.order is not None else set())
+
+    def place(self, number: int | None = None) -> Path:
+        """The folder of an epoch, by default of the one under way."""
+        number = self.epoch.number if number is None else number
+        return self.folder / f"epoch-{number}" if number else self.folder
+
+    # --- what others ask --------------------------------------------------------------------------------
+
+    def answer(self, who: str, word: Word) -> Reply:
+        """What ``who`` is answered; a promise or a vote is written down before."""
+        if word.federation != self.file.id:
+            raise HoldfastError("another federation file; compare yours with theirs")
+        self.consider(word.order)
+        known = ""
+        if word.epoch == self.epoch.number and who in [*self.epoch.names, *self.voters]:
+            known = self._known(who, word.incarnation)
+        signed = None
+        if word.kind != "hello" and known and known == word.incarnation and who in self.voters:
+            signed = self._vote(word) if self.ledger.memory.registered else None
+        return Reply(
+            epoch=self.epoch.number,
+            decisions=self.ledger.decisions[word.epoch : word.epoch + MOST_DECISIONS],
+            known=known,
+            order=self.ledger.memory.order,
+            granted=signed is not None,
+            vote=self.ledger.vote,
+            standing=self.standing,
+            signed=signed or Signed(),
+        )
+
+    def _known(self, who: str, incarnation: str) -> str:
+        """The incarnation that ``who`` has here; the first one that it comes with is written down."""
+        memory = self.ledger.memory
+        if who == self.name:
+            return memory.incarnation
+        known = memory.known.get(who, "")
+        if incarnation and not known:
+            known = incarnation
+            self.ledger.remember(known={**memory.known, who: known})
+        if incarnation and known == incarnation:
+            self.heard_of(who)
+        return known
+
+    def _vote(self, word: Word) -> Signed | None:
+        """The promise or the vote that is asked for; None where a higher ballot was promised."""
+        self.highest = max(self.highest, word.ballot[0])
+        if word.kind == "promise":
+            vote = self.ledger.vote.promise(word.ballot)
+        else:
+            if word.value is None:
+                raise HoldfastError("a vote for nothing")
+            self.check(word.value)
+            vote = self.ledger.vote.cast(word.ballot, word.value)
+        if vote is None:
+            return None
+        with self.kept.lock:  # from here on, no model is removed
+            self.ledger.remember(vote=vote)
+        if word.kind == "promise" or word.value is None:
+            return Signed()
+        return sign_vote(self.credentials, self.file.id, word.ballot, word.value)
+
+    # --- what it learns ---------------------------------------------------------------------------------
+
+    def consider(self, order: Order | None) -> bool:
+        """Takes over an order of the coordinator for this epoch; whether it is new. Of two, all take one."""
+        known = self.order
+        if order is None or order.epoch != self.epoch.number:
+            return False
+        if known is not None and known.document <= order.document:
+            return False
+        self._check_order(order)
+        self.ledger.remember(order=order)
+        self.events.log("an order of the coordinator", change=order.change, member=order.node.name)
+        return True
+
+    def _check_order(self, order: Order) -> None:
+        if order.federation != self.file.id:
+            raise HoldfastError("an order for another federation")
+        if self.file.coordinator is None:
+            raise HoldfastError("an order, and the federation file names no coordinator's key")
+        if order.signature is None:
+            raise HoldfastError("an order that nobody has signed")
+        signing.verify("membership", order.document, order.signature, self.file.coordinator)
+
+    def check(self, after: Epoch) -> None:
+        """Refuses an epoch that cannot follow the present one."""
+        check_change(self.epoch, after, self.rules)
+        if after.order is not None:
+            self._check_order(after.order)
+        self.file.in_epoch(after)  # complains if there is no such network
+
+    def learn(self, decision: Decision) -> None:
+        """The next epoch is decided: writes it down."""
+        after, before = decision.epoch, self.epoch
+        self.check(after)
+        if not is_majority(decision.votes, self.voters):
+            raise HoldfastError(f"epoch {after.number}: no majority has voted for it")
+        for name in set(decision.votes) & set(self.voters):
+            check_vote(self.credentials, self.file.id, name, decision.votes[name], decision)
+        self.ledger.decide(decision)
+        self._take_up()
+        self.events.log(
+            "a new epoch",
+            epoch=after.number,
+            round=after.first,
+            members=after.names,
+            joined=after.joined,
+            without=sorted(set(before.names) - set(after.names)),
+        )

@@ -1,0 +1,129 @@
+"""Members come and go while a federation runs: in epochs, with the simulator's models of the same epochs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from epoch_runs import Threads
+from federation_runs import describe, free_ports
+
+from holdfast.engines.deploy import signing
+from holdfast.engines.deploy.epochs import Order
+from holdfast.engines.deploy.federation import NodeConfig
+from holdfast.engines.deploy.member import keeper
+from holdfast.experiments.federation import make_federation
+
+GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
+KEY = Ed25519PrivateKey.generate()
+
+
+def changing(algorithm: dict[str, Any], nodes: int, rounds: int, **changes: Any) -> dict[str, Any]:
+    membership = {"remove_after": "6s", "minimum": 2}
+    return describe(algorithm, nodes, rounds, membership=membership, dtype="float64", **changes)
+
+
+def order(
+    threads: Threads, change: str, name: str, epoch: int = 0, address: str = "", key: Any = None
+) -> Order:
+    node = NodeConfig(name=name, address=address)
+    wanted = Order(federation=threads.file.id, epoch=epoch, change=change, node=node)
+    signature = signing.sign("membership", wanted.document, key or KEY)
+    return wanted.model_copy(update={"signature": signature})
+
+
+def drop_in(threads: Threads, name: str, wanted: Order) -> None:
+    """What its people do with a file that the coordinator has sent."""
+    (threads.folder / name / "membership" / "order.json").write_text(wanted.model_dump_json())
+
+
+def test_members_go_on_without_one_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    raw = changing(GECL, 3, 8, coordinator=KEY.public_key().public_bytes_raw().hex())
+    raw["membership"] = {}
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    for name in "abc":
+        threads.start(name)
+    threads.hold(3)
+    drop_in(threads, "a", order(threads, "remove", "c", key=Ed25519PrivateKey.generate()))  # a forged one
+    threads.until(
+        lambda: any("another key than the coordinator's" in str(e.get("reason")) for e in threads.log)
+    )
+    drop_in(threads, "b", order(threads, "remove", "c"))
+    threads.agreed(1)
+    threads.limit = 9
+    threads.threads.pop("c").join(60)
+    assert str(threads.errors.pop("c")).startswith("the coordinator has removed c after round")
+    threads.end()
+    (epoch,) = threads.check("ab")
+    assert (epoch.names, epoch.joined) == (["a", "b"], [])
+    assert 2 <= epoch.first <= 3
+
+
+@pytest.mark.slow
+def test_members_go_on_by_themselves_without_one_that_is_lost(tmp_path: Path) -> None:
+    threads = Threads(make_federation(changing(GECL, 4, 30), "test"), tmp_path)
+    for name in "abcd":
+        threads.start(name)
+    threads.hold(5)
+    threads.stop("c")
+    threads.limit = 31
+    threads.end()
+    last = threads.check("abd")[-1]
+    assert last.names == ["a", "b", "d"]
+    assert 4 <= last.first < 30
+
+
+@pytest.mark.slow
+def test_the_coordinator_removes_adds_and_replaces_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    raw = changing(GECL, 4, 40, coordinator=KEY.public_key().public_bytes_raw().hex())
+    raw["membership"] = {}
+    threads = Threads(make_federation(raw, "test"), tmp_path, extra="e")
+    for name in "abcd":
+        threads.start(name)
+    threads.hold(5)
+    drop_in(threads, "a", order(threads, "remove", "c"))
+    threads.agreed(1)
+    threads.hold(15)
+    threads.threads.pop("c").join(60)
+    assert str(threads.errors.pop("c")).startswith("the coordinator has removed c after round 5")
+    new = order(threads, "add", "e", epoch=1, address=f"127.0.0.1:{free_ports(1)[0]}")
+    drop_in(threads, "b", new)
+    threads.start("e")
+    threads.agreed(2)
+    threads.hold(25)
+    threads.stop("b")
+    threads.limit = 41
+    shutil.rmtree(tmp_path / "b")
+    threads.start("b")
+    threads.until(lambda: any("lost its folder" in str(entry.get("reason")) for entry in threads.log))
+    drop_in(threads, "a", order(threads, "replace", "b", epoch=2, address=threads.file.member("b").address))
+    threads.end()
+    removed, added, replaced = threads.check("abde")
+    assert (removed.names, removed.joined) == (["a", "b", "d"], [])
+    assert (added.names, added.joined) == (["a", "b", "d", "e"], ["e"])
+    assert (replaced.names, replaced.joined) == (["a", "b", "d", "e"], ["b"])
+    assert removed.first < added.first <= replaced.first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "cohort"), [("scaffold", 2), ("fedavg", "all")])
+def test_a_server_goes_on_without_a_client_that_is_lost(algorithm: str, cohort: Any, tmp_path: Path) -> None:
+    network = {"topology": "server", "cohort": cohort}
+    raw = changing({"name": algorithm, "lr": 0.1, "local_steps": 2}, 4, 20, network=network)
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    for name in ["hub", *"abcd"]:
+        threads.start(name)
+    threads.hold(5)
+    threads.stop("c")
+    threads.limit = 21
+    threads.end()
+    last = threads.check("abd")[-1]
+    assert last.names == ["a", "b", "d"]
+    assert 3 <= last.first < 20

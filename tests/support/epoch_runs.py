@@ -1,0 +1,191 @@
+"""The simulator with the epochs that a deployed federation went through, and members in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from federation_runs import make_data
+from torch import Tensor
+
+from holdfast.data.federated import FederatedData
+from holdfast.engines.common.simulation import Simulation
+from holdfast.engines.deploy.agreement import Decision
+from holdfast.engines.deploy.epochs import Epoch, first_epoch
+from holdfast.engines.deploy.member.base import Member, Stopped
+from holdfast.engines.deploy.member.lifetime import run_through_epochs
+from holdfast.engines.deploy.member.node import Node
+from holdfast.engines.deploy.member.server import Server
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.kept_models import KeptModels
+from holdfast.engines.deploy.wire.credentials import load_credentials, make_certificates
+from holdfast.experiments.federation import FederationFile
+from holdfast.experiments.sites import initial_model, open_site
+from holdfast.problem.losses import LOSSES
+from holdfast.problem.model_problem import ModelProblem
+
+DRAWING = threading.Lock()  # initial models are drawn with torch's own generator, of which a process has one
+ALPHABET = "abcdefghijklmnop"  # a member's data are those of its letter, whoever else takes part
+
+
+def problem_of(federation: FederationFile) -> ModelProblem:
+    problem, shape = federation.problem, tuple(federation.problem.input_shape or ())
+    data = [make_data(ALPHABET.index(name), shape) for name in federation.names]
+    return ModelProblem(
+        initial_model(federation),
+        LOSSES.build(problem.loss.name, problem.loss.parameters),
+        FederatedData.of_nodes([(d.x_train, d.y_train) for d in data]),
+        batch_size=None if problem.batch_size == "full" else problem.batch_size,
+        seed=federation.seed,
+        weights=problem.weights,
+    )
+
+
+def simulate_epochs(file: FederationFile, epochs: list[Epoch]) -> dict[str, Tensor]:
+    """The simulator's models after all rounds, by name."""
+    simulation, now = None, first_epoch(file)
+    for epoch in [now, *epochs]:
+        federation = file.in_epoch(epoch)
+        cohort: Any = federation.network.cohort
+        if simulation is None:
+            simulation = Simulation(
+                federation.method,
+                problem_of(federation),
+                federation.member_network,
+                seed=federation.seed,
+                cohort=cohort,
+                channel=federation.wire_channel.chosen,
+            )
+        else:
+            while simulation.round < epoch.first:
+                simulation.step()
+            network = federation.member_network
+            donors = [0 if federation.led else now.names.index(epoch.donor(n, network)) for n in epoch.names]
+            simulation = simulation.with_members(problem_of(federation), network, donors, cohort)
+        now = epoch
+    assert simulation is not None
+    while simulation.round < file.rounds:
+        simulation.step()
+    return dict(zip(now.names, simulation.models, strict=True))
+
+
+def epochs_of(folder: Path) -> list[Epoch]:
+    """Those that a member has written down."""
+    paths = sorted((folder / "membership").glob("epoch-*.json"), key=lambda path: int(path.stem[6:]))
+    return [Decision.model_validate_json(path.read_bytes()).epoch for path in paths]
+
+
+def last_model(folder: Path, epochs: list[Epoch]) -> Tensor:
+    """A node's model after its last round, in full precision: the newest that it keeps."""
+    kept = KeptModels(folder / f"epoch-{epochs[-1].number}" if epochs else folder, 0, lambda: True)
+    file = kept.find(kept.rounds[-1])
+    assert file is not None
+    (spec,) = file.header.tensors
+    model: Tensor = file.read(torch.empty(spec.shape, dtype=torch.float64), torch.device("cpu"))
+    return model
+
+
+class Threads:
+    """Members of a federation whose members may change, in threads of this process, with certificates."""
+
+    def __init__(self, file: FederationFile, folder: Path, extra: str = "") -> None:
+        self.file, self.folder = file, folder
+        self.members: dict[str, Member] = {}
+        self.models: dict[str, Tensor] = {}
+        self.errors: dict[str, BaseException] = {}
+        self.threads: dict[str, threading.Thread] = {}
+        self.log: list[dict[str, Any]] = []
+        self.limit = file.rounds + 1
+        self.certs = folder / "certs"
+        make_certificates(self.certs, file.name, [*(m.name for m in file.members), *extra], days=1)
+
+    def start(self, name: str, file: FederationFile | None = None, folder: str = "") -> None:
+        self.threads[name] = threading.Thread(
+            target=self._run, args=[name, file or self.file, self.folder / (folder or name)], daemon=True
+        )
+        self.threads[name].start()
+
+    def _run(self, name: str, file: FederationFile, folder: Path) -> None:
+        serves = file.server is not None and file.server.name == name
+        addresses = {member.name: member.address for member in file.members}
+        listen = addresses.get(name) if serves or file.server is None else None
+
+        def make(now: FederationFile, hosting: Any) -> Any:
+            with DRAWING:
+                if serves:
+                    return Server(now, folder, initial_model(now), **hosting)
+                data = make_data(ALPHABET.index(name), tuple(now.problem.input_shape or ()))
+                return Node(now, name, folder, open_site(now, name, data), **hosting)
+
+        def run(member: Any) -> Any:
+            self.members[name] = member
+            if serves or member.federation.server is None:
+                member.open(listen)
+            return member.run()
+
+        events = Events(name, self.write)
+        try:
+            credentials = load_credentials(self.certs, name)
+            model = run_through_epochs(file, name, folder, credentials, events, make, run, listen=listen)
+            if model is not None:
+                self.models[name] = model
+        except BaseException as error:
+            self.errors[name] = error
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """A log line; whoever has finished round ``limit`` is held until the limit is raised."""
+        self.log.append(entry)
+        while (
+            entry["event"] == "round done"
+            and entry["round"] >= self.limit
+            and not self.leaving(entry["node"])
+        ):
+            time.sleep(0.005)
+
+    def leaving(self, name: str) -> bool:
+        return name in self.members and self.members[name]._stopping
+
+    def hold(self, rounds: int) -> None:
+        """Lets all go on to the end of so many rounds, and waits until somebody is there."""
+        self.limit = rounds
+        self.until(lambda: any(e["event"] == "round done" and e["round"] == rounds for e in self.log))
+
+    def agreed(self, epoch: int) -> None:
+        """Waits until somebody knows that an epoch is decided."""
+        self.until(lambda: any(e["event"] == "a new epoch" and e["epoch"] == epoch for e in self.log))
+
+    def until(self, what: Callable[[], bool], patience: float = 60.0) -> None:
+        deadline = time.monotonic() + patience
+        while not what():
+            assert time.monotonic() < deadline, (self.errors, self.log[-20:])
+            time.sleep(0.005)
+
+    def stop(self, name: str) -> None:
+        """As by Ctrl-C."""
+        self.members[name].stop()
+        self.threads[name].join(30)
+        assert isinstance(self.errors.pop(name), Stopped)
+
+    def end(self) -> None:
+        for name, thread in self.threads.items():
+            thread.join(60)
+            assert not thread.is_alive(), (name, self.log[-20:])
+        if self.errors:
+            raise next(iter(self.errors.values()))
+
+    def check(self, names: str) -> list[Epoch]:
+        """All who are left agree about the epochs, and have the simulator's models of them."""
+        epochs = epochs_of(self.folder / names[0])
+        for name in names:
+            assert epochs_of(self.folder / name) == epochs
+        simulated = simulate_epochs(self.file, epochs)
+        assert sorted(simulated) == sorted(names)
+        for name in names:
+            difference = (self.models[name] - simulated[name]).abs().max()
+            assert difference <= 1e-12 * simulated[name].abs().max(), (name, float(difference))
+        assert torch.stack([self.models[name] for name in names]).isfinite().all()
+        return epochs

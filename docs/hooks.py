@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -196,6 +197,8 @@ def _type(annotation: Any) -> str:
         return "a list" if origin is list else "a table"
     if inspect.isclass(annotation) and issubclass(annotation, Choice):
         return "a name, or a table with a name"
+    if is_dataclass(annotation):
+        return "a table with " + ", ".join(f"`{field.name}`" for field in fields(annotation))
     return {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "see Experiments"}[
         annotation
     ]

@@ -120,7 +120,7 @@ def once(given: Setting, method: Method, case: str, rounds: int, device: str) ->
     """Milliseconds per round, and rounds between measurements."""
     cadence, wanted = CASES[case]
     metrics = choose_metrics(wanted, has_test=True, classes=3)
-    simulation = given.simulation(method, "all")
+    simulation = given.simulation(method, "all", rounds=1)
     run = Execution(simulation, LONG_RUN, cadence, Evaluation(metrics, given.test))
     whole = -(-max(rounds, run.every) // run.every) * run.every if case != "bare" else rounds
     # From one measurement to another, so that every cadence gets its share.

@@ -24,6 +24,7 @@ from torch import Tensor
 
 import holdfast as hf
 from holdfast.contract import Algorithm
+from holdfast.core.randomness import Word
 from holdfast.data import DATASETS
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.simulation import Simulation
@@ -65,7 +66,7 @@ class Quadratics(ExactProblem):
         self.optimum: Tensor = torch.linalg.solve(self.A.mean(0), (self.A @ self.b[..., None]).mean(0))[:, 0]
         self.draw = torch.Generator().manual_seed(0)
 
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
         exact = (self.A[nodes] @ (x - self.b[nodes])[..., None]).squeeze(-1)
         if not self.noise:
             return exact

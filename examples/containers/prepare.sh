@@ -2,10 +2,11 @@
 # Writes the federation file, certificates and made-up data, one folder per site. Needs holdfast[deploy] on this machine.
 set -eu
 cd "$(dirname "$0")"
-rm -rf sites federation.toml certs
+rm -rf sites federation.toml federation.toml.sig certs
 holdfast federation new --nodes north=north:7000,south=south:7000,west=west:7000 --topology ring \
     --algorithm local-gecl --input-shape 64 --classes 10 --rounds 20 algorithm.lr=0.1 algorithm.local_steps=4
 holdfast federation certs federation.toml
+holdfast federation show federation.toml | sed -n 's/^Fingerprint of the file: /FINGERPRINT=/p' > .env
 python3 - <<'PYTHON'
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ for number, name in enumerate(("north", "south", "west")):
 PYTHON
 for name in north south west; do
     mkdir -p "sites/$name/certs"
-    cp federation.toml "sites/$name/"
+    cp federation.toml federation.toml.sig "sites/$name/"
     cp certs/ca.crt "certs/$name.crt" "certs/$name.key" "sites/$name/certs/"
     mv "$name.npz" "sites/$name/data.npz"
 done

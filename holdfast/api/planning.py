@@ -25,6 +25,7 @@ from holdfast.experiments.choices import Named, as_augment, as_channel, as_loss,
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weighting
 from holdfast.experiments.given import Contender, GivenPlan
 from holdfast.experiments.setting import label_table
+from holdfast.privacy import DP
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
@@ -104,6 +105,7 @@ def _setting(
     l1: float,
     nonconvex: float,
     weights: Weighting,
+    private: DP | None,
     backend: BackendName,
     buffers: Buffers,
     evaluate_every: Cadence,
@@ -123,7 +125,8 @@ def _setting(
         check(name, annotation, value)
     wanted: Metrics = check("metrics", Metrics, metrics)
     numbers = number_type(dtype)
-    weighed = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
+    weighed: dict[str, Any] = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
+    weighed["private"] = private
     computed = {"backend": backend, "buffers": buffers}
     terms = Terms.of({"batch_size": batch_size, "sampling": sampling, **computed, **weighed})
     if step is not None and loss != "cross-entropy":

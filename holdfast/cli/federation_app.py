@@ -48,9 +48,21 @@ PolicyFile = Annotated[
 Log = Annotated[
     Literal["progress", "json"], typer.Option(help="What to show: a progress bar, or structured lines.")
 ]
+
+
+def _a_port(text: str | None) -> str | None:
+    if text is not None and not text.rpartition(":")[2].isdigit():
+        raise typer.BadParameter(f"expected a port such as 9100, or host:port, got {text!r}")
+    return text
+
+
 Monitor = Annotated[
-    int | None,
-    typer.Option(metavar="PORT", help="Serve a status page and Prometheus metrics on 127.0.0.1:PORT."),
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        callback=_a_port,
+        help="Serve a status page, /health and Prometheus /metrics; on 127.0.0.1 unless HOST says otherwise.",
+    ),
 ]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.errors import MISCONFIGURED, HoldfastError, unknown
 from holdfast.core.files import private_files
 from holdfast.engines.deploy.member.base import Member, Stopped
 from holdfast.engines.deploy.member.lifetime import run_through_epochs
 from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.ops.events import Events, describe, json_lines
+from holdfast.engines.deploy.ops.events import Events, describe, json_lines, nothing_but_entries
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
 from holdfast.engines.deploy.wire.listening import bind_address, require_loopback
@@ -47,7 +47,7 @@ class MemberOptions:
     listen: str | None = None
     insecure: bool = False
     log: Literal["progress", "json"] = "progress"
-    monitor: int | None = None
+    monitor: str | None = None  # port, or host:port
     accept: str | None = None
     policy: Path | None = None
 
@@ -70,6 +70,11 @@ class MemberOptions:
 @private_files()
 def run_node(options: MemberOptions, data: str | Path, device: str) -> None:
     """``holdfast node``"""
+    with _log(options) as events:
+        _run_node(options, data, device, events)
+
+
+def _run_node(options: MemberOptions, data: str | Path, device: str, events: Events) -> None:
     name, federation = options.name, read_federation(options.file, options.model)
     if name not in federation.names and federation.membership is None:  # else it may be added
         raise unknown("node in the federation", name, federation.names)
@@ -81,12 +86,17 @@ def run_node(options: MemberOptions, data: str | Path, device: str) -> None:
     def make(now: FederationFile, hosting: Hosting) -> Node:
         return Node(now, name, folder, open_site(now, name, own, device), **hosting)
 
-    _run(options, federation, folder, credentials, make)
+    _run(options, events, federation, folder, credentials, make)
 
 
 @private_files()
 def run_server(options: MemberOptions) -> None:
     """``holdfast server``"""
+    with _log(options) as events:
+        _run_server(options, events)
+
+
+def _run_server(options: MemberOptions, events: Events) -> None:
     name, federation = options.name, read_federation(options.file, options.model)
     if federation.server is None:
         raise HoldfastError(f"{options.file} has no [server]: its nodes talk to one another directly")
@@ -99,24 +109,41 @@ def run_server(options: MemberOptions) -> None:
     def make(now: FederationFile, hosting: Hosting) -> Server:
         return Server(now, folder, initial_model(now), **hosting)
 
-    _run(options, federation, folder, credentials, make)
+    _run(options, events, federation, folder, credentials, make)
+
+
+@contextmanager
+def _log(options: MemberOptions) -> Iterator[Events]:
+    """The member's log. As JSON lines it holds all that is said, also the error that ends the command."""
+    events = Events(options.name, json_lines)
+    if options.log != "json":
+        yield events
+        return
+    with nothing_but_entries(events):
+        try:
+            yield events
+        except (HoldfastError, OSError) as error:
+            code = getattr(error, "exit_code", MISCONFIGURED)
+            events.log("stopping", "error", reason=str(error), exit_code=code)
+            sys.exit(code)
 
 
 def _run(
     options: MemberOptions,
+    events: Events,
     federation: FederationFile,
     folder: Path,
     credentials: Credentials | None,
     make: Callable[[Any, Hosting], Node | Server],
 ) -> None:
     """To the end, through all epochs; a signal stops it, since every instant is safe to stop at."""
-    events, listen = Events(options.name, json_lines), None
+    listen = None
     if federation.server is None or federation.server.name == options.name:
         named = [member.address for member in federation.members if member.name == options.name]
         listen = options.listen or (bind_address(named[0]) if named else None) or None
     for number in STOPPING:
         signal.signal(number, _stop)
-    with watch_handshakes(events):
+    with watch_handshakes(events, plain=options.log != "json"):
         try:
             run_through_epochs(
                 federation,
@@ -129,10 +156,12 @@ def _run(
                 listen=listen,
             )
         except Stopped:
-            print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
+            if options.log == "progress":
+                print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
             sys.exit(130)
         except HoldfastError as error:
-            events.log("stopping", "error", reason=str(error))
+            if options.log == "progress":  # otherwise ``_log`` says so
+                events.log("stopping", "error", reason=str(error))
             raise
 
 
@@ -159,14 +188,17 @@ def _run_member(options: MemberOptions, member: Node | Server, events: Events, l
             _summary(member)
 
 
-def monitor_page(member: Member, port: int) -> ThreadingHTTPServer:
-    """The member's live page, and metrics for Prometheus."""
+def monitor_page(member: Member, where: str | int) -> ThreadingHTTPServer:
+    """The member's live page, its health and metrics for Prometheus on a port, or on host:port."""
     from holdfast.engines.deploy.ops.monitor import serve_monitor
     from holdfast.report.serving import answers, respond
     from holdfast.report.views import member_view
 
     pages = answers(member_view(member.folder, member.status, member.federation.shared_metrics))
-    return serve_monitor(member.status, port, lambda handler: respond(handler, pages))
+    host, _, port = str(where).rpartition(":")
+    return serve_monitor(
+        member.status, int(port), lambda handler: respond(handler, pages), host or "127.0.0.1"
+    )
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

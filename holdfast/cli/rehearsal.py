@@ -201,8 +201,12 @@ class Rehearsal:
                 follower.join()
         console.print(self._results())
         if failed:
-            last = (self.folder / f"{failed}.log").read_text().strip().splitlines()[-1:]
-            raise HoldfastError(f"{failed} stopped: {' '.join(last)}")
+            last = (self.folder / f"{failed}.log").read_text().strip().splitlines()[-1:] or ["{}"]
+            try:
+                why = json.loads(last[0]).get("reason", last[0])
+            except json.JSONDecodeError:  # the interpreter's own last words
+                why = last[0]
+            raise HoldfastError(f"{failed} stopped: {why}")
         console.print(
             f"rehearsed; models, metrics and logs are in {self.folder}", soft_wrap=True, markup=False
         )

@@ -5,11 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+# Exit codes of commands, as in sysexits.h. 0: done; 130: stopped by a signal.
+MISCONFIGURED = 2  # something that was given has to be changed
+DAMAGED = 65  # files are not as they were written
+TRY_LATER = 75  # the same command, later
+REFUSED = 77  # by this site, or by another member
+
 
 class HoldfastError(ValueError):
     """A mistake in what the user gave us. ``str(error)`` is one line, fit for a terminal."""
 
-    exit_code = 2  # of the command that it ends
+    exit_code = MISCONFIGURED  # of the command that it ends
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))

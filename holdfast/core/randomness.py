@@ -40,6 +40,7 @@ class Stream(IntEnum):
     TRANSFORM = 8
     DROPOUT = 1 << 16  # the layers of a model count up from here
     AUGMENT = 1 << 24  # the draws of an augmentation count up from here
+    NOISE = 1 << 25  # the noise of an access to private data, and what else that access releases
     DRAW = 1 << 31  # and here the calls of torch's dropout in a forward pass
 
 

@@ -22,7 +22,7 @@ from holdfast.core.world import ALONE, World
 from holdfast.data.lazy import AnyData
 from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.ranks import Ranks
-from holdfast.engines.common.dry_run import Footprint, dry_run
+from holdfast.engines.common.dry_run import Footprint, dry_run, planned_accesses
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
@@ -34,11 +34,13 @@ from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.measured import HeldOut
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.metrics import Metric
+from holdfast.privacy import Ledger, protection
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 from holdfast.problem.model_problem import ModelProblem
+from holdfast.problem.private import Release, check_releasable, counted_noise
 from holdfast.problem.problem import Problem
 from holdfast.problem.reference.curvature import why_not_convex
 from holdfast.problem.regulariser import Regulariser
@@ -152,6 +154,7 @@ def build_simulation(
     cohort: Cohort = "all",
     channel: Channel = IDENTITY,
     world: World = ALONE,
+    ledger: Ledger | None = None,
 ) -> Simulation:
     """The method on the problem, ready to run, with the executor of its device."""
     place = RankPlace(world, network) if isinstance(world, Ranks) else HERE
@@ -164,6 +167,7 @@ def build_simulation(
         channel=channel,
         place=place,
         executor=executor_for(problem.x0.device),
+        ledger=ledger,
     )
 
 
@@ -279,15 +283,31 @@ class Setting:
         model = self.problem.model if method.names_parts else None
         return method if model is None else method.for_model(model.numbers)
 
-    def simulation(self, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> Simulation:
-        """The method in this setting, ready to run."""
+    def simulation(
+        self, method: Method, cohort: Cohort, channel: Channel = IDENTITY, *, rounds: int
+    ) -> Simulation:
+        """The method in this setting, ready to run; how many ``rounds`` are planned decides on the noise."""
         compute_in(self.precision)  # jobs before may have been computed in another
+        problem, ledger = self.problem, self.ledger(method, cohort, rounds)
+        if ledger is not None:
+            release = Release(ledger.budget.clip, ledger.multiplier, counted_noise(self.seed))
+            problem = problem.protected(release)
         options: Any = {"seed": self.seed, "cohort": cohort, "channel": channel, "world": self.world}
-        return build_simulation(method, self.problem, self.network, **options)
+        return build_simulation(method, problem, self.network, **options, ledger=ledger)
+
+    def ledger(self, method: Method, cohort: Cohort, rounds: int) -> Ledger | None:
+        """What counts the accesses to private data, with the noise that so many rounds need."""
+        if self.terms.private is None:
+            return None
+        planned = planned_accesses(method, self.network, cohort, rounds, self.seed)
+        size = None if self.terms.batch_size == "full" else self.terms.batch_size
+        return protection(self.terms.private, planned, np.asarray(self.data.counts), size)
 
     def check(self, title: str, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> None:
         """Refuses a method or channel unfit for the network, and what is too large for memory or model."""
         check_fit(method, self.data.nodes, self.network, cohort, channel)
+        if self.terms.private is not None:
+            check_releasable(self.problem.row_loss, self.problem.source)
         rows = self.memory(dry_run(method, self.network, cohort, channel=channel))
         if self.device == "cpu":
             rows -= self.data.bytes_everywhere  # which are there already

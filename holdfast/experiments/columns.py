@@ -17,6 +17,7 @@ COST_COLUMNS = [
 MEMBER_COLUMNS = ["wire_bytes_sent", "wire_bytes_received", "waiting_seconds"]  # in a deployed federation
 DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total", "tau_raw"]  # where nodes or links are sporadic
 SOLVER_COLUMNS = ["value_evaluations", "unfinished_solves"]  # for methods with a local solver
+EPSILON_COLUMN = "epsilon"  # spent by the node that spent most, where samples are private
 
 Mode = Literal["max", "min"]
 """Whether more or less of a metric is better."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.core.files import write_atomic, write_json
 from holdfast.core.validation import Section, Whole
 from holdfast.engines.common.dry_run import dry_run
@@ -34,7 +34,7 @@ MACHINE_POLICY = Path(
 class ConsentError(HoldfastError):
     """This site does not, or not yet, allow what the federation file asks for."""
 
-    exit_code = 77
+    exit_code = REFUSED
 
 
 # --- the coordinator's signature ---------------------------------------------------------------------------

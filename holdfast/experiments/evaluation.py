@@ -13,7 +13,7 @@ from holdfast.contract import ServerAlgorithm
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
+from holdfast.experiments.columns import DELAY_COLUMNS, EPSILON_COLUMN, SOLVER_COLUMNS
 from holdfast.experiments.measured import HeldOut, Measured, Reads
 from holdfast.experiments.metrics import METRICS, Metric
 from holdfast.experiments.scores import Score
@@ -120,6 +120,8 @@ def costs(simulation: Simulation) -> dict[str, float]:
         extra |= delays(simulation)
     if simulation.method.uses_solver:
         extra |= dict(zip(SOLVER_COLUMNS, (work.value_evaluations, work.unfinished_solves), strict=True))
+    if simulation.ledger is not None:
+        extra[EPSILON_COLUMN] = simulation.ledger.epsilon
     return extra | {
         "payload_bytes": simulation.payload_bytes,
         "payload_bytes_per_link": simulation.payload_bytes / simulation.network.directed_links,

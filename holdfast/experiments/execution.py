@@ -95,6 +95,8 @@ class Execution:
             tell("on_round", simulation.round)
             # All ranks of a cluster have to agree. In the last round there is nothing left to stop.
             unfinished = simulation.round < self.rounds and not self.diverged
+            if unfinished and simulation.ledger is not None and simulation.ledger.exhausted:
+                stops.append(Stop(simulation.ledger.farewell))
             ends = unfinished and simulation.world.any(bool(stops) or asked_to_stop())
             stopped = ends and simulation.world.any(bool(stops))
             for row in self._last_rows(watch, stopped) if ends else []:

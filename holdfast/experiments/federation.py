@@ -171,6 +171,11 @@ class FederationFile(Federation):
             read_start(self._start_file)  # complains about what is no model
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
+        if self.problem.private is not None:
+            raise HoldfastError(
+                "problem.private: noise that others can compute from the seed protects nobody, and noise of "
+                "members' own is not built yet; leave it out, or simulate with 'holdfast run'"
+            )
         if self.problem.weights == "samples" and not all(self.counts):
             missing = self.names[self.counts.index(0)]
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")

@@ -187,7 +187,7 @@ class GivenPlan:
         return self.setting(job).fitted(job.method, job.local_epochs)
 
     def simulation(self, job: GivenJob) -> Simulation:
-        return self.setting(job).simulation(self.method(job), self.cohort, self.channel)
+        return self.setting(job).simulation(self.method(job), self.cohort, self.channel, rounds=job.rounds)
 
     def check(self) -> None:
         """Refuses what does not fit together, before anything is written."""

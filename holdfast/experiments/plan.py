@@ -134,7 +134,7 @@ class Plan:
 
     def simulation(self, job: Job) -> Simulation:
         """The job, ready to run."""
-        return self.setting(job).simulation(self.method(job), job.cohort, job.channel)
+        return self.setting(job).simulation(self.method(job), job.cohort, job.channel, rounds=job.rounds)
 
     def method(self, job: Job) -> Method:
         """The job's algorithm with its hyperparameters, estimated ones too."""

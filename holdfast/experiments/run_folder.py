@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
 from holdfast.experiments.assembly import Setting
-from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
+from holdfast.experiments.columns import DELAY_COLUMNS, EPSILON_COLUMN, SOLVER_COLUMNS
 from holdfast.experiments.planned import Planned, PlannedJob
 from holdfast.experiments.record_files import short
 
@@ -53,7 +53,12 @@ def extra_columns(plan: Planned) -> list[str]:
     """What only some experiments record."""
     sporadic = any(plan.setting(job).network.activity is not None for job in plan.jobs)
     solving = any(plan.method(job).uses_solver for job in plan.jobs)
-    return (DELAY_COLUMNS if sporadic else []) + (SOLVER_COLUMNS if solving else [])
+    private = any(plan.setting(job).terms.private is not None for job in plan.jobs)
+    return (
+        (DELAY_COLUMNS if sporadic else [])
+        + (SOLVER_COLUMNS if solving else [])
+        + ([EPSILON_COLUMN] if private else [])
+    )
 
 
 def job_entry(job: PlannedJob) -> dict[str, Any]:

@@ -51,6 +51,10 @@ def _given_method(experiment: Experiment, setting: Setting) -> Method:
     for key in parameters:
         if key not in accepted_parameters(maker):
             raise unknown(f"key in algorithm {name!r}", key, accepted_parameters(maker))
+    if setting.terms.private is not None:
+        raise HoldfastError(
+            "algorithm.curvature: it would be measured on private data; give the parameters themselves"
+        )
     curvature = estimate_curvature(setting.problem, setting.world)
     return maker.for_problem(curvature.mu, curvature.L, **own_parts(parameters))
 

@@ -17,7 +17,7 @@ from holdfast.data.samples import described, targets_of
 from holdfast.problem.entrance import Entrance
 from holdfast.problem.reading import Reading, joined
 from holdfast.problem.sampling import SamplingName, build_sampling, weights_of
-from holdfast.problem.source import Batch, Weighting, scale_of
+from holdfast.problem.source import Batch, Weighting, scale_of, weight_of_one
 
 # What is read for evaluation has the number of no round, and so random transforms of its own.
 EVALUATION = 2**32 - 1
@@ -105,6 +105,7 @@ class LazySource:
         self._options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "sampling": sampling}
         self._options |= {"weights": weights, "mean": mean, "std": std}
         self.data, self.batch_size, self.like = data, batch_size, like
+        self.sampling = sampling
         self.host = HostSource(Entrance(like, mean, std), seed, reading or Reading(data))
         self.nodes, self.how, self.finite = data.nodes, data.how, True
         self.here = torch.as_tensor(data.here, device=like.device)
@@ -172,6 +173,10 @@ class LazySource:
     def samples(self, nodes: Tensor) -> int:
         return int(self.counts[nodes.cpu()].sum())
 
+    def sample_weight(self, nodes: Tensor) -> Tensor:
+        there = nodes.cpu()
+        return weight_of_one(self.counts[there], self.scale[there], self.batch_size).to(self.like)
+
     def test_set(self, samples: Any) -> Any:
         own = self._items(int(self.here[0]), range(1))
         return self.host.test_set(samples, own)
@@ -204,6 +209,7 @@ class StreamSource:
 
     padded = False
     finite = False
+    sampling: SamplingName = "replacement"
 
     def __init__(
         self,
@@ -253,6 +259,9 @@ class StreamSource:
 
     def samples(self, nodes: Tensor) -> int:
         return 0  # that could be counted
+
+    def sample_weight(self, nodes: Tensor) -> Tensor:
+        self._no_end()
 
     def test_set(self, samples: Any) -> Any:
         return self.host.test_set(samples, self._first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
@@ -24,6 +25,7 @@ from holdfast.problem.gradients.backend import Activations, Backend, BackendName
 from holdfast.problem.gradients.choice import choose_backend
 from holdfast.problem.losses import Loss
 from holdfast.problem.node_statistics import node_statistics
+from holdfast.problem.private import OF_ALL_DATA, PrivateGradients, Release
 from holdfast.problem.problem import Convexity
 from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.row_loss import RowLoss
@@ -99,6 +101,7 @@ class ModelProblem:
         example = self.source.some(2 if model.statistics else 1)  # a variance needs two samples
         self.activations = Activations(self.row_loss, example, samples_at_once)
         self._wanted, self.buffers = (backend, samples_at_once), buffers
+        self._protected: PrivateGradients | None = None
 
     @cached_property
     @untried()
@@ -117,24 +120,42 @@ class ModelProblem:
         self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
     ) -> list[tuple[Tensor, Tensor]]:
         if not self.stochastic:
-            return [self._full(x, nodes) for x in points]
+            return self._full(points, nodes, round, step)
         batch, keys = self.source.batch(nodes, round, step), self._keys(nodes, round, step)
         if self.augment is not None:
             batch = batch._replace(samples=augmented(self.augment, batch.samples, keys, self.stacked))
-        computed = [self.backend.values_and_gradients(x, batch, keys) for x in points]
+        computed = [self._gradients(x, batch, keys) for x in points]
+        if self._protected is not None:
+            added = (nodes, round, step)
+            computed = [
+                (value, self._protected.noised(sums, *added, draw, len(points)))
+                for draw, (value, sums) in enumerate(computed)
+            ]
         return [
             (value, self.regulariser.add_grad(gradient, x))
             for x, (value, gradient) in zip(points, computed, strict=True)
         ]
 
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
-        return self._full(x, nodes)[1]
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
+        return self._full([x], nodes, round, step)[0][1]
 
-    def _full(self, x: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses, [m], and gradients, [m, d], over all of each node's data."""
-        start = (x.new_zeros(len(x)), torch.zeros_like(x))
-        values, total = self._sum(start, nodes, self.backend.values_and_gradients, x)
-        return values, self.regulariser.add_grad(total, x)
+    def _full(
+        self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
+    ) -> list[tuple[Tensor, Tensor]]:
+        """At each of ``points``, losses, [m], and gradients, [m, d], over all of each node's data."""
+        answers = []
+        for draw, x in enumerate(points):
+            start = (x.new_zeros(len(x)), torch.zeros_like(x))
+            values, total = self._sum(start, nodes, self._gradients, x)
+            if self._protected is not None:
+                draws = OF_ALL_DATA + draw
+                total = self._protected.noised(total, nodes, round, step, draws, len(points))
+            answers.append((values, self.regulariser.add_grad(total, x)))
+        return answers
+
+    @property
+    def _gradients(self) -> Callable[[Tensor, Batch, Tensor], tuple[Tensor, Tensor]]:
+        return (self._protected or self.backend).values_and_gradients
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
         with torch.no_grad():
@@ -280,6 +301,23 @@ class ModelProblem:
     def _statistics(self, rows: Tensor, nodes: Tensor) -> Tensor:
         """Means and variances [m, 2, s] in the model ``rows`` [m, d] of each of ``nodes`` on its own data."""
         return node_statistics(self.row_loss, self.source, self.backend.vmapped, rows, nodes)
+
+    # --- privacy ------------------------------------------------------------------------------------------
+
+    @property
+    def private(self) -> bool:
+        return self._protected is not None
+
+    def protected(self, release: Release) -> ModelProblem:
+        """The same objective, whose gradients are clipped and noised as ``release`` says."""
+        if self.augment is not None:
+            raise HoldfastError(
+                "private: augment is given all samples of a minibatch and may mix them; transform single "
+                "samples in a Dataset instead (hf.from_datasets)"
+            )
+        twin = copy(self)
+        twin._protected = PrivateGradients(self.row_loss, self.source, release)
+        return twin
 
     # --- the same with something changed ------------------------------------------------------------------
 

@@ -56,6 +56,10 @@ class Problem(Protocol):
         """Whether gradients are of minibatches, another one in every step."""
 
     @property
+    def private(self) -> bool:
+        """Whether gradients are clipped and noised, so that nothing else may be asked of the data."""
+
+    @property
     def stacked(self) -> bool:
         """Whether the gradients of all nodes are computed at once, by the same operations."""
 
@@ -82,8 +86,11 @@ class Problem(Protocol):
         i in ``nodes`` [m]. The loss is f_i without its regulariser, whose gradient is contained.
         """
 
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
-        """Gradients [m, d] of f_i at ``x`` [m, d] over all of each node's data."""
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
+        """Gradients [m, d] of f_i at ``x`` [m, d] over all of each node's data.
+
+        ``round`` and ``step`` tell calls apart: the noise of private gradients differs between them.
+        """
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
         """f_i, [m], at ``x`` [m, d] over all of each node's data."""
@@ -148,6 +155,7 @@ class ExactProblem(ABC):
     convexity = Convexity()
     l1 = 0.0
     smooth = True
+    private = False
     stochastic = False
     stacked = False
     traceable = False
@@ -170,7 +178,7 @@ class ExactProblem(ABC):
         return
 
     @abstractmethod
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
         """Gradients [m, d] of f_i at ``x`` [m, d]."""
 
     @abstractmethod
@@ -223,7 +231,7 @@ class FunctionProblem(ExactProblem):
                 shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise HoldfastError(f"function {index}: expected a scalar (0-dim) tensor at x0, got {shape}")
 
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
         return self._values_and_grads(x, nodes)[1]
 
     def minibatch_values_and_grads(

@@ -38,6 +38,7 @@ class Source(Protocol):
     nodes: int
     here: Tensor  # [k]: the nodes whose samples are in this process
     batch_size: int | None  # samples of a node in a step, on average if that varies; None: all
+    sampling: SamplingName  # how minibatches are drawn
     finite: bool  # whether there is an end of samples, so that they can all be read
     how: str  # where samples come from, for people; empty: they lie in memory
 
@@ -74,6 +75,9 @@ class Source(Protocol):
     def samples(self, nodes: Tensor) -> int:
         """How many samples ``nodes`` hold together."""
 
+    def sample_weight(self, nodes: Tensor) -> Tensor:
+        """[m]: the weight of one sample of ``nodes`` [m] in a batch that is a Poisson sample, or all data."""
+
     def test_set(self, samples: Any) -> Any:
         """``samples`` as stored ones, where the source has its own."""
 
@@ -92,6 +96,11 @@ def scale_of(counts: Tensor, weights: Weighting, dtype: torch.dtype) -> Tensor:
     if weights == "uniform":
         return torch.ones(len(counts), device=counts.device, dtype=dtype)
     return (counts.double() * len(counts) / counts.sum()).to(dtype)
+
+
+def weight_of_one(counts: Tensor, scale: Tensor, batch_size: int | None) -> Tensor:
+    """See ``Source.sample_weight``; ``counts`` and ``scale`` [m] of the nodes."""
+    return scale / (counts if batch_size is None else batch_size)
 
 
 class ArraySource:
@@ -181,6 +190,9 @@ class ArraySource:
 
     def samples(self, nodes: Tensor) -> int:
         return self.size if len(nodes) == self.nodes else int(self.counts[nodes].sum())
+
+    def sample_weight(self, nodes: Tensor) -> Tensor:
+        return weight_of_one(self.counts[nodes], self.scale[nodes], self.batch_size)
 
     def test_set(self, samples: Any) -> Any:
         self.entrance.check_alike(samples, self.given)

@@ -110,6 +110,7 @@ QUANTITIES: dict[str, Quantity] = {
         "low",
         decades=True,
     ),
+    "epsilon": Quantity("epsilon", "epsilon", "Privacy spent by the node that spent most, for its delta."),
     "tau_proc": Quantity("processing delay", "processing", "Cumulative processing delay, as in DSpodFL."),
     "tau_trans": Quantity("transmission delay", "transmission", "Cumulative transmission delay."),
     "tau_total": Quantity("total delay", "delay", "Cumulative delay of computing and transmitting."),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import Method
+from holdfast.core.randomness import Word
 from holdfast.engines.common.simulation import Simulation
 from holdfast.problem.problem import ExactProblem, Problem
 from holdfast.topology import Network
@@ -23,7 +24,7 @@ class Quadratics(ExactProblem):
         self.nodes, self.dim = b.shape
         self.x0 = torch.zeros(self.dim, dtype=torch.float64)
 
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
         return self.hessian_products(x, x - self.b[nodes], nodes) + self.l1 * x.sign()
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:

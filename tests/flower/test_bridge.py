@@ -185,7 +185,11 @@ def test_what_an_earlier_run_left_is_not_used() -> None:
     by_flower(method, grid, rounds=2)
     for context in grid.contexts.values():
         context.run_id = 8
-    assert_equal(by_flower(method, grid), simulated(method))
+    strategy = flower.Strategy(method, model=net(), nodes=NODES, dtype="float64")
+    assert_equal(strategy.start(grid, num_rounds=ROUNDS).arrays.to_torch_state_dict(), simulated(method))
+    grid.contexts[1001].run_id = 9  # what it holds is of run 8, and of the stage that is asked for
+    with pytest.raises(hf.HoldfastError, match=f"no state of stage {ROUNDS}"):
+        strategy.configure_train(ROUNDS + 1, strategy.initial_arrays, None, grid)
 
 
 def test_the_models_weights_are_flowers_state_dict() -> None:

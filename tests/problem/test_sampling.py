@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import holdfast as hf
 from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
+from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.common.zero import ZeroProblem
@@ -43,7 +44,7 @@ class Watched(Quadratics):
         super().__init__(A, b)
         self.computed: set[int] = set()
 
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
         self.computed.update(nodes.tolist())
         return super().full_grads(x, nodes)
 

@@ -9,6 +9,7 @@ import torch
 from conftest import Quadratics
 from torch import Tensor
 
+from holdfast.core.randomness import Word
 from holdfast.data import DATASETS, IID, partition
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import BatchOracle
@@ -30,7 +31,7 @@ class Recorded:
     def __getattr__(self, name: str):
         return getattr(self.problem, name)
 
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
         self.calls.append(("grad", x, nodes, self.problem.full_grads(x, nodes)))
         return self.calls[-1][-1]
 

@@ -46,15 +46,28 @@ class Work:
 
 
 @dataclass
+class Accesses:
+    """How often the data of a node that takes part are looked at; see ``holdfast.privacy``."""
+
+    minibatches: int = 0  # one for each, at however many points; batches may be all data
+    of_all_data: int = 0
+
+
+@dataclass
 class Counters:
-    """Both."""
+    """All of them."""
 
     traffic: Traffic = field(default_factory=Traffic)
     work: Work = field(default_factory=Work)
+    accesses: Accesses = field(default_factory=Accesses)
 
     def add(self, other: Counters) -> None:
         """Adds what ``other`` has counted."""
-        for mine, theirs in ((self.traffic, other.traffic), (self.work, other.work)):
+        for mine, theirs in (
+            (self.traffic, other.traffic),
+            (self.work, other.work),
+            (self.accesses, other.accesses),
+        ):
             for name, amount in vars(theirs).items():
                 setattr(mine, name, getattr(mine, name) + amount)
 
@@ -64,4 +77,5 @@ class Counters:
     @classmethod
     def of(cls, counts: dict[str, Any], itemsize: int) -> Self:
         """The inverse of ``as_dict``; other keys are ignored."""
-        return cls(Traffic.of(counts["traffic"], itemsize), Work(**counts["work"]))
+        accesses = Accesses(**counts.get("accesses", {}))
+        return cls(Traffic.of(counts["traffic"], itemsize), Work(**counts["work"]), accesses)

@@ -14,6 +14,7 @@ from holdfast.engines.common.carrier import apart
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.common.zero import ZeroProblem
+from holdfast.privacy import DP, Ledger
 from holdfast.topology import Network
 
 
@@ -62,6 +63,22 @@ def dry_run(
         gradients_per_round=one.gradients / network.nodes,
         minibatches_per_round=one.minibatches / network.nodes,
     )
+
+
+def planned_accesses(method: Method, network: Network, cohort: Cohort, rounds: int, seed: int) -> np.ndarray:
+    """[n, 2] int64: how often each node's minibatches and all its data will be looked at in so many rounds.
+
+    Coins and cohorts are those of ``seed``. A solver that stops by what it sees may look more often.
+    """
+    problem = ZeroProblem(network.nodes, method.least_dim)
+    ledger = Ledger(_ANY, np.ones(network.nodes), None, 1.0)
+    simulation = Simulation(method, problem, network, seed=seed, cohort=cohort, ledger=ledger)
+    for _ in range(rounds):
+        simulation.step()
+    return ledger.accesses
+
+
+_ANY = DP(epsilon=1.0, delta=0.5, clip=1.0)  # a budget that nobody looks at
 
 
 class _Counts(NamedTuple):

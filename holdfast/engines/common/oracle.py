@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Stream, Word, uniform
-from holdfast.engines.common.counters import Work
+from holdfast.engines.common.counters import Accesses, Work
 from holdfast.problem.problem import Problem
 from holdfast.solvers import Newton, Solver
 
@@ -31,6 +32,14 @@ def unguarded(solve: Callable[[], Tensor], start: Tensor) -> Tensor:
     return solve()
 
 
+def unprotected(what: str) -> HoldfastError:
+    """That ``what`` cannot be asked of private data."""
+    return HoldfastError(
+        f"private: the method's solver asks for {what} and only gradients are protected; choose a solver of "
+        'so many gradient steps, such as {name = "sgd", lr = 0.1, steps = 10}, or another method'
+    )
+
+
 @dataclass
 class BatchOracle:
     """The objectives of ``nodes`` [m]; every call of ``grad`` draws the next minibatch of the round."""
@@ -43,7 +52,9 @@ class BatchOracle:
     chances: Tensor | None = None  # [n] float64: every node's probability of being able to compute; None: 1
     gradient: MinibatchGradient | None = None  # instead of the problem's own
     guard: Guard = unguarded
-    step: int = 0
+    step: int = 0  # the number of the next minibatch
+    read: int = 0  # the number of the next gradient of all data
+    accesses: Accesses = field(default_factory=Accesses)
     losses: list[Tensor] = field(default_factory=list)  # of every minibatch so far, at its first point; [k]
 
     def grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
@@ -109,6 +120,7 @@ class BatchOracle:
 
     def _minibatch(self, points: list[Tensor], nodes: Tensor) -> list[Tensor]:
         self._count(len(points), nodes, self.problem.samples_per_minibatch(nodes))
+        self.accesses.minibatches += 1
         if self.gradient is None:
             computed = self.problem.minibatch_values_and_grads(points, nodes, self.round, self.step)
         else:
@@ -118,9 +130,13 @@ class BatchOracle:
 
     def _full(self, x: Tensor, nodes: Tensor) -> Tensor:
         self._count(1, nodes, self.problem.samples(nodes))
-        return self.problem.full_grads(x, nodes)
+        self.accesses.of_all_data += 1
+        self.read += 1
+        return self.problem.full_grads(x, nodes, self.round, self.read - 1)
 
     def _values(self, x: Tensor, nodes: Tensor) -> Tensor:
+        if self.problem.private:
+            raise unprotected("values of the objective, as a line search or a stopping rule does,")
         self.work.value_evaluations += len(nodes)
         return self.problem.values(x, nodes)[:, None]
 
@@ -175,6 +191,8 @@ class OracleProblem:
         return self._masked(self.oracle.grad(u, where), self.slope(u), where)
 
     def hessian(self, u: Tensor) -> Tensor:
+        if self.oracle.problem.private:
+            raise unprotected("Hessians, as an exact solve does,")
         identity = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
         weight = self.weight[..., None] if isinstance(self.weight, Tensor) else self.weight
         return self.oracle.problem.hessians(u, self.oracle.nodes) + weight * identity

@@ -85,7 +85,7 @@ class Rounds:
             return carried(ServerState(method.init_server(rows[0].clone()), clients), self._server_slot())
         assert isinstance(method, Algorithm)
         oracle = self._oracle(self.nodes, round, counters)
-        oracle.step = INITIAL_STEP
+        oracle.step = oracle.read = INITIAL_STEP
         state = method.init(rows.clone(), oracle, self._peers(round, counters, self._carrier(round, ())))
         return carried(state, self._slots())
 
@@ -112,6 +112,12 @@ class Rounds:
             return self.nodes
         chosen = cohort(self.seed, round, self.problem.nodes, self.cohort_size).to(self.nodes.device)
         return self.place.held(self.nodes, chosen)
+
+    def everybody_asked(self, round: int) -> list[int]:
+        """The nodes, here or elsewhere, that take part in the round."""
+        if self.cohort_size == self.problem.nodes:
+            return list(range(self.problem.nodes))
+        return cohort(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
 
     def advance(
         self, state: Any, now: Inputs, counters: Counters, gradient: MinibatchGradient | None = None
@@ -207,7 +213,9 @@ class Rounds:
         if self.network.activity is not None:
             chances = torch.as_tensor(self.network.probabilities(round).compute, device=nodes.device)
         guard, work = self.place.guard(counts), counters.work
-        return BatchOracle(self.problem, nodes, self.seed, round, work, chances, gradient, guard)
+        oracle = BatchOracle(self.problem, nodes, self.seed, round, work, chances, gradient, guard)
+        oracle.accesses = counters.accesses
+        return oracle
 
     def _carrier(
         self, round: int, slots: tuple[Slot, ...], nodes: Tensor | None = None, counts: bool = True

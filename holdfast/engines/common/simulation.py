@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from holdfast.contract import IDENTITY, Channel, Method
+from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import keep_freed_memory
 from holdfast.core.tree import from_named, named_leaves
 from holdfast.core.validation import Cohort
@@ -16,6 +18,7 @@ from holdfast.engines.common.counters import Counters, Traffic, Work
 from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.common.place import HERE, Place
 from holdfast.engines.common.rounds import Rounds
+from holdfast.privacy import Ledger
 from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
@@ -76,6 +79,7 @@ class Simulation:
         place: Place = HERE,
         executor: Executor | None = None,
         channel: Channel = IDENTITY,
+        ledger: Ledger | None = None,
         round: int = 0,
         start: Tensor | None = None,
     ) -> None:
@@ -85,6 +89,9 @@ class Simulation:
         self.counters = Counters()
         self.round = round
         self.state = self.rounds.initial(self.counters, round, start)
+        self.ledger = ledger  # of accesses to private data
+        if ledger is not None:
+            ledger.record(astuple(self.counters.accesses))
         self.settle()
 
     def __repr__(self) -> str:
@@ -98,6 +105,8 @@ class Simulation:
         The method starts anew at the round under way, from the models that there are: node i from that of
         node ``origins[i]`` of the old epoch. Who stays has itself as its origin, who joins has another.
         """
+        if self.ledger is not None:
+            raise HoldfastError("private: members cannot change, as the noise was found for those there are")
         rounds = self.rounds
         after = Simulation(
             self.method,
@@ -123,7 +132,11 @@ class Simulation:
 
     def step(self) -> None:
         """Runs the next communication round."""
+        before = astuple(self.counters.accesses)
         self.executor.step(self)
+        if self.ledger is not None:
+            more = [now - then for now, then in zip(astuple(self.counters.accesses), before, strict=True)]
+            self.ledger.record(more, self.rounds.everybody_asked(self.round))
         self.settle()
         self.round += 1
 
@@ -190,8 +203,9 @@ class Simulation:
             name: tensor.detach().to("cpu", copy=True).contiguous()
             for name, tensor in named_leaves(self.state)
         }
-        counters = Counters(self.traffic, self.total_work())
-        return tensors, {"round": self.round, **counters.as_dict()}
+        counters = Counters(self.traffic, self.total_work(), self.counters.accesses)
+        released = {} if self.ledger is None else {"released": self.ledger.as_list()}
+        return tensors, {"round": self.round, **released, **counters.as_dict()}
 
     def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
         """Continues from a ``snapshot``."""
@@ -199,5 +213,7 @@ class Simulation:
         self.round = counters["round"]
         self.rounds.lost.zero_()
         self.counters = Counters.of(counters, self.problem.x0.element_size())
+        if self.ledger is not None:
+            self.ledger.restore(counters["released"])
         if not self.world.leads:
             self.counters.work = Work()  # the leader's counts what was done before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from holdfast.core.randomness import Word
 from holdfast.problem.problem import ExactProblem
 
 
@@ -15,7 +16,7 @@ class ZeroProblem(ExactProblem):
         self.nodes, self.dim = nodes, dim
         self.x0 = torch.zeros(dim, dtype=torch.float64)  # any local solver's tolerance is within reach
 
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
         return torch.zeros_like(x)
 
     def samples(self, nodes: Tensor) -> int:

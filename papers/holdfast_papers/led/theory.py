@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holdfast.algorithms import KGT, LED, VRLSGD, ExactDiffusion, Gossip
 from holdfast.contract import Algorithm
+from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.simulation import Simulation
 from holdfast.topology import Network, complete, ring, server
@@ -32,7 +33,7 @@ class Noisy(Quadratics):
         super().__init__(A, b)
         self.noise, self.draw = noise, torch.Generator().manual_seed(0)
 
-    def full_grads(self, x: Tensor, nodes: Tensor) -> Tensor:
+    def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
         drawn = torch.randn(x.shape, generator=self.draw, dtype=x.dtype)
         return super().full_grads(x, nodes) + self.noise * drawn
 

@@ -24,6 +24,7 @@ from holdfast.engines.deploy.ops.audit import AuditLog
 from holdfast.engines.deploy.relay.switchboard import Switchboard
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import (
+    BeyondRepairError,
     DamagedError,
     DivergedError,
     Header,
@@ -318,7 +319,9 @@ class Member:
                 return run()
             except DamagedError as error:
                 if str(error) in damage:
-                    raise HoldfastError(f"{error} again, after it was written anew: check the disk") from None
+                    raise BeyondRepairError(
+                        f"{error} again, after it was written anew: check the disk"
+                    ) from None
                 damage.add(str(error))
                 self.events.log("going back to what is saved", "warning", reason=str(error))
                 self._failure = None
@@ -397,6 +400,22 @@ class Member:
         sent, received = self.wire_bytes
         return asdict(self.costs) | {"wire_sent": sent, "wire_received": received}
 
+    def _peers_status(self) -> dict[str, dict[str, Any]]:
+        """By peer: for how long it has been waited for, where it is, and what went over the link."""
+        links, waits, now = dict(self.links), dict(self.waits), time.monotonic()
+        seen = {name: stage for name, (_, stage) in dict(self.service.seen).items()}
+        told: dict[str, dict[str, Any]] = {}
+        for name in sorted(links.keys() | waits.keys() | seen.keys()):
+            link = links.get(name)
+            told[name] = {
+                "waiting_seconds": round(now - waits[name].since, 1) if name in waits else 0.0,
+                "round": max(link.round if link else 0, seen.get(name, 0)),
+                "bytes_sent": link.bytes_sent if link else 0,
+                "bytes_received": link.bytes_received if link else 0,
+                "retries": link.retries if link else 0,
+            }
+        return told
+
     def status(self) -> dict[str, Any]:
         """For people and for other members: only metrics that the federation file lists are in it."""
         waits = "; ".join(str(wait) for wait in list(self.waits.values()))
@@ -418,6 +437,8 @@ class Member:
             "refused": dict(self.events.complaints),
             "messages": self.norms.status(),
             "last_error": self.events.last_error,
+            "wait_limit": self.federation.limits.wait,
+            "peers": self._peers_status(),
             "certificate_days": None if self.credentials is None else round(self.credentials.days_left, 1),
             "metrics": shared,
         }

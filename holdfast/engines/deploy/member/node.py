@@ -94,7 +94,7 @@ class Node(Member):
             self.phase = "preparing"
             start = starting_model(self)
             oracle = self._oracle(first)
-            oracle.step = INITIAL_STEP
+            oracle.step = oracle.read = INITIAL_STEP
             carrier = self._carrier(first, ())
             state = method.at(first).init(start[None], oracle, self._peers(first, first, carrier))
             self.state = carried(state, channel_slots(self.federation, self.x0))

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import DAMAGED, HoldfastError
 
 NAME = "audit.jsonl"
 BEGINNING = "0" * 64
@@ -45,7 +45,7 @@ class Head(NamedTuple):
 class AuditError(HoldfastError):
     """An audit log is not as it was written."""
 
-    exit_code = 65
+    exit_code = DAMAGED
 
 
 class AuditLog:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -73,6 +74,32 @@ def json_lines(entry: dict[str, Any]) -> None:
     """Structured lines on standard error."""
     with suppress(OSError):  # a log on a full disk: the member itself waits for room, and says so later
         print(json.dumps(entry), file=sys.stderr, flush=True)
+
+
+class _ToEvents(logging.Handler):
+    """What libraries log, and Python's warnings, as entries of a member's log."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__(logging.WARNING)
+        self.events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level: Level = "error" if record.levelno >= logging.ERROR else "warning"
+        text = self.format(record)
+        self.events.log("said", level, by=record.name, text=text)
+
+
+@contextmanager
+def nothing_but_entries(events: Events) -> Iterator[None]:
+    """Whatever libraries have to say becomes entries, so that a log of JSON lines has nothing else in it."""
+    handler, root = _ToEvents(events), logging.getLogger()
+    root.addHandler(handler)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.removeHandler(handler)
 
 
 def describe(entry: dict[str, Any]) -> str:

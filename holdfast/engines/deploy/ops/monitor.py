@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +31,16 @@ COUNTERS = {
 }
 
 
+PEER_FIGURES = {
+    "waiting_seconds": "Seconds for which this peer has been waited for, by now",
+    "round": "The last round that this peer is known to be in",
+    "bytes_sent": "Bytes of messages to this peer, as far as we dialled",
+    "bytes_received": "Bytes of messages from this peer",
+    "retries": "Attempts to reach this peer that had to be repeated",
+}
+PEER_GAUGES = ("waiting_seconds", "round")
+
+
 class _MemberMetrics(Collector):
     def __init__(self, status: Status) -> None:
         self.status = status
@@ -44,26 +55,56 @@ class _MemberMetrics(Collector):
         for kind, count in status["refused"].items():
             refused.add_metric([kind], count)
         yield refused
+        for key, text in PEER_FIGURES.items():
+            kind = GaugeMetricFamily if key in PEER_GAUGES else CounterMetricFamily
+            family = kind(f"holdfast_peer_{key}", text, labels=["peer"])
+            for peer, of_peer in status["peers"].items():
+                family.add_metric([peer], of_peer[key])
+            yield family
+        if status["certificate_days"] is not None:
+            text = "Days until this member's certificate expires"
+            yield GaugeMetricFamily("holdfast_certificate_days", text, value=status["certificate_days"])
         figures = GaugeMetricFamily("holdfast_metric", "The latest figures of this node", labels=["name"])
         for name, value in status["metrics"].items():
             figures.add_metric([name], value)
         yield figures
 
 
-def serve_monitor(
-    status: Status, port: int, respond: Callable[[BaseHTTPRequestHandler], None] | None = None
-) -> ThreadingHTTPServer:
-    """Serves ``/metrics`` and a page on 127.0.0.1; shut it down when done.
+def health(status: dict[str, Any]) -> dict[str, Any]:
+    """Whether the member gets on: it waits for nobody for longer than half of ``limits.wait``."""
+    ages = {peer: figures["waiting_seconds"] for peer, figures in status["peers"].items()}
+    late = {peer: age for peer, age in ages.items() if age > status["wait_limit"] / 2}
+    return {"healthy": not late, "round": status["round"], "phase": status["phase"], "late": late}
 
-    ``respond`` answers everything but ``/metrics``. Without it, ``/`` is a table.
+
+def serve_monitor(
+    status: Status,
+    port: int,
+    respond: Callable[[BaseHTTPRequestHandler], None] | None = None,
+    host: str = "127.0.0.1",
+) -> ThreadingHTTPServer:
+    """Serves ``/metrics``, ``/health`` and a page on ``host``; shut it down when done.
+
+    ``respond`` answers everything else. Without it, ``/`` is a table.
     """
 
     class Handler(MetricsHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            """Who looks at the page is no event."""
+
         registry = CollectorRegistry()
 
         def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
             if self.path == "/metrics":
                 super().do_GET()
+            elif self.path == "/health":
+                answer = health(status())
+                body = json.dumps(answer).encode()
+                self.send_response(200 if answer["healthy"] else 503)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
             elif respond is not None:
                 respond(self)
             elif self.path == "/":
@@ -78,9 +119,9 @@ def serve_monitor(
 
     Handler.registry.register(_MemberMetrics(status))
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
-        raise HoldfastError(f"--monitor: cannot serve on 127.0.0.1:{port} ({error.strerror})") from None
+        raise HoldfastError(f"--monitor: cannot serve on {host}:{port} ({error.strerror})") from None
     threading.Thread(target=server.serve_forever, name="monitor", daemon=True).start()
     return server
 

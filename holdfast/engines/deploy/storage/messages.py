@@ -21,7 +21,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import DAMAGED, HoldfastError
 from holdfast.core.files import settle
 from holdfast.core.tree import leaves, named_leaves, tree_map
 from holdfast.core.validation import LONGEST_REPR, explain, place
@@ -43,6 +43,14 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # SHA-256
 
 class DamagedError(HoldfastError):
     """A file is not as it was written."""
+
+    exit_code = DAMAGED
+
+
+class BeyondRepairError(HoldfastError):
+    """A member's files are damaged, and it cannot mend them by itself."""
+
+    exit_code = DAMAGED
 
 
 class DivergedError(HoldfastError):

@@ -10,13 +10,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import TRY_LATER, HoldfastError
 from holdfast.engines.deploy.ops.events import Events
 
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
 PAUSE = 1.0  # seconds between attempts
 
 T = TypeVar("T")
+
+
+class NoRoomError(HoldfastError):
+    """The machine was out of disk space or open files for too long; the member can be started again."""
+
+    exit_code = TRY_LATER
 
 
 def raise_file_limit() -> int:
@@ -53,7 +59,7 @@ class Shortage:
         now = time.monotonic()
         self.since = now if self.since is None else self.since
         if now - self.since > self.limit:
-            raise HoldfastError(
+            raise NoRoomError(
                 f"{error.strerror}: waited for room as long as limits.wait allows. Everything is saved: free "
                 "some disk space, or allow more open files (ulimit -n), and start the same command again"
             ) from None

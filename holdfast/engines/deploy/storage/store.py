@@ -26,6 +26,7 @@ from holdfast.core.files import settle, write_atomic, write_json
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.incarnations import new_incarnation
 from holdfast.engines.deploy.storage.messages import (
+    BeyondRepairError,
     DamagedError,
     Header,
     Incarnations,
@@ -66,13 +67,13 @@ class Store:
         path = self.folder / "identity.json"
         if not path.exists():
             if self.state.exists() or self.previous.exists():
-                raise HoldfastError(f"{path} is missing; put it back as it was, or {START_ANEW}")
+                raise BeyondRepairError(f"{path} is missing; put it back as it was, or {START_ANEW}")
             write_json(path, self.identity | {"incarnation": new_incarnation()})
         try:
             begun: dict[str, str] = json.loads(path.read_text())
             incarnation = str(begun["incarnation"])
         except (ValueError, KeyError, TypeError):
-            raise HoldfastError(
+            raise BeyondRepairError(
                 f"{path} is damaged, or of an older version; put it back as it was, or {START_ANEW}"
             ) from None
         for key, now in self.identity.items():
@@ -145,7 +146,7 @@ class Store:
         if self._at_the_beginning():
             return None
         if newest is None:
-            raise HoldfastError(f"neither {self.state} nor {self.previous.name} is intact: {START_ANEW}")
+            raise BeyondRepairError(f"neither {self.state} nor {self.previous.name} is intact: {START_ANEW}")
         return newest  # whoever still needs what is lost will be told that it is gone
 
     def _intact(self, path: Path) -> MessageFile | None:
@@ -179,7 +180,7 @@ class Store:
             return None
         content = path.read_bytes()
         if content not in DECISIONS:
-            raise HoldfastError(f"{path} is damaged: {START_ANEW}")
+            raise BeyondRepairError(f"{path} is damaged: {START_ANEW}")
         return DECISIONS[content]
 
     def _decision(self, round: int, exchange: int, peer: str) -> Path:

@@ -29,6 +29,7 @@ CURVE = ec.SECP256R1  # see __init__.py: other kinds of keys would let TLS 1.2 i
 SKEW = timedelta(hours=1)  # clocks may differ
 SIGHT = 10.0  # seconds in which the other end has to show a certificate
 PEM = serialization.Encoding.PEM
+SERVED: list[Any] = []  # kept: a late handshake may ask them for certificates after the server has ended
 
 
 @dataclass
@@ -51,9 +52,11 @@ class Credentials:
 
     def for_server(self) -> Any:
         """Clients must show a certificate of an authority; each handshake takes what is there by then."""
-        return grpc.dynamic_ssl_server_credentials(
+        served = grpc.dynamic_ssl_server_credentials(
             self._configuration(), self._configuration, require_client_authentication=True
         )
+        SERVED.append(served)
+        return served
 
     def _configuration(self) -> Any:
         roots = b"".join([self.authority, *self.bound.values()])

@@ -10,7 +10,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import grpc
 
-from holdfast.core.errors import HoldfastError, printable
+from holdfast.core.errors import REFUSED, TRY_LATER, HoldfastError, printable
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.wire.credentials import Credentials, see_certificate
 from holdfast.engines.deploy.wire.protocol import CONNECTION
@@ -80,9 +80,13 @@ def reason(error: Any) -> str:
 class WaitLimitError(HoldfastError):
     """A neighbour was waited for in vain; the member can be started again."""
 
+    exit_code = TRY_LATER
+
 
 class RefusedForGoodError(HoldfastError):
     """Another member will never give what was asked for: going on together is impossible."""
+
+    exit_code = REFUSED
 
 
 @dataclass

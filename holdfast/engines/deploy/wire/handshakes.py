@@ -27,8 +27,10 @@ REASONS = {
 
 
 @contextmanager
-def watch_handshakes(events: Events) -> Iterator[None]:
+def watch_handshakes(events: Events, *, plain: bool = True) -> Iterator[None]:
     """Turns gRPC's remarks about refused handshakes into log entries; all else passes through.
+
+    Unless ``plain``, that becomes log entries, too, so that every line of the log is one.
 
     The first about an old version of TLS is not a stranger's: ``Service.listen`` tries it on itself.
     """
@@ -50,8 +52,12 @@ def watch_handshakes(events: Events) -> Iterator[None]:
                     else:
                         events.complain("handshake refused", reason=reason)
                 else:
-                    # gRPC may quote what a peer has sent.
-                    os.write(terminal, f"{printable(line.rstrip())}\n".encode())
+                    # gRPC, a library or a warning; gRPC may quote what a peer has sent.
+                    text = printable(line.rstrip())
+                    if plain:
+                        os.write(terminal, f"{text}\n".encode())
+                    elif text:
+                        events.log("said", "info", text=text)
 
     watcher = threading.Thread(target=watch, name="handshakes", daemon=True)
     watcher.start()

@@ -1,0 +1,141 @@
+"""What was released so far, and its epsilon: every access is a Gaussian mechanism on a Poisson sample.
+
+The arithmetic is that of ``dp-accounting``: privacy loss distributions, whose epsilons are upper bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from holdfast.core.errors import HoldfastError
+from holdfast.privacy.budget import DP
+from holdfast.problem.sampling import OVERFLOW
+
+INTERVAL = 2e-4  # at which privacy losses are discretised, rounded up
+
+
+class Ledger:
+    """The accesses to the data of n nodes with ``samples`` [n], and what they cost.
+
+    ``batch_size``: the mean size of their Poisson samples; None: all data. ``multiplier``: that of the noise.
+    """
+
+    def __init__(self, budget: DP, samples: np.ndarray, batch_size: int | None, multiplier: float) -> None:
+        self.budget, self.multiplier, self.batch_size = budget, multiplier, batch_size
+        self.samples = np.asarray(samples, dtype=np.int64)
+        self.accesses = np.zeros((len(self.samples), 2), dtype=np.int64)  # minibatches, and of all data
+        self.last = np.zeros(2, dtype=np.int64)  # of one round
+        self.safe = self.accesses.copy()  # so many are known to be within the budget
+
+    def record(self, accesses: Sequence[int], nodes: Sequence[int] | None = None) -> None:
+        """A round's ``accesses``, to minibatches and to all data, by ``nodes``, or by all."""
+        self.last = np.array(accesses, dtype=np.int64)
+        self.accesses[slice(None) if nodes is None else list(nodes)] += self.last
+
+    def as_list(self) -> list[list[int]]:
+        """All that ``restore`` needs: accesses of every node, and of the last round."""
+        return [*self.accesses.tolist(), self.last.tolist()]
+
+    def restore(self, saved: list[list[int]]) -> None:
+        """Goes on from what was saved."""
+        *accesses, last = saved
+        self.accesses, self.last = np.array(accesses, dtype=np.int64), np.array(last, dtype=np.int64)
+
+    @property
+    def epsilon(self) -> float:
+        """What the node with the largest loss has spent, for the delta of the budget."""
+        return self.epsilon_of(self.accesses)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether another round like the last would exceed the budget of some node."""
+        if (self.accesses + self.last > self.safe).any():
+            self.safe = self.accesses + self._rounds_left() * self.last
+        return bool((self.accesses + self.last > self.safe).any())
+
+    def _rounds_left(self) -> int:
+        """How many rounds like the last are within the budget, at most 4096: asked once for all of them."""
+
+        def within(rounds: int) -> bool:
+            return self.epsilon_of(self.accesses + rounds * self.last) <= self.budget.epsilon
+
+        low, high = 0, 1  # low is within the budget, high is not
+        while high <= 4096 and within(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if within(middle) else (low, middle)
+        return low
+
+    @property
+    def farewell(self) -> str:
+        """What to tell the user when the budget is spent."""
+        asked = self.budget
+        return (
+            f"the privacy budget is spent: epsilon {self.epsilon:.4g} of {asked.epsilon:g} at delta "
+            f"{asked.delta:g}, noise multiplier {self.multiplier:.4g}"
+        )
+
+    def epsilon_of(self, accesses: np.ndarray) -> float:
+        """The largest epsilon over nodes with ``accesses`` [n, 2]."""
+        rates = np.ones(len(self.samples))
+        if self.batch_size is None:
+            accesses = np.stack([np.zeros(len(accesses), np.int64), accesses.sum(1)], 1)
+        else:
+            rates = self.batch_size / self.samples
+        cases = np.unique(np.column_stack([rates, accesses]), axis=0)
+        worst = [case for case in cases if not _dominated(case, cases)]
+        delta, sigma = self.budget.delta, self.multiplier
+        return max(epsilon_of(sigma, delta, float(q), int(a), int(b)) for q, a, b in worst)
+
+
+def _dominated(case: np.ndarray, cases: np.ndarray) -> bool:
+    """Whether another of ``cases`` is at least as bad in everything."""
+    return bool(((cases >= case).all(1) & (cases > case).any(1)).any())
+
+
+@lru_cache(maxsize=4096)
+def epsilon_of(sigma: float, delta: float, rate: float, minibatches: int, of_all_data: int) -> float:
+    """The epsilon, for ``delta``, of so many Gaussian mechanisms with noise ``sigma`` times the sensitivity.
+
+    ``minibatches`` of them read a Poisson sample of ``rate``, the others ``of_all_data``. A draw that has
+    more samples than there are rows, one in 10^12, is none of the mechanism; its share of delta is set aside.
+    """
+    if minibatches + of_all_data == 0:
+        return 0.0
+    loss = None
+    for q, times in ((rate, minibatches), (1.0, of_all_data)):
+        if times:
+            part = _single(sigma, q).self_compose(times)
+            loss = part if loss is None else loss.compose(part)
+    assert loss is not None
+    epsilon = float(loss.get_epsilon_for_delta(delta))
+    aside = (1 + math.exp(min(epsilon, 100.0))) * OVERFLOW * minibatches
+    if aside >= delta:
+        return math.inf
+    return float(loss.get_epsilon_for_delta(delta - aside))
+
+
+@lru_cache(maxsize=64)
+def _single(sigma: float, rate: float) -> Any:
+    """The privacy loss distribution of one access."""
+    distribution = accounting()
+    return distribution.from_gaussian_mechanism(
+        sigma, sampling_prob=rate, value_discretization_interval=INTERVAL
+    )
+
+
+def accounting() -> Any:
+    """The library that knows what mechanisms cost."""
+    try:
+        from dp_accounting.pld import privacy_loss_distribution
+    except ImportError:
+        raise HoldfastError(
+            "private: dp-accounting is not installed: pip install 'holdfast[privacy]'"
+        ) from None
+    return privacy_loss_distribution

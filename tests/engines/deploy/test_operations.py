@@ -1,0 +1,174 @@
+"""For those who operate a member: exit codes, JSON logs, health, figures by peer, files for deployment."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import logging
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+import warnings
+from pathlib import Path
+
+import pytest
+import yaml
+from federation_runs import DeployedRun, Started, deploy, describe, member_process, write_federation
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.core.errors import DAMAGED, MISCONFIGURED, REFUSED, TRY_LATER, HoldfastError
+from holdfast.engines.deploy.ops.audit import AuditError
+from holdfast.engines.deploy.ops.events import Events, nothing_but_entries
+from holdfast.engines.deploy.ops.monitor import health, serve_monitor
+from holdfast.engines.deploy.storage.messages import BeyondRepairError, DamagedError
+from holdfast.engines.deploy.storage.scarcity import NoRoomError
+from holdfast.engines.deploy.wire.dialling import RefusedForGoodError, WaitLimitError
+from holdfast.experiments.consent import ConsentError
+from holdfast.experiments.federation import make_federation
+
+GECL = {"name": "local-gecl", "lr": 0.1}
+DEPLOYMENT = Path(__file__).parents[3] / "examples" / "containers"
+
+
+def test_every_kind_of_end_has_its_own_code() -> None:
+    codes = {
+        MISCONFIGURED: [HoldfastError],
+        TRY_LATER: [WaitLimitError, NoRoomError],
+        REFUSED: [RefusedForGoodError, ConsentError],
+        DAMAGED: [DamagedError, BeyondRepairError, AuditError],
+    }
+    assert len({0, 130, *codes}) == 6
+    for code, errors in codes.items():
+        assert {error.exit_code for error in errors} == {code}
+
+
+def test_a_log_of_json_lines_holds_nothing_else_and_the_code_tells_why_it_ended(tmp_path: Path) -> None:
+    """One process that waits in vain, one whose files are damaged, one that is misconfigured; all at once."""
+    raw = describe(GECL, nodes=2, limits={"wait": 1.0, "exchange": 0.5})
+    path = write_federation(raw, tmp_path)
+    (tmp_path / "node-broken").mkdir()
+    (tmp_path / "node-broken" / "identity.json").write_text("{")
+    ends = {
+        "later": member_process(path, "a"),
+        "damaged": member_process(path, "b", "--dir", tmp_path / "node-broken", "--listen", "127.0.0.1:0"),
+        "wrong": member_process(path, "b", "--device", "cuda:99", "--dir", tmp_path / "other"),
+    }
+    codes, last = {}, {}
+    for name, process in ends.items():
+        lines = process.communicate(timeout=120)[0].splitlines()
+        entries = [json.loads(line) for line in lines]
+        codes[name], last[name] = process.returncode, entries[-1]
+    assert codes == {"later": TRY_LATER, "damaged": DAMAGED, "wrong": MISCONFIGURED}
+    for name, entry in last.items():
+        assert (entry["event"], entry["exit_code"]) == ("stopping", codes[name])
+    assert "that is the limit (limits.wait)" in last["later"]["reason"]
+
+
+def test_warnings_and_what_libraries_log_become_entries() -> None:
+    entries: list[dict] = []
+    with nothing_but_entries(Events("a", entries.append)):
+        logging.getLogger("some.library").warning("a line\nand another")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("careful", UserWarning, stacklevel=1)
+    assert [entry["by"] for entry in entries] == ["some.library", "py.warnings"]
+    assert entries[0]["text"] == "a line\\nand another"
+
+
+def test_health_and_figures_by_peer(tmp_path: Path) -> None:
+    run = DeployedRun(make_federation(describe(GECL, nodes=2, limits={"wait": 90.0}), "test"), tmp_path)
+    started = Started(run, ["a"])
+    member = run.members["a"]
+    started.until(lambda: "b" in member.waits)
+    server = serve_monitor(member.status, 0)
+    where = f"http://127.0.0.1:{server.server_address[1]}"
+    answer = json.loads(urllib.request.urlopen(f"{where}/health").read())
+    assert answer["healthy"] is True
+    member.waits["b"].since -= 60
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(f"{where}/health")
+    assert error.value.code == 503
+    assert json.loads(error.value.read())["late"]["b"] >= 60
+    text = urllib.request.urlopen(f"{where}/metrics").read().decode()
+    waiting = next(
+        f for f in text_string_to_metric_families(text) if f.name == "holdfast_peer_waiting_seconds"
+    )
+    assert waiting.samples[0].labels == {"peer": "b"}
+    assert waiting.samples[0].value >= 60
+    assert "holdfast_certificate_days" in text
+    server.shutdown()
+    server.server_close()
+    started.stop()
+
+
+def test_who_is_done_is_healthy(tmp_path: Path) -> None:
+    run = deploy(describe(GECL, nodes=2, rounds=1), tmp_path)
+    status = run.members["a"].status()
+    assert health(status)["healthy"]
+    assert status["peers"]["b"]["bytes_received"] > 0
+
+
+# --- files for deployment ----------------------------------------------------------------------------------
+
+
+def test_the_dashboard_shows_metrics_that_there_are(tmp_path: Path) -> None:
+    dashboard = json.loads((DEPLOYMENT / "grafana" / "dashboard.json").read_text())
+    asked = set()
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            asked |= set(re.findall(r"holdfast_\w+", target["expr"]))
+    run = deploy(describe(GECL, nodes=2, rounds=1), tmp_path)
+    server = serve_monitor(run.members["a"].status, 0)
+    text = urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics").read().decode()
+    server.shutdown()
+    server.server_close()
+    exported = {sample.name for f in text_string_to_metric_families(text) for sample in f.samples}
+    families = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+    assert asked
+    assert asked <= exported | families
+
+
+def test_compose_and_kubernetes_files_are_whole() -> None:
+    compose = yaml.safe_load((DEPLOYMENT / "compose.yml").read_text())
+    nodes = [service for service in compose["services"].values() if service.get("image") == "holdfast"]
+    assert len(nodes) == 3
+    assert {"prometheus", "grafana"} <= compose["services"].keys()
+    targets = yaml.safe_load((DEPLOYMENT / "prometheus.yml").read_text())["scrape_configs"][0][
+        "static_configs"
+    ]
+    assert {target.partition(":")[0] for target in targets[0]["targets"]} <= compose["services"].keys()
+    kinds = {}
+    for document in yaml.safe_load_all((DEPLOYMENT / "kubernetes.yml").read_text()):
+        kinds[document["kind"]] = document
+    assert {"StatefulSet", "Service", "PersistentVolumeClaim"} & kinds.keys() >= {"StatefulSet", "Service"}
+    pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["containers"][0]["livenessProbe"]["tcpSocket"]["port"]
+    assert pod["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/health"
+
+
+def test_the_image_is_built_in_two_stages_and_does_not_run_as_root() -> None:
+    lines = (DEPLOYMENT / "Dockerfile").read_text().splitlines()
+    assert sum(line.startswith("FROM ") for line in lines) == 2
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users
+    assert users[-1] not in ("root", "0")
+    assert lines.index(next(line for line in lines if line.startswith("USER "))) < lines.index(
+        next(line for line in lines if line.startswith("ENTRYPOINT"))
+    )
+
+
+def test_the_unit_restarts_only_what_may_succeed_later() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOYMENT / "holdfast-node@.service")
+    service = unit["Service"]
+    assert service["RestartForceExitStatus"] == str(TRY_LATER)
+    assert service["Restart"] == "on-abnormal"
+    assert int(service["LimitNOFILE"]) >= 4096
+    if (verify := shutil.which("systemd-analyze")) is not None:
+        checked = [verify, "verify", str(DEPLOYMENT / "holdfast-node@.service")]
+        said = subprocess.run(checked, capture_output=True, text=True, check=False).stderr.splitlines()
+        assert [line for line in said if "holdfast is not executable" not in line] == []

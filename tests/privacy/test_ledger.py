@@ -1,0 +1,129 @@
+"""The ledger: what accesses cost, which noise a plan needs, and that training ends with the budget."""
+
+from __future__ import annotations
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from test_conformance import CASES, case_id, method, network
+
+import holdfast as hf
+from holdfast.api import as_network
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.common.dry_run import planned_accesses
+from holdfast.privacy import Ledger, protection
+from holdfast.privacy.ledger import epsilon_of
+
+BUDGET = hf.DP(epsilon=3.0, delta=1e-5, clip=1.0)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "minibatches", "of_all_data"),
+    [(1.0, 0.01, 1000, 0), (0.6, 0.001, 3000, 0), (5.0, 0.2, 400, 0), (20.0, 1.0, 0, 50), (8.0, 0.1, 300, 7)],
+)
+def test_epsilon_is_that_of_dp_accounting(sigma, rate, minibatches, of_all_data) -> None:
+    direct, gaussian = PLDAccountant(), dp_accounting.GaussianDpEvent(sigma)
+    if minibatches:
+        direct.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), minibatches)
+    if of_all_data:
+        direct.compose(gaussian, of_all_data)
+    ours = epsilon_of(sigma, 1e-5, rate, minibatches, of_all_data)
+    assert ours == pytest.approx(direct.get_epsilon(1e-5), rel=0.01)
+
+
+def test_epsilon_is_that_of_opacus() -> None:
+    # PRVAccountant of Opacus 1.6.0, eps_error = 0.001, for its MNIST example: 10 epochs of 937 steps, rate
+    # 64/60000, sigma 1. By default it adds an error of 0.01: 0.5034.
+    assert epsilon_of(1.0, 1e-5, 64 / 60000, 9370, 0) == pytest.approx(0.49438, rel=0.01)
+
+
+def test_the_noise_of_a_plan_uses_the_budget_and_no_more() -> None:
+    planned = np.array([[200, 0], [200, 3]])
+    ledger = protection(BUDGET, planned, np.array([500, 900]), 16)
+    assert 0.98 * BUDGET.epsilon < ledger.epsilon_of(planned) <= BUDGET.epsilon
+    more = protection(hf.DP(epsilon=1.0, delta=1e-5, clip=1.0), planned, np.array([500, 900]), 16)
+    assert more.multiplier > ledger.multiplier
+
+
+def test_the_node_with_the_largest_loss_counts() -> None:
+    ledger = Ledger(BUDGET, np.array([1000, 100, 100]), 10, 2.0)
+    ledger.record([5, 0], [0, 1])
+    ledger.record([5, 0], [0, 2])
+    assert ledger.accesses.tolist() == [[10, 0], [5, 0], [5, 0]]
+    each = [epsilon_of(2.0, 1e-5, 0.01, 10, 0), epsilon_of(2.0, 1e-5, 0.1, 5, 0)]
+    assert ledger.epsilon == max(each)
+
+
+def test_draws_that_do_not_fit_their_rows_are_paid_for() -> None:
+    assert epsilon_of(1.0, 1e-9, 0.01, 2000, 0) == np.inf  # 2000 draws of 1e-12 each are more than delta
+    assert epsilon_of(1.0, 1e-9, 0.01, 0, 1) < np.inf
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_accesses_are_planned_as_they_happen(case) -> None:
+    planned = planned_accesses(method(case), network(case), "all", 3, seed=4)
+    rounds = [planned_accesses(method(case), network(case), "all", k, seed=4) for k in (0, 3)]
+    assert planned.shape == (network(case).nodes, 2)
+    assert (rounds[1] >= rounds[0]).all()
+    assert planned.sum() > 0
+
+
+def train(algorithm, **options):
+    given = {"model": "linear", "data": "digits", "nodes": 4, "rounds": 4, "batch_size": 8}
+    return hf.train(algorithm, **{**given, "sampling": "poisson", "private": BUDGET, **options})
+
+
+def test_epsilon_is_recorded_and_ends_within_the_budget() -> None:
+    result = train(hf.LocalGECL(lr=0.3, local_steps=2), topology="ring", evaluate_every=2)
+    spent = [row["epsilon"] for row in result.history.rows]
+    assert spent == sorted(spent)
+    assert spent[0] == 0.0
+    assert 0.98 * BUDGET.epsilon < spent[-1] <= BUDGET.epsilon
+    assert result.status == "done"
+
+
+def test_training_ends_before_a_round_that_would_exceed_the_budget() -> None:
+    loud = hf.DP(epsilon=3.0, delta=1e-5, clip=1.0, noise_multiplier=0.8)
+    result = train(hf.FedAvg(lr=0.3, local_steps=2), rounds=500, private=loud, evaluate_every=50)
+    last = result.history.rows[-1]
+    assert result.status == "stopped"
+    assert 0 < last["round"] < 500
+    assert last["epsilon"] <= 3.0
+    ledger = Ledger(loud, np.array([350] * 4), 8, 0.8)  # digits: 1437 samples, 359 or 360 at a node
+    assert ledger.epsilon_of(np.array([[2 * (last["round"] + 3), 0]] * 4)) > 2.9
+
+
+def test_only_clients_that_were_asked_pay() -> None:
+    planned = planned_accesses(hf.FedAvg(lr=0.1, local_steps=3), as_network("server", 6), 2, 5, seed=1)
+    assert planned.sum() == 5 * 2 * 3
+    assert (planned[:, 1] == 0).all()
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path) -> None:
+    class Halt(hf.Callback):
+        def on_round(self, job, round):
+            if round == 2:
+                raise KeyboardInterrupt
+
+    options = {"topology": "ring", "rounds": 5, "checkpoint_every": 1, "evaluate_every": 5}
+    whole = train(hf.LocalGECL(lr=0.3, local_steps=2), **options, run_dir=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(hf.LocalGECL(lr=0.3, local_steps=2), **options, run_dir=tmp_path / "cut", callbacks=[Halt()])
+    again = train(hf.LocalGECL(lr=0.3, local_steps=2), **options, run_dir=tmp_path / "cut", resume=True)
+    assert (again.models == whole.models).all()
+    assert again.history.rows[-1]["epsilon"] == whole.history.rows[-1]["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"delta": 1.0}, "delta"),
+        ({"clip": -1.0}, "clip"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier"),
+    ],
+)
+def test_a_budget_that_is_none_is_refused(budget, message) -> None:
+    with pytest.raises(HoldfastError, match=f"DP.{message}"):
+        hf.DP(**{"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, **budget})

@@ -1,0 +1,212 @@
+"""Gradients under differential privacy: clipped sample by sample, summed, noised."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+import holdfast as hf
+from holdfast.core.errors import HoldfastError
+from holdfast.problem.flat import FlatModel
+from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.model_problem import ModelProblem
+from holdfast.problem.private import Release, counted_noise, normals
+
+NODES, SIZE = 3, 4
+F64 = torch.float64
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def problem(**options) -> ModelProblem:
+    generator = torch.Generator().manual_seed(1)
+    data = [
+        (torch.randn(8 + node, 5, generator=generator) * 2, torch.arange(8 + node) % 3)
+        for node in range(NODES)
+    ]
+    given = {"batch_size": SIZE, "sampling": "poisson", **options}
+    model = FlatModel(mlp(), torch.device("cpu"), F64)
+    return ModelProblem(model, CrossEntropy(), hf.from_datasets(data), seed=5, **given)
+
+
+def silent(clip: float) -> Release:
+    return Release(clip, 0.0, counted_noise(0))
+
+
+def sample_gradients(own: ModelProblem, row: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """[B, d]: by autograd, one sample after the other."""
+    gradients = []
+    for i in range(len(x)):
+        at = row.clone().requires_grad_()
+        outputs = functional_call(own.model.template, own.model.parameters(at), (x[i : i + 1],))
+        gradients.append(torch.autograd.grad(nn.functional.cross_entropy(outputs, y[i : i + 1]), at)[0])
+    return torch.stack(gradients)
+
+
+@pytest.mark.parametrize("at_once", [10**6, 5, 1])
+def test_clipped_sums_are_those_of_single_samples(at_once) -> None:
+    own = problem()
+    protected = own.protected(silent(clip=2.5))
+    protected._protected.at_once = at_once
+    nodes = torch.arange(NODES)
+    rows = own.x0 + 0.3 * torch.randn(NODES, own.dim, dtype=F64, generator=torch.Generator().manual_seed(2))
+    [(_, got)] = protected.minibatch_values_and_grads([rows], nodes, 3, 1)
+    batch = own.source.batch(nodes, 3, 1)
+    for i in range(NODES):
+        each = sample_gradients(own, rows[i], batch.samples.x[i], batch.samples.y[i])
+        norms = each.norm(dim=1)
+        assert (norms > 2.5).any()
+        assert (norms < 2.5).any()
+        clipped = each * (2.5 / norms).clamp(max=1)[:, None]
+        torch.testing.assert_close(got[i], batch.weight[i] @ clipped, rtol=1e-12, atol=1e-14)
+
+
+def test_without_clipping_and_noise_they_are_the_gradients() -> None:
+    own = problem()
+    nodes, rows = torch.arange(NODES), own.x0.expand(NODES, -1)
+    protected = own.protected(silent(clip=1e9))
+    for read in ("minibatch_values_and_grads", "full_grads"):
+        arguments = ([rows], nodes, 0, 0) if read.startswith("mini") else (rows, nodes)
+        one, other = getattr(own, read)(*arguments), getattr(protected, read)(*arguments)
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
+
+
+def test_no_sample_moves_the_sum_by_more_than_the_sensitivity() -> None:
+    own = problem(batch_size=None, sampling="replacement").protected(silent(clip=0.5))
+    nodes, rows = torch.arange(NODES), own.x0.expand(NODES, -1)
+    [batch] = own.source.all_of(nodes, 10**6)
+    _, whole = own._protected.values_and_gradients(rows, batch, torch.zeros(NODES, 4, dtype=torch.int64))
+    bound = own.source.sample_weight(nodes) * 0.5
+    moved = []
+    for sample in range(8):
+        without = batch._replace(weight=batch.weight.clone())
+        without.weight[:, sample] = 0
+        _, part = own._protected.values_and_gradients(rows, without, torch.zeros(NODES, 4, dtype=torch.int64))
+        moved.append((whole - part).norm(dim=1) / bound)
+    largest = torch.stack(moved).max()
+    assert 1 - 1e-9 < largest < 1 + 1e-9  # the bound is reached, and not exceeded
+
+
+def test_a_gradient_that_is_not_finite_does_not_show() -> None:
+    own = problem(batch_size=None, sampling="replacement")
+    protected = own.protected(silent(clip=0.5))
+    nodes, rows = torch.arange(NODES), own.x0.expand(NODES, -1)
+    expected = protected.full_grads(rows, nodes)
+    [batch] = own.source.all_of(nodes, 10**6)
+    keys = torch.zeros(NODES, 4, dtype=torch.int64)
+    poisoned = batch._replace(samples=batch.samples._replace(x=batch.samples.x.clone()))
+    poisoned.samples.x[0, 0] = math.inf
+    _, got = protected._protected.values_and_gradients(rows, poisoned, keys)
+    assert got.isfinite().all()
+    torch.testing.assert_close(got[1:], expected[1:])
+
+
+def test_noise_has_the_size_that_is_accounted_for() -> None:
+    own, multiplier, clip = problem(), 1.5, 0.8
+    nodes, rows = torch.arange(NODES), own.x0.expand(NODES, -1)
+    noisy = own.protected(Release(clip, multiplier, counted_noise(9)))
+    quiet = own.protected(silent(clip))
+
+    def noise(points: int, round: int) -> torch.Tensor:
+        asked = ([rows] * points, nodes, round, 0)
+        pairs = zip(
+            noisy.minibatch_values_and_grads(*asked), quiet.minibatch_values_and_grads(*asked), strict=True
+        )
+        return torch.stack([a[1] - b[1] for a, b in pairs])
+
+    expected = clip * multiplier / SIZE
+    single = torch.stack([noise(1, round) for round in range(40)]) / expected
+    assert abs(single.std() - 1) < 0.03
+    assert abs(single.mean()) < 0.03
+    double = torch.stack([noise(2, round) for round in range(40)]) / expected
+    assert abs(double.std() - math.sqrt(2)) < 0.03
+    both = double.flatten(2).transpose(0, 1).flatten(1)
+    assert abs(torch.corrcoef(both)[0, 1]) < 0.03  # the two points of an access have noise of their own
+
+
+def test_noise_is_a_function_of_node_round_and_step() -> None:
+    noise, nodes = counted_noise(3), torch.arange(4)
+    all_of_them = noise(nodes, 5, 6, 0, 11)
+    torch.testing.assert_close(noise(nodes[2:3], 5, 6, 0, 11), all_of_them[2:3], rtol=0, atol=0)
+    others = [noise(nodes, 5, 7, 0, 11), noise(nodes, 6, 6, 0, 11), noise(nodes, 5, 6, 1, 11)]
+    others.append(counted_noise(4)(nodes, 5, 6, 0, 11))
+    for other in others:
+        assert not torch.isclose(other, all_of_them).any()
+
+
+def test_normal_numbers_are_normal() -> None:
+    words = torch.randint(2**32, (50_000, 4), generator=torch.Generator().manual_seed(0))
+    numbers = normals(words)
+    for power, moment in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 3.0)):
+        assert abs(float((numbers.double() ** power).mean()) - moment) < 0.05
+    extremes = normals(torch.tensor([[0, 0, 0, 0], [2**32 - 1] * 4]))
+    assert extremes.isfinite().all()
+    assert extremes.abs().max() > 6
+
+
+def test_dropout_differs_between_the_samples_of_a_batch() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 6, generator=generator).expand(8, -1)  # the same sample eight times
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.Linear(12, 2))
+    own = ModelProblem(
+        FlatModel(model, torch.device("cpu"), F64),
+        CrossEntropy(),
+        hf.from_datasets([(x, torch.zeros(8, dtype=torch.int64))]),
+        seed=5,
+    ).protected(silent(1e9))
+    [batch] = own.source.all_of(torch.tensor([0]), 10**6)
+    keys = torch.tensor([[5, 0, 0, 0]])
+    row, gradients = own.x0[None], []
+    for sample in range(8):
+        alone = batch._replace(weight=torch.zeros_like(batch.weight))
+        alone.weight[:, sample] = 1
+        gradients.append(own._protected.values_and_gradients(row, alone, keys)[1][0])
+    assert len({tuple(g.tolist()) for g in gradients}) == 8
+
+
+class BatchMean(nn.Module):
+    def forward(self, outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sampling": "replacement"}, r'sampling = "poisson", or batch_size = "full"'),
+        ({"sampling": "epochs"}, r"accounted for as Poisson samples"),
+        (
+            {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))},
+            r"BatchNorm mixes",
+        ),
+        ({"loss": BatchMean()}, r"one number for a batch"),
+        ({"augment": lambda samples, key: samples}, r"may mix them"),
+    ],
+)
+def test_what_cannot_be_private_is_refused(changed, message) -> None:
+    options = {"model": "linear", "data": "digits", "sampling": "poisson", "nodes": 4, **changed}
+    budget = hf.DP(epsilon=3, delta=1e-5, clip=1.0, noise_multiplier=1.0)
+    with pytest.raises(HoldfastError, match=message):
+        hf.train(hf.FedAvg(lr=0.1), rounds=1, private=budget, **options)
+
+
+@pytest.mark.parametrize("solver", [hf.Newton(), hf.LBFGS(tolerance=1e-3)])
+def test_a_solver_that_asks_for_more_than_gradients_is_refused(solver) -> None:
+    with pytest.raises(HoldfastError, match=r"private: the method's solver asks for (values|Hessians)"):
+        hf.train(
+            hf.FedDyn(alpha=0.1, solver=solver),
+            model="linear",
+            data="digits",
+            nodes=4,
+            l2=0.1,
+            batch_size="full",
+            rounds=1,
+            private=hf.DP(epsilon=3, delta=1e-5, clip=1.0, noise_multiplier=1.0),
+        )

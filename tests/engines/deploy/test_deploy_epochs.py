@@ -64,8 +64,11 @@ def test_members_go_on_without_one_that_is_removed(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_members_go_on_by_themselves_without_one_that_is_lost(tmp_path: Path) -> None:
-    threads = Threads(make_federation(changing(GECL, 4, 30), "test"), tmp_path)
+@pytest.mark.parametrize("changes", [{}, {"warm_start_rounds": 2}])  # with messages before the first round
+def test_members_go_on_by_themselves_without_one_that_is_lost(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    threads = Threads(make_federation(changing(GECL | changes, 4, 30), "test"), tmp_path)
     for name in "abcd":
         threads.start(name)
     threads.hold(5)

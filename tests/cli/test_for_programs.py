@@ -100,7 +100,7 @@ def test_inspect_for_programs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"), [("holdfast re", {"report", "resume"}), ("holdfast list top", {"topologies"})]
+    ("typed", "offered"), [("holdfast rep", {"report"}), ("holdfast list top", {"topologies"})]
 )
 def test_a_shell_completes(typed: str, offered: set[str]) -> None:
     words = typed.split()

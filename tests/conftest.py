@@ -75,3 +75,19 @@ def good_run(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
 @pytest.fixture(scope="session")
 def troubled_run(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     return load_record(troubled_sweep(tmp_path_factory.mktemp("runs") / "troubled"))
+
+
+@pytest.fixture
+def paper(tmp_path, monkeypatch):
+    """A made-up paper among the others, in a folder of its own."""
+    from tiny_paper import tiny_paper
+
+    from holdfast_papers.catalogue import PAPERS
+
+    (tmp_path / "package").mkdir()
+    tiny = tiny_paper(tmp_path / "package")
+    monkeypatch.setitem(PAPERS, "tiny", tiny)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("HOLDFAST_DATA", raising=False)
+    return tiny

@@ -231,10 +231,11 @@ def test_delay_panels_end_where_the_first_curve_does(tmp_path):
 
 
 def test_the_table_has_every_curve_once(tmp_path):
-    header, lines = accuracies_at_end("figure-1", each_end=True)(figure(tmp_path, ALIKE, ALIKE))
+    header, lines = accuracies_at_end("figure-1")(figure(tmp_path, ALIKE, ALIKE))
     assert len(lines) == 2 * (len(METHODS) + len(LINKS_MATTER))
     assert all(len(line) == len(header) for line in lines)
-    assert lines[0] == ["DGD", "homogeneous nodes", "72.0", "100", "100", "5100"]
+    assert header[-2:] == ["% at 250", "% at 500"]
+    assert lines[0] == ["DGD", "homogeneous nodes", "72.0", "100", "100", "5100", "3.5", "7.1"]
 
 
 # --- Appendix P --------------------------------------------------------------------------------------------

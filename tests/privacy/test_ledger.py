@@ -74,6 +74,7 @@ def train(algorithm, **options):
     return hf.train(algorithm, **{**given, "sampling": "poisson", "private": BUDGET, **options})
 
 
+@pytest.mark.slow
 def test_epsilon_is_recorded_and_ends_within_the_budget() -> None:
     result = train(hf.LocalGECL(lr=0.3, local_steps=2), topology="ring", evaluate_every=2)
     spent = [row["epsilon"] for row in result.history.rows]
@@ -106,7 +107,8 @@ def test_a_resumed_run_is_the_same_run(tmp_path) -> None:
             if round == 2:
                 raise KeyboardInterrupt
 
-    options = {"topology": "ring", "rounds": 5, "checkpoint_every": 1, "evaluate_every": 5}
+    quiet = hf.DP(epsilon=3.0, delta=1e-5, clip=1.0, noise_multiplier=4.0)
+    options = {"topology": "ring", "rounds": 5, "checkpoint_every": 1, "evaluate_every": 5, "private": quiet}
     whole = train(hf.LocalGECL(lr=0.3, local_steps=2), **options, run_dir=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(hf.LocalGECL(lr=0.3, local_steps=2), **options, run_dir=tmp_path / "cut", callbacks=[Halt()])

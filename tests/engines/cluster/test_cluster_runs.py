@@ -186,6 +186,7 @@ print(len(of_the_group()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [[], ["130"]], ids=["done", "interrupted"])
 def test_a_rank_ends_the_threads_of_its_process_group_however_it_leaves(code, tmp_path: Path) -> None:
     """One that still holds an object of Python's when the process ends may abort it."""

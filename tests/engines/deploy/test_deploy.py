@@ -167,13 +167,30 @@ def run_with_interruptions(run: DeployedRun, victim: str, at_rounds: list[int]) 
 @pytest.mark.parametrize(
     ("algorithm", "network", "victim"),
     [
-        ({"name": "gt-sgd", "lr": 0.05, "order": "atc"}, {"topology": "ring"}, "b"),
+        pytest.param(
+            {"name": "gt-sgd", "lr": 0.05, "order": "atc"}, {"topology": "ring"}, "b", marks=pytest.mark.slow
+        ),
         ({"name": "local-gecl", "lr": 0.1, "warm_start_rounds": 2}, {"topology": "ring"}, "a"),
         ({"name": "scaffold", "lr": 0.1, "local_steps": 2}, {"topology": "server", "cohort": 2}, "hub"),
-        ({"name": "scaffold", "lr": 0.1, "local_steps": 2}, {"topology": "server", "cohort": 2}, "b"),
+        pytest.param(
+            {"name": "scaffold", "lr": 0.1, "local_steps": 2},
+            {"topology": "server", "cohort": 2},
+            "b",
+            marks=pytest.mark.slow,
+        ),
         ({"name": "dspodfl", "lr": 0.1}, {"topology": "ring", "links": 0.5, "compute": 0.5}, "b"),
-        ({"name": "fedlin", "lr": 0.1, "local_steps": 2}, {"topology": "server"}, "hub"),
-        ({"name": "fedlin", "lr": 0.1, "local_steps": 2}, {"topology": "server"}, "b"),
+        pytest.param(
+            {"name": "fedlin", "lr": 0.1, "local_steps": 2},
+            {"topology": "server"},
+            "hub",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"name": "fedlin", "lr": 0.1, "local_steps": 2},
+            {"topology": "server"},
+            "b",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_interrupted_member_comes_back_as_if_nothing_had_happened(

@@ -157,6 +157,7 @@ def test_keys_and_their_folder_are_the_owners(tmp_path: Path) -> None:
     assert others_may_read(home) == others_may_read(office) == []
 
 
+@pytest.mark.slow
 def test_a_rehearsal_with_an_own_model_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -41,6 +41,7 @@ def test_a_node_behind_a_proxy_takes_part(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(torch.equal(run.models[name], model) for name, model in calm.models.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lossless", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_message_larger_than_any_connection_lasts_arrives_in_parts(
     lossless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -129,6 +129,7 @@ def test_the_oldest_strangers_have_to_go_and_members_stay(family: socket.Address
     assert [entry["peer"] for entry in log] == ["127.0.0.1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", [pytest.param("line", marks=pytest.mark.slow), "server"])
 def test_a_member_that_may_open_no_more_files_waits(topology: str, tmp_path: Path) -> None:
     """The limit of a running member is set below what it has open: every file and every socket fails."""

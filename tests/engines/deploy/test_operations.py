@@ -44,6 +44,7 @@ def test_every_kind_of_end_has_its_own_code() -> None:
         assert {error.exit_code for error in errors} == {code}
 
 
+@pytest.mark.slow
 def test_a_log_of_json_lines_holds_nothing_else_and_the_code_tells_why_it_ended(tmp_path: Path) -> None:
     """One process that waits in vain, one whose files are damaged, one that is misconfigured; all at once."""
     raw = describe(GECL, nodes=2, limits={"wait": 1.0, "exchange": 0.5})

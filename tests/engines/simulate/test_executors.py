@@ -25,6 +25,7 @@ from holdfast.engines.simulate.executors.fused import FusedRound
 from holdfast.engines.simulate.executors.replay import Replay
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
+from holdfast.problem.gradients.convolution import PixelConv2d
 from holdfast.problem.gradients.layers import NarrowLinear, PlaneConv2d, ready_to_stack
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
@@ -266,7 +267,9 @@ def test_a_convolution_of_one_plane_as_a_product(options) -> None:
 
 
 def test_other_convolutions_stay_as_they_are() -> None:
-    for layer in (nn.Conv2d(2, 4, 3), nn.Conv2d(1, 4, 3, stride=2), nn.Conv2d(1, 4, 3, padding="same")):
+    for layer in (nn.Conv2d(2, 4, 3), nn.Conv2d(1, 4, 3, stride=2)):
+        assert type(ready_to_stack(layer, GPU)) is PixelConv2d
+    for layer in (nn.Conv2d(2, 4, (3, 1)), nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(1, 4, 3, padding="same")):
         assert type(ready_to_stack(layer, GPU)) is nn.Conv2d
     assert type(ready_to_stack(nn.Conv2d(1, 4, 3), CPU)) is nn.Conv2d
 

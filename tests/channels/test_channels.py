@@ -8,6 +8,7 @@ from conftest import make_quadratics
 from test_compiled import always, without_compiler  # noqa: F401 - fixtures
 from test_conformance import CASES, NODES, Case, case_id, method, network, same_state
 from test_executors import assert_close, dense, shared
+from thinning import thinned
 from toy_channels import Grid
 
 import holdfast as hf
@@ -244,7 +245,9 @@ def test_old_checkpoints_load(quadratics):
 # --- prepared rounds ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channel", [HALF, GRID, Grid(dithered=True), *COMPRESSED[:4]], ids=repr)
+@pytest.mark.parametrize(
+    "channel", thinned([HALF, GRID, Grid(dithered=True), *COMPRESSED[:4]], every=3), ids=repr
+)
 @pytest.mark.parametrize(
     ("algorithm", "graph"),
     [

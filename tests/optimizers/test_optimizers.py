@@ -12,6 +12,7 @@ from command_line import experiment_file, holdfast, make_plan
 from linear_rounds import contraction, reference_quadratics
 from server_runs import assert_same, stochastic_digits
 from test_tracking_limits import pdsgdm_limit
+from thinning import thinned
 from torch import Tensor
 
 import holdfast as hf
@@ -101,7 +102,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize(("method", "network", "rounds"), EXACT)
+@pytest.mark.parametrize(("method", "network", "rounds"), thinned(EXACT, every=3, spread=True))
 @both_memories
 def test_corrected_methods_reach_the_optimum_with_momentum(reference, method, network, rounds, keep):
     algorithm = method(lr=0.01, local_steps=10, optimizer=hf.Momentum(beta=0.9, keep=keep))

@@ -11,6 +11,8 @@ from torch.func import functional_call
 
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
+from holdfast.engines.common.counters import Work
+from holdfast.engines.common.oracle import BatchOracle
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
@@ -129,6 +131,20 @@ def test_noise_has_the_size_that_is_accounted_for() -> None:
     assert abs(double.std() - math.sqrt(2)) < 0.03
     both = double.flatten(2).transpose(0, 1).flatten(1)
     assert abs(torch.corrcoef(both)[0, 1]) < 0.03  # the two points of an access have noise of their own
+
+
+def test_points_of_an_access_differ_in_noise_whoever_computes_gradients() -> None:
+    """Otherwise the difference of two gradients would be free of noise; compiled rounds compute them so."""
+    own = problem().protected(Release(0.8, 1.5, counted_noise(9)))
+    nodes, rows = torch.arange(NODES), own.x0.expand(NODES, -1)
+
+    def alone(x, nodes, round, step):
+        return own.minibatch_values_and_grads([x], nodes, round, step)[0]
+
+    expected = BatchOracle(own, nodes, 5, 2, Work()).grads(rows, rows)
+    got = BatchOracle(own, nodes, 5, 2, Work(), gradient=alone).grads(rows, rows)
+    assert not torch.isclose(*got).any()
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
 def test_noise_is_a_function_of_node_round_and_step() -> None:

@@ -121,7 +121,8 @@ class BatchOracle:
     def _minibatch(self, points: list[Tensor], nodes: Tensor) -> list[Tensor]:
         self._count(len(points), nodes, self.problem.samples_per_minibatch(nodes))
         self.accesses.minibatches += 1
-        if self.gradient is None:
+        # Private gradients at several points need noise of their own: only the problem sees them together.
+        if self.gradient is None or (self.problem.private and len(points) > 1):
             computed = self.problem.minibatch_values_and_grads(points, nodes, self.round, self.step)
         else:
             computed = [self.gradient(x, nodes, self.round, self.step) for x in points]

@@ -7,6 +7,7 @@ data sets are neighbours if one has a sample that the other lacks; how many samp
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,6 +32,25 @@ Noise = Callable[[Tensor, Word, Word, int, int], Tensor]
 """(nodes [m], round, step, draw, dim) -> [m, dim] standard normal numbers in float32."""
 
 
+class OwnRandomness(ABC):
+    """Noise and Poisson samples that only one node can draw, in a real federation."""
+
+    @abstractmethod
+    def shuffle(
+        self, nodes: Tensor, counts: Tensor, longest: int, round: Word, draw: Word
+    ) -> tuple[Tensor, Tensor]:
+        """The node's samples in a random order, in the form of ``core.randomness.shuffled``."""
+
+    @abstractmethod
+    def noised(
+        self, sums: Tensor, sensitivity: Tensor, multiplier: float, round: Word, step: Word, draw: int
+    ) -> Tensor:
+        """``sums`` [1, d] with normal noise of ``multiplier`` times their ``sensitivity`` [1, 1].
+
+        The same sums in the same draw get the same noise, so that nothing is released twice.
+        """
+
+
 @dataclass(frozen=True)
 class Release:
     """How gradients are protected.
@@ -41,7 +61,7 @@ class Release:
 
     clip: float
     multiplier: float
-    noise: Noise
+    noise: Noise | OwnRandomness
 
 
 class PrivateGradients:
@@ -65,11 +85,13 @@ class PrivateGradients:
         All of them together have the sensitivity of one, times the root of their number, and so the noise
         has: an access costs the same, however many points it has.
         """
-        scale = self.source.sample_weight(nodes).unsqueeze(-1) * (
-            self.release.clip * self.release.multiplier * math.sqrt(points)
-        )
-        noise = self.release.noise(nodes, round, step, draw, sums.shape[1])
-        return sums + (scale * noise).to(sums.dtype)
+        release = self.release
+        weight = self.source.sample_weight(nodes, of_all_data=draw >= OF_ALL_DATA)
+        sensitivity = weight.unsqueeze(-1) * (release.clip * math.sqrt(points))
+        if isinstance(release.noise, OwnRandomness):
+            return release.noise.noised(sums, sensitivity, release.multiplier, round, step, draw)
+        noise = release.noise(nodes, round, step, draw, sums.shape[1])
+        return sums + (release.multiplier * sensitivity * noise).to(sums.dtype)
 
     def _some(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         size, width = max(1, self.at_once // len(x)), batch.weight.shape[1]

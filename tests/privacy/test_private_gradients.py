@@ -133,6 +133,17 @@ def test_noise_has_the_size_that_is_accounted_for() -> None:
     assert abs(torch.corrcoef(both)[0, 1]) < 0.03  # the two points of an access have noise of their own
 
 
+def test_noise_of_all_data_is_that_of_their_weights() -> None:
+    """A sample weighs 1/N in a gradient of all data, 1/B in a minibatch."""
+    own, nodes = problem(), torch.arange(NODES)
+    rows = own.x0.expand(NODES, -1)
+    noisy = own.protected(Release(0.8, 1.5, counted_noise(9)))
+    exact = own.protected(silent(0.8)).full_grads(rows, nodes)
+    noise = torch.stack([noisy.full_grads(rows, nodes, round) - exact for round in range(40)])
+    sizes = 0.8 * 1.5 / torch.tensor([8.0, 9.0, 10.0])
+    torch.testing.assert_close(noise.std(dim=(0, 2)).float(), sizes, rtol=0.05, atol=0)
+
+
 def test_points_of_an_access_differ_in_noise_whoever_computes_gradients() -> None:
     """Otherwise the difference of two gradients would be free of noise; compiled rounds compute them so."""
     own = problem().protected(Release(0.8, 1.5, counted_noise(9)))

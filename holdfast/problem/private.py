@@ -20,6 +20,7 @@ from holdfast.core.memory import total_memory
 from holdfast.core.randomness import Stream, Word, philox
 from holdfast.core.tree import tree_map
 from holdfast.problem.gradients.backend import in_parts
+from holdfast.problem.gradients.layerwise import Layerwise, clipping, fits
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch, Source
 
@@ -73,7 +74,12 @@ class PrivateGradients:
         numbers = loss.model.dim * loss.model.x0.element_size()
         memory = SHARE_FOR_GRADIENTS * total_memory(loss.model.x0.device)
         self.at_once = max(1, int(memory // (COPIES * numbers)))  # samples
-        self._together = vmap(self._row)
+        one: Callable[[Tensor, Batch, Tensor], tuple[Tensor, Tensor]] = self._row
+        if fits(loss):
+            layers = Layerwise(loss)
+            layers.try_on(source.some(1))
+            one = layers.clipped_by(release.clip)
+        self._together = vmap(one)
 
     def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The losses, [m], and the weighted sums of clipped gradients, [m, d], without noise."""
@@ -112,11 +118,9 @@ class PrivateGradients:
             return self.loss.differentiable(self.loss.model.parameters(row), alone, key)
 
         gradients, values = vmap(grad_and_value(one), in_dims=(None, 0, 0))(row, batch.samples, keys)
-        norms = gradients.norm(dim=-1, keepdim=True)  # [B, 1]
-        # A sample whose gradient is not finite must not show: it counts as if it were not there.
-        gradients = torch.where(norms.isfinite(), gradients, 0.0)
-        factors = self.release.clip / norms.clamp(min=self.release.clip)
-        weights = batch.weight * torch.where(norms.isfinite(), factors, 0.0).squeeze(-1)
+        norms = gradients.norm(dim=-1)  # [B]
+        weights = batch.weight * clipping(norms, self.release.clip)
+        gradients = torch.where(norms.isfinite()[:, None], gradients, 0.0)
         return (values * batch.weight).sum(), weights @ gradients
 
 

@@ -59,6 +59,13 @@ CASES = {
         {"network": {"topology": "base-graph"}, "nodes": 3},
     ),
     "led": ({"name": "led", "lr": 0.1, "local_steps": 3}, {"nodes": 4}),
+    "unequal steps, averaged by a server": (
+        {"name": "vrl-sgd", "lr": 0.1, "local_steps": 3},
+        {
+            "network": SERVER,
+            "node": [{"name": "a", "local_steps": 1}, {"name": "b"}, {"name": "c", "local_steps": 5}],
+        },
+    ),
     "fedavg": ({"name": "fedavg", "lr": 0.1, "local_steps": 3}, {"network": SERVER}),
     "scaffold with cohorts": (
         {"name": "scaffold", "lr": 0.1, "local_steps": 3},

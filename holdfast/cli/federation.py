@@ -21,15 +21,14 @@ from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.relay.switchboard import Switchboard
 from holdfast.engines.deploy.signing import KEY_NAME, make_key, public_key
 from holdfast.engines.deploy.storage.incarnations import Dependencies
-from holdfast.engines.deploy.wire.credentials import (
+from holdfast.engines.deploy.wire.authority import (
     check_request,
-    load_credentials,
     make_authority,
     make_certificates,
     make_request,
-    serial_of,
     sign_request,
 )
+from holdfast.engines.deploy.wire.credentials import load_credentials, serial_of
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.engines.deploy.wire.revocations import Revoked, revoke

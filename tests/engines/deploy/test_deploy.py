@@ -23,7 +23,7 @@ from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.member.template import state_template
 from holdfast.engines.deploy.storage.messages import Header, specs
-from holdfast.engines.deploy.wire.links import WaitLimitError
+from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.experiments.federation import make_federation
 
 SERVER = {"topology": "server"}

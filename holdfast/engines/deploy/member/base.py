@@ -183,7 +183,7 @@ class Member:
                 if credentials.refresh(self.federation.coordinator):
                     self.events.log("certificates reloaded", revoked=len(credentials.revocations.revoked))
                     warned = -math.inf
-                    self.service.drop_revoked()
+                    self.service.gate.drop_revoked()
                     for link in list(self.links.values()):
                         link.drop_if_revoked()
             except (HoldfastError, OSError) as error:

@@ -16,7 +16,7 @@ from rich.table import Table
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data.columns import Columns
-from holdfast.engines.deploy.member.base import WARN_DAYS
+from holdfast.engines.deploy.member.vigil import WARN_DAYS
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.relay.switchboard import Switchboard
 from holdfast.engines.deploy.signing import KEY_NAME, make_key, public_key

@@ -18,10 +18,11 @@ from test_conformance import CASES as ALL_METHODS
 from test_conformance import Case
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.member.base import NetworkThread, Stopped
+from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.member.template import state_template
+from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.storage.messages import Header, specs
 from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.experiments.federation import make_federation

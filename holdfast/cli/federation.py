@@ -100,7 +100,7 @@ def new_federation(
         accept(federation, output)
     print(f"wrote {output}: {len(federation.node)} nodes, fingerprint {shown(federation.id)}")
     print(f"wrote {signature_path(output)}, signed with {certs / KEY_NAME}, the coordinator's key: guard it")
-    print(f"next: holdfast federation try {output}, then holdfast federation certs {output}")
+    print(f"next: holdfast federation try {output}; then every member: federation csr {output} --name NAME")
 
 
 def _problem(data: Path | None, input_shape: str | None, classes: int | None) -> dict[str, Any]:

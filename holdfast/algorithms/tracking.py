@@ -103,6 +103,33 @@ class NETFLEET(Tracking):
         return s._replace(memory=self.optimizer.kept(memory))
 
 
+@ALGORITHMS.register(
+    "flexgt", family="corrected, between neighbours", paper="Huang and Xu 2023 (reconstruction)"
+)
+@dataclass(frozen=True)
+class FlexGT(Tracking):
+    """Gradient tracking with several local steps and several exchanges a round, exact (Huang and Xu 2023)."""
+
+    columnwise: ClassVar[bool] = True
+
+    local_steps: Count = 1  # d1, all along a tracker that follows the node's own gradients
+    exchanges: Count = 1  # d2, of the model and then of the tracker: mixing with W^d2
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        memory = self.optimizer.begin(s.memory, s.x)
+        for _ in range(self.local_steps - 1):
+            direction, memory = self.optimizer.update(s.y, memory, s.x)
+            s = move(s.x - self.lr * direction, s.y, s.g, oracle)
+        direction, memory = self.optimizer.update(s.y, memory, s.x)
+        s = move(self._mix(s.x - self.lr * direction, peers), s.y, s.g, oracle)
+        return s._replace(y=self._mix(s.y, peers), memory=self.optimizer.kept(memory))
+
+    def _mix(self, own: Tensor, peers: Peers) -> Tensor:
+        for _ in range(self.exchanges):
+            own = peers.exchange(own).mixed
+        return own
+
+
 @ALGORITHMS.register("dsgt", family="corrected, between neighbours", paper="Lu et al. 2020 (reconstruction)")
 @dataclass(frozen=True)
 class DSGT(Tracking):

@@ -32,6 +32,7 @@ from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
 from holdfast.engines.deploy.member.privacy import NodePrivacy
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
+from holdfast.engines.deploy.member.recovering import recovering
 from holdfast.engines.deploy.member.statistics import averaged, statistics_like
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier, state_template
 from holdfast.engines.deploy.member.transport import Transport, read
@@ -64,7 +65,7 @@ class Node(Member):
         """Takes part to the end; the model, [d]."""
         self.attend()
         self._restore()
-        return recorded(self, lambda: self.recovering(self._run_on, self._restore))
+        return recorded(self, lambda: recovering(self, self._run_on, self._restore))
 
     def _run_on(self) -> Tensor:
         """From what is saved to the end."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
-from holdfast.core.randomness import cohort
+from holdfast.core.randomness import cohort, poisson_cohort
 from holdfast.core.tree import put_rows, tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.carrier import (
@@ -63,6 +63,7 @@ class Rounds:
         check_fit(method, problem.nodes, network, cohort, channel)
         self.method, self.problem, self.network, self.place = method, problem, network, place
         self.seed, self.cohort_size = seed, problem.nodes if cohort == "all" else cohort
+        self.poisson = isinstance(method, ServerAlgorithm) and method.poisson_cohorts
         self.nodes = place.nodes(network).to(problem.x0.device)
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
@@ -110,14 +111,18 @@ class Rounds:
         """[k]: the clients of the round's cohort that are here; perhaps none."""
         if self.cohort_size == self.problem.nodes:
             return self.nodes
-        chosen = cohort(self.seed, round, self.problem.nodes, self.cohort_size).to(self.nodes.device)
-        return self.place.held(self.nodes, chosen)
+        return self.place.held(self.nodes, self._drawn(round).to(self.nodes.device))
+
+    def _drawn(self, round: int) -> Tensor:
+        """[k]: the round's cohort, here and elsewhere."""
+        draw = poisson_cohort if self.poisson else cohort
+        return draw(self.seed, round, self.problem.nodes, self.cohort_size)
 
     def everybody_asked(self, round: int) -> list[int]:
         """The nodes, here or elsewhere, that take part in the round."""
         if self.cohort_size == self.problem.nodes:
             return list(range(self.problem.nodes))
-        return cohort(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
+        return self._drawn(round).tolist()
 
     def advance(
         self, state: Any, now: Inputs, counters: Counters, gradient: MinibatchGradient | None = None
@@ -180,8 +185,9 @@ class Rounds:
         after, message = method.client(before, answer.arrived, oracle)
         self._note(oracle.losses if takes_part else [])
         sent = carrier.send(message)
-        counters.traffic.count(self.cohort_size, answer.message, answer.wire)
-        counters.traffic.count(self.cohort_size, message, sent.wire)
+        asked = len(self._drawn(now.round)) if self.poisson else self.cohort_size
+        counters.traffic.count(asked, answer.message, answer.wire)
+        counters.traffic.count(asked, message, sent.wire)
         arrived, kept = sent.arrived, (state.clients, slot.sender)
         if takes_part:
             kept = put_rows(kept, places, (after, carrier.slot.sender))

@@ -47,7 +47,7 @@ class PixelConv2d(nn.Conv2d):
         fits = input.ndim == 4 and input.shape[1] == self.in_channels
         if not fits or min(input.shape[2:]) + 2 * int(self.padding[0]) < self.kernel_size[0]:
             return super().forward(input)  # which takes an image without a batch, and complains of others
-        if _is_pushed_forward():
+        if _has_no_rule():
             return super().forward(input)
         height, width = input.shape[2:]
         form = Form(self.kernel_size[0], self.stride[0], int(self.padding[0]), (height, width))
@@ -63,10 +63,11 @@ def is_regular(layer: nn.Conv2d) -> bool:
     return square and plain and int(layer.padding[0]) < layer.kernel_size[0]
 
 
-def _is_pushed_forward() -> bool:
-    """Whether a derivative is taken in forward mode, for which there is no rule here."""
-    levels = torch._C._functorch.get_interpreter_stack() or []
-    return any(level.key() == torch._C._functorch.TransformType.Jvp for level in levels)
+def _has_no_rule() -> bool:
+    """Whether a derivative is taken in forward mode, or samples are stacked within nodes."""
+    kinds = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
+    transform = torch._C._functorch.TransformType
+    return transform.Jvp in kinds or kinds.count(transform.Vmap) > 1
 
 
 class _Outputs(torch.autograd.Function):

@@ -118,6 +118,9 @@ def test_write_report_and_plots(good_run: RunRecord, tmp_path: Path) -> None:
     write_report([good_run], tmp_path / "report.html")
     assert Page((tmp_path / "report.html").read_text(encoding="utf-8")).tables
     write_plots(good_run, tmp_path / "plots")
+    write_report([good_run], tmp_path / "report.html", plots=tmp_path / "beside the report")
+    for path in (tmp_path / "plots").iterdir():
+        assert (tmp_path / "beside the report" / path.name).read_bytes() == path.read_bytes()
     stems = [
         "consensus",
         "network",

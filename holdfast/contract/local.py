@@ -75,7 +75,9 @@ class LocalOptimizer(Hyperparameters, ABC):
         x, memory = start, self.begin(memory, start)
         for _ in range(steps):
             direction, memory = self.update(gradient(x), memory, x)
-            x = x - lr * direction
+            direction = lr * direction  # by the same name, so that the other is freed: models may be large
+            x = x - direction
+            del direction
         return x, self.kept(memory)
 
     def descend_and_track(

@@ -79,8 +79,8 @@ class NodePeers:
         row = weights[[self.node]].toarray()[0]
         mixing = {int(j): float(row[j]) for j in (*received, self.node)}
         like, wire = (_shapes(tree) for tree in (message, sent.wire))
-        files = received | {self.node: own_file}
-        inbox = NodeInbox(like, wire, self.like.device, mixing, list(received), files, channel, self.transport)
+        files, others = received | {self.node: own_file}, list(received)
+        inbox = NodeInbox(like, wire, self.like.device, mixing, others, files, channel, self.transport)
         return self.carrier.from_neighbours(sent, inbox, self)
 
     def coin(self, probability: float) -> bool:

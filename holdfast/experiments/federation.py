@@ -9,15 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from pydantic import Field, PrivateAttr
 from torch import nn
 
 import holdfast
-from holdfast.algorithms import ALGORITHMS, Method
+from holdfast.algorithms import ALGORITHMS, Method, ServerAlgorithm
 from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
+from holdfast.engines.common.dry_run import planned_accesses
 from holdfast.engines.common.fit import check_fit, placed
 from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
@@ -36,6 +38,7 @@ from holdfast.experiments.config import (
 from holdfast.experiments.epochs import LocalEpochs
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
+from holdfast.privacy import DP, Ledger, protection
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 
@@ -157,6 +160,18 @@ class FederationFile(Federation):
         chosen = CHANNELS.build(self.channel.name, self.channel.parameters)
         return placed(chosen, self.method, self.member_network)
 
+    @cached_property
+    def protection(self) -> Ledger | None:
+        if self.problem.private is None:
+            return None
+        planned = planned_accesses(
+            self.method, self.member_network, self.network.cohort, self.rounds, self.seed
+        )
+        size = None if self.problem.batch_size == "full" else self.problem.batch_size
+        ledger = protection(self.problem.private, planned, np.array(self.counts), size)
+        ledger.safe = planned
+        return ledger
+
     @property
     def averages_statistics(self) -> bool:
         return self.problem.buffers == "average"
@@ -188,16 +203,15 @@ class FederationFile(Federation):
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
         if self.problem.private is not None:
-            raise HoldfastError(
-                "problem.private: noise that others can compute from the seed protects nobody, and noise of "
-                "members' own is not built yet; leave it out, or simulate with 'holdfast run'"
-            )
+            self._check_private(self.problem.private)
         if self.problem.weights == "samples" and not all(self.counts):
             missing = self.names[self.counts.index(0)]
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
         if self.member_network.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
-        check_fit(self.method, len(self.node), self.member_network, self.network.cohort, self.wire_channel)
+        self._check_round()
+        cohort = self.network.cohort if self.round is None else self.round.quorum  # or any larger number
+        check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
         if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
         if self.server is not None and not self.member_network.is_server:
@@ -206,6 +220,29 @@ class FederationFile(Federation):
             )
         self._check_membership()
         self._check_reach()
+
+    def _check_private(self, budget: DP) -> None:
+        """Whether the privacy budget covers all that is planned, and nothing else is shown to others."""
+        if not all(self.counts):
+            who = self.names[self.counts.index(0)]
+            raise HoldfastError(f"problem.private: say how many samples {who!r} has, samples = ...")
+        if self.shared_metrics:
+            raise HoldfastError(
+                f"shared_metrics: {self.shared_metrics[0]} is computed from private data without noise; "
+                "leave it out, and look at it at home"
+            )
+        if self.membership is not None and budget.noise_multiplier is None:
+            raise HoldfastError(
+                "problem.private: members may change, so the noise cannot be found from their data; give "
+                "noise_multiplier. Each member stops when its budget is spent"
+            )
+        plan = self.protection
+        assert plan is not None
+        if self.epoch == 0 and (planned := plan.epsilon_of(plan.safe)) > budget.epsilon:
+            raise HoldfastError(
+                f"problem.private: {self.rounds} rounds with noise_multiplier = {plan.multiplier:g} spend "
+                f"epsilon {planned:.4g} of {budget.epsilon:g}; take fewer rounds, or more noise"
+            )
 
     def _check_reach(self) -> None:
         """Whether everybody who is asked for something can be: at an address, or through the relay."""
@@ -221,6 +258,27 @@ class FederationFile(Federation):
                 raise HoldfastError(
                     f"{member.name}: others have to reach it; give its address, host:port, or a [relay]"
                 )
+
+    def _check_round(self) -> None:
+        """Whether some may be late, if the file says so."""
+        if self.round is None:
+            return
+        method, quorum = self.method, self.round.quorum
+        if not isinstance(method, ServerAlgorithm) or not method.allows_late:
+            why = "needs a message of every node in every round"
+            if isinstance(method, ServerAlgorithm) and method.allows_cohorts:
+                why = "forgets whoever is late, and leans towards those who never are"
+            made: dict[str, Any] = {name: ALGORITHMS[name] for name in ALGORITHMS}
+            able = sorted(name for name, method_class in made.items() if method_class.allows_late)
+            raise HoldfastError(
+                f"round: {self.algorithm.name} {why}; leave [round] out, or choose one of {', '.join(able)}"
+            )
+        if quorum > self.cohort:
+            raise HoldfastError(f"round.quorum: should be at most the cohort's {self.cohort}, got {quorum}")
+        if self.round.deadline >= self.limits.wait:
+            raise HoldfastError("round.deadline: should be less than limits.wait, after which members stop")
+        if self.membership is not None and quorum > self.membership.minimum:
+            raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
 
     def _check_membership(self) -> None:
         """Whether members may change, if the file says so."""

@@ -17,6 +17,7 @@ from holdfast.contract import Channel, Method, ServerAlgorithm
 from holdfast.core.errors import unknown
 from holdfast.core.validation import Count, Positive, Section, Seed, Whole
 from holdfast.engines.deploy.own_model import OwnModel
+from holdfast.privacy import Ledger
 from holdfast.topology import Network
 
 SLOWEST = 2**17  # bytes per second below which a line is too slow for a message
@@ -78,6 +79,13 @@ class MembershipConfig(Section):
     minimum: Count = 2  # nodes; with fewer they do not go on
 
 
+class RoundConfig(Section):
+    """When a server that leads goes on without those whose answers are late; all agree on it."""
+
+    quorum: Count  # answers without which it never goes on
+    deadline: Annotated[Positive, BeforeValidator(_seconds)]  # seconds of a round that everybody has
+
+
 class RelayConfig(MemberConfig):
     """Through which members talk that cannot dial one another. It passes on what it cannot read."""
 
@@ -98,6 +106,7 @@ class Federation(Section, ABC):
     evaluate_every: Count = 1  # rounds between measurements at home
     shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
     limits: LimitsConfig = LimitsConfig()
+    round: RoundConfig | None = None  # None: the whole cohort is waited for
     membership: MembershipConfig | None = None  # None: the members are those of the file, for good
     server: MemberConfig | None = None
     relay: RelayConfig | None = None
@@ -140,6 +149,11 @@ class Federation(Section, ABC):
     @abstractmethod
     def cohort(self) -> int:
         """Clients that take part in a round."""
+
+    @property
+    @abstractmethod
+    def protection(self) -> Ledger | None:
+        """The privacy budget and the noise with which all rounds stay within it; None: there is none."""
 
     @property
     @abstractmethod

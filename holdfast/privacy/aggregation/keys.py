@@ -59,7 +59,7 @@ class Secrets:
         return keystream(self._derive(b"shares"), size)
 
     def _derive(self, use: bytes) -> bytes:
-        return _derived(self._root, self.context, use)
+        return derived(self._root, self.context, use)
 
 
 def public(private: bytes) -> bytes:
@@ -81,7 +81,7 @@ def agreed(private: bytes, other: bytes, context: bytes, use: bytes) -> bytes:
     except ValueError:
         raise HoldfastError("a public key that X25519 does not accept") from None
     first, second = sorted((public(private), other))
-    return _derived(secret, context, use + first + second)
+    return derived(secret, context, use + first + second)
 
 
 def seal(key: bytes, text: bytes, context: bytes) -> bytes:
@@ -108,6 +108,7 @@ def keystream(seed: bytes, size: int) -> bytes:
     return Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(size))
 
 
-def _derived(secret: bytes, context: bytes, use: bytes) -> bytes:
+def derived(secret: bytes, context: bytes, use: bytes) -> bytes:
+    """A key for one ``use``, from which ``secret`` cannot be found."""
     info = b"holdfast secure aggregation 1\0" + use + b"\0" + context
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)

@@ -50,6 +50,8 @@ class Replay:
             raise NotReplayableError("nodes take unequal numbers of local steps")
         if now.poisson:
             raise NotReplayableError("how many clients take part differs from round to round")
+        if now.recorded is not None:
+            raise NotReplayableError("recorded cohorts differ in size")
         if now.cohort_size < now.problem.nodes and len(now.nodes) < now.problem.nodes:
             raise NotReplayableError("how many clients of a cohort are on a rank differs from round to round")
         self.rounds = now

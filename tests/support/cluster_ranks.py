@@ -24,9 +24,11 @@ from holdfast.engines.cluster.placement import place
 from holdfast.engines.cluster.ranks import LIMIT, Ranks
 from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
+from holdfast.privacy.messages import PrivateMessages
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
+from holdfast.problem.private import Release, counted_noise
 from holdfast.problem.problem import Problem
 from holdfast.topology import Network, server
 from holdfast.topology.graphs import erdos_renyi
@@ -95,6 +97,10 @@ def other_problems() -> list[Task]:
     ]
     problems += [Task(f"cohort of 2 {m}", m, server(7), "samples", cohort=2) for m in cohorts]
     recorded = [[0, 3, 6], [2], [1, 2, 3, 4, 5, 6], [0, 1]] * 3
+    problems += [Task("local-gecl, private", cases[2][1], graph, "private")]
+    nodes = hf.NodeDP(epsilon=9.0, delta=1e-3, clip=0.1, cohorts="poisson")
+    noised = PrivateMessages(cohorts[1], nodes, 1.0, 2, 7)
+    problems += [Task("fedavg, private nodes in Poisson cohorts", noised, server(7), "samples", cohort=2)]
     problems += [Task("recorded cohorts", cohorts[0], server(7), "samples", cohort=recorded)]
     return problems
 
@@ -121,6 +127,9 @@ def make_problem(name: str, nodes: int, here: np.ndarray | None = None) -> Probl
     data, model = _samples(nodes)
     flat = FlatModel(model, torch.device("cpu"), torch.float64)
     held = data if here is None else data.hold(here)
+    if name == "private":
+        own = ModelProblem(flat, CrossEntropy(), held, batch_size=2, sampling="poisson", seed=7)
+        return own.protected(Release(1.0, 1.0, counted_noise(7)))
     return ModelProblem(flat, CrossEntropy(), held, batch_size=16, seed=7)
 
 

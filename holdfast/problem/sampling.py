@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from scipy.special import pdtrc
+from scipy.special import bdtrc, pdtrc
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
@@ -145,7 +145,7 @@ class Poisson:
         self.counts, self.size = counts, batch_size
         self.shuffle: Shuffle = partial(shuffled, seed)
         self.longest = int(counts.max())
-        self.width = min(self.longest, rows_for(batch_size))
+        self.width = min(self.longest, rows_for(batch_size, self.longest))
 
     def draw(self, nodes: Tensor, round: Word, step: Word) -> Drawn:
         counts = self.counts.index_select(0, nodes)
@@ -166,10 +166,12 @@ def drawn_by(shuffle: Shuffle, draws: Sampling | None) -> Sampling | None:
     return twin
 
 
-def rows_for(mean: int) -> int:
-    """The smallest number that a Poisson variable of ``mean`` exceeds less often than ``OVERFLOW``.
+def rows_for(mean: int, samples: int | None = None) -> int:
+    """The smallest number that a Poisson sample of that ``mean`` size exceeds less often than ``OVERFLOW``.
 
-    A binomial variable of that mean has a thinner tail.
+    It is drawn from at most so many ``samples``; None: from any number, of which a Poisson variable is the
+    limit. Of fewer samples, sizes vary less.
     """
     numbers = np.arange(mean, 3 * mean + 100)
-    return int(numbers[np.argmax(pdtrc(numbers, mean) < OVERFLOW)])
+    tail = pdtrc(numbers, mean) if samples is None else bdtrc(numbers, samples, mean / samples)
+    return int(numbers[np.argmax(tail < OVERFLOW)])

@@ -132,6 +132,9 @@ def test_there_are_rows_for_all_but_the_rarest_draws() -> None:
 
     for mean in (1, 32, 500):
         assert binom(10 * mean, 0.1).sf(rows_for(mean)) < OVERFLOW
+        width = rows_for(mean, 10 * mean)
+        assert binom(10 * mean, 0.1).sf(width) < OVERFLOW <= binom(10 * mean, 0.1).sf(width - 1)
+    assert Poisson(0, torch.tensor([100, 142]), 32).width == 70  # of any number of samples, 79
     assert Poisson(0, torch.tensor([40]), 32).width == 40  # never more than there are samples
 
 

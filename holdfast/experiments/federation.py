@@ -38,7 +38,7 @@ from holdfast.experiments.protecting import check_private_federation, federation
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
 from holdfast.privacy import Ledger
-from holdfast.privacy.aggregation.client import default_threshold
+from holdfast.privacy.aggregation.shares import default_threshold
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 

@@ -23,7 +23,7 @@ from holdfast.engines.common.carrier import (
     server_slot,
 )
 from holdfast.engines.common.counters import Counters
-from holdfast.engines.common.fit import Cohorts, check_fit, placed
+from holdfast.engines.common.fit import Cohorts, StepsTaken, check_fit, check_steps, placed
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
@@ -60,9 +60,12 @@ class Rounds:
         cohort: Cohort | Cohorts = "all",
         place: Place = HERE,
         channel: Channel = IDENTITY,
+        steps: StepsTaken | None = None,
     ) -> None:
+        check_steps(method, problem.nodes, steps)
         check_fit(method, problem.nodes, network, cohort, channel)
         self.method, self.problem, self.network, self.place = method, problem, network, place
+        self.steps = steps
         self.seed, self.recorded = seed, None if isinstance(cohort, int | str) else cohort
         # Of recorded cohorts, the largest.
         self.cohort_size = max(map(len, self.recorded)) if self.recorded else self._drawn(cohort)
@@ -226,6 +229,8 @@ class Rounds:
         guard, work = self.place.guard(counts), counters.work
         oracle = BatchOracle(self.problem, nodes, self.seed, round, work, chances, gradient, guard)
         oracle.accesses = counters.accesses
+        if self.steps is not None and round < len(self.steps):
+            oracle.limits = self.steps[round].__getitem__
         return oracle
 
     def _carrier(

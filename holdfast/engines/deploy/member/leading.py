@@ -53,7 +53,7 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
             came = [server.arrivals[server.due.key][name].content]
             server.tally.add(name, server.stage, sent=[published.header.content], received=came)
         if server.quorum is not None:
-            server.insist(partial(server.cohorts.add, r + 1, takers))
+            server.insist(partial(server.cohorts.add, r + 1, " ".join(takers)))
             left_out = len(server.due.names) - len(takers)
             server.metrics = {"answers": float(len(takers)), "left_out": float(left_out)}
         server.save_round(r + 1, carried(state, memory))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -67,8 +67,7 @@ class Rounds:
         self.method, self.problem, self.network, self.place = method, problem, network, place
         self.steps = steps
         self.seed, self.recorded = seed, None if isinstance(cohort, int | str) else cohort
-        # Of recorded cohorts, the largest.
-        self.cohort_size = max(map(len, self.recorded)) if self.recorded else self._drawn(cohort)
+        self.cohort_size = cohort if isinstance(cohort, int) else problem.nodes  # recorded ones: at most
         self.nodes = place.nodes(network).to(problem.x0.device)
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
@@ -129,8 +128,11 @@ class Rounds:
             return list(range(self.problem.nodes))
         return cohort(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
 
-    def _drawn(self, cohort: Any) -> int:
-        return self.problem.nodes if cohort == "all" else int(cohort)
+    def _steps_taken(self, round: int, node: int) -> int:
+        assert self.steps is not None
+        if round >= len(self.steps):
+            raise HoldfastError(f"steps: recorded for {len(self.steps)} rounds, and this is one more")
+        return self.steps[round][node]
 
     def advance(
         self, state: Any, now: Inputs, counters: Counters, gradient: MinibatchGradient | None = None
@@ -229,8 +231,8 @@ class Rounds:
         guard, work = self.place.guard(counts), counters.work
         oracle = BatchOracle(self.problem, nodes, self.seed, round, work, chances, gradient, guard)
         oracle.accesses = counters.accesses
-        if self.steps is not None and round < len(self.steps):
-            oracle.limits = self.steps[round].__getitem__
+        if self.steps is not None:
+            oracle.limits = partial(self._steps_taken, round)
         return oracle
 
     def _carrier(

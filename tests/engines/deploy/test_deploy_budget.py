@@ -54,8 +54,10 @@ def test_as_many_steps_as_fit_at_the_pace_of_the_round_before(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("algorithm", "network"),
-    [({"name": "local-gecl"}, {"topology": "ring"}), ({"name": "vrl-sgd"}, {"topology": "server"})],
-    ids=["graph", "server"],
+    [
+        pytest.param({"name": "local-gecl"}, {"topology": "ring"}, id="graph", marks=pytest.mark.slow),
+        pytest.param({"name": "vrl-sgd"}, {"topology": "server"}, id="server"),
+    ],
 )
 def test_the_simulator_follows_with_the_recorded_steps(
     algorithm: dict[str, Any], network: dict[str, Any], tmp_path: Path

@@ -176,7 +176,7 @@ def _changes(federation: FederationFile) -> list[str]:
 
 def _duration(federation: FederationFile) -> list[str]:
     late = []
-    if (rule := federation.round) is not None:
+    if (rule := federation.round) is not None and rule.deadline is not None:
         late = [
             f"After {rule.deadline:g} s of a round, the server goes on with {rule.quorum} answers or more. "
             "What comes later is received, but does not count."

@@ -202,7 +202,8 @@ class FederationFile(Federation):
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
         self._check_round()
         self._check_aggregation()
-        cohort = self.network.cohort if self.round is None else self.round.quorum  # or any larger number
+        quorum = None if self.round is None else self.round.quorum
+        cohort = self.network.cohort if quorum is None else quorum  # or any larger number
         check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
         if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
@@ -229,10 +230,19 @@ class FederationFile(Federation):
                 )
 
     def _check_round(self) -> None:
-        """Whether some may be late, if the file says so."""
+        """Whether some may be late or do less, if the file says so."""
         if self.round is None:
             return
-        method, quorum = self.method, self.round.quorum
+        method, quorum, deadline = self.method, self.round.quorum, self.round.deadline
+        if (quorum is None) != (deadline is None):
+            raise HoldfastError("round: quorum and deadline go together; give both, or neither")
+        if self.round.budget is not None:
+            if "local_steps" not in vars(method):
+                raise HoldfastError(f"round.budget: {self.algorithm.name} takes no local_steps; leave it out")
+            if why := method.why_equal_steps:
+                raise HoldfastError(f"round.budget: all nodes have to take as many local steps, as {why}")
+        if quorum is None or deadline is None:
+            return
         if not isinstance(method, ServerAlgorithm) or not method.allows_late:
             why = "needs a message of every node in every round"
             if isinstance(method, ServerAlgorithm) and method.allows_cohorts:
@@ -240,11 +250,11 @@ class FederationFile(Federation):
             made: dict[str, Any] = {name: ALGORITHMS[name] for name in ALGORITHMS}
             able = sorted(name for name, method_class in made.items() if method_class.allows_late)
             raise HoldfastError(
-                f"round: {self.algorithm.name} {why}; leave [round] out, or choose one of {', '.join(able)}"
+                f"round: {self.algorithm.name} {why}; leave out the quorum, or choose {', '.join(able)}"
             )
         if quorum > self.cohort:
             raise HoldfastError(f"round.quorum: should be at most the cohort's {self.cohort}, got {quorum}")
-        if self.round.deadline >= self.limits.wait:
+        if deadline >= self.limits.wait:
             raise HoldfastError("round.deadline: should be less than limits.wait, after which members stop")
         if self.membership is not None and quorum > self.membership.minimum:
             raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
@@ -267,7 +277,7 @@ class FederationFile(Federation):
             why = f"among {cohort} clients a sum hides nothing; it takes 3 or more in every round"
         elif not cohort / 2 < threshold <= cohort:
             why = f"threshold = {threshold} of {cohort} clients; expected more than half"
-        elif self.round is not None and self.round.quorum < threshold:
+        elif self.round is not None and self.round.quorum is not None and self.round.quorum < threshold:
             why = f"round.quorum = {self.round.quorum} is less than its threshold of {threshold}"
         if why:
             raise HoldfastError(f"aggregation: {why}")

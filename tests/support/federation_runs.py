@@ -89,8 +89,12 @@ def make_data(node: int, shape: tuple[int, ...] = (SHAPE,), samples: int = SAMPL
     )
 
 
-def simulate(federation: FederationFile, cohorts: list[list[int]] | None = None) -> Simulation:
-    """The simulator on the same federation, run to its end; with recorded ``cohorts``, if given."""
+def simulate(
+    federation: FederationFile,
+    cohorts: list[list[int]] | None = None,
+    steps: list[list[int]] | None = None,
+) -> Simulation:
+    """The simulator on the same federation, run to its end; with recorded cohorts and steps, if given."""
     shape = tuple(federation.problem.input_shape)
     data = [make_data(i, shape) for i in range(len(federation.node))]
     problem = federation.problem
@@ -110,6 +114,7 @@ def simulate(federation: FederationFile, cohorts: list[list[int]] | None = None)
         seed=federation.seed,
         cohort=cohorts or cohort or "all",
         channel=federation.wire_channel,
+        steps=steps,
     )
     for _ in range(federation.rounds):
         simulation.step()

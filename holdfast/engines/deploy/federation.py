@@ -80,10 +80,14 @@ class MembershipConfig(Section):
 
 
 class RoundConfig(Section):
-    """When a server that leads goes on without those whose answers are late; all agree on it."""
+    """How long a round may take; all agree on it."""
 
-    quorum: Count  # answers without which it never goes on
-    deadline: Annotated[Positive, BeforeValidator(_seconds)]  # seconds of a round that everybody has
+    # Whether a server that leads goes on without those who are late: seconds of a round that everybody has,
+    # and answers without which it never goes on.
+    deadline: Annotated[Positive | None, BeforeValidator(_seconds)] = None
+    quorum: Count | None = None
+    # Seconds in which a node takes as many of its local steps as fit, see ``Pace``; None: all of them.
+    budget: Annotated[Positive | None, BeforeValidator(_seconds)] = None
 
 
 class AggregationConfig(Section):

@@ -17,8 +17,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.carrier import apart
 from holdfast.engines.deploy.member.aggregating import ANNOUNCED, DEALT, MASKED, REVEALED, secrets_for
 from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.storage.cohorts import read_cohorts
 from holdfast.engines.deploy.storage.results import read_model
+from holdfast.engines.deploy.storage.round_records import read_cohorts
 from holdfast.experiments.federation import make_federation
 from holdfast.experiments.sites import initial_model
 

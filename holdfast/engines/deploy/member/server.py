@@ -30,9 +30,9 @@ from holdfast.engines.deploy.member.recording import record_round, recorded, wri
 from holdfast.engines.deploy.member.recovering import recovering
 from holdfast.engines.deploy.member.template import new_carrier
 from holdfast.engines.deploy.member.transport import add_to
-from holdfast.engines.deploy.storage.cohorts import Cohorts
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
+from holdfast.engines.deploy.storage.round_records import RoundRecord
 from holdfast.engines.deploy.storage.store import message_key, message_name, remove
 from holdfast.engines.deploy.storage.tally import ForgedError
 from holdfast.engines.deploy.wire.dialling import Wait, WaitLimitError
@@ -58,7 +58,7 @@ class Server(Member):
         self.service.submissions = self
         self.arrivals: dict[Key, dict[str, Arrival]] = {}
         self.quorum: Quorum | None = None
-        self.cohorts = Cohorts(folder)
+        self.cohorts = RoundRecord(folder / "cohorts.csv", "clients")
         self.schedule = Schedule(federation, model)
         self.last = self.schedule.last
         self._restore()
@@ -71,8 +71,9 @@ class Server(Member):
         self.due = self.schedule.after(self.done, [key[:2] for key in self.outbox.messages])
         self.stage = self.due.key[0]
         self.outbox.lost.clear()  # computed again from the state, or from the clients' messages
-        if self.federation.round is not None:
-            self.quorum = Quorum(self, self.federation.round)
+        rule = self.federation.round
+        if rule is not None and rule.quorum is not None and rule.deadline is not None:
+            self.quorum = Quorum(self, rule.quorum, rule.deadline)
         if self.keeps_cohorts:
             self.cohorts.keep(self.done)
         for path in self.store.received():
@@ -229,10 +230,13 @@ class Server(Member):
     @property
     def keeps_cohorts(self) -> bool:
         """Whether who took part in a round cannot be told from the file alone."""
-        return self.federation.round is not None or self.federation.aggregation is not None
+        return self.quorum is not None or self.federation.aggregation is not None
 
     def counted(self, sender: str, round: int) -> bool:
-        return self.federation.aggregation is not None and self.cohorts.has(round, sender)
+        return (
+            self.federation.aggregation is not None
+            and sender in self.cohorts.lines().get(round, [""])[0].split()
+        )
 
     def takers(self) -> list[str]:
         """Whose messages count in the exchange that is due."""
@@ -264,7 +268,7 @@ class Server(Member):
                         f"waited for {', '.join(sorted(missing))} as long as limits.wait allows. Everything "
                         "is saved: start the same command again to go on"
                     )
-                left = begun + self.quorum.rule.deadline - time.monotonic() if self.quorum else 1.0
+                left = begun + self.quorum.deadline - time.monotonic() if self.quorum else 1.0
                 await self.outbox.changed(left if 0 < left < 1.0 else 1.0)
         finally:
             self.waits.clear()

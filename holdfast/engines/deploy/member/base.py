@@ -18,7 +18,6 @@ from holdfast.engines.deploy.member.joining import epoch_notes
 from holdfast.engines.deploy.member.keeper import EpochChanged
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
 from holdfast.engines.deploy.member.standing import status_of
-from holdfast.engines.deploy.member.vigil import watch_certificates
 from holdfast.engines.deploy.member.waiting import Waiting
 from holdfast.engines.deploy.member.ways import Ways
 from holdfast.engines.deploy.ops.audit import AuditLog
@@ -34,6 +33,7 @@ from holdfast.engines.deploy.storage.tally import Tally
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import bind_address
 from holdfast.engines.deploy.wire.service import Service
+from holdfast.engines.deploy.wire.vigil import watch_certificates
 
 T = TypeVar("T")
 
@@ -249,7 +249,7 @@ class Member:
             self.done = saved.header.round
             self.dependencies.add(saved.header.depends_on)
         self._clock_start = time.monotonic() - self.costs.seconds
-        self.record.keep(upto=self.done if saved is not None else -1)
+        self.record.keep(upto=self.done if saved is not None else self.federation.first_round - 1)
 
     def save(self, done: int, state: Any, **notes: Any) -> None:
         """Writes down the state after ``done`` rounds, as soon as there is room."""
@@ -260,7 +260,8 @@ class Member:
         notes["audit"] = self.insist(self.trail.sync)
         self._finite(lambda: self.store.save_state(done, state, notes, known))
         limits = self.federation.limits
-        self.insist(lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots))
+        if self.keeper is None:  # else models are kept, to which all go back together
+            self.insist(lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots))
         self.done = done
         self.costs.saving += time.monotonic() - before
 

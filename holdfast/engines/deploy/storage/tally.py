@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.engines.deploy.storage.messages import UNSEALED, Digest, Number
 
 KEPT = 4  # rounds that are remembered; the ends of a link are at most two apart, unless it is sporadic
@@ -22,6 +22,8 @@ KEPT = 4  # rounds that are remembered; the ends of a link are at most two apart
 
 class ForgedError(HoldfastError):
     """Somebody served other messages in a member's name: both ends stop."""
+
+    exit_code = REFUSED
 
 
 class Passed(BaseModel):

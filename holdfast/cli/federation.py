@@ -20,15 +20,14 @@ from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.relay.switchboard import Switchboard, members_scope
 from holdfast.engines.deploy.signing import KEY_NAME, make_key, public_key
 from holdfast.engines.deploy.storage.incarnations import Dependencies
-from holdfast.engines.deploy.wire.credentials import (
+from holdfast.engines.deploy.wire.authority import (
     check_request,
-    load_credentials,
     make_authority,
     make_certificates,
     make_request,
-    serial_of,
     sign_request,
 )
+from holdfast.engines.deploy.wire.credentials import load_credentials, serial_of
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.engines.deploy.wire.revocations import Revoked, revoke
@@ -101,7 +100,7 @@ def new_federation(
         accept(federation, output)
     print(f"wrote {output}: {len(federation.node)} nodes, fingerprint {shown(federation.id)}")
     print(f"wrote {signature_path(output)}, signed with {certs / KEY_NAME}, the coordinator's key: guard it")
-    print(f"next: holdfast federation try {output}, then holdfast federation certs {output}")
+    print(f"next: holdfast federation try {output}; then every member: federation csr {output} --name NAME")
 
 
 def _problem(data: Path | None, input_shape: str | None, classes: int | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -75,7 +76,9 @@ class FederationFile(Federation):
         common = self.model_dump(exclude={"limits", "server", "relay", "node"})
         common["version"] = holdfast.__version__
         common["start"] = "" if self._start_file is None else digest_of(self._start_file)
-        common["members"] = [[node.name, node.samples] for node in self.node]
+        common["members"] = [
+            [node.name, node.samples, *([node.local_steps] if node.local_steps else [])] for node in self.node
+        ]
         if self.server is not None:
             common["server"] = self.server.name
         else:  # a topology may depend on chance, on a library's version, or on a file of each site
@@ -119,12 +122,23 @@ class FederationFile(Federation):
         if method.names_parts:
             trained = [(name, p.numel()) for name, p in self.module().named_parameters() if p.requires_grad]
             method = method.for_model(dict(trained))
+        if any(node.local_steps for node in self.node):
+            method = self._with_own_steps(method)
         if (epochs := self.algorithm.local_epochs) is None:
             return method
         if not all(self.counts):
             who = self.names[self.counts.index(0)]
             raise HoldfastError(f"algorithm.local_epochs: say how many samples {who!r} has, samples = ...")
         return LocalEpochs(epochs, self.counts, self.problem.batch_size).of(method)
+
+    def _with_own_steps(self, method: Method) -> Method:
+        """``method`` where nodes take different numbers of local steps."""
+        common = vars(method).get("local_steps")
+        if not isinstance(common, int):
+            name = type(method).__name__
+            raise HoldfastError(f"node.local_steps: {name} takes none, so leave it out at all nodes")
+        own: dict[str, Any] = {"local_steps": tuple(node.local_steps or common for node in self.node)}
+        return replace(method, **own)
 
     @property
     def loss(self) -> Loss:
@@ -177,6 +191,8 @@ class FederationFile(Federation):
         _ = self.loss  # complains about its parameters
         if self._start_file is not None:
             read_start(self._start_file)  # complains about what is no model
+        if not isinstance(self.algorithm.parameters.get("local_steps", 1), int):
+            raise HoldfastError("algorithm.local_steps: one number; a node's own stands in its [[node]]")
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
         if self.problem.private is not None:

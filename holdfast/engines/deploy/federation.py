@@ -56,6 +56,7 @@ class NodeConfig(MemberConfig):
     """A node with data of its own. Behind a server it needs no address: it dials out."""
 
     samples: Count | None = None  # how many it has; needed by weights = "samples"
+    local_steps: Count | None = None  # in a round; None: as many as the algorithm's
 
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

@@ -169,7 +169,7 @@ class Member:
             self.network.close()
 
     def _drop_revoked(self) -> None:
-        self.service.drop_revoked()
+        self.service.gate.drop_revoked()
         self.ways.drop_revoked()
 
     async def _close(self) -> None:

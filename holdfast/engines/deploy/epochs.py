@@ -9,7 +9,7 @@ from the members' models at the border.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -118,9 +118,13 @@ def first_epoch(federation: Federation) -> Epoch:
 
 
 def next_epoch(
-    now: Epoch, standing: Mapping[str, Standing], lost: Collection[str], order: Order | None
+    now: Epoch,
+    standing: Mapping[str, Standing],
+    lost: Collection[str],
+    order: Order | None,
+    returning: Sequence[NodeConfig] = (),
 ) -> Epoch | None:
-    """What follows ``now`` without the ``lost`` ones, and with what is ordered.
+    """What follows ``now`` without the ``lost`` ones, with those who are back, and with what is ordered.
 
     ``standing``: of those who were heard of. The border is the last round that all who stay have finished, or
     the one that they are ordered to go back to.
@@ -128,8 +132,9 @@ def next_epoch(
     it knows how far it is.
     """
     removed = {order.name} if order is not None and order.change == "remove" else set()
-    newcomer = None if order is None else order.newcomer
-    fresh = set() if newcomer is None else {newcomer.name}
+    newcomers = [] if order is None or order.newcomer is None else [order.newcomer]
+    newcomers += [node for node in returning if order is None or node.name != order.name]
+    fresh = {node.name for node in newcomers}
     staying = [node for node in now.nodes if node.name not in removed | fresh | set(lost)]
     if any(node.name not in standing for node in staying):
         return None
@@ -138,10 +143,8 @@ def next_epoch(
         return None
     first = min(newest) if order is None or order.to is None else order.to
     fresh |= {name for name, its in known.items() if first not in its.rounds}
-    nodes = staying
-    if newcomer is not None:  # who is replaced keeps its place
-        places = {name: i for i, name in enumerate(now.names)}
-        nodes = sorted([*staying, newcomer], key=lambda node: places.get(node.name, len(places)))
+    places = {name: i for i, name in enumerate(now.names)}  # who is replaced keeps its own
+    nodes = sorted([*staying, *newcomers], key=lambda node: places.get(node.name, len(places)))
     joined = [node.name for node in nodes if node.name in fresh]
     if len(joined) == len(nodes):
         return None
@@ -155,16 +158,27 @@ def next_epoch(
     )
 
 
-def led_epoch(now: Epoch, first: int, lost: Collection[str], order: Order | None) -> Epoch:
+def led_epoch(
+    now: Epoch,
+    first: int,
+    lost: Collection[str],
+    order: Order | None,
+    returning: Sequence[NodeConfig] = (),
+) -> Epoch:
     """What follows ``now`` where a server holds the model: nodes have nothing of their own to go on from."""
     everybody = {node.name: Standing(incarnation="0" * 16, oldest=first, newest=first) for node in now.nodes}
-    after = next_epoch(now, everybody, lost, order)
+    after = next_epoch(now, everybody, lost, order, returning)
     assert after is not None
     return after.model_copy(update={"incarnations": {}})
 
 
-def check_change(now: Epoch, after: Epoch, membership: MembershipConfig) -> None:
-    """Refuses an epoch that does not follow from ``now`` by an order, or by leaving out who was lost."""
+def check_change(
+    now: Epoch, after: Epoch, membership: MembershipConfig, former: Collection[str] = ()
+) -> None:
+    """Refuses an epoch that does not follow from ``now`` by an order, or as the file allows.
+
+    It may allow to leave out who was lost, and to take in ``former`` members that nobody has ordered away.
+    """
     names, order = after.names, after.order
     follows = after.first >= now.first if order is None or order.to is None else after.first == order.to
     if after.number != now.number + 1 or not follows:
@@ -175,7 +189,8 @@ def check_change(now: Epoch, after: Epoch, membership: MembershipConfig) -> None
         raise HoldfastError(f"epoch {after.number}: its order is for epoch {order.epoch}")
     ordered = {order.name} if order is not None else set()
     adds = ordered if order is not None and order.change == "add" else set()
-    if added := sorted(set(names) - set(now.names) - adds):
+    back = set(former) & set(after.joined) if membership.rejoin else set()
+    if added := sorted(set(names) - set(now.names) - adds - back):
         raise HoldfastError(f"epoch {after.number}: nobody has ordered {added[0]!r} to be added")
     lost = set(now.names) - set(names) - ordered
     if lost and membership.remove_after is None:

@@ -16,7 +16,7 @@ import grpc
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.agreement import Decision, Proposal, is_majority
 from holdfast.engines.deploy.epochs import Epoch, Order, led_epoch
-from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.federation import Federation, NodeConfig
 from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.member.reach import Reach
 from holdfast.engines.deploy.member.voter import Voter
@@ -58,6 +58,7 @@ class Keeper:
         self.member: Member | None = None
         self.problem = ""  # why it does not take part
         self.broken: set[str] = set()  # whose files are beyond repair: they can go on in another epoch only
+        self.returning: dict[str, float] = {}  # former members, and when each last asked to be let in
         self.mended = -1  # the epoch that was begun because this member's files were
         after = self.voter.rules.remove_after
         self.pause = LONGEST_PAUSE if after is None else min(after / 5, LONGEST_PAUSE)
@@ -132,6 +133,8 @@ class Keeper:
             reply = self.voter.answer(who, word)
             if word.broken and word.epoch == reply.epoch and reply.known == word.incarnation:
                 self.broken.add(who)
+            if word.incarnation and word.epoch == reply.epoch and who in self.voter.former:
+                self.returning[who] = self.now
             return reply.model_dump_json().encode()
         except (HoldfastError, TimeoutError) as error:
             self.events.complain("refused", peer=who[:80] or "somebody", reason=str(error))
@@ -185,8 +188,7 @@ class Keeper:
                     know_us.add(name)
                 elif reply.known and not voter.ledger.memory.registered:
                     self._explain(
-                        f"{self.name} has lost its folder ({name} knows another): the coordinator has to run "
-                        "'holdfast federation replace' for it"
+                        f"{self.name} has lost its folder ({name} knows another): {self._way_in('replace')}"
                     )
             voter.consider(reply.order)
             for decision in reply.decisions:
@@ -194,10 +196,13 @@ class Keeper:
         if voter.epoch.number == word.epoch and is_majority(know_us, voter.voters):
             voter.ledger.remember(registered=True)
         if self.name not in voter.epoch.names and not voter.serves:
-            self._explain(
-                f"{self.name} is not a member in epoch {voter.epoch.number}: the coordinator has to run "
-                "'holdfast federation add' for it"
-            )
+            self._explain(f"{self.name} is not a member in epoch {voter.epoch.number}: {self._way_in('add')}")
+
+    def _way_in(self, change: str) -> str:
+        ordered = f"the coordinator has to run 'holdfast federation {change}' for it"
+        if not self.voter.rules.rejoin:
+            return ordered
+        return f"others take it in once they have left out the old one (membership.rejoin), or {ordered}"
 
     def look_for_order(self) -> None:
         """The file ``membership/order.json``, which the member's people have put there."""
@@ -217,7 +222,9 @@ class Keeper:
         if decision.epoch.number != self.voter.epoch.number + 1:
             return
         self.voter.learn(decision)
-        self.began, self.due_since, self.problem, self.broken = self.now, None, "", set()
+        self.began, self.due_since, self.problem = self.now, None, ""
+        self.broken.clear()
+        self.returning.clear()
         if self.member is not None:
             self.member.give_up(EpochChanged())
 
@@ -229,11 +236,21 @@ class Keeper:
         They cannot go on without one that is lost, or whose files are beyond repair.
         """
         voter, member = self.voter, self.member
-        if voter.pending or voter.order is not None or self.broken & set(voter.epoch.names + voter.voters):
+        if voter.pending or voter.order is not None or self._back():
+            return True
+        if self.broken & {*voter.epoch.names, *voter.voters}:
             return True
         return member is not None and any(
             self.lost(name) and member.awaits(name) for name in voter.epoch.names
         )
+
+    def _back(self) -> list[NodeConfig]:
+        """Former members that ask to be let in, where that is allowed without an order."""
+        if not self.voter.rules.rejoin:
+            return []
+        recent = self.now - TURN * self.pause
+        here = [name for name, when in self.returning.items() if when > recent]
+        return [node for name, node in self.voter.former.items() if name in here]
 
     async def _act(self) -> None:
         """Proposes the next epoch if one is due, and it is this member's turn."""
@@ -255,7 +272,7 @@ class Keeper:
             if reply.vote is not None and reply.standing is not None:
                 proposal.promised(name, reply.vote, reply.standing)
         lost = {name for name in epoch.names if self.lost(name)}
-        value = self._of_server(lost) if voter.serves else proposal.fix(lost, voter.order)
+        value = self._of_server(lost) if voter.serves else proposal.fix(lost, voter.order, self._back())
         if value is None or voter.epoch is not epoch:
             return
         voter.check(value)
@@ -281,7 +298,7 @@ class Keeper:
         first = standing.newest if order is None or order.to is None else order.to
         if before is not None or first is None or first not in standing.rounds:
             return before
-        return led_epoch(self.voter.epoch, first, lost, order)
+        return led_epoch(self.voter.epoch, first, lost, order, self._back())
 
     # --- where it cannot take part ----------------------------------------------------------------------
 

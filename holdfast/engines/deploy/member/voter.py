@@ -9,7 +9,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy import signing
 from holdfast.engines.deploy.agreement import Decision, Signed, Vote, is_majority
 from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, first_epoch
-from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.federation import Federation, NodeConfig
 from holdfast.engines.deploy.member.statistics import diameter
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.kept_models import KeptModels
@@ -91,6 +91,16 @@ class Voter:
         epochs = [self.ledger.first, *(decision.epoch for decision in self.ledger.decisions)]
         names = {name for epoch in epochs for name in epoch.names} | {m.name for m in self.file.members}
         return names | ({self.order.name} if self.order is not None else set())
+
+    @property
+    def former(self) -> dict[str, NodeConfig]:
+        """Who was a member, is none now, and was not ordered away."""
+        known = {node.name: node for node in self.ledger.first.nodes}
+        for decision in self.ledger.decisions:
+            known |= {node.name: node for node in decision.epoch.nodes}
+            if (order := decision.epoch.order) is not None and order.change == "remove":
+                known.pop(order.name, None)
+        return {name: node for name, node in known.items() if name not in self.epoch.names}
 
     def place(self, number: int | None = None) -> Path:
         """The folder of an epoch, by default of the one under way."""
@@ -177,7 +187,7 @@ class Voter:
 
     def check(self, after: Epoch) -> None:
         """Refuses an epoch that cannot follow the present one."""
-        check_change(self.epoch, after, self.rules)
+        check_change(self.epoch, after, self.rules, self.former)
         if after.order is not None:
             self._check_order(after.order)
         self.file.in_epoch(after)  # complains if there is no such network

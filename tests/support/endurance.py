@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -113,23 +114,24 @@ class Endurance:
             process = self.processes[self._slow]
             begun = any(entry["event"] in ("starting", "resuming") for entry in self.log(self._slow)[-3:])
             if process.is_alive() and process.pid is not None and (begun or self.round(self._slow)):
-                os.kill(process.pid, signal.SIGSTOP)
-                time.sleep(ASLEEP)
-                os.kill(process.pid, signal.SIGCONT)
+                with suppress(ProcessLookupError):  # killed meanwhile
+                    os.kill(process.pid, signal.SIGSTOP)
+                    time.sleep(ASLEEP)
+                    os.kill(process.pid, signal.SIGCONT)
             time.sleep(AWAKE)
 
     def harass(self, seed: int, kills: int, victims: str, last: int) -> None:
         """Kills at random times up to round ``last``, some twice in a row, and cuts lines meanwhile."""
-        draw, done = random.Random(seed), 0
+        draw, done, first = random.Random(seed), 0, max(map(self.round, self.nodes))
         while done < kills:
-            self.wait_for_round(done * last // kills)
+            self.wait_for_round(first + done * (last - first) // kills)
             victim = draw.choice([*victims, *victims, "relay"])
             time.sleep(draw.uniform(0.0, 0.3))
             half = draw.choice(self.halves)
             how: How = draw.choice(["silent", "reset"])
             one, other = draw.sample([*(name for name in half if name not in self.lost), "relay"], 2)
-            if done % 3 == 0:
-                self.lines.cut(one, other, draw.uniform(2.0, 6.0), how)
+            if draw.random() < 0.5:
+                self.lines.cut(one, other, draw.uniform(3.0, 8.0), how)
             for _ in range(draw.choice([1, 1, 2])):
                 if self.processes[victim].is_alive():
                     self.kill(victim)

@@ -1,6 +1,6 @@
 """All that can befall a federation at once, and nobody attends to it: every round is done, and rightly.
 
-Eight nodes in two halves, a relay between them, each site with addresses of its own. Lines are cut for seconds,
+Eight nodes in two halves, a relay between them, each site with its own addresses. Lines are cut for seconds,
 one node computes at a twentieth of its speed, processes are killed twenty times, the relay among them, and a
 bit flips in a file. In the second test, one member is lost for good, and another comes back on a new machine
 with an empty folder; nobody gives an order.

@@ -183,13 +183,14 @@ class Keeper:
             if reply is None:
                 continue
             if reply.epoch == word.epoch:
-                self._heard_of(name)
+                folder = "" if reply.standing is None else reply.standing.incarnation
+                if voter.ledger.memory.known.get(name, folder) == folder:  # else it has lost its own
+                    self._heard_of(name)
                 if reply.known == word.incarnation:
                     know_us.add(name)
                 elif reply.known and not voter.ledger.memory.registered:
-                    self._explain(
-                        f"{self.name} has lost its folder ({name} knows another): {self._way_in('replace')}"
-                    )
+                    way = self._way_in("replace")
+                    self._explain(f"{self.name} has lost its folder, since others know another: {way}")
             voter.consider(reply.order)
             for decision in reply.decisions:
                 self._learn(decision)

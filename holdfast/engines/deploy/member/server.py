@@ -193,11 +193,13 @@ class Server(Member):
         if self._saved is None:
             self._save(0, ())
         self.phase = "averaging"
-        for message in list(self.outbox.messages.values()):  # published after the costs were last saved
+        for _, message in sorted(self.outbox.messages.items()):  # published after the state was last saved
             if self.done < message.header.round <= self.federation.rounds:
                 self._count(message)
+            if self._unsaved < message.header.round <= self.federation.rounds:
+                self._passed(message)
         while self.due.key[0] <= self.federation.rounds:
-            stage, exchange = key = self.due.key
+            stage, exchange = self.due.key
             self.stage = stage
             mean = self._mean(self.federation.wire_channel)
             if stage - 1 > self.done:  # everybody is past the rounds before
@@ -208,12 +210,29 @@ class Server(Member):
             carrier.check()
             header = self.header(exchange, answer)
             self.due = self.schedule.due((stage, exchange + 1))  # whoever has the mean may send what follows
-            self._count(self.publish(header, answer))
-            for before in [before for before in list(self.arrivals) if before < key]:
-                self._drop(before)  # everybody has had that mean: without it, nobody could have sent this
+            mean_file = self.publish(header, answer)
+            self._count(mean_file)
+            self._passed(mean_file)
+            for before in [key for key in list(self.arrivals) if key[0] <= self._unsaved]:
+                self._drop(before)
         self._statistics()
         self.ask(self._everybody)
         self._save(self.federation.rounds, ())
+
+    @property
+    def _unsaved(self) -> int:
+        """After which round nothing is noted in the saved state of what has passed."""
+        return self.done if self.done else -1  # the first state is saved before anything passes
+
+    def _passed(self, mean: MessageFile) -> None:
+        """Notes what everybody has sent, and has got for it."""
+        key = (mean.header.round, mean.header.exchange)
+        for name in self.federation.names:
+            there = self.arrivals.get(key, {}).get(name)
+            if there is None:  # damaged since: what this client sent cannot be told any more
+                self.tally.forget(name)
+            else:
+                self.tally.add(name, key[0], sent=[mean.header.content], received=[there.content])
 
     def _count(self, mean: MessageFile) -> None:
         """Every client is sent it."""

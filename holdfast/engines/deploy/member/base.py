@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,7 @@ class Member:
             None if self.keeper is None else self.keeper.serve,
             tally=self.tally,
         )
+        self.service.gate.credentials = self.credentials
         self.ways = Ways(
             federation,
             name,
@@ -106,12 +108,14 @@ class Member:
             self.service,
         )
         self.links, self.waits = self.ways.links, self.ways.waits
-        self._watching = None
+        self._watching: list[Future[None]] = []
         if self.credentials is not None:
             watching = watch_certificates(
                 self.credentials, federation.coordinator, self.events, self._drop_revoked
             )
-            self._watching = asyncio.run_coroutine_threadsafe(watching, self.network.loop)
+            tasks = [watching, *([self.ways.share_revocations()] if federation.coordinator else [])]
+            loop = self.network.loop
+            self._watching = [asyncio.run_coroutine_threadsafe(task, loop) for task in tasks]
         self.costs = Costs()
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
@@ -173,8 +177,8 @@ class Member:
         self.ways.drop_revoked()
 
     async def _close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         if self._server is not None:
             failed = self.waiting.failure is not None
             await self._server.stop(1.0 if failed or self.phase == "finished" else 0)  # others hear why

@@ -299,14 +299,18 @@ def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -
             name,
             f"{answer['round']}/{federation.rounds}" if known else "-",
             str(furthest - answer["round"]) if known else "-",
-            ", ".join(
-                filter(None, (_epoch_text(answer), answer["phase"], figures_text(answer.get("metrics", {}))))
-            ),
+            ", ".join(filter(None, (_epoch_text(answer), answer["phase"], figures_text(_figures(answer))))),
             bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
             f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
             "; ".join(filter(None, (_expiry(answer.get("certificate_days")), answer.get("last_error", "")))),
         )
     return table
+
+
+def _figures(answer: dict[str, Any]) -> dict[str, float]:
+    """What a member shows of itself: shared metrics, and what it has spent of a privacy budget."""
+    spent = {} if answer.get("epsilon") is None else {"epsilon spent": answer["epsilon"]}
+    return {**answer.get("metrics", {}), **spent}
 
 
 def _epoch_text(answer: dict[str, Any]) -> str:

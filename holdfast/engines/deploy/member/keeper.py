@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.agreement import Decision, Proposal, is_majority
-from holdfast.engines.deploy.epochs import Epoch, Order, led_epoch
-from holdfast.engines.deploy.federation import Federation, NodeConfig
+from holdfast.engines.deploy.agreement import Decision, is_majority
+from holdfast.engines.deploy.epochs import Order
+from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.network import NetworkThread
+from holdfast.engines.deploy.member.proposing import Proposer
 from holdfast.engines.deploy.member.reach import Reach
 from holdfast.engines.deploy.member.voter import Voter
 from holdfast.engines.deploy.ops.events import Events
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from holdfast.engines.deploy.member.base import Member
 
 LONGEST_PAUSE = 5.0  # seconds between two questions to the same member
-TURN = 4  # pauses after which the next member takes up what the one before has not brought to an end
 
 
 class EpochChanged(Exception):  # noqa: N818 - not an error
@@ -62,7 +62,7 @@ class Keeper:
         self.mended = -1  # the epoch that was begun because this member's files were
         after = self.voter.rules.remove_after
         self.pause = LONGEST_PAUSE if after is None else min(after / 5, LONGEST_PAUSE)
-        self.due_since: float | None = None  # when a change became due that is not decided yet
+        self.proposer = Proposer(self)
         self.reach = Reach(file, name, credentials, events)
         self._task: asyncio.Task[None] | None = None
         asyncio.run_coroutine_threadsafe(self._begin(), network.loop).result()
@@ -129,7 +129,7 @@ class Keeper:
                 self.credentials.check(who, shown)  # it may have been revoked
             word: Word = parse(Word, await first_frame(frames))
             if word.federation == self.file.id and word.decision is not None:
-                self._learn(word.decision)
+                self.learn(word.decision)
             reply = self.voter.answer(who, word)
             if word.broken and word.epoch == reply.epoch and reply.known == word.incarnation:
                 self.broken.add(who)
@@ -147,12 +147,12 @@ class Keeper:
         while True:
             try:
                 await self._hear()
-                await self._act()
+                await self.proposer.act()
             except (HoldfastError, OSError) as error:
                 self.events.complain("membership", reason=str(error))
             await asyncio.sleep(self.pause)
 
-    def _others(self) -> list[str]:
+    def others(self) -> list[str]:
         """Whom to ask: the server, or all nodes; who does not take part asks also those of the file."""
         if self.file.server is not None:
             return [] if self.voter.serves else [self.file.server.name]
@@ -160,14 +160,16 @@ class Keeper:
         everybody = dict.fromkeys(names if self.voter.admitted else [*names, *self.file.names])
         return [name for name in everybody if name != self.name]
 
-    async def _ask(self, name: str, word: Word) -> Reply | None:
+    async def ask(self, name: str, word: Word) -> Reply | None:
+        """What ``name``, perhaps this member itself, answers; None: nothing."""
         if name == self.name:
             return self.voter.answer(name, word)
         known = [self.voter.federation, self.file]
         federation = next(f for f in known if name in [member.name for member in f.members])
         return await self.reach.ask(federation, name, word, max(2 * self.pause, 1.0))
 
-    def _word(self, **fields: Any) -> Word:
+    def word(self, **fields: Any) -> Word:
+        """What this member says, beside what it says about itself."""
         memory, epoch = self.voter.ledger.memory, self.voter.epoch.number
         about: dict[str, Any] = {"incarnation": memory.incarnation, "order": memory.order}
         broken = self.name in self.broken
@@ -176,8 +178,8 @@ class Keeper:
     async def _hear(self) -> None:
         """Asks all others whether there is anything new."""
         self.look_for_order()
-        voter, others, word = self.voter, self._others(), self._word()
-        replies = await asyncio.gather(*(self._ask(name, word) for name in others))
+        voter, others, word = self.voter, self.others(), self.word()
+        replies = await asyncio.gather(*(self.ask(name, word) for name in others))
         know_us = {self.name}
         for name, reply in zip(others, replies, strict=True):
             if reply is None:
@@ -193,7 +195,7 @@ class Keeper:
                     self._explain(f"{self.name} has lost its folder, since others know another: {way}")
             voter.consider(reply.order)
             for decision in reply.decisions:
-                self._learn(decision)
+                self.learn(decision)
         if voter.epoch.number == word.epoch and is_majority(know_us, voter.voters):
             voter.ledger.remember(registered=True)
         if self.name not in voter.epoch.names and not voter.serves:
@@ -218,88 +220,16 @@ class Keeper:
             self.problem = problem
             self.events.log("not taking part", "warning", reason=problem)
 
-    def _learn(self, decision: Decision) -> None:
+    def learn(self, decision: Decision) -> None:
         """If it is about the next epoch, the member goes on in that one."""
         if decision.epoch.number != self.voter.epoch.number + 1:
             return
         self.voter.learn(decision)
-        self.began, self.due_since, self.problem = self.now, None, ""
+        self.began, self.proposer.due_since, self.problem = self.now, None, ""
         self.broken.clear()
         self.returning.clear()
         if self.member is not None:
             self.member.give_up(EpochChanged())
-
-    # --- changes ----------------------------------------------------------------------------------------
-
-    def _due(self) -> bool:
-        """Whether the members should change: as ordered, as somebody has begun to, or to go on at all.
-
-        They cannot go on without one that is lost, or whose files are beyond repair.
-        """
-        voter, member = self.voter, self.member
-        if voter.pending or voter.order is not None or self._back():
-            return True
-        if self.broken & {*voter.epoch.names, *voter.voters}:
-            return True
-        return member is not None and any(
-            self.lost(name) and member.awaits(name) for name in voter.epoch.names
-        )
-
-    def _back(self) -> list[NodeConfig]:
-        """Former members that ask to be let in, where that is allowed without an order."""
-        if not self.voter.rules.rejoin:
-            return []
-        recent = self.now - TURN * self.pause
-        here = [name for name, when in self.returning.items() if when > recent]
-        return [node for name, node in self.voter.former.items() if name in here]
-
-    async def _act(self) -> None:
-        """Proposes the next epoch if one is due, and it is this member's turn."""
-        voter = self.voter
-        taking_part = self.member is not None or self.waits_for_another
-        if not (voter.admitted and self.name in voter.voters and taking_part and self._due()):
-            self.due_since = None
-            return
-        self.due_since = self.due_since or self.now
-        present = [name for name in voter.voters if not self.lost(name)]
-        if self.now - self.due_since >= present.index(self.name) * TURN * self.pause:
-            await self._propose()
-
-    async def _propose(self) -> None:
-        voter, epoch = self.voter, self.voter.epoch
-        ballot = (max(voter.highest, voter.ledger.vote.promised[0]) + 1, self.name)
-        proposal = Proposal(epoch, ballot, voter.voters)
-        for name, reply in await self._ask_voters(self._word(kind="promise", ballot=ballot)):
-            if reply.vote is not None and reply.standing is not None:
-                proposal.promised(name, reply.vote, reply.standing)
-        lost = {name for name in epoch.names if self.lost(name)}
-        value = self._of_server(lost) if voter.serves else proposal.fix(lost, voter.order, self._back())
-        if value is None or voter.epoch is not epoch:
-            return
-        voter.check(value)
-        word = self._word(kind="vote", ballot=ballot, value=value)
-        agreed = [(name, reply.signed) for name, reply in await self._ask_voters(word)]
-        votes = dict(agreed[: len(voter.voters) // 2 + 1])  # as many as it takes
-        if is_majority(votes, voter.voters) and voter.epoch is epoch:
-            decision, told = Decision(epoch=value, ballot=ballot, votes=votes), self._others()
-            word = self._word(decision=decision)
-            self._learn(decision)
-            await asyncio.gather(*(self._ask(name, word) for name in told))
-
-    async def _ask_voters(self, word: Word) -> list[tuple[str, Reply]]:
-        """Those of the voters who give what is asked for."""
-        voters = self.voter.voters
-        replies = await asyncio.gather(*(self._ask(name, word) for name in voters))
-        found = [(name, reply) for name, reply in zip(voters, replies, strict=True) if reply is not None]
-        return [(name, reply) for name, reply in found if reply.epoch == word.epoch and reply.granted]
-
-    def _of_server(self, lost: set[str]) -> Epoch | None:
-        """What a server decides by itself: it holds the model, and nobody can go on without it."""
-        before, standing, order = self.voter.ledger.vote.value, self.voter.standing, self.voter.order
-        first = standing.newest if order is None or order.to is None else order.to
-        if before is not None or first is None or first not in standing.rounds:
-            return before
-        return led_epoch(self.voter.epoch, first, lost, order, self._back())
 
     # --- where it cannot take part ----------------------------------------------------------------------
 

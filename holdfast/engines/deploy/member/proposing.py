@@ -53,9 +53,18 @@ class Proposer:
             self.due_since = None
             return
         self.due_since = self.due_since or self.keeper.now
-        present = [name for name in voter.voters if not self.keeper.lost(name)]
-        if self.keeper.now - self.due_since >= present.index(self.keeper.name) * TURN * self.keeper.pause:
+        if self.keeper.now - self.due_since >= self._place() * TURN * self.keeper.pause:
             await self._propose()
+
+    def _place(self) -> int:
+        """How many others are to propose before this member: those first who wait for one that is lost."""
+        voter, network = self.keeper.voter, self.keeper.voter.federation.member_network
+        if voter.serves:
+            return 0
+        lost = {name for name in voter.voters if self.keeper.lost(name)}
+        near = {voter.voters[j] for name in lost for j in network.neighbours(voter.voters.index(name))}
+        present = [name for name in voter.voters if name not in lost]
+        return sorted(present, key=lambda name: name not in near).index(self.keeper.name)
 
     async def _propose(self) -> None:
         voter, epoch = self.keeper.voter, self.keeper.voter.epoch

@@ -189,10 +189,17 @@ def _changes(federation: FederationFile) -> list[str]:
 
 
 def _duration(federation: FederationFile) -> list[str]:
+    late = []
+    if (rule := federation.round) is not None:
+        late = [
+            f"After {rule.deadline:g} s of a round, the server goes on with {rule.quorum} answers or more. "
+            "What comes later is received, but does not count."
+        ]
     return [
         f"{federation.rounds} rounds. Whoever waits for longer than {federation.limits.wait:.0f} s stops, "
         "and can be started again. You can stop at any time with Ctrl-C.",
         "Receivers keep messages for two rounds; what they make of them, the model, is theirs to keep.",
+        *late,
     ]
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr
 from torch import nn
 
 import holdfast
-from holdfast.algorithms import ALGORITHMS, Method
+from holdfast.algorithms import ALGORITHMS, Method, ServerAlgorithm
 from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
@@ -217,7 +217,9 @@ class FederationFile(Federation):
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
         if self.member_network.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
-        check_fit(self.method, len(self.node), self.member_network, self.network.cohort, self.wire_channel)
+        self._check_round()
+        cohort = self.network.cohort if self.round is None else self.round.quorum  # or any larger number
+        check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
         if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
         if self.server is not None and not self.member_network.is_server:
@@ -264,6 +266,27 @@ class FederationFile(Federation):
                 raise HoldfastError(
                     f"{member.name}: others have to reach it; give its address, host:port, or a [relay]"
                 )
+
+    def _check_round(self) -> None:
+        """Whether some may be late, if the file says so."""
+        if self.round is None:
+            return
+        method, quorum = self.method, self.round.quorum
+        if not isinstance(method, ServerAlgorithm) or not method.allows_late:
+            why = "needs a message of every node in every round"
+            if isinstance(method, ServerAlgorithm) and method.allows_cohorts:
+                why = "forgets whoever is late, and leans towards those who never are"
+            made: dict[str, Any] = {name: ALGORITHMS[name] for name in ALGORITHMS}
+            able = sorted(name for name, method_class in made.items() if method_class.allows_late)
+            raise HoldfastError(
+                f"round: {self.algorithm.name} {why}; leave [round] out, or choose one of {', '.join(able)}"
+            )
+        if quorum > self.cohort:
+            raise HoldfastError(f"round.quorum: should be at most the cohort's {self.cohort}, got {quorum}")
+        if self.round.deadline >= self.limits.wait:
+            raise HoldfastError("round.deadline: should be less than limits.wait, after which members stop")
+        if self.membership is not None and quorum > self.membership.minimum:
+            raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
 
     def _check_membership(self) -> None:
         """Whether members may change, if the file says so."""

@@ -80,6 +80,13 @@ class MembershipConfig(Section):
     rejoin: bool = False  # whether who was left out so may come back by itself, also with an empty folder
 
 
+class RoundConfig(Section):
+    """When a server that leads goes on without those whose answers are late; all agree on it."""
+
+    quorum: Count  # answers without which it never goes on
+    deadline: Annotated[Positive, BeforeValidator(_seconds)]  # seconds of a round that everybody has
+
+
 class RelayConfig(MemberConfig):
     """Through which members talk that cannot dial one another. It passes on what it cannot read."""
 
@@ -100,6 +107,7 @@ class Federation(Section, ABC):
     evaluate_every: Count = 1  # rounds between measurements at home
     shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
     limits: LimitsConfig = LimitsConfig()
+    round: RoundConfig | None = None  # None: the whole cohort is waited for
     membership: MembershipConfig | None = None  # None: the members are those of the file, for good
     server: MemberConfig | None = None
     relay: RelayConfig | None = None

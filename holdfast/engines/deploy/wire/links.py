@@ -44,6 +44,7 @@ from holdfast.engines.deploy.wire.protocol import (
     SILENCE,
     Answer,
     Ask,
+    LeftOut,
     audit_message,
 )
 from holdfast.engines.deploy.wire.revocations import Heard, list_for, take_over
@@ -169,6 +170,7 @@ class Connection:
             except grpc.aio.AioRpcError:  # is our own file as it was written?
                 await asyncio.get_running_loop().run_in_executor(self.arrivals.pool, message.verify)
                 raise
+            self._raise_if_left_out(answer, message.header.round)
             return True if answer.received else None
 
         await self._patiently(attempt, message.header.size)
@@ -195,6 +197,10 @@ class Connection:
             if theirs >= known:
                 break
         return got
+
+    def _raise_if_left_out(self, answer: Answer, round: int) -> None:
+        if answer.active is False and self.federation.round is not None:
+            raise LeftOut(round, answer.round)
 
     async def status(self, timeout: float) -> dict[str, Any]:
         """What the peer says about itself; if it does not answer, only why as its ``phase``."""
@@ -236,6 +242,7 @@ class Connection:
             answer = parse(Answer, first)
             await self._compare(answer, round)
             self._heard_of(answer.round, round)
+            self._raise_if_left_out(answer, round)
             if answer.header is None:
                 return None
             received = await self.arrivals.take(

@@ -33,7 +33,7 @@ class Endurance:
         self.nodes, self.rounds = "".join(halves), raw["rounds"]
         self.processes: dict[str, ForkServerProcess] = {}
         self.lost: set[str] = set()
-        self.kills = 0
+        self.kills = self.strokes = 0
         self._slow: str = ""
         self._over = threading.Event()
         names = [*self.nodes, "relay"]
@@ -130,7 +130,8 @@ class Endurance:
             half = draw.choice(self.halves)
             how: How = draw.choice(["silent", "reset"])
             one, other = draw.sample([*(name for name in half if name not in self.lost), "relay"], 2)
-            if draw.random() < 0.5:
+            self.strokes += 1
+            if self.strokes % 2:
                 self.lines.cut(one, other, draw.uniform(3.0, 8.0), how)
             for _ in range(draw.choice([1, 1, 2])):
                 if self.processes[victim].is_alive():

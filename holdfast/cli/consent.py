@@ -142,9 +142,16 @@ def _receivers(federation: FederationFile, name: str | None) -> list[str]:
     address = {member.name: member.address for member in federation.members}
     if federation.server is not None:
         hub = federation.server.name
+        masked = []
+        if federation.aggregation is not None:
+            masked = [
+                "Messages go out under masks, and what the server can read is the sum over a round's "
+                f"{federation.cohort} nodes."
+            ]
         return [
             f"The server {hub} {_where(federation, name or '', hub, address[hub])} receives what every node "
-            f"sends, and sends all what it makes of it. Nodes: {', '.join(federation.names)}."
+            f"sends, and sends all what it makes of it. Nodes: {', '.join(federation.names)}.",
+            *masked,
         ]
     network, names = federation.member_network, federation.names
     sentences = []

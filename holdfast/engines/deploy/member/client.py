@@ -13,10 +13,12 @@ from holdfast.contract import ServerAlgorithm
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import apart, carried, wire_like
+from holdfast.engines.deploy.member.aggregating import send_masked
 from holdfast.engines.deploy.member.joining import forget_epoch_before, starting_model
 from holdfast.engines.deploy.member.network import Costs
 from holdfast.engines.deploy.member.template import channel_slots, state_template
 from holdfast.engines.deploy.member.transport import read
+from holdfast.engines.deploy.storage.messages import MessageFile
 from holdfast.engines.deploy.wire.protocol import LeftOut
 
 if TYPE_CHECKING:
@@ -52,12 +54,17 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
         carrier = node.carrier(r, slots)
         sent = carrier.send(message)
         carrier.check()
-        published = node.publish(node.header(0, sent.wire), sent.wire)
         node.costs.traffic.count(1, message, sent.wire)
+        last: MessageFile | None
+        if federation.aggregation is None:
+            published = last = node.publish(node.header(0, sent.wire), sent.wire)
+        else:
+            published, last = send_masked(node, sent.wire)
         node.state = carried(state, carrier.memory)
         node.transport.passed_server(sent=[published], received=[file])
         node.save_round(r + 1)
-        node.transport.to_server(published)
+        if last is not None:
+            node.transport.to_server(last)
 
     r = _unless_left_out(node, node.transport.to_server_again, node.done)
     while r < federation.rounds:

@@ -98,29 +98,38 @@ class Node(Member):
 
     def _rounds(self, method: Algorithm) -> Tensor:
         if self.state is None:
-            first = self.federation.first_round
-            self.phase = "preparing"
-            start = starting_model(self)
-            oracle = self.oracle(first)
-            oracle.step = oracle.read = INITIAL_STEP
-            carrier = self.carrier(first, ())
-            state = method.at(first).init(start[None], oracle, self._peers(first, first, carrier))
-            self.state = carried(state, channel_slots(self.federation, self.x0))
-            self.measure(method.model(state))
-            self.save_round(first)
-            forget_epoch_before(self)
+            self._begin(method)
         self.forget_start()
         if self.federation.member_network.is_server:
             self.transport.to_server_again()
         for r in range(self.done, self.federation.rounds):
             self.phase = f"computing round {r + 1}"
-            state, slots = apart(self.state)
-            carrier = self.carrier(r, slots)
-            state = method.at(r).round(state, self.oracle(r), self._peers(r, r + 1, carrier))
-            self.state = carried(state, carrier.memory)
-            self.measure(method.model(state))
+            carrier = self.carrier(r, apart(self.state)[1])
+            oracle, peers = self.oracle(r), self._peers(r, r + 1, carrier)
+            self.state = carried(method.at(r).round(self._hand_over(), oracle, peers), carrier.memory)
+            del oracle, peers
+            self.measure(method.model(apart(self.state)[0]))
             self.save_round(r + 1)
         return method.model(apart(self.state)[0])[0]
+
+    def _begin(self, method: Algorithm) -> None:
+        """The state before the first round."""
+        first = self.federation.first_round
+        self.phase = "preparing"
+        start = starting_model(self)
+        oracle = self.oracle(first)
+        oracle.step = oracle.read = INITIAL_STEP
+        carrier = self.carrier(first, ())
+        state = method.at(first).init(start[None], oracle, self._peers(first, first, carrier))
+        self.state = carried(state, channel_slots(self.federation, self.x0))
+        self.measure(method.model(state))
+        self.save_round(first)
+        forget_epoch_before(self)
+
+    def _hand_over(self) -> Any:
+        """The method's state, held by nobody here: what the round lets go of is freed. It is on disk."""
+        state, self.state = apart(self.state)[0], None
+        return state
 
     def _peers(self, r: int, stage: int, carrier: Carrier) -> NodePeers:
         self.stage = stage
@@ -224,23 +233,24 @@ class Node(Member):
         personal = self.federation.method.personal(apart(self.state)[0])
         if personal is not None:
             rows["personal"] = personal[0]
-        complete = self._complete(torch.stack(list(rows.values())).to(problem.x0))
+        self.state = None  # it is on disk; what is written takes as much memory again
+        complete = self._complete([row.to(problem.x0) for row in rows.values()])
         for name, row in zip(rows, complete, strict=True):
             self.insist(partial(write_model, self.folder, problem.model, row, notes, name))
         write_report(self)
 
-    def _complete(self, rows: Tensor) -> Tensor:
-        """Finished models [k, d] with BatchNorm's statistics, if any: the node's own, or everybody's average.
+    def _complete(self, rows: list[Tensor]) -> list[Tensor]:
+        """Finished models [d] with BatchNorm's statistics, if any: the node's own, or everybody's average.
 
         Figures by round are of models with the node's own; those of the last round are measured again.
         """
         problem = self.site.problem
         if statistics_like(self.federation, problem.model) is None:
-            return torch.cat([problem.complete(row[None], problem.here) for row in rows])
+            return [problem.complete(row[None], problem.here)[0] for row in rows]
         mean = averaged(self, torch.cat([problem.moments(row[None], problem.here) for row in rows]))
-        complete = torch.cat([rows, from_moments(mean).flatten(1)], 1)
+        complete = torch.cat([torch.stack(rows), from_moments(mean).flatten(1)], 1)
         self.measure(complete[:1])
-        return complete
+        return list(complete)
 
     def _read_results(self) -> Tensor:
         self.done = self.federation.rounds

@@ -73,6 +73,7 @@ class Server(Member):
         self.outbox.lost.clear()  # computed again from the state, or from the clients' messages
         if self.federation.round is not None:
             self.quorum = Quorum(self, self.federation.round)
+        if self.keeps_cohorts:
             self.cohorts.keep(self.done)
         for path in self.store.received():
             self._take_in(path)
@@ -244,6 +245,14 @@ class Server(Member):
     def left_out(self, sender: str, round: int) -> bool:
         return self.quorum is not None and (round, sender) in self.quorum.left_out
 
+    @property
+    def keeps_cohorts(self) -> bool:
+        """Whether who took part in a round cannot be told from the file alone."""
+        return self.federation.round is not None or self.federation.aggregation is not None
+
+    def counted(self, sender: str, round: int) -> bool:
+        return self.federation.aggregation is not None and self.cohorts.has(round, sender)
+
     def takers(self) -> list[str]:
         """Whose messages count in the exchange that is due."""
         return [name for name in self.due.names if not self.left_out(name, self.due.key[0])]
@@ -261,6 +270,8 @@ class Server(Member):
                     for name in sorted(missing):
                         self.waits[name] = Wait(name, since)
                 if self.quorum is not None and in_round and self.quorum.met(due, missing, begun):
+                    if due.key[1] > self.schedule.message:
+                        return  # enough has been revealed, and everybody's message is here
                     await self.quorum.go_on_without(due, missing)
                     continue
                 if time.monotonic() - since > self.federation.limits.patience(size):
@@ -293,7 +304,7 @@ class Server(Member):
         due, takers = self.due, self.takers()
         total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), due.like)
         for name in takers:
-            message = self._file(due.key, name)
+            message = self.file(due.key, name)
             message.verify()  # it may have been on disk for long
             known = self.arrivals[due.key][name].norm
             message.norm = math.sqrt(message.squares()) if known is None else known
@@ -301,7 +312,8 @@ class Server(Member):
             add_to(total, message, channel, due.wire)
         return tree_map(lambda t: t.div_(len(takers)), total)
 
-    def _file(self, key: Key, name: str) -> MessageFile:
+    def file(self, key: Key, name: str) -> MessageFile:
+        """What ``name`` sent."""
         return MessageFile(self.store.inbox / message_name(*key, name))
 
     def _drop(self, key: Key) -> None:

@@ -36,6 +36,12 @@ class Cohorts:
                 file.truncate(end)
                 raise
 
+    def has(self, round: int, client: str) -> bool:
+        """Whether ``client``'s answer counted in ``round``, which is over."""
+        with self.path.open() as file:
+            rows = csv.DictReader(file)
+            return any(int(row["round"]) == round and client in row["clients"].split() for row in rows)
+
 
 def read_cohorts(path: Path, names: Sequence[str]) -> list[list[int]]:
     """The cohort of every round in a server's ``cohorts.csv``, for ``Simulation``; ``names`` of all nodes."""

@@ -44,6 +44,7 @@ from holdfast.engines.deploy.wire.protocol import (
     SILENCE,
     Answer,
     Ask,
+    Counted,
     LeftOut,
     audit_message,
 )
@@ -244,6 +245,8 @@ class Connection:
             self._heard_of(answer.round, round)
             self._raise_if_left_out(answer, round)
             if answer.header is None:
+                if answer.active and self.federation.aggregation is not None:
+                    raise Counted
                 return None
             received = await self.arrivals.take(
                 round, exchange, tensors, answer.header, answer.offset, self._pieces(call)

@@ -61,6 +61,9 @@ class Submissions(Protocol):
     def left_out(self, sender: str, round: int) -> bool:
         """Whether the round is decided without ``sender``, see ``Quorum``."""
 
+    def counted(self, sender: str, round: int) -> bool:
+        """Whether the round is over, with what ``sender`` had said until then; see ``aggregating``."""
+
 
 @dataclass
 class Service:
@@ -132,6 +135,9 @@ class Service:
             now = self.current_round()  # looked at first: what is published meanwhile is not gone
             message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
             if message is None:
+                if self.submissions is not None and self.submissions.counted(who, ask.round):
+                    yield self._answer(who, active=True)
+                    return
                 self._refuse_if_gone(who, ask, now)
                 message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
             if message is None:

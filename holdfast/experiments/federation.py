@@ -97,7 +97,15 @@ class FederationFile(Federation):
         """The federation with the members of ``epoch``, of which this one is the file; checked."""
         if epoch.number == 0:
             return self
-        changed = self.of(self.model_dump() | {"node": [node.model_dump() for node in epoch.nodes]})
+        own = {node.name: node.address for node in self.node}
+        where = {node.name: node.address or own.get(node.name, "") for node in epoch.nodes}
+        nodes = [{**node.model_dump(), "address": where[node.name]} for node in epoch.nodes]
+        changes: dict[str, Any] = {"node": nodes}
+        if self.relay is not None:
+            there = {*epoch.names, *([self.server.name] if self.server else [])}
+            links = [pair for pair in self.relay.links if there.issuperset(pair)]
+            changes["relay"] = {**self.relay.model_dump(), "links": links}
+        changed = self.of(self.model_dump() | changes)
         changed._own_model, changed._epoch, changed._first_round = self._own_model, epoch.number, epoch.first
         changed._members_digest = f"{self.id} {epoch.digest}"
         changed.check()
@@ -293,8 +301,6 @@ class FederationFile(Federation):
             why = "links have to be the same in every round"
         elif network.is_server and not self.led:
             why = f"with a server it needs a method that the server leads; {self.algorithm.name} is none"
-        elif self.relay is not None:
-            why = "all have to reach one another, and some do only through the relay"
         elif len(self.node) < self.membership.minimum:
             why = f"there are {len(self.node)} nodes, fewer than membership.minimum"
         after = self.membership.remove_after

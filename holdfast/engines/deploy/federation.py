@@ -77,6 +77,7 @@ class MembershipConfig(Section):
     # Seconds after which members go on without one that they do not hear of; None: only if they are told to.
     remove_after: Annotated[Positive | None, BeforeValidator(_seconds)] = None
     minimum: Count = 2  # nodes; with fewer they do not go on
+    rejoin: bool = False  # whether who was left out so may come back by itself, also with an empty folder
 
 
 class RoundConfig(Section):

@@ -52,11 +52,11 @@ class Recording(Server):
 
     seen: list[tuple[int, str, Any]]
 
-    def _drop(self, key: Any) -> None:
+    def drop(self, key: Any) -> None:
         for name in self.arrivals.get(key, {}):
             wire = self.schedule.due(key).wire
             self.seen.append((key[1], name, self.file(key, name).read(wire, torch.device("cpu"))))
-        super()._drop(key)
+        super().drop(key)
 
 
 def test_what_a_curious_server_has_of_a_client_are_uniform_numbers(

@@ -25,6 +25,7 @@ class Method(Hyperparameters):
     assumes_convex: ClassVar[bool] = False  # True: what the method promises holds for convex f_i only
     uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
     uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
+    compensates: ClassVar[bool] = False  # True: makes up itself for what a compressor leaves out of messages
 
     @classmethod
     def for_problem(cls, mu: float, L: float | None = None, **given: Any) -> Self:
@@ -103,10 +104,12 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
     """A method led by a server that holds state; clients may be sampled.
 
     A round: the clients of the cohort receive ``broadcast(server)``, run ``client`` and send its message; the
-    server takes in the mean of the messages. ``[d]`` on the server, ``[..., d]`` on the clients.
+    server takes in the mean of the messages; the clients end the round with ``settle``. ``[d]`` on the
+    server, ``[..., d]`` on the clients.
     """
 
     allows_cohorts: ClassVar[bool] = True
+    answers: ClassVar[bool] = False  # True: before it settles, the cohort is sent ``answer``
 
     @abstractmethod
     def init(self, x0: Tensor) -> State:
@@ -127,6 +130,14 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
     @abstractmethod
     def server(self, server: S, mean: Any, share: float) -> S:
         """Takes in the cohort's mean message; ``share`` = cohort size / number of clients."""
+
+    def answer(self, server: S) -> Any:
+        """What the cohort is sent once the server has taken in its messages, if the method ``answers``."""
+        return ()
+
+    def settle(self, s: State, sent: Any, answer: Any, oracle: Oracle) -> State:
+        """A client's state at the end of the round; ``sent`` is its message as it arrived at the server."""
+        return s
 
     @abstractmethod
     def model(self, server: S) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.contract.channel import Mixing, Use
@@ -31,8 +31,10 @@ def placed(channel: Channel, method: Method, network: Network) -> Channel:
     """``channel`` as ``method`` uses it on ``network``."""
     if not network.is_server:
         return channel.placed(Mixing("neighbours", network.nodes, network.weights))
-    leads = isinstance(method, ServerAlgorithm)
-    return channel.placed(Mixing("a leading server" if leads else "an averaging server", network.nodes))
+    by: Literal["a leading server", "an averaging server"] = "an averaging server"
+    if isinstance(method, ServerAlgorithm):
+        by = "a leading server"
+    return channel.placed(Mixing(by, network.nodes, compensated=method.compensates))
 
 
 def check_fit(
@@ -62,6 +64,15 @@ def check_fit(
             reason = REASONS[use].format(method=type(method).__name__)
             raise HoldfastError(f"channel {name} {reason}; or choose another channel")
     check_channel(channel, method, network, messages)
+
+
+def check_unanswered(method: Method, where: str) -> None:
+    """Refuses a method whose server answers at the end of a round; ``where`` is what cannot do that."""
+    if isinstance(method, ServerAlgorithm) and method.answers:
+        raise HoldfastError(
+            f"{type(method).__name__}: its server answers the cohort at the end of a round, and {where} does "
+            "not; run it in a simulation, or take SCAFFOLD or FedDyn"
+        )
 
 
 def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort) -> None:

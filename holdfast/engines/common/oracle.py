@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import Stream, Word, uniform
+from holdfast.core.randomness import Stream, Word, coin, uniform
 from holdfast.engines.common.counters import Accesses, Work
 from holdfast.problem.problem import Problem
 from holdfast.solvers import Newton, Solver
@@ -56,6 +56,8 @@ class BatchOracle:
     read: int = 0  # the number of the next gradient of all data
     accesses: Accesses = field(default_factory=Accesses)
     losses: list[Tensor] = field(default_factory=list)  # of every minibatch so far, at its first point; [k]
+    cohort: Tensor | None = None  # [c], sorted: all nodes that take part in the round; None: every node
+    draws: int = 0  # shared coins of this round so far
 
     def grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         gradient = self._compute(x, where, lambda rows, nodes: self._minibatch([rows], nodes)[0])
@@ -84,6 +86,22 @@ class BatchOracle:
 
     def full_value(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         return self._compute(x, where, self._values, 1)
+
+    def coin(self, probability: float) -> bool:
+        self.draws += 1
+        return coin(self.seed, self.round, self.draws, probability)
+
+    def parts(self, x: Tensor, copies: int) -> Tensor:
+        # Clients stand in a ring in random order; entry k is sent by ``copies`` of them from place k copies
+        # on. All send equally many entries, or one more.
+        device = self.nodes.device
+        cohort = torch.arange(self.problem.nodes, device=device) if self.cohort is None else self.cohort
+        size, copies = len(cohort), min(copies, len(cohort))
+        draws = uniform(self.seed, Stream.PARTS, self.round, 0, cohort)
+        own = uniform(self.seed, Stream.PARTS, self.round, 0, self.nodes)
+        place = (draws < own[:, None]).sum(-1, keepdim=True)
+        sends = (place - copies * torch.arange(x.shape[-1], device=device)) % size < copies
+        return sends.to(x.dtype) * (size / copies)
 
     @property
     def able(self) -> Tensor:

@@ -21,13 +21,18 @@ class Client(NamedTuple):
     h: Tensor  # tends to the client's own gradient at the optimum; sums to zero over all clients
 
 
+class Server(NamedTuple):
+    x: Tensor
+    moved: Tensor  # what the last round added to x
+
+
 @ALGORITHMS.register(
     "tamuna",
     family="primal-dual, with a server",
     paper="Condat et al. 2023; CompressedScaffnew: Condat et al. 2022",
 )
 @dataclass(frozen=True)
-class TAMUNA(ServerAlgorithm[Tensor]):
+class TAMUNA(ServerAlgorithm[Server]):
     """Scaffnew with cohorts; every entry is sent by a few clients (Condat et al. 2023).
 
     With everybody in every round it is CompressedScaffnew (Condat et al. 2022), and Scaffnew if all send all.
@@ -36,6 +41,7 @@ class TAMUNA(ServerAlgorithm[Tensor]):
     columnwise: ClassVar[bool] = True
     assumes_convex: ClassVar[bool] = True
     answers: ClassVar[bool] = True
+    compensates: ClassVar[bool] = True  # feedback would bring entries back that others are to send
 
     lr: Rate  # gamma; 1/L is safe
     p: Probability  # of communicating after a step: rounds have 1/p steps on average
@@ -45,11 +51,11 @@ class TAMUNA(ServerAlgorithm[Tensor]):
     def init(self, x0: Tensor) -> Client:
         return Client(h=torch.zeros_like(x0))
 
-    def init_server(self, x0: Tensor) -> Tensor:
-        return x0
+    def init_server(self, x0: Tensor) -> Server:
+        return Server(x=x0, moved=torch.zeros_like(x0))
 
-    def broadcast(self, server: Tensor) -> Tensor:
-        return server
+    def broadcast(self, server: Server) -> Tensor:
+        return server.x
 
     def client(self, s: Client, received: Tensor, oracle: Oracle) -> tuple[Client, Tensor]:
         steps = 1
@@ -57,17 +63,18 @@ class TAMUNA(ServerAlgorithm[Tensor]):
             steps += 1
         start = received.expand_as(s.h)
         x, _ = PLAIN.descend(start, lambda x: oracle.grad(x) - s.h, self.lr, steps, ())
-        return s, self._parts(oracle, x) * x
+        return s, self._parts(oracle, x) * (x - start)
 
-    def server(self, server: Tensor, mean: Tensor, share: float) -> Tensor:
-        return mean
+    def server(self, server: Server, mean: Tensor, share: float) -> Server:
+        return Server(x=server.x + mean, moved=mean)
 
-    def answer(self, server: Tensor) -> Tensor:
-        return server
+    def answer(self, server: Server) -> Tensor:
+        return server.moved
 
     def settle(self, s: Client, sent: Tensor, answer: Tensor, oracle: Oracle) -> Client:
         parts = self._parts(oracle, s.h)
-        excess = torch.where(parts > 0, answer - sent / parts.clamp(min=1), 0.0)
+        # What the client sent of an entry is its weight too large. These sum to zero over the cohort.
+        excess = (parts * answer - sent) / parts.amax(-1, keepdim=True).clamp(min=1)
         return Client(h=s.h + self.p * self.chi / self.lr * excess)
 
     def _parts(self, oracle: Oracle, x: Tensor) -> Tensor:
@@ -79,5 +86,5 @@ class TAMUNA(ServerAlgorithm[Tensor]):
     def dual(self, s: Client) -> Tensor:
         return s.h
 
-    def model(self, server: Tensor) -> Tensor:
-        return server
+    def model(self, server: Server) -> Tensor:
+        return server.x

@@ -86,8 +86,15 @@ def simulate(case: Case, objective, channel: hf.Channel, rounds: int) -> Simulat
 
 def test_what_each_channel_serves():
     assert {case_id(case) for case in CASES if not fits(case, HALF)} == set()
-    refused = {case.name for case in CASES if not fits(case, GRID)}
-    assert all({case.name for case in CASES if not fits(case, c)} == refused for c in COMPRESSED)
+    refused = {case.name for case in TRIED if not fits(case, COMPRESSED[0])}
+    assert all({case.name for case in TRIED if not fits(case, c)} == refused for c in COMPRESSED[1:])
+    by_settling = {
+        "scallion",
+        "scafcom",
+        "a-fedpd",
+        "tamuna",
+    }  # a server's memory would mislead their clients
+    assert {case.name for case in TRIED if not fits(case, GRID)} == refused | by_settling
     assert refused == {"ecl", "pdmm"} | {case.name for case in CASES if case.options.get("alpha") == 0.1} - {
         "feddyn"
     }

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.contract.channel import Mixing, Use
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import has_leaves
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.contract_check import check_channel, check_method
 from holdfast.engines.common.survey import method_uses
@@ -64,6 +65,13 @@ def check_fit(
             reason = REASONS[use].format(method=type(method).__name__)
             raise HoldfastError(f"channel {name} {reason}; or choose another channel")
     check_channel(channel, method, network, messages)
+    if isinstance(method, ServerAlgorithm) and (method.answers or method.compensates):
+        memory = (channel.init_receiver(messages[0]), channel.init(messages[0]) if method.compensates else ())
+        if has_leaves(memory):
+            raise HoldfastError(
+                f"channel {name} remembers messages, and {type(method).__name__} counts on what arrives of "
+                "each; choose another channel, such as 'top-k'"
+            )
 
 
 def check_unanswered(method: Method, where: str) -> None:

@@ -8,7 +8,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    LocalSteps,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count, Whole
 from holdfast.optimizers import PLAIN
@@ -155,9 +163,10 @@ class KGT(Algorithm):
     """Local steps with a correction that tracks the round's mean gradient, exact (Liu et al. 2023)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
 
     lr: Rate
-    local_steps: Count = 1
+    local_steps: LocalSteps = 1
     server_lr: Rate = 1.0  # share of the local progress that is kept; 1 makes it decentralised SCAFFOLD
     optimizer: Optimizer = PLAIN
 
@@ -166,7 +175,7 @@ class KGT(Algorithm):
 
     def round(self, s: Corrected, oracle: Oracle, peers: Peers) -> Corrected:
         y, z, memory = self.optimizer.descend_and_track(
-            s.x, lambda y: oracle.grad(y) + s.c, self.lr, self.local_steps, s.memory
+            s.x, lambda y: oracle.grad(y) + s.c, self.lr, oracle.steps(self.local_steps), s.memory
         )
         mixed = peers.exchange(Progress(x=s.x + self.server_lr * (y - s.x), z=z)).mixed
         return Corrected(x=mixed.x, c=s.c - z + mixed.z, memory=memory)

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from holdfast.contract.solver import Solver
+from holdfast.contract.steps import LocalSteps, Steps
 
 
 class Oracle(Protocol):
@@ -50,6 +51,13 @@ class Oracle(Protocol):
 
         Of the c clients in the cohort, ``copies`` send each entry; their weight is c/copies, that of others
         zero. The mean of weighted messages is then, entry by entry, the mean over those who send it.
+        """
+
+    def steps(self, given: LocalSteps) -> Steps:
+        """How many local steps the node takes in this round, [..., 1] where the nodes here differ.
+
+        Who has taken its own gets no minibatch any more: its gradients are zero and cost nothing. So only
+        the round's last draws of minibatches may be such a local phase.
         """
 
     @property

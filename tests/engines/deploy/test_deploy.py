@@ -19,12 +19,13 @@ from test_conformance import Case
 
 from holdfast.algorithms import ALGORITHMS
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.member.base import NetworkThread, Stopped
+from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.member.template import state_template
+from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.storage.messages import Header, specs
-from holdfast.engines.deploy.wire.links import WaitLimitError
+from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.experiments.federation import make_federation
 
 SERVER = {"topology": "server"}
@@ -60,6 +61,13 @@ CASES = {
         {"network": {"topology": "base-graph"}, "nodes": 3},
     ),
     "led": ({"name": "led", "lr": 0.1, "local_steps": 3}, {"nodes": 4}),
+    "unequal steps, averaged by a server": (
+        {"name": "vrl-sgd", "lr": 0.1, "local_steps": 3},
+        {
+            "network": SERVER,
+            "node": [{"name": "a", "local_steps": 1}, {"name": "b"}, {"name": "c", "local_steps": 5}],
+        },
+    ),
     "fedavg": ({"name": "fedavg", "lr": 0.1, "local_steps": 3}, {"network": SERVER}),
     "scaffold with cohorts": (
         {"name": "scaffold", "lr": 0.1, "local_steps": 3},
@@ -128,7 +136,7 @@ DEPLOYED = [case for case in ALL_METHODS if not getattr(ALGORITHMS[case.name], "
 def test_methods_whose_server_answers_are_refused() -> None:
     raw = describe({"name": "tamuna", "lr": 0.1, "p": 0.5}, network=SERVER)
     with pytest.raises(HoldfastError, match="TAMUNA: its server answers"):
-        make_federation(raw, where="test")
+        make_federation(raw, "test")
 
 
 @pytest.mark.slow

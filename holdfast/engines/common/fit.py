@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.contract.channel import Mixing, Use
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import has_leaves
-from holdfast.core.validation import Cohort
+from holdfast.core.validation import Cohort, quoted
 from holdfast.engines.common.contract_check import check_channel, check_method
 from holdfast.engines.common.survey import method_uses
 from holdfast.topology import Network
+
+Cohorts = Sequence[Sequence[int]]
+"""The nodes that take part in round 0, 1, ..., as they were recorded; not drawn."""
 
 ROUNDING = 1e-9
 """By how much a computed eigenvalue may miss a bound that it meets: an even ring has exactly -1/3."""
@@ -39,7 +43,7 @@ def placed(channel: Channel, method: Method, network: Network) -> Channel:
 
 
 def check_fit(
-    method: Method, nodes: int, network: Network, cohort: Cohort, channel: Channel = IDENTITY
+    method: Method, nodes: int, network: Network, cohort: Cohort | Cohorts, channel: Channel = IDENTITY
 ) -> None:
     """Refuses a method or a channel on a network it is not made for, and cohorts that cannot be drawn.
 
@@ -83,7 +87,7 @@ def check_unanswered(method: Method, where: str) -> None:
         )
 
 
-def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort) -> None:
+def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort | Cohorts) -> None:
     name = type(method).__name__
     leads = isinstance(method, ServerAlgorithm) or (isinstance(method, Algorithm) and method.needs_server)
     if network.nodes != nodes:
@@ -107,6 +111,13 @@ def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort)
         return
     if not isinstance(method, ServerAlgorithm) or not method.allows_cohorts:
         raise HoldfastError(f"cohort: {name} needs every node in every round; leave the cohort out")
+    if not isinstance(cohort, int):
+        for round, chosen in enumerate(cohort):
+            if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(nodes)):
+                raise HoldfastError(
+                    f"cohort: round {round} has {quoted(chosen)}, expected different nodes below {nodes}"
+                )
+        return
     if not 1 <= cohort <= nodes:
         raise HoldfastError(f"cohort: should be between 1 and the number of nodes {nodes}, got {cohort}")
 

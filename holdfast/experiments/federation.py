@@ -18,7 +18,7 @@ from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
-from holdfast.engines.common.fit import check_fit, placed
+from holdfast.engines.common.fit import check_fit, check_unanswered, placed
 from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.own_model import OwnModel, read_own_model
@@ -213,6 +213,7 @@ class FederationFile(Federation):
         quorum = None if self.round is None else self.round.quorum
         cohort = self.network.cohort if quorum is None else quorum  # or any larger number
         check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
+        check_unanswered(self.method, "a deployed federation")
         if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
         if self.server is not None and not self.member_network.is_server:

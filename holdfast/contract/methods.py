@@ -26,11 +26,14 @@ class Method(Hyperparameters):
     assumes_convex: ClassVar[bool] = False  # True: what the method promises holds for convex f_i only
     uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
     uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
-    unequal_steps: ClassVar[bool] = False  # True: ``local_steps`` may differ from node to node; not inherited
+    # Not inherited: a subclass that overrides anything has to declare them anew.
+    unequal_steps: ClassVar[bool] = False  # True: ``local_steps`` may differ from node to node
+    allows_late: ClassVar[bool] = False  # True: a server may leave out clients in any pattern; same limit
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.unequal_steps = vars(cls).get("unequal_steps", False)
+        for name in ("unequal_steps", "allows_late"):
+            setattr(cls, name, vars(cls).get(name, False))
 
     def __post_init__(self) -> None:
         if isinstance(vars(self).get("local_steps"), list | tuple | dict) and (why := self.why_equal_steps):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.contract.channel import Mixing, Use
 from holdfast.core.errors import HoldfastError
-from holdfast.core.validation import Cohort
+from holdfast.core.validation import Cohort, quoted
 from holdfast.engines.common.contract_check import check_channel, check_method
 from holdfast.engines.common.survey import method_uses
 from holdfast.topology import Network
+
+Cohorts = Sequence[Sequence[int]]
+"""The nodes that take part in round 0, 1, ..., as they were recorded; not drawn."""
 
 ROUNDING = 1e-9
 """By how much a computed eigenvalue may miss a bound that it meets: an even ring has exactly -1/3."""
@@ -36,7 +40,7 @@ def placed(channel: Channel, method: Method, network: Network) -> Channel:
 
 
 def check_fit(
-    method: Method, nodes: int, network: Network, cohort: Cohort, channel: Channel = IDENTITY
+    method: Method, nodes: int, network: Network, cohort: Cohort | Cohorts, channel: Channel = IDENTITY
 ) -> None:
     """Refuses a method or a channel on a network it is not made for, and cohorts that cannot be drawn.
 
@@ -64,7 +68,7 @@ def check_fit(
     check_channel(channel, method, network, messages)
 
 
-def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort) -> None:
+def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort | Cohorts) -> None:
     name = type(method).__name__
     leads = isinstance(method, ServerAlgorithm) or (isinstance(method, Algorithm) and method.needs_server)
     if network.nodes != nodes:
@@ -88,6 +92,13 @@ def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort)
         return
     if not isinstance(method, ServerAlgorithm) or not method.allows_cohorts:
         raise HoldfastError(f"cohort: {name} needs every node in every round; leave the cohort out")
+    if not isinstance(cohort, int):
+        for round, chosen in enumerate(cohort):
+            if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(nodes)):
+                raise HoldfastError(
+                    f"cohort: round {round} has {quoted(chosen)}, expected different nodes below {nodes}"
+                )
+        return
     if not 1 <= cohort <= nodes:
         raise HoldfastError(f"cohort: should be between 1 and the number of nodes {nodes}, got {cohort}")
 

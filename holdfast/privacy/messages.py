@@ -127,6 +127,9 @@ class PrivateMessages(ServerAlgorithm[Noised]):
         counter = (blocks, part, server.round.long(), 0)
         return normals(philox(counter, (self.seed, int(Stream.NOISE) + (1 << 20))))[: like.shape[-1]].to(like)
 
+    def settle(self, s: Any, sent: Any, answer: Any, oracle: Any) -> Any:
+        return self.inner.settle(s, sent.inner if self.adaptive else sent, answer, oracle)
+
     def model(self, server: Noised) -> Tensor:
         model: Tensor = self.inner.model(server.inner)
         return model
@@ -152,7 +155,7 @@ def check_clippable(method: Method) -> None:
             f"NodeDP: the server only averages what nodes of {name} send one another; take a method that a "
             "server leads, such as FedAvg, or hf.DP, which protects samples in every method"
         )
-    if not method.clippable:
+    if not method.clippable or method.answers:
         raise HoldfastError(
             f"NodeDP: messages of {name} tell how a client's own memory changes, which the server has to "
             "match, and clipping drives the two apart; take FedAvg, FedProx or FedCM, or hf.DP"

@@ -63,9 +63,7 @@ def published(scaffold: bool) -> torch.Tensor:
                 y = y - LR * (gradients[-1] - own_c[i] + c)
             of_x += (y - x) / PER_ROUND
             if scaffold:
-                after = torch.stack(gradients).mean(
-                    0
-                )  # nothing more is clipped or noised
+                after = torch.stack(gradients).mean(0)  # nothing more is clipped or noised
                 of_c += (after - own_c[i]) / USERS
                 own_c[i] = after
         x, c = x + SERVER_LR * of_x, c + of_c

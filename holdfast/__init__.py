@@ -49,7 +49,7 @@ _HOMES = {
     "holdfast.optimizers": (
         "OPTIMIZERS LocalOptimizer Momentum SGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
     ),
-    "holdfast.privacy": "DP",
+    "holdfast.privacy": "DP NodeDP",
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton StochasticGradientDescent",
     "holdfast.problem.losses": "LOSSES Loss",
     "holdfast.problem.reference.optimum": "reference_optimum",
@@ -126,7 +126,7 @@ if TYPE_CHECKING:
         LocalOptimizer as LocalOptimizer, Momentum as Momentum, OPTIMIZERS as OPTIMIZERS,
         SGD as SGD, WarmupCosine as WarmupCosine,
     )
-    from holdfast.privacy import DP as DP
+    from holdfast.privacy import DP as DP, NodeDP as NodeDP
     from holdfast.problem.losses import LOSSES as LOSSES, Loss as Loss
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
     from holdfast.problem.reference.optimum import reference_optimum as reference_optimum

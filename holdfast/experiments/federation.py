@@ -18,7 +18,7 @@ from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
-from holdfast.engines.common.fit import check_fit, placed
+from holdfast.engines.common.fit import check_fit, check_unanswered, placed
 from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.own_model import OwnModel, read_own_model
@@ -38,7 +38,7 @@ from holdfast.experiments.protecting import check_private_federation, federation
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
 from holdfast.privacy import Ledger
-from holdfast.privacy.aggregation.client import default_threshold
+from holdfast.privacy.aggregation.shares import default_threshold
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 
@@ -97,7 +97,15 @@ class FederationFile(Federation):
         """The federation with the members of ``epoch``, of which this one is the file; checked."""
         if epoch.number == 0:
             return self
-        changed = self.of(self.model_dump() | {"node": [node.model_dump() for node in epoch.nodes]})
+        own = {node.name: node.address for node in self.node}
+        where = {node.name: node.address or own.get(node.name, "") for node in epoch.nodes}
+        nodes = [{**node.model_dump(), "address": where[node.name]} for node in epoch.nodes]
+        changes: dict[str, Any] = {"node": nodes}
+        if self.relay is not None:
+            there = {*epoch.names, *([self.server.name] if self.server else [])}
+            links = [pair for pair in self.relay.links if there.issuperset(pair)]
+            changes["relay"] = {**self.relay.model_dump(), "links": links}
+        changed = self.of(self.model_dump() | changes)
         changed._own_model, changed._epoch, changed._first_round = self._own_model, epoch.number, epoch.first
         changed._members_digest = f"{self.id} {epoch.digest}"
         changed.check()
@@ -201,10 +209,11 @@ class FederationFile(Federation):
         if self.member_network.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
         self._check_round()
-        self._check_aggregation()
+        self._check_secure_aggregation()
         quorum = None if self.round is None else self.round.quorum
         cohort = self.network.cohort if quorum is None else quorum  # or any larger number
         check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
+        check_unanswered(self.method, "a deployed federation")
         if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
         if self.server is not None and not self.member_network.is_server:
@@ -259,11 +268,11 @@ class FederationFile(Federation):
         if self.membership is not None and quorum > self.membership.minimum:
             raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
 
-    def _check_aggregation(self) -> None:
+    def _check_secure_aggregation(self) -> None:
         """Whether messages can be added up under masks, if the file says so."""
-        if self.aggregation is None:
+        if self.secure_aggregation is None:
             return
-        given, cohort = self.aggregation.threshold, self.cohort
+        given, cohort = self.secure_aggregation.threshold, self.cohort
         threshold, why = given or default_threshold(cohort), ""
         if not self.led:
             why = f"it is for methods that a server leads, and {self.algorithm.name} is none"
@@ -280,7 +289,7 @@ class FederationFile(Federation):
         elif self.round is not None and self.round.quorum is not None and self.round.quorum < threshold:
             why = f"round.quorum = {self.round.quorum} is less than its threshold of {threshold}"
         if why:
-            raise HoldfastError(f"aggregation: {why}")
+            raise HoldfastError(f"secure_aggregation: {why}")
 
     def _check_membership(self) -> None:
         """Whether members may change, if the file says so."""
@@ -293,8 +302,6 @@ class FederationFile(Federation):
             why = "links have to be the same in every round"
         elif network.is_server and not self.led:
             why = f"with a server it needs a method that the server leads; {self.algorithm.name} is none"
-        elif self.relay is not None:
-            why = "all have to reach one another, and some do only through the relay"
         elif len(self.node) < self.membership.minimum:
             why = f"there are {len(self.node)} nodes, fewer than membership.minimum"
         after = self.membership.remove_after

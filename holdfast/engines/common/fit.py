@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Literal, get_args
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.contract.channel import Mixing, Use
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import has_leaves
 from holdfast.core.validation import Cohort, quoted
 from holdfast.engines.common.contract_check import check_channel, check_method
 from holdfast.engines.common.survey import method_uses
@@ -38,8 +39,10 @@ def placed(channel: Channel, method: Method, network: Network) -> Channel:
     """``channel`` as ``method`` uses it on ``network``."""
     if not network.is_server:
         return channel.placed(Mixing("neighbours", network.nodes, network.weights))
-    leads = isinstance(method, ServerAlgorithm)
-    return channel.placed(Mixing("a leading server" if leads else "an averaging server", network.nodes))
+    by: Literal["a leading server", "an averaging server"] = "an averaging server"
+    if isinstance(method, ServerAlgorithm):
+        by = "a leading server"
+    return channel.placed(Mixing(by, network.nodes, compensated=method.compensates))
 
 
 def check_fit(
@@ -69,6 +72,22 @@ def check_fit(
             reason = REASONS[use].format(method=type(method).__name__)
             raise HoldfastError(f"channel {name} {reason}; or choose another channel")
     check_channel(channel, method, network, messages)
+    if isinstance(method, ServerAlgorithm) and (method.answers or method.compensates):
+        memory = (channel.init_receiver(messages[0]), channel.init(messages[0]) if method.compensates else ())
+        if has_leaves(memory):
+            raise HoldfastError(
+                f"channel {name} remembers messages, and {type(method).__name__} counts on what arrives of "
+                "each; choose another channel, such as 'top-k'"
+            )
+
+
+def check_unanswered(method: Method, where: str) -> None:
+    """Refuses a method whose server answers at the end of a round; ``where`` is what cannot do that."""
+    if isinstance(method, ServerAlgorithm) and method.answers:
+        raise HoldfastError(
+            f"{type(method).__name__}: its server answers the cohort at the end of a round, and {where} does "
+            "not; run it in a simulation, or take SCAFFOLD or FedDyn"
+        )
 
 
 def check_steps(method: Method, nodes: int, steps: StepsTaken | None) -> None:

@@ -195,6 +195,7 @@ class Rounds:
         carrier = self._carrier(now.round, (Slot(sender, ()),) if memory else (), chosen, takes_part)
         answer = carrier.broadcast(method.broadcast(state.server), self.problem.nodes)
         oracle = self._oracle(chosen, now.round, counted, gradient, takes_part)
+        oracle.cohort = self._asked(now)
         after, message = method.client(before, answer.arrived, oracle)
         self._note(oracle.losses if takes_part else [])
         sent = carrier.send(message)
@@ -202,14 +203,26 @@ class Rounds:
         counters.traffic.count(asked, answer.message, answer.wire)
         counters.traffic.count(asked, message, sent.wire)
         arrived, kept = sent.arrived, (state.clients, slot.sender)
-        if takes_part:
-            kept = put_rows(kept, places, (after, carrier.slot.sender))
-        else:
+        if not takes_part:
             arrived = tree_map(lambda rows: rows[:0], arrived)
         mean = tree_map(lambda rows: self.place.world.mean(rows, size), arrived)
         mean, receiver = self.channel.gather(mean, slot.receiver, share)
         server = method.server(state.server, mean, share)
+        if method.answers:
+            answer = carrier.broadcast(method.answer(server), self.problem.nodes, exchange=1)
+            counters.traffic.count(size, answer.message, answer.wire)
+        if takes_part:
+            after = method.settle(after, sent.arrived, answer.arrived if method.answers else (), oracle)
+            kept = put_rows(kept, places, (after, carrier.slot.sender))
         return ServerState(server, kept[0]), Slot(kept[1], receiver) if memory else ()
+
+    def _asked(self, now: Inputs) -> Tensor | None:
+        """[c], ascending: everybody in the round's cohort, also elsewhere; None if that is every client."""
+        if self.recorded is None and self.cohort_size == self.problem.nodes:
+            return None
+        if len(self.nodes) == self.problem.nodes:
+            return now.cohort
+        return torch.tensor(self.everybody_asked(now.round), device=self.nodes.device)
 
     def _note(self, losses: list[Tensor]) -> None:
         """Keeps sum and number of the ``losses`` of a round."""

@@ -51,16 +51,18 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
             received = tree_map(lambda t: t[0], received)
         node.phase = f"computing round {r + 1}"
         state, slots = apart(node.state)
-        state, message = method.at(r).client(state, received, node.oracle(r))
+        oracle = node.oracle(r)
+        state, message = method.at(r).client(state, received, oracle)
         carrier = node.carrier(r, slots)
         sent = carrier.send(message)
         carrier.check()
         node.costs.traffic.count(1, message, sent.wire)
         last: MessageFile | None
-        if federation.aggregation is None:
+        if federation.secure_aggregation is None:
             published = last = node.publish(node.header(0, sent.wire), sent.wire)
         else:
             published, last = send_masked(node, sent.wire)
+        state = method.at(r).settle(state, sent.arrived, (), oracle)
         node.state = carried(state, carrier.memory)
         node.transport.passed_server(sent=[published], received=[file])
         node.save_round(r + 1)

@@ -17,9 +17,10 @@ from torch import Tensor
 from holdfast.contract import IDENTITY, Channel, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.carrier import Carrier, apart, wire_like
+from holdfast.engines.common.carrier import Carrier, apart
 from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.averaging import average
 from holdfast.engines.deploy.member.base import GRACE, Member
 from holdfast.engines.deploy.member.due import Due, Key, Schedule
 from holdfast.engines.deploy.member.joining import keep_model
@@ -109,7 +110,7 @@ class Server(Member):
         if isinstance(method, ServerAlgorithm):
             lead(self, method)
         else:
-            self._average()
+            average(self)
         self.phase = "finishing"
         write_report(self)
         try:
@@ -136,7 +137,7 @@ class Server(Member):
         self.outbox.prune(done, lambda stage: [])
         for key in list(self.arrivals):  # a copy: the event loop adds to it
             if key[0] < done:
-                self._drop(key)
+                self.drop(key)
 
     def average_statistics(self, delivered: int = 0) -> Tensor | None:
         """The mean of everybody's statistics, which all are sent; from then on, they take leave.
@@ -151,41 +152,6 @@ class Server(Member):
             self.costs.delivery_bytes = delivered + len(self.federation.names) * size
         self.due, self.stage = self.schedule.due((self.last, 0)), self.last
         return mean
-
-    # --- averaging for methods without a leader -------------------------------------------------------
-
-    def _average(self) -> None:
-        """Exchange by exchange, what everybody has sent is averaged, until all take leave."""
-        if self.saved is None:
-            self.save_round(0, ())
-        self.phase = "averaging"
-        for message in list(self.outbox.messages.values()):  # published after the costs were last saved
-            if self.done < message.header.round <= self.federation.rounds:
-                self._count(message)
-        while self.due.key[0] <= self.federation.rounds:
-            stage, exchange = key = self.due.key
-            self.stage = stage
-            mean = self.mean(self.federation.wire_channel)
-            if stage - 1 > self.done:  # everybody is past the rounds before
-                self.save_round(stage - 1, ())
-                self.forget(stage - 1)
-            carrier, nodes = self.carrier(max(stage - 1, 0)), len(self.federation.names)
-            answer = carrier.answer(mean, exchange, nodes).wire
-            carrier.check()
-            header = self.header(exchange, answer)
-            self.due = self.schedule.due((stage, exchange + 1))  # whoever has the mean may send what follows
-            self._count(self.publish(header, answer))
-            for before in [before for before in list(self.arrivals) if before < key]:
-                self._drop(before)  # everybody has had that mean: without it, nobody could have sent this
-        self.average_statistics()
-        self.ask(self.everybody)
-        self.save_round(self.federation.rounds, ())
-
-    def _count(self, mean: MessageFile) -> None:
-        """Every client is sent it."""
-        like = self.schedule.due((mean.header.round, mean.header.exchange)).like
-        wire = wire_like(self.federation.wire_channel.down, like)
-        self.costs.traffic.count(len(self.federation.names), like, wire)
 
     def carrier(self, r: int) -> Carrier:
         """What answers of a round go through."""
@@ -230,11 +196,11 @@ class Server(Member):
     @property
     def keeps_cohorts(self) -> bool:
         """Whether who took part in a round cannot be told from the file alone."""
-        return self.quorum is not None or self.federation.aggregation is not None
+        return self.quorum is not None or self.federation.secure_aggregation is not None
 
     def counted(self, sender: str, round: int) -> bool:
         return (
-            self.federation.aggregation is not None
+            self.federation.secure_aggregation is not None
             and sender in self.cohorts.lines().get(round, [""])[0].split()
         )
 
@@ -301,7 +267,8 @@ class Server(Member):
         """What ``name`` sent."""
         return MessageFile(self.store.inbox / message_name(*key, name))
 
-    def _drop(self, key: Key) -> None:
+    def drop(self, key: Key) -> None:
+        """What everybody sent for that exchange is needed no longer."""
         for name in self.arrivals.pop(key, ()):
             remove(self.store.inbox / message_name(*key, name))
 

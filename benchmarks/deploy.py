@@ -50,10 +50,8 @@ import grpc  # isort: skip - after holdfast, which configures it
 
 CLASSES = 125
 RAW = "/raw/Stream"
-LEAST_RATIO, MOST_MEMORY = (
-    0.7,
-    6.0,
-)  # throughput over the raw stream's; peak memory above an idle node's over the model's size
+LEAST_RATIO = 0.7  # throughput over the raw stream's
+MOST_MEMORY = 6.0  # peak memory above an idle node's, in models
 
 
 def free_ports(count: int) -> list[int]:

@@ -29,7 +29,7 @@ def digest(content: bytes) -> str:
 
 
 class SecondMember:
-    """``name`` with a single neighbour, ``peer``; ``tls``: its key, its certificate and the authority, PEM."""
+    """``name`` with a single neighbour, ``peer``; ``tls``: key, certificate and authority in PEM."""
 
     def __init__(
         self, name: str, port: int, peer: str, address: str, agreed: dict[str, Any], tls: list[bytes]

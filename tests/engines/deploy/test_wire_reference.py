@@ -1,4 +1,4 @@
-"""docs/reference/wire.md is complete: a member written from it alone takes part, and is refused as it says."""
+"""docs/reference/wire.md is complete: a member written from it takes part, and is refused as it says."""
 
 from __future__ import annotations
 

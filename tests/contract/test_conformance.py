@@ -56,6 +56,10 @@ CASES = [
     Case("fedprox", {"local_steps": 3, "reduced": True}, 2, 5, server=True),
     Case("scaffold", {"local_steps": 3}, 4, 3, server=True),
     Case("scaffold", {"local_steps": 3, "option": 1}, 4, 4, server=True),
+    Case("scallion", {"local_steps": 3, "alpha": 0.5}, 3, 3, server=True),
+    Case("scafcom", {"local_steps": 3, "beta": 0.5}, 3, 3, server=True),
+    Case("a-fedpd", {"eta": 0.5, "local_steps": 3}, 4, 3, server=True),
+    Case("tamuna", {"p": 1.0, "copies": 3}, 3, 1, server=True),
     Case("gt-sgd", {}, 2, 1),
     Case("gt-sgd", {"order": "atc"}, 2, 1),
     Case("net-fleet", {"local_steps": 3}, 2, 3),
@@ -118,6 +122,8 @@ def case_id(case: Case) -> str:
 
 
 every_case = pytest.mark.parametrize("case", CASES, ids=case_id)
+exactly = pytest.mark.parametrize("problem", ["quadratics float64"], indirect=True)
+with_minibatches = pytest.mark.parametrize("problem", ["digits float32"], indirect=True)
 
 
 def method(case: Case, rate=None) -> Method:
@@ -128,11 +134,14 @@ def method(case: Case, rate=None) -> Method:
     return ALGORITHMS.build(case.name, {**case.options, case.rate: default if rate is None else rate})
 
 
+RING, STAR = as_network(hf.ring(NODES), NODES), as_network(None, NODES)
+
+
 def network(case: Case) -> hf.Network:
-    return as_network(None if case.server else hf.ring(NODES), NODES)
+    return STAR if case.server else RING
 
 
-@pytest.fixture(scope="module", params=["digits float32", "quadratics float64"])
+@pytest.fixture(scope="module")
 def problem(request) -> Problem:
     """Minibatches of digits on heterogeneous nodes, or exact gradients of heterogeneous quadratics."""
     if request.param.startswith("quadratics"):
@@ -181,14 +190,29 @@ def test_shapes_and_dtypes_stay(case, problem):
     assert all(dtype == problem.x0.dtype for _, dtype in before)
 
 
+def lowers_the_common_objective(case: Case, problem: Problem, gradients: int) -> bool:
+    simulation = simulate(case, problem, gradients // case.gradients)
+    return problem.global_value(simulation.models.mean(0)) < 0.9 * problem.global_value(problem.x0)
+
+
 @every_case
+@exactly
 def test_training_lowers_the_common_objective(case, problem):
-    simulation = simulate(case, problem, 180 // case.gradients)
-    start = problem.global_value(problem.x0)
-    assert problem.global_value(simulation.models.mean(0)) < 0.9 * start
+    assert lowers_the_common_objective(case, problem, gradients=60)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] if "optimizer" in c.options else []) for c in CASES],
+    ids=case_id,
+)
+@with_minibatches
+def test_training_lowers_the_common_objective_of_a_model(case, problem):
+    assert lowers_the_common_objective(case, problem, gradients=180)
 
 
 @every_case
+@with_minibatches
 def test_the_same_seed_gives_the_same_bits(case, problem):
     other = simulate(CASES[0], problem, 2)  # another run in between must not matter
     first, second = simulate(case, problem, 4), simulate(case, problem, 4)
@@ -197,6 +221,7 @@ def test_the_same_seed_gives_the_same_bits(case, problem):
 
 
 @every_case
+@exactly
 def test_rounds_do_not_change_what_they_were_given(case, problem):
     """States are values: a round makes a new one, but for the client rows that a server method keeps once."""
     simulation = simulate(case, problem, 2)
@@ -210,6 +235,7 @@ def test_rounds_do_not_change_what_they_were_given(case, problem):
 
 
 @every_case
+@with_minibatches
 def test_resuming_changes_nothing(case, problem):
     whole = simulate(case, problem, 6)
     half = simulate(case, problem, 3)
@@ -225,6 +251,7 @@ def test_resuming_changes_nothing(case, problem):
 
 
 @every_case
+@exactly
 def test_traffic_and_gradients_are_what_the_paper_says(case, problem):
     simulation = simulate(case, problem, 0)
     at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
@@ -237,6 +264,7 @@ def test_traffic_and_gradients_are_what_the_paper_says(case, problem):
 
 
 @every_case
+@exactly
 def test_the_dry_run_predicts_the_traffic(case, problem):
     footprint = dry_run(method(case), network(case))
     simulation = simulate(case, problem, 4)
@@ -246,10 +274,9 @@ def test_the_dry_run_predicts_the_traffic(case, problem):
 
 
 scheduled_cases = pytest.mark.parametrize("case", [case for case in CASES if case.rate], ids=case_id)
+
+
 # The engine evaluates schedules before a round: the objective never sees them.
-exactly = pytest.mark.parametrize("problem", ["quadratics float64"], indirect=True)
-
-
 @exactly
 @scheduled_cases
 def test_step_sizes_may_be_schedules(case, problem):

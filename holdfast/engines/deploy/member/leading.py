@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import apart, carried
+from holdfast.engines.deploy.member.aggregating import aggregate
 from holdfast.engines.deploy.member.joining import forget_epoch_before, starting_model
 from holdfast.engines.deploy.member.template import channel_slots
 from holdfast.engines.deploy.storage.results import write_model
@@ -38,22 +39,27 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
     server.forget(server.done)
     for r in range(server.done, federation.rounds):
         now = method.at(r)
-        server.due, server.stage = server.schedule.due((r + 1, 0)), r + 1
+        server.due = server.schedule.after(r, [key[:2] for key in server.outbox.messages])
+        server.stage = r + 1
         server.phase = f"serving round {r + 1}"
         carrier = server.carrier(r)
         sent = carrier.broadcast(now.broadcast(state), nodes)
         carrier.check()
         published = server.publish(server.header(0, sent.wire), sent.wire)
-        arrived = tree_map(lambda t: t.squeeze(0), server.mean(channel))
-        takers = server.takers()
+        if federation.aggregation is None:
+            mean, takers = server.mean(channel), server.takers()
+        else:
+            mean, takers = aggregate(server)
+        arrived = tree_map(lambda t: t.squeeze(0), mean)
         mean, memory = channel.gather(arrived, memory, len(takers) / nodes)
         state = now.server(state, mean, len(takers) / nodes)
         server.costs.traffic.count(len(takers), sent.message, sent.wire)
         for name in takers:
-            came = [server.arrivals[server.due.key][name].content]
+            came = [server.arrivals[r + 1, server.schedule.message][name].content]
             server.tally.add(name, server.stage, sent=[published.header.content], received=came)
+        if server.keeps_cohorts:
+            server.insist(partial(server.cohorts.add, r + 1, " ".join(takers)))
         if server.quorum is not None:
-            server.insist(partial(server.cohorts.add, r + 1, takers))
             left_out = len(server.due.names) - len(takers)
             server.metrics = {"answers": float(len(takers)), "left_out": float(left_out)}
         server.save_round(r + 1, carried(state, memory))

@@ -65,6 +65,10 @@ class LeftOut(Exception):  # noqa: N818 - not an error
         self.stage, self.now = stage, now
 
 
+class Counted(Exception):  # noqa: N818 - not an error
+    """The server has ended the round with this client's message, and needs nothing more of it."""
+
+
 class Ask(BaseModel):
     """A question about one exchange."""
 

@@ -42,6 +42,7 @@ from holdfast.engines.deploy.wire.protocol import (
     Ask,
     audit_message,
 )
+from holdfast.engines.deploy.wire.revocations import Heard, list_for, take_over
 
 Code = grpc.StatusCode
 
@@ -59,6 +60,9 @@ class Submissions(Protocol):
 
     def left_out(self, sender: str, round: int) -> bool:
         """Whether the round is decided without ``sender``, see ``Quorum``."""
+
+    def counted(self, sender: str, round: int) -> bool:
+        """Whether the round is over, with what ``sender`` had said until then; see ``aggregating``."""
 
 
 @dataclass
@@ -101,6 +105,7 @@ class Service:
             "Release": self.release,
             "Submit": self.submit,
             "Status": self.tell_status,
+            "Revocations": self.revocations,
         }
         return answers if self.membership is None else answers | {"Membership": self.membership}
 
@@ -130,6 +135,9 @@ class Service:
             now = self.current_round()  # looked at first: what is published meanwhile is not gone
             message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
             if message is None:
+                if self.submissions is not None and self.submissions.counted(who, ask.round):
+                    yield self._answer(who, active=True)
+                    return
                 self._refuse_if_gone(who, ask, now)
                 message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
             if message is None:
@@ -222,6 +230,16 @@ class Service:
             path.unlink(missing_ok=True)
             raise
         return message.norm
+
+    async def revocations(self, frames: Frames, context: Any) -> bytes:
+        """Who has the newer list of revoked certificates gives it to the other."""
+        async with self.gate.call(context):
+            heard: Heard = parse(Heard, await first_frame(frames))
+            own = self.gate.credentials
+            if own is None:
+                return Heard(number=0).model_dump_json().encode()
+            take_over(own.folder, own.revocations.number, heard, self.federation.coordinator)
+            return list_for(own.folder, own.revocations.number, heard.number).model_dump_json().encode()
 
     async def tell_status(self, frames: Frames, context: Any) -> bytes:
         """Where this member stands; for members only."""

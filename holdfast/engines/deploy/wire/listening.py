@@ -65,7 +65,7 @@ async def serve(
     if credentials is not None and await speaks_tls_1_2(trial, port):
         await server.stop(0)
         raise HoldfastError(
-            "gRPC was loaded before holdfast and would accept TLS 1.2; import holdfast.engines.deploy.wire first"
+            "gRPC was loaded first and would accept TLS 1.2; import holdfast.engines.deploy.wire before it"
         )
     return server, port, door
 

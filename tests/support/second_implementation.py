@@ -6,15 +6,24 @@ tells all that is needed to take part.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import secrets
+import struct
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
 import grpc
 import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 PIECE, ZEROS = 1 << 20, "0" * 64
 FAREWELL: list[Any] = []
@@ -148,3 +157,52 @@ class SecondMember:
     def close(self) -> None:
         self.channel.close()
         self.server.stop(1.0).wait()
+
+
+# --- through a relay -------------------------------------------------------------------------------------
+
+
+def bound(*parts: bytes) -> bytes:
+    return b"holdfast relay 1" + b"".join(struct.pack(">I", len(part)) + part for part in parts)
+
+
+class SecondProcess:
+    """A process of the member ``name`` behind a relay: its card, and what it seals and opens as asker."""
+
+    def __init__(self, scope: str, name: str, key: bytes, certificate: bytes) -> None:
+        self.scope, self.name, self.secret = scope, name, X25519PrivateKey.generate()
+        public = base64.b64encode(self.secret.public_key().public_bytes_raw()).decode()
+        issued = int(time.time())
+        signed = bound(b"card", scope.encode(), name.encode(), public.encode(), str(issued).encode())
+        signature = load_pem_private_key(key, None).sign(signed, ec.ECDSA(hashes.SHA256()))
+        card = {"name": name, "key": public, "issued": issued, "certificate": certificate.decode()}
+        self.card = text({**card, "signature": base64.b64encode(signature).decode()})
+
+    def keys(self, card: bytes) -> tuple[bytes, bytes]:
+        """For questions to, and answers from, the process with that card."""
+        other = json.loads(card)
+        secret = self.secret.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(other["key"])))
+        names = bound(self.scope.encode(), self.name.encode(), other["name"].encode())
+        salt = hashlib.sha256(self.card).digest() + hashlib.sha256(card).digest()
+        both = HKDF(hashes.SHA256(), 64, salt=salt, info=b"holdfast relay 1" + names).derive(secret)
+        return both[:32], both[32:]
+
+    def label(self, answerer: str, way: bytes, last: bool, question: bytes = b"") -> bytes:
+        names = (self.scope.encode(), self.name.encode(), answerer.encode())
+        return bound(*names, way, b"last" if last else b"more", question)
+
+    def first_frame(self, answerer: str, card: bytes, kind: str, content: bytes) -> tuple[bytes, bytes]:
+        """The parcel of call 1 with a whole question, and the question's digest."""
+        head = text({"kind": kind, "said": {}})
+        plain = struct.pack(">H", len(head)) + head + content
+        label = self.label(answerer, b"question", True)
+        sealed = ChaCha20Poly1305(self.keys(card)[0]).encrypt(struct.pack(">IQ", 1, 0), plain, label)
+        parcel = struct.pack(">BIQH", 2, 1, 0, len(self.card)) + self.card + sealed
+        return parcel, hashlib.sha256(plain).digest()
+
+    def open_answer(self, answerer: str, card: bytes, parcel: bytes, question: bytes) -> tuple[int, bytes]:
+        """The number of a frame, and what it says."""
+        flags, call, frame, length = struct.unpack_from(">BIQH", parcel)
+        label = self.label(answerer, b"answer", bool(flags & 2), question)
+        nonce = struct.pack(">IQ", call, frame)
+        return frame, ChaCha20Poly1305(self.keys(card)[1]).decrypt(nonce, parcel[15 + length :], label)

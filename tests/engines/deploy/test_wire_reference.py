@@ -16,9 +16,14 @@ import pytest
 import second_implementation
 import torch
 from federation_runs import DeployedRun, describe
-from second_implementation import PIECE, SecondMember
+from second_implementation import PIECE, SecondMember, SecondProcess
 
 from holdfast.data.dataset import Dataset
+from holdfast.engines.deploy.relay.calls import HEAD, Head
+from holdfast.engines.deploy.relay.parcels import Parcel
+from holdfast.engines.deploy.relay.sealing import new_identity
+from holdfast.engines.deploy.wire.authority import make_certificates
+from holdfast.engines.deploy.wire.credentials import load_credentials
 from holdfast.experiments.federation import make_federation
 
 INPUTS, CLASSES, ROUNDS = 3000, 100, 3  # a model of more than one piece
@@ -99,3 +104,20 @@ def test_it_is_refused_as_the_page_says(
     with pytest.raises(grpc.RpcError) as refused:
         next(second.ask(**{"round": 1, **changes}))
     assert refused.value.code().name == code
+
+
+def test_its_sealed_questions_open_and_it_opens_the_answers(tmp_path: Path) -> None:
+    make_certificates(tmp_path, "test", ["a", "b"], days=1)
+    key, certificate = ((tmp_path / f"b.{ending}").read_bytes() for ending in ("key", "crt"))
+    a = new_identity("f" * 32, "a", load_credentials(tmp_path, "a"))
+    card = a.card.model_dump_json().encode()
+    b = SecondProcess("f" * 32, "b", key, certificate)
+    packed, question = b.first_frame("a", card, "Fetch", b"what?")
+    parcel = Parcel.unpack(packed)
+    session = a.session(a.check(parcel.card, "b"), asks=False)
+    plain = session.open_question(parcel.call, parcel.frame, parcel.last, parcel.sealed)
+    (length,) = HEAD.unpack_from(plain)
+    assert Head.model_validate_json(plain[2 : 2 + length]).kind == "Fetch"
+    assert plain[2 + length :] == b"what?"
+    sealed = session.seal_answer(1, 3, False, b"that", question)
+    assert b.open_answer("a", card, Parcel(1, 3, sealed, answers=True).pack(), question) == (3, b"that")

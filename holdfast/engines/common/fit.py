@@ -17,6 +17,9 @@ from holdfast.topology import Network
 Cohorts = Sequence[Sequence[int]]
 """The nodes that take part in round 0, 1, ..., as they were recorded; not drawn."""
 
+StepsTaken = Sequence[Sequence[int]]
+"""The local steps of every node in round 0, 1, ..., as they were recorded: at most the method's."""
+
 ROUNDING = 1e-9
 """By how much a computed eigenvalue may miss a bound that it meets: an even ring has exactly -1/3."""
 
@@ -85,6 +88,19 @@ def check_unanswered(method: Method, where: str) -> None:
             f"{type(method).__name__}: its server answers the cohort at the end of a round, and {where} does "
             "not; run it in a simulation, or take SCAFFOLD or FedDyn"
         )
+
+
+def check_steps(method: Method, nodes: int, steps: StepsTaken | None) -> None:
+    """Refuses recorded numbers of local steps that cannot be."""
+    if steps is None:
+        return
+    if "local_steps" not in vars(method):
+        raise HoldfastError(f"steps: {type(method).__name__} takes no local_steps, so leave them out")
+    if why := method.why_equal_steps:
+        raise HoldfastError(f"steps: they have to be the same for all nodes, as {why}")
+    for round, own in enumerate(steps):
+        if len(own) != nodes or min(own) < 1:
+            raise HoldfastError(f"steps: round {round} has {quoted(own)}, expected {nodes} numbers from 1 on")
 
 
 def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort | Cohorts) -> None:

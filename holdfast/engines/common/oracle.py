@@ -56,15 +56,19 @@ class BatchOracle:
     step: int = 0  # the number of the next minibatch
     read: int = 0  # the number of the next gradient of all data
     accesses: Accesses = field(default_factory=Accesses)
+    limits: Callable[[int], int] | None = None  # (node) -> more local steps than that it does not take
     until: Tensor | None = None  # [m, 1]: the number of each node's minibatches in the round; None: any
     losses: list[Tensor] = field(default_factory=list)  # of every minibatch so far, at its first point; [k]
     cohort: Tensor | None = None  # [c], sorted: all nodes that take part in the round; None: every node
     draws: int = 0  # shared coins of this round so far
 
     def steps(self, given: LocalSteps) -> Steps:
-        if not isinstance(given, tuple):
+        if not isinstance(given, tuple) and self.limits is None:
             return given
-        own: list[int] = [given[node] for node in self.nodes.tolist()]
+        nodes: list[int] = self.nodes.tolist()
+        own = [given[node] if isinstance(given, tuple) else given for node in nodes]
+        if self.limits is not None:
+            own = [min(steps, self.limits(node)) for node, steps in zip(nodes, own, strict=True)]
         if min(own) == max(own):
             return own[0]
         taken = torch.tensor(own, device=self.nodes.device)[:, None]

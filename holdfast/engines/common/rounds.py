@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from holdfast.engines.common.carrier import (
     server_slot,
 )
 from holdfast.engines.common.counters import Counters
-from holdfast.engines.common.fit import Cohorts, check_fit, placed
+from holdfast.engines.common.fit import Cohorts, StepsTaken, check_fit, check_steps, placed
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
@@ -60,12 +60,14 @@ class Rounds:
         cohort: Cohort | Cohorts = "all",
         place: Place = HERE,
         channel: Channel = IDENTITY,
+        steps: StepsTaken | None = None,
     ) -> None:
+        check_steps(method, problem.nodes, steps)
         check_fit(method, problem.nodes, network, cohort, channel)
         self.method, self.problem, self.network, self.place = method, problem, network, place
+        self.steps = steps
         self.seed, self.recorded = seed, None if isinstance(cohort, int | str) else cohort
-        # Of recorded cohorts, the largest.
-        self.cohort_size = max(map(len, self.recorded)) if self.recorded else self._drawn(cohort)
+        self.cohort_size = cohort if isinstance(cohort, int) else problem.nodes  # recorded ones: at most
         self.poisson = isinstance(method, ServerAlgorithm) and method.poisson_cohorts
         self.nodes = place.nodes(network).to(problem.x0.device)
         # Of a network that varies with a period, the links of every round are made once.
@@ -128,8 +130,11 @@ class Rounds:
         draw = poisson_cohort if self.poisson else cohort
         return draw(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
 
-    def _drawn(self, cohort: Any) -> int:
-        return self.problem.nodes if cohort == "all" else int(cohort)
+    def _steps_taken(self, round: int, node: int) -> int:
+        assert self.steps is not None
+        if round >= len(self.steps):
+            raise HoldfastError(f"steps: recorded for {len(self.steps)} rounds, and this is one more")
+        return self.steps[round][node]
 
     def advance(
         self, state: Any, now: Inputs, counters: Counters, gradient: MinibatchGradient | None = None
@@ -242,6 +247,8 @@ class Rounds:
         guard, work = self.place.guard(counts), counters.work
         oracle = BatchOracle(self.problem, nodes, self.seed, round, work, chances, gradient, guard)
         oracle.accesses = counters.accesses
+        if self.steps is not None:
+            oracle.limits = partial(self._steps_taken, round)
         return oracle
 
     def _carrier(

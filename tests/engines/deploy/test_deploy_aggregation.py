@@ -17,8 +17,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.carrier import apart
 from holdfast.engines.deploy.member.aggregating import ANNOUNCED, DEALT, MASKED, REVEALED, secrets_for
 from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.storage.cohorts import read_cohorts
 from holdfast.engines.deploy.storage.results import read_model
+from holdfast.engines.deploy.storage.round_records import read_cohorts
 from holdfast.experiments.federation import make_federation
 from holdfast.experiments.sites import initial_model
 
@@ -52,11 +52,11 @@ class Recording(Server):
 
     seen: list[tuple[int, str, Any]]
 
-    def _drop(self, key: Any) -> None:
+    def drop(self, key: Any) -> None:
         for name in self.arrivals.get(key, {}):
             wire = self.schedule.due(key).wire
             self.seen.append((key[1], name, self.file(key, name).read(wire, torch.device("cpu"))))
-        super()._drop(key)
+        super().drop(key)
 
 
 def test_what_a_curious_server_has_of_a_client_are_uniform_numbers(

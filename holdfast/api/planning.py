@@ -25,7 +25,7 @@ from holdfast.experiments.choices import Named, as_augment, as_channel, as_loss,
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weighting
 from holdfast.experiments.given import Contender, GivenPlan
 from holdfast.experiments.setting import label_table
-from holdfast.privacy import DP
+from holdfast.privacy import DP, NodeDP
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
@@ -105,7 +105,7 @@ def _setting(
     l1: float,
     nonconvex: float,
     weights: Weighting,
-    private: DP | None,
+    private: DP | NodeDP | None,
     backend: BackendName,
     buffers: Buffers,
     evaluate_every: Cadence,

@@ -38,6 +38,7 @@ class Stream(IntEnum):
     CHANNEL = 6
     ORDER = 7
     TRANSFORM = 8
+    PARTS = 9
     DROPOUT = 1 << 16  # the layers of a model count up from here
     AUGMENT = 1 << 24  # the draws of an augmentation count up from here
     NOISE = 1 << 25  # the noise of an access to private data, and what else that access releases
@@ -187,6 +188,12 @@ def coin(seed: int, round: int, draw: int, probability: float) -> bool:
     """The round's ``draw``-th coin that all nodes share: true with ``probability``."""
     check("probability", Annotated[float, Field(ge=0, le=1)], probability)
     return bool(uniform(seed, Stream.COIN, round, draw, torch.tensor(0)) < probability)
+
+
+def poisson_cohort(seed: int, round: int, nodes: int, size: int) -> Tensor:
+    """Of ``nodes``, each with probability ``size`` / ``nodes`` by itself: sorted numbers, perhaps none."""
+    draws = uniform(seed, Stream.COHORT, round, 1, torch.arange(nodes))
+    return torch.nonzero(draws < size / nodes).squeeze(-1)
 
 
 def cohort(seed: int, round: int, nodes: int, size: int) -> Tensor:

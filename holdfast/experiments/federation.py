@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from pydantic import Field, PrivateAttr
 from torch import nn
 
@@ -19,8 +18,7 @@ from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
-from holdfast.engines.common.dry_run import planned_accesses
-from holdfast.engines.common.fit import check_fit, placed
+from holdfast.engines.common.fit import check_fit, check_unanswered, placed
 from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.own_model import OwnModel, read_own_model
@@ -36,10 +34,11 @@ from holdfast.experiments.config import (
     read_toml,
 )
 from holdfast.experiments.epochs import LocalEpochs
+from holdfast.experiments.protecting import check_private_federation, federation_ledger
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
-from holdfast.privacy import DP, Ledger, protection
-from holdfast.privacy.aggregation.client import default_threshold
+from holdfast.privacy import Ledger
+from holdfast.privacy.aggregation.shares import default_threshold
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 
@@ -98,7 +97,15 @@ class FederationFile(Federation):
         """The federation with the members of ``epoch``, of which this one is the file; checked."""
         if epoch.number == 0:
             return self
-        changed = self.of(self.model_dump() | {"node": [node.model_dump() for node in epoch.nodes]})
+        own = {node.name: node.address for node in self.node}
+        where = {node.name: node.address or own.get(node.name, "") for node in epoch.nodes}
+        nodes = [{**node.model_dump(), "address": where[node.name]} for node in epoch.nodes]
+        changes: dict[str, Any] = {"node": nodes}
+        if self.relay is not None:
+            there = {*epoch.names, *([self.server.name] if self.server else [])}
+            links = [pair for pair in self.relay.links if there.issuperset(pair)]
+            changes["relay"] = {**self.relay.model_dump(), "links": links}
+        changed = self.of(self.model_dump() | changes)
         changed._own_model, changed._epoch, changed._first_round = self._own_model, epoch.number, epoch.first
         changed._members_digest = f"{self.id} {epoch.digest}"
         changed.check()
@@ -163,15 +170,7 @@ class FederationFile(Federation):
 
     @cached_property
     def protection(self) -> Ledger | None:
-        if self.problem.private is None:
-            return None
-        planned = planned_accesses(
-            self.method, self.member_network, self.network.cohort, self.rounds, self.seed
-        )
-        size = None if self.problem.batch_size == "full" else self.problem.batch_size
-        ledger = protection(self.problem.private, planned, np.array(self.counts), size)
-        ledger.safe = planned
-        return ledger
+        return federation_ledger(self)
 
     @property
     def averages_statistics(self) -> bool:
@@ -203,8 +202,7 @@ class FederationFile(Federation):
             raise HoldfastError("algorithm.local_steps: one number; a node's own stands in its [[node]]")
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
-        if self.problem.private is not None:
-            self._check_private(self.problem.private)
+        check_private_federation(self)
         if self.problem.weights == "samples" and not all(self.counts):
             missing = self.names[self.counts.index(0)]
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
@@ -212,8 +210,10 @@ class FederationFile(Federation):
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
         self._check_round()
         self._check_aggregation()
-        cohort = self.network.cohort if self.round is None else self.round.quorum  # or any larger number
+        quorum = None if self.round is None else self.round.quorum
+        cohort = self.network.cohort if quorum is None else quorum  # or any larger number
         check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
+        check_unanswered(self.method, "a deployed federation")
         if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
         if self.server is not None and not self.member_network.is_server:
@@ -222,29 +222,6 @@ class FederationFile(Federation):
             )
         self._check_membership()
         self._check_reach()
-
-    def _check_private(self, budget: DP) -> None:
-        """Whether the privacy budget covers all that is planned, and nothing else is shown to others."""
-        if not all(self.counts):
-            who = self.names[self.counts.index(0)]
-            raise HoldfastError(f"problem.private: say how many samples {who!r} has, samples = ...")
-        if self.shared_metrics:
-            raise HoldfastError(
-                f"shared_metrics: {self.shared_metrics[0]} is computed from private data without noise; "
-                "leave it out, and look at it at home"
-            )
-        if self.membership is not None and budget.noise_multiplier is None:
-            raise HoldfastError(
-                "problem.private: members may change, so the noise cannot be found from their data; give "
-                "noise_multiplier. Each member stops when its budget is spent"
-            )
-        plan = self.protection
-        assert plan is not None
-        if self.epoch == 0 and (planned := plan.epsilon_of(plan.safe)) > budget.epsilon:
-            raise HoldfastError(
-                f"problem.private: {self.rounds} rounds with noise_multiplier = {plan.multiplier:g} spend "
-                f"epsilon {planned:.4g} of {budget.epsilon:g}; take fewer rounds, or more noise"
-            )
 
     def _check_reach(self) -> None:
         """Whether everybody who is asked for something can be: at an address, or through the relay."""
@@ -262,10 +239,19 @@ class FederationFile(Federation):
                 )
 
     def _check_round(self) -> None:
-        """Whether some may be late, if the file says so."""
+        """Whether some may be late or do less, if the file says so."""
         if self.round is None:
             return
-        method, quorum = self.method, self.round.quorum
+        method, quorum, deadline = self.method, self.round.quorum, self.round.deadline
+        if (quorum is None) != (deadline is None):
+            raise HoldfastError("round: quorum and deadline go together; give both, or neither")
+        if self.round.budget is not None:
+            if "local_steps" not in vars(method):
+                raise HoldfastError(f"round.budget: {self.algorithm.name} takes no local_steps; leave it out")
+            if why := method.why_equal_steps:
+                raise HoldfastError(f"round.budget: all nodes have to take as many local steps, as {why}")
+        if quorum is None or deadline is None:
+            return
         if not isinstance(method, ServerAlgorithm) or not method.allows_late:
             why = "needs a message of every node in every round"
             if isinstance(method, ServerAlgorithm) and method.allows_cohorts:
@@ -273,11 +259,11 @@ class FederationFile(Federation):
             made: dict[str, Any] = {name: ALGORITHMS[name] for name in ALGORITHMS}
             able = sorted(name for name, method_class in made.items() if method_class.allows_late)
             raise HoldfastError(
-                f"round: {self.algorithm.name} {why}; leave [round] out, or choose one of {', '.join(able)}"
+                f"round: {self.algorithm.name} {why}; leave out the quorum, or choose {', '.join(able)}"
             )
         if quorum > self.cohort:
             raise HoldfastError(f"round.quorum: should be at most the cohort's {self.cohort}, got {quorum}")
-        if self.round.deadline >= self.limits.wait:
+        if deadline >= self.limits.wait:
             raise HoldfastError("round.deadline: should be less than limits.wait, after which members stop")
         if self.membership is not None and quorum > self.membership.minimum:
             raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
@@ -300,7 +286,7 @@ class FederationFile(Federation):
             why = f"among {cohort} clients a sum hides nothing; it takes 3 or more in every round"
         elif not cohort / 2 < threshold <= cohort:
             why = f"threshold = {threshold} of {cohort} clients; expected more than half"
-        elif self.round is not None and self.round.quorum < threshold:
+        elif self.round is not None and self.round.quorum is not None and self.round.quorum < threshold:
             why = f"round.quorum = {self.round.quorum} is less than its threshold of {threshold}"
         if why:
             raise HoldfastError(f"aggregation: {why}")
@@ -316,8 +302,6 @@ class FederationFile(Federation):
             why = "links have to be the same in every round"
         elif network.is_server and not self.led:
             why = f"with a server it needs a method that the server leads; {self.algorithm.name} is none"
-        elif self.relay is not None:
-            why = "all have to reach one another, and some do only through the relay"
         elif len(self.node) < self.membership.minimum:
             why = f"there are {len(self.node)} nodes, fewer than membership.minimum"
         after = self.membership.remove_after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import cohort
+from holdfast.core.randomness import cohort, poisson_cohort
 from holdfast.core.tree import put_rows, tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.carrier import (
@@ -23,7 +23,7 @@ from holdfast.engines.common.carrier import (
     server_slot,
 )
 from holdfast.engines.common.counters import Counters
-from holdfast.engines.common.fit import Cohorts, check_fit, placed
+from holdfast.engines.common.fit import Cohorts, StepsTaken, check_fit, check_steps, placed
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
@@ -60,12 +60,15 @@ class Rounds:
         cohort: Cohort | Cohorts = "all",
         place: Place = HERE,
         channel: Channel = IDENTITY,
+        steps: StepsTaken | None = None,
     ) -> None:
+        check_steps(method, problem.nodes, steps)
         check_fit(method, problem.nodes, network, cohort, channel)
         self.method, self.problem, self.network, self.place = method, problem, network, place
+        self.steps = steps
         self.seed, self.recorded = seed, None if isinstance(cohort, int | str) else cohort
-        # Of recorded cohorts, the largest.
-        self.cohort_size = max(map(len, self.recorded)) if self.recorded else self._drawn(cohort)
+        self.cohort_size = cohort if isinstance(cohort, int) else problem.nodes  # recorded ones: at most
+        self.poisson = isinstance(method, ServerAlgorithm) and method.poisson_cohorts
         self.nodes = place.nodes(network).to(problem.x0.device)
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
@@ -113,7 +116,7 @@ class Rounds:
         """[k]: the clients of the round's cohort that are here; perhaps none."""
         if self.recorded is None and self.cohort_size == self.problem.nodes:
             return self.nodes
-        chosen = torch.tensor(self.everybody_asked(round), device=self.nodes.device)
+        chosen = torch.tensor(self.everybody_asked(round), dtype=torch.int64, device=self.nodes.device)
         return self.place.held(self.nodes, chosen)
 
     def everybody_asked(self, round: int) -> list[int]:
@@ -124,10 +127,14 @@ class Rounds:
             return sorted(self.recorded[round])
         if self.cohort_size == self.problem.nodes:
             return list(range(self.problem.nodes))
-        return cohort(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
+        draw = poisson_cohort if self.poisson else cohort
+        return draw(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
 
-    def _drawn(self, cohort: Any) -> int:
-        return self.problem.nodes if cohort == "all" else int(cohort)
+    def _steps_taken(self, round: int, node: int) -> int:
+        assert self.steps is not None
+        if round >= len(self.steps):
+            raise HoldfastError(f"steps: recorded for {len(self.steps)} rounds, and this is one more")
+        return self.steps[round][node]
 
     def advance(
         self, state: Any, now: Inputs, counters: Counters, gradient: MinibatchGradient | None = None
@@ -188,20 +195,34 @@ class Rounds:
         carrier = self._carrier(now.round, (Slot(sender, ()),) if memory else (), chosen, takes_part)
         answer = carrier.broadcast(method.broadcast(state.server), self.problem.nodes)
         oracle = self._oracle(chosen, now.round, counted, gradient, takes_part)
+        oracle.cohort = self._asked(now)
         after, message = method.client(before, answer.arrived, oracle)
         self._note(oracle.losses if takes_part else [])
         sent = carrier.send(message)
-        counters.traffic.count(size, answer.message, answer.wire)
-        counters.traffic.count(size, message, sent.wire)
+        asked = len(self.everybody_asked(now.round)) if self.poisson else size
+        counters.traffic.count(asked, answer.message, answer.wire)
+        counters.traffic.count(asked, message, sent.wire)
         arrived, kept = sent.arrived, (state.clients, slot.sender)
-        if takes_part:
-            kept = put_rows(kept, places, (after, carrier.slot.sender))
-        else:
+        if not takes_part:
             arrived = tree_map(lambda rows: rows[:0], arrived)
         mean = tree_map(lambda rows: self.place.world.mean(rows, size), arrived)
         mean, receiver = self.channel.gather(mean, slot.receiver, share)
         server = method.server(state.server, mean, share)
+        if method.answers:
+            answer = carrier.broadcast(method.answer(server), self.problem.nodes, exchange=1)
+            counters.traffic.count(size, answer.message, answer.wire)
+        if takes_part:
+            after = method.settle(after, sent.arrived, answer.arrived if method.answers else (), oracle)
+            kept = put_rows(kept, places, (after, carrier.slot.sender))
         return ServerState(server, kept[0]), Slot(kept[1], receiver) if memory else ()
+
+    def _asked(self, now: Inputs) -> Tensor | None:
+        """[c], ascending: everybody in the round's cohort, also elsewhere; None if that is every client."""
+        if self.recorded is None and self.cohort_size == self.problem.nodes:
+            return None
+        if len(self.nodes) == self.problem.nodes:
+            return now.cohort
+        return torch.tensor(self.everybody_asked(now.round), device=self.nodes.device)
 
     def _note(self, losses: list[Tensor]) -> None:
         """Keeps sum and number of the ``losses`` of a round."""
@@ -226,6 +247,8 @@ class Rounds:
         guard, work = self.place.guard(counts), counters.work
         oracle = BatchOracle(self.problem, nodes, self.seed, round, work, chances, gradient, guard)
         oracle.accesses = counters.accesses
+        if self.steps is not None:
+            oracle.limits = partial(self._steps_taken, round)
         return oracle
 
     def _carrier(

@@ -21,7 +21,6 @@ from holdfast.engines.common.fit import check_fit, placed
 from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.own_model import OwnModel, read_own_model
-from holdfast.experiments.assembly import configured_network
 from holdfast.experiments.choices import initial_module
 from holdfast.experiments.config import (
     Choice,
@@ -33,6 +32,7 @@ from holdfast.experiments.config import (
     read_toml,
 )
 from holdfast.experiments.epochs import LocalEpochs
+from holdfast.experiments.networks import configured_network
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
 from holdfast.problem.losses import LOSSES, Loss
@@ -181,6 +181,11 @@ class FederationFile(Federation):
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
         if self.member_network.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
+        if not self.member_network.trusting:
+            raise HoldfastError(
+                "network.aggregation, network.attack: members of a federation add messages up as they come "
+                "in; leave them out, or simulate with 'holdfast run'"
+            )
         check_fit(self.method, len(self.node), self.member_network, self.network.cohort, self.wire_channel)
         if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")

@@ -22,6 +22,7 @@ from holdfast.engines.common.carrier import (
     server_slot,
 )
 from holdfast.engines.common.counters import Counters
+from holdfast.engines.common.doubt import aggregated, forged
 from holdfast.engines.common.fit import check_fit, placed
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
@@ -187,7 +188,10 @@ class Rounds:
             kept = put_rows(kept, places, (after, carrier.slot.sender))
         else:
             arrived = tree_map(lambda rows: rows[:0], arrived)
-        mean = tree_map(lambda rows: self.place.world.mean(rows, self.cohort_size), arrived)
+        if self.network.trusting:
+            mean = tree_map(lambda rows: self.place.world.mean(rows, self.cohort_size), arrived)
+        else:
+            mean = aggregated(self.network, forged(self.network, arrived, chosen))
         mean, receiver = self.channel.gather(mean, slot.receiver, share)
         server = method.server(state.server, mean, share)
         return ServerState(server, kept[0]), Slot(kept[1], receiver) if memory else ()

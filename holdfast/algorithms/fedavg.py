@@ -25,6 +25,7 @@ class FedAvg(ServerAlgorithm[Server]):
     """Local SGD averaged by a server; several steps drift on heterogeneous data (McMahan et al. 2017)."""
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
 
     lr: Rate
     local_steps: Count = 1

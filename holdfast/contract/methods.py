@@ -24,6 +24,7 @@ class Method(Hyperparameters):
 
     assumes_convex: ClassVar[bool] = False  # True: what the method promises holds for convex f_i only
     uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
+    keeps_sums: ClassVar[bool] = True  # True: what it promises needs exchanges that keep sums over nodes
     uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
 
     @classmethod

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.data import FederatedData
 from holdfast.data.lazy import AnyData
@@ -70,6 +71,17 @@ def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:
         seed=seed,
         redraw_every=config.redraw_every,
         link_draws=config.link_draws,
+    )
+
+
+def bias_warning(title: str, method: Method, network: Network) -> str | None:
+    """What to tell the user of a method whose promises need the plain mean, where there is another rule."""
+    if network.aggregation.plain or not method.keeps_sums:
+        return None
+    return (
+        f"{title} reaches the optimum because exchanges keep sums over nodes, and "
+        f"{type(network.aggregation).__name__} does not: where data differ, it ends as far away as the rule "
+        "is biased (docs/robust.md)"
     )
 
 

@@ -14,6 +14,7 @@ from holdfast.core.tree import put_rows, tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.carrier import (
     Carrier,
+    Listener,
     Slot,
     apart,
     carried,
@@ -68,6 +69,7 @@ class Rounds:
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
         self.channel = placed(channel, method, network)
+        self.listener: Listener | None = None  # who is told what travels
         self.lost = torch.zeros((), dtype=torch.bool, device=problem.x0.device)  # a flag for ``Carrier``
         # [2]: the sum of the losses of the last round's minibatches here, and their number. Like the flag a
         # tensor that stays where it is: rounds that are recorded write it as well.
@@ -226,7 +228,7 @@ class Rounds:
     ) -> Carrier:
         lost = self.lost if counts else torch.zeros_like(self.lost)
         senders = self.nodes if nodes is None else nodes
-        return Carrier(self.channel, slots, self.seed, round, senders, lost)
+        return Carrier(self.channel, slots, self.seed, round, senders, lost, self.listener)
 
     def _peers(self, round: int, counters: Counters, carrier: Carrier) -> StackedPeers:
         links = self._links(self.network.at(round))

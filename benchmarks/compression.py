@@ -1,6 +1,6 @@
 """Accuracy against bytes: Local G-ECL on a ring, with and without compression.
 
-python benchmarks/compression.py --data-dir FOLDER [--data fashion-mnist] [--model mlp] [--device cuda]
+python benchmarks/compression.py --data-dir FOLDER [--data mnist] [--model linear] [--device cuda] [--seed 0]
 
 Ring of 10 nodes, Dirichlet 0.1. For each channel it prints the accuracy at the end, the bytes sent, and how
 many times fewer bytes it took to come within half a point of the uncompressed run's last accuracy.
@@ -12,7 +12,6 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
@@ -63,21 +62,25 @@ def main() -> None:
         "--only", nargs="*", help="beginnings of labels; the uncompressed run is always there"
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("compression.png"))
+    parser.add_argument("--seed", type=int, default=0, help="of the partition, the model and the minibatches")
+    parser.add_argument("--out", type=Path, help="where the figure goes")
     options = parser.parse_args()
     gamma = options.gamma if options.gamma in ("safe", "tuned") else float(options.gamma)
 
     images = DATASETS.build(options.data, {}, data_dir=options.data_dir)
-    data = hf.partition(pixels(images.x_train), images.y_train, hf.Dirichlet(0.1), nodes=NODES, seed=0)
+    data = hf.partition(
+        pixels(images.x_train), images.y_train, hf.Dirichlet(0.1), nodes=NODES, seed=options.seed
+    )
     test = (pixels(images.x_test), images.y_test)
     chosen = channels(gamma)
     if options.only:
         chosen = chosen[:1] + [run for run in chosen[1:] if run.label.startswith(tuple(options.only))]
-    print(f"Local G-ECL, ring of {NODES}, Dirichlet 0.1, {options.data}, {options.model}, lr {options.lr}")
+    what = f"{options.data}, {options.model}, lr {options.lr}, seed {options.seed}"
+    print(f"Local G-ECL, ring of {NODES}, Dirichlet 0.1, {what}")
     print(f"{'channel':<26}{'rounds':>7}{'accuracy':>10}{'MB':>9}{'bits/number':>13}{'fewer bytes':>13}")
     curves: dict[str, Curve] = {}
     for run in chosen:
-        torch.manual_seed(0)
+        torch.manual_seed(options.seed)
         history = hf.train(
             algorithm=hf.LocalGECL(lr=options.lr, local_steps=options.local_steps),
             model=network(options.model),
@@ -90,11 +93,13 @@ def main() -> None:
             evaluate_every=max(1, round(options.rounds / 40)),
             metrics=("test_accuracy",),
             device=options.device,
+            seed=options.seed,
         ).history
         curve = Curve(history["round"], history["payload_bytes"], history["test_accuracy"])
         curves[run.label] = curve
         print(row(run.label, curve, curves["float32"]), flush=True)
-        draw(curves, options.out)  # after every run, as a long series may be cut short
+        if options.out:
+            draw(curves, options.out)  # after every run, as a long series may be cut short
 
 
 class Curve(NamedTuple):
@@ -136,6 +141,8 @@ def bytes_until(goal: float, curve: Curve) -> float | None:
 
 def draw(curves: dict[str, Curve], path: Path) -> None:
     """Accuracy against bytes; controls are dotted."""
+    import matplotlib.pyplot as plt
+
     figure, axes = plt.subplots(figsize=(8, 5))
     for label, curve in curves.items():
         control = label.endswith("no feedback")

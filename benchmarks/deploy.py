@@ -37,7 +37,8 @@ from rich.table import Table
 
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.ops.events import Events, silence
-from holdfast.engines.deploy.wire.credentials import load_credentials, make_certificates
+from holdfast.engines.deploy.wire.authority import make_certificates
+from holdfast.engines.deploy.wire.credentials import load_credentials
 from holdfast.engines.deploy.wire.protocol import CONNECTION
 from holdfast.experiments.federation import make_federation, read_federation
 from holdfast.experiments.sites import open_site, read_data

@@ -161,7 +161,7 @@ def measure(name: str, backend: str, given: argparse.Namespace) -> None:
             simulation.step()
             synchronize(given.device)
         by = "self_cuda_time_total" if given.device != "cpu" else "self_cpu_time_total"
-        print(profile.key_averages().table(sort_by=by, row_limit=12, max_name_column_width=70))
+        print(profile.key_averages().table(sort_by=by, row_limit=30, max_name_column_width=70))
 
 
 def main() -> None:

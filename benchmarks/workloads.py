@@ -24,6 +24,7 @@ from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
+from holdfast.problem.sampling import SamplingName
 from holdfast.topology import Network
 
 
@@ -77,7 +78,11 @@ def network_of(method: str, nodes: int) -> Network:
 
 
 def make_problem(
-    load: Workload, device: str, precision: Precision = "tf32", backend: BackendName = "auto"
+    load: Workload,
+    device: str,
+    precision: Precision = "tf32",
+    backend: BackendName = "auto",
+    sampling: SamplingName = "replacement",
 ) -> ModelProblem:
     rng = torch.Generator().manual_seed(0)
     total = load.nodes * load.samples_per_node
@@ -87,7 +92,7 @@ def make_problem(
     torch.manual_seed(0)
     model = MODELS.build(load.model, load.options, input_shape=load.shape, outputs=10)
     flat = FlatModel(model, torch.device(device), torch.float32, compute_in(precision))
-    options = {"batch_size": load.batch, "mean": 0.5, "std": 0.5}
+    options = {"batch_size": load.batch, "sampling": sampling, "mean": 0.5, "std": 0.5}
     return ModelProblem(flat, CrossEntropy(), data, seed=0, backend=backend, **options)
 
 

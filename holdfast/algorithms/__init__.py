@@ -7,6 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from holdfast.algorithms.apda import APDAInexact
+from holdfast.algorithms.beer import BEER, MoTEF
 from holdfast.algorithms.diffusion import EXTRA, LED, NIDS, ExactDiffusion
 from holdfast.algorithms.diloco import DiLoCo, NoLoCo
 from holdfast.algorithms.dspodfl import DSpodFL
@@ -24,13 +25,14 @@ from holdfast.algorithms.pdmm import ECL, PDMM
 from holdfast.algorithms.personal import Ditto, FedBN, FedRep
 from holdfast.algorithms.scaffnew import DScaffnew, Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD
-from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET
+from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET, FlexGT
 from holdfast.algorithms.vrl import VRLSGD, FedLin
 from holdfast.contract import ALGORITHMS, Algorithm, Method, ServerAlgorithm
 from holdfast.contract.schedules import constant, cosine, halving, linear
 
 __all__ = [
     "ALGORITHMS",
+    "BEER",
     "DSCAFFOLD",
     "DSGD",
     "DSGT",
@@ -67,10 +69,12 @@ __all__ = [
     "FedRep",
     "FedSplit",
     "FiveGCS",
+    "FlexGT",
     "Gossip",
     "LocalGECL",
     "LocalGECLServer",
     "Method",
+    "MoTEF",
     "NoLoCo",
     "Scaffnew",
     "ServerAlgorithm",

@@ -14,9 +14,17 @@ from pydantic import Field
 from torch import Tensor
 
 from holdfast.algorithms.averaging import descend_and_average
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    LocalSteps,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.schedules import Rate
-from holdfast.core.validation import Count, NonNegative
+from holdfast.core.validation import NonNegative
 from holdfast.optimizers import PLAIN
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -134,10 +142,11 @@ class LED(Algorithm):
     """Local Exact-Diffusion: local steps, exact with one vector per link (Alghunaim 2023, Alg. 1)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
     needs_constant_graph: ClassVar[bool] = True
 
     lr: Rate
-    local_steps: Count = 1  # 1 is Exact Diffusion
+    local_steps: LocalSteps = 1  # 1 is Exact Diffusion
     share: Share = HALF  # of mixing: (1 - share) I + share W. More is faster where W allows it
     optimizer: Optimizer = PLAIN
 
@@ -150,7 +159,14 @@ class LED(Algorithm):
 
     def round(self, s: Local, oracle: Oracle, peers: Peers) -> Local:
         x, mixed, excess, memory = descend_and_average(
-            self.optimizer, s.x, lambda x: oracle.grad(x) - s.dual, self.lr, self.local_steps, s.memory, peers
+            self.optimizer,
+            s.x,
+            lambda x: oracle.grad(x) - s.dual,
+            self.lr,
+            self.local_steps,
+            s.memory,
+            oracle,
+            peers,
         )
         return Local(x=x + self.share * (mixed - x), dual=s.dual + self.share * excess, memory=memory)
 

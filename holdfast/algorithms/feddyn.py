@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.proximal import check_solver_options, gradient_steps
-from holdfast.contract import ALGORITHMS, Memory, Optimizer, Oracle, ServerAlgorithm
+from holdfast.contract import (
+    ALGORITHMS,
+    LocalSteps,
+    Memory,
+    Optimizer,
+    Oracle,
+    ServerAlgorithm,
+)
 from holdfast.contract.schedules import Rate
-from holdfast.core.validation import Count
 from holdfast.optimizers import PLAIN
 from holdfast.solvers import LocalSolver, Newton, Solver
 
@@ -36,18 +42,24 @@ class FedDyn(ServerAlgorithm[Server]):
     """Dynamic regularisation: exact with half of SCAFFOLD's traffic, cohorts too (Acar et al. 2021)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
     uses_solver: ClassVar[bool] = True
 
     alpha: Rate  # weight of (alpha/2) ||x_i - x||^2
     # gd: full gradients, sgd: minibatches; exact: Newton's method; or a solver that is nearly so
     solver: Literal["exact", "gd", "sgd"] | LocalSolver = "sgd"
     lr: Rate | None = None  # gd, sgd: step size; 1/(L + alpha) is safe
-    local_steps: Count = 1  # gd, sgd
+    local_steps: LocalSteps = 1  # gd, sgd
     optimizer: Optimizer = PLAIN  # gd, sgd
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_solver_options(self, self.solver, SOLVER_USES)
+
+    @property
+    def why_equal_steps(self) -> str:
+        why = "" if self.solver == "sgd" else "only the solver 'sgd' takes so many steps"
+        return super().why_equal_steps or why
 
     def init(self, x0: Tensor) -> Client:
         return Client(g=torch.zeros_like(x0), memory=self.optimizer.memory(x0))

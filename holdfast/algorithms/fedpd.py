@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.proximal import GradientSteps, check_solver_options, gradient_steps
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    LocalSteps,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+    most_steps,
+)
 from holdfast.contract.schedules import Chance, Rate
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative
@@ -47,6 +56,7 @@ class FedPD(Algorithm):
     """Augmented Lagrangian with a dual per node; exact if every round communicates (Zhang et al. 2021)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
     uses_solver: ClassVar[bool] = True
 
     needs_server: ClassVar[bool] = True
@@ -55,7 +65,7 @@ class FedPD(Algorithm):
     # Oracle I: gd, sgd (Alg. 3); Oracle II: vr (Alg. 4); exact: Newton's method; or one that is nearly so
     solver: Literal["exact", "gd", "sgd", "vr"] | LocalSolver = "sgd"
     lr: Rate | None = None  # gd, sgd: step size eta_1; 1/(L + 1/eta) is safe
-    local_steps: Count = 1  # gd, sgd, vr: Q
+    local_steps: LocalSteps = 1  # gd, sgd, vr: Q
     tolerance: NonNegative = 0.0  # gd: a node whose squared gradient is below it stops early (eq. 8)
     decreasing: bool = False  # sgd: step q = 1..Q of round r is lr / sqrt(Q r / 5 + q)
     refresh_every: Count = 20  # vr: rounds between full gradients, I
@@ -76,6 +86,12 @@ class FedPD(Algorithm):
                 "FedPD.optimizer: decreasing steps, and those that end at a tolerance, are plain ones; leave "
                 "out either them or the optimizer"
             )
+
+    @property
+    def why_equal_steps(self) -> str:
+        plain = self.solver == "sgd" and not self.decreasing
+        why = "" if plain else "only the solver 'sgd', with steps of one size, takes so many"
+        return super().why_equal_steps or why
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node | ReducedNode:
         dual = torch.zeros_like(x0)
@@ -103,7 +119,7 @@ class FedPD(Algorithm):
             return self.solver
         if self.lr is None:
             return Newton()
-        lr, steps = self.lr, self.local_steps
+        lr, steps = self.lr, most_steps(self.local_steps)  # the same for all: see ``why_equal_steps``
         rates = [lr] * steps
         if self.decreasing:
             rates = [lr / (steps * round / 5 + q) ** 0.5 for q in range(1, steps + 1)]
@@ -127,7 +143,7 @@ def oracle_2(method: FedPD, s: ReducedNode, oracle: Oracle) -> ReducedNode:
     gamma = 4 * eta if method.gamma is None else method.gamma
     u = s.x
     g = oracle.full_grad(u) if oracle.round % method.refresh_every == 0 else s.g
-    for _ in range(method.local_steps):
+    for _ in range(most_steps(method.local_steps)):
         new = (eta * u + gamma * s.common - eta * gamma * (g + s.dual)) / (eta + gamma)
         there, here = oracle.grads(new, u)  # the same samples at both points
         u, g = new, g + there - here

@@ -15,14 +15,16 @@ from holdfast.contract import (
     Gradient,
     Inbox,
     LocalOptimizer,
+    LocalSteps,
     Memory,
     Optimizer,
     Oracle,
     Peers,
+    most_steps,
 )
 from holdfast.contract.schedules import Rate
 from holdfast.core.errors import HoldfastError
-from holdfast.core.validation import Count, NonNegative, Whole
+from holdfast.core.validation import NonNegative, Whole
 from holdfast.optimizers import PLAIN
 
 
@@ -107,9 +109,10 @@ class LocalGECL(Algorithm):
     """Local steps corrected by a dual variable, exact on any connected graph (Local G-ECL, Alg. 1)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
 
     lr: Rate
-    local_steps: Count = 1
+    local_steps: LocalSteps = 1
     first_grad_at: Literal["local", "mixed"] = "local"  # "mixed" makes it decentralised SCAFFOLD
     alpha: NonNegative = 0.0  # weight of the neighbours' model differences in the dual, equal on all links
     warm_start_rounds: Whole = 0  # gossip rounds on the initial gradients; 0 starts the duals at zero
@@ -123,6 +126,11 @@ class LocalGECL(Algorithm):
     def sends_gradients(self) -> bool:
         return self.warm_start_rounds > 0
 
+    @property
+    def why_equal_steps(self) -> str:
+        why = "messages do not tell how far neighbours went, which alpha needs" if self.alpha else ""
+        return super().why_equal_steps or why
+
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         dual = torch.zeros_like(x0)
         if self.warm_start_rounds:
@@ -135,12 +143,13 @@ class LocalGECL(Algorithm):
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         gradient = corrected_gradient(s, oracle, self.first_grad_at)
         x, v, memory = self.optimizer.descend_and_track(
-            s.mixed, gradient, self.lr, self.local_steps, s.memory
+            s.mixed, gradient, self.lr, oracle.steps(self.local_steps), s.memory
         )
         inbox = peers.exchange(Message(x=x, v=v))
         dual = s.dual - inbox.mixed.v + v
         if self.alpha:
-            dual = dual + self.alpha / 2 * model_differences(s, inbox, peers, self.local_steps * self.lr)
+            step = most_steps(self.local_steps) * self.lr  # the same for all nodes: see ``why_equal_steps``
+            dual = dual + self.alpha / 2 * model_differences(s, inbox, peers, step)
         return Node(x=x, mixed=inbox.mixed.x, dual=dual, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
@@ -156,11 +165,12 @@ class LocalGECLServer(Algorithm):
     """Local G-ECL with a server: the same iterates as on a complete graph for half the traffic (Alg. 2)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
 
     needs_server: ClassVar[bool] = True
 
     lr: Rate
-    local_steps: Count = 1
+    local_steps: LocalSteps = 1
     first_grad_at: Literal["local", "mixed"] = "local"  # "mixed" makes it SCAFFOLD
     warm_start: bool = False  # start the duals at the initial gradients' deviation from their mean
     optimizer: Optimizer = PLAIN
@@ -179,7 +189,7 @@ class LocalGECLServer(Algorithm):
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         gradient = corrected_gradient(s, oracle, self.first_grad_at)
         x, mean, excess, memory = descend_and_average(
-            self.optimizer, s.mixed, gradient, self.lr, self.local_steps, s.memory, peers
+            self.optimizer, s.mixed, gradient, self.lr, self.local_steps, s.memory, oracle, peers
         )
         return Node(x=x, mixed=mean, dual=s.dual + excess, memory=memory)
 

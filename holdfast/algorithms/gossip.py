@@ -8,9 +8,16 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    LocalSteps,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.schedules import Rate
-from holdfast.core.validation import Count
 from holdfast.optimizers import PLAIN, Momentum
 from holdfast.optimizers.momentum import Decay
 
@@ -52,16 +59,18 @@ class Gossip(Algorithm):
 
     columnwise: ClassVar[bool] = True
     keeps_sums: ClassVar[bool] = False
+    unequal_steps: ClassVar[bool] = True
 
     lr: Rate
-    local_steps: Count = 1
+    local_steps: LocalSteps = 1
     optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         return Node(x=x0, memory=self.optimizer.memory(x0))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        x, memory = self.optimizer.descend(s.x, oracle.grad, self.lr, self.local_steps, s.memory)
+        steps = oracle.steps(self.local_steps)
+        x, memory = self.optimizer.descend(s.x, oracle.grad, self.lr, steps, s.memory)
         return Node(x=peers.exchange(x).mixed, memory=memory)
 
     def model(self, s: Node) -> Tensor:

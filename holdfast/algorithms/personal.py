@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from holdfast.algorithms.fedavg import FedAvg
+from holdfast.algorithms.fedavg import Change, FedAvg
 from holdfast.contract import (
     ALGORITHMS,
     Algorithm,
@@ -49,7 +49,7 @@ class Ditto(FedAvg):
     def init(self, x0: Tensor) -> Client:
         return Client(v=x0, common=self.optimizer.memory(x0), own=self.optimizer.memory(x0))
 
-    def client(self, s: Client, received: Tensor, oracle: Oracle) -> tuple[Client, Tensor]:
+    def client(self, s: Client, received: Tensor, oracle: Oracle) -> tuple[Client, Tensor | Change]:
         common, change = super().client(s.common, received, oracle)
         lr = self.lr if self.personal_lr is None else self.personal_lr
         v, own = self.optimizer.descend(

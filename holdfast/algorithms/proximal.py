@@ -8,7 +8,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from holdfast.contract import LocalOptimizer, Memory, Method, Oracle
+from holdfast.contract import (
+    LocalOptimizer,
+    LocalSteps,
+    Memory,
+    Method,
+    Oracle,
+)
 from holdfast.core.errors import HoldfastError
 from holdfast.solvers import LocalProblem, Solver
 
@@ -21,7 +27,7 @@ class StepsByOptimizer(Protocol):
     @property
     def lr(self) -> float | None: ...
     @property
-    def local_steps(self) -> int: ...
+    def local_steps(self) -> LocalSteps: ...
     @property
     def optimizer(self) -> LocalOptimizer: ...
 
@@ -42,7 +48,8 @@ def gradient_steps(
     def gradient(u: Tensor) -> Tensor:
         return own(u) + (linear + weight * (u - centre))
 
-    return method.optimizer.descend(start, gradient, method.lr, method.local_steps, memory)
+    steps = oracle.steps(method.local_steps)
+    return method.optimizer.descend(start, gradient, method.lr, steps, memory)
 
 
 @dataclass(frozen=True)

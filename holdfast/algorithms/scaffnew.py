@@ -44,7 +44,7 @@ class Scaffnew(Algorithm):
         while not peers.coin(self.p):
             steps += 1
         _, mean, excess, memory = descend_and_average(
-            self.optimizer, s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory, peers
+            self.optimizer, s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory, oracle, peers
         )
         return Node(x=mean, h=s.h + self.p * steps * excess, memory=memory)
 
@@ -84,7 +84,7 @@ class DScaffnew(Algorithm):
         while not peers.coin(self.p):
             steps += 1
         x, mixed, excess, memory = descend_and_average(
-            self.optimizer, s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory, peers
+            self.optimizer, s.x, lambda x: oracle.grad(x) - s.h, self.lr, steps, s.memory, oracle, peers
         )
         h = s.h + self.p * steps * self.share * excess
         return Node(x=x + self.share * (mixed - x), h=h, memory=memory)

@@ -8,9 +8,17 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers, ServerAlgorithm
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    LocalSteps,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+    ServerAlgorithm,
+)
 from holdfast.contract.schedules import Rate
-from holdfast.core.validation import Count
 from holdfast.optimizers import PLAIN
 
 
@@ -35,9 +43,10 @@ class SCAFFOLD(ServerAlgorithm[Server]):
     """Control variates cancel each client's bias (Karimireddy et al. 2020)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
 
     lr: Rate
-    local_steps: Count = 1
+    local_steps: LocalSteps = 1
     server_lr: Rate = 1.0
     option: Literal[1, 2] = 2  # new control variate: 1 full gradient at the server's model, 2 steps' mean
     optimizer: Optimizer = PLAIN
@@ -58,7 +67,7 @@ class SCAFFOLD(ServerAlgorithm[Server]):
     def client(self, s: Client, received: Server, oracle: Oracle) -> tuple[Client, Update]:
         x, correction = received.x, received.c - s.c
         y, mean, memory = self.optimizer.descend_and_track(
-            x, lambda y: oracle.grad(y) + correction, self.lr, self.local_steps, s.memory
+            x, lambda y: oracle.grad(y) + correction, self.lr, oracle.steps(self.local_steps), s.memory
         )
         c = oracle.full_grad(x) if self.option == 1 else mean - correction
         return Client(c=c, memory=memory), Update(x=y - x, c=c - s.c)
@@ -91,9 +100,10 @@ class DSCAFFOLD(Algorithm):
     """SCAFFOLD between neighbours: every node tracks the mean control variate by gossip (reconstruction)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
 
     lr: Rate
-    local_steps: Count = 1
+    local_steps: LocalSteps = 1
     naive: bool = False  # mix the control variates themselves: same traffic, biased on sparse graphs
     optimizer: Optimizer = PLAIN
 
@@ -104,7 +114,7 @@ class DSCAFFOLD(Algorithm):
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         correction = s.c_mean - s.c
         y, mean, memory = self.optimizer.descend_and_track(
-            s.x, lambda y: oracle.grad(y) + correction, self.lr, self.local_steps, s.memory
+            s.x, lambda y: oracle.grad(y) + correction, self.lr, oracle.steps(self.local_steps), s.memory
         )
         c = mean - correction
         mixed = peers.exchange(Update(x=y, c=c if self.naive else s.c_mean + c - s.c)).mixed

@@ -8,7 +8,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    LocalSteps,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count, Whole
 from holdfast.optimizers import PLAIN
@@ -95,6 +103,33 @@ class NETFLEET(Tracking):
         return s._replace(memory=self.optimizer.kept(memory))
 
 
+@ALGORITHMS.register(
+    "flexgt", family="corrected, between neighbours", paper="Huang and Xu 2023 (reconstruction)"
+)
+@dataclass(frozen=True)
+class FlexGT(Tracking):
+    """Gradient tracking with several local steps and several exchanges a round, exact (Huang and Xu 2023)."""
+
+    columnwise: ClassVar[bool] = True
+
+    local_steps: Count = 1  # d1, all along a tracker that follows the node's own gradients
+    exchanges: Count = 1  # d2, of the model and then of the tracker: mixing with W^d2
+
+    def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
+        memory = self.optimizer.begin(s.memory, s.x)
+        for _ in range(self.local_steps - 1):
+            direction, memory = self.optimizer.update(s.y, memory, s.x)
+            s = move(s.x - self.lr * direction, s.y, s.g, oracle)
+        direction, memory = self.optimizer.update(s.y, memory, s.x)
+        s = move(self._mix(s.x - self.lr * direction, peers), s.y, s.g, oracle)
+        return s._replace(y=self._mix(s.y, peers), memory=self.optimizer.kept(memory))
+
+    def _mix(self, own: Tensor, peers: Peers) -> Tensor:
+        for _ in range(self.exchanges):
+            own = peers.exchange(own).mixed
+        return own
+
+
 @ALGORITHMS.register("dsgt", family="corrected, between neighbours", paper="Lu et al. 2020 (reconstruction)")
 @dataclass(frozen=True)
 class DSGT(Tracking):
@@ -128,9 +163,10 @@ class KGT(Algorithm):
     """Local steps with a correction that tracks the round's mean gradient, exact (Liu et al. 2023)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
 
     lr: Rate
-    local_steps: Count = 1
+    local_steps: LocalSteps = 1
     server_lr: Rate = 1.0  # share of the local progress that is kept; 1 makes it decentralised SCAFFOLD
     optimizer: Optimizer = PLAIN
 
@@ -139,7 +175,7 @@ class KGT(Algorithm):
 
     def round(self, s: Corrected, oracle: Oracle, peers: Peers) -> Corrected:
         y, z, memory = self.optimizer.descend_and_track(
-            s.x, lambda y: oracle.grad(y) + s.c, self.lr, self.local_steps, s.memory
+            s.x, lambda y: oracle.grad(y) + s.c, self.lr, oracle.steps(self.local_steps), s.memory
         )
         mixed = peers.exchange(Progress(x=s.x + self.server_lr * (y - s.x), z=z)).mixed
         return Corrected(x=mixed.x, c=s.c - z + mixed.z, memory=memory)

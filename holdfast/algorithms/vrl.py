@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.averaging import descend_and_average
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    LocalSteps,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.schedules import Rate
-from holdfast.core.validation import Count
 from holdfast.optimizers import PLAIN
 
 
@@ -27,11 +34,12 @@ class VRLSGD(Algorithm):
     """SCAFFOLD's iterates for half its traffic: each node keeps only its deviation (Liang et al. 2019)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
 
     needs_server: ClassVar[bool] = True
 
     lr: Rate
-    local_steps: Count = 1
+    local_steps: LocalSteps = 1
     optimizer: Optimizer = PLAIN
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
@@ -45,6 +53,7 @@ class VRLSGD(Algorithm):
             self.lr,
             self.local_steps,
             s.memory,
+            oracle,
             peers,
         )
         return Node(x=mean, delta=s.delta + excess, memory=memory)
@@ -67,11 +76,12 @@ class FedLin(Algorithm):
     """Local steps corrected by fresh full gradients, for two round trips per round (Mitra et al. 2021)."""
 
     columnwise: ClassVar[bool] = True
+    unequal_steps: ClassVar[bool] = True
 
     needs_server: ClassVar[bool] = True
 
     lr: Rate
-    local_steps: Count = 1
+    local_steps: LocalSteps = 1
     optimizer: Optimizer = PLAIN
 
     @property
@@ -85,7 +95,7 @@ class FedLin(Algorithm):
         own = oracle.full_grad(s.x)
         correction = peers.exchange(own).mixed - own
         y, memory = self.optimizer.descend(
-            s.x, lambda y: oracle.grad(y) + correction, self.lr, self.local_steps, s.memory
+            s.x, lambda y: oracle.grad(y) + correction, self.lr, oracle.steps(self.local_steps), s.memory
         )
         return Model(x=peers.exchange(y).mixed, memory=memory)
 

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.federation_app import federation, node, server
+from holdfast.cli.federation_app import federation
+from holdfast.cli.federation_running import node, server
 from holdfast.cli.options import (
     AsJson,
     DataDir,

@@ -114,12 +114,25 @@ def _leaving(federation: FederationFile) -> list[str]:
         )
     if federation.channel.name != "identity":
         sentences.append(f"They go through the channel {federation.channel.name!r}.")
-    sentences.append("There is no differential privacy: models and gradients can give away what they saw.")
+    sentences.append(_privacy(federation))
     shared = ", ".join(federation.shared_metrics)
     sentences.append(f"Figures that other members can see: {shared or 'none'}.")
     if any(federation.counts):
         sentences.append("The file tells how many samples members have.")
     return sentences
+
+
+def _privacy(federation: FederationFile) -> str:
+    plan = federation.protection
+    if plan is None:
+        return "There is no differential privacy: models and gradients can give away what they saw."
+    budget, planned = plan.budget, plan.epsilon_of(plan.safe)
+    return (
+        "All of it together is differentially private for each of your samples: epsilon at most "
+        f"{budget.epsilon:g} at delta {budget.delta:g} ({planned:.3g} is planned). "
+        f"Gradients of samples are clipped at {budget.clip:g}, and noise of {plan.multiplier:.3g} times "
+        "what one sample can change is added, from a key that stays here."
+    )
 
 
 def _receivers(federation: FederationFile, name: str | None) -> list[str]:

@@ -16,20 +16,19 @@ from rich.table import Table
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data.columns import Columns
-from holdfast.engines.deploy.member.base import WARN_DAYS
+from holdfast.engines.deploy.member.vigil import WARN_DAYS
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.relay.switchboard import Switchboard
 from holdfast.engines.deploy.signing import KEY_NAME, make_key, public_key
 from holdfast.engines.deploy.storage.incarnations import Dependencies
-from holdfast.engines.deploy.wire.credentials import (
+from holdfast.engines.deploy.wire.authority import (
     check_request,
-    load_credentials,
     make_authority,
     make_certificates,
     make_request,
-    serial_of,
     sign_request,
 )
+from holdfast.engines.deploy.wire.credentials import load_credentials, serial_of
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.engines.deploy.wire.revocations import Revoked, revoke
@@ -101,7 +100,7 @@ def new_federation(
         accept(federation, output)
     print(f"wrote {output}: {len(federation.node)} nodes, fingerprint {shown(federation.id)}")
     print(f"wrote {signature_path(output)}, signed with {certs / KEY_NAME}, the coordinator's key: guard it")
-    print(f"next: holdfast federation try {output}, then holdfast federation certs {output}")
+    print(f"next: holdfast federation try {output}; then every member: federation csr {output} --name NAME")
 
 
 def _problem(data: Path | None, input_shape: str | None, classes: int | None) -> dict[str, Any]:
@@ -299,14 +298,18 @@ def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -
             name,
             f"{answer['round']}/{federation.rounds}" if known else "-",
             str(furthest - answer["round"]) if known else "-",
-            ", ".join(
-                filter(None, (_epoch_text(answer), answer["phase"], figures_text(answer.get("metrics", {}))))
-            ),
+            ", ".join(filter(None, (_epoch_text(answer), answer["phase"], figures_text(_figures(answer))))),
             bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
             f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
             "; ".join(filter(None, (_expiry(answer.get("certificate_days")), answer.get("last_error", "")))),
         )
     return table
+
+
+def _figures(answer: dict[str, Any]) -> dict[str, float]:
+    """What a member shows of itself: shared metrics, and what it has spent of a privacy budget."""
+    spent = {} if answer.get("epsilon") is None else {"epsilon spent": answer["epsilon"]}
+    return {**answer.get("metrics", {}), **spent}
 
 
 def _epoch_text(answer: dict[str, Any]) -> str:

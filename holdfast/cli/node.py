@@ -18,11 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from holdfast.core.errors import MISCONFIGURED, HoldfastError, unknown
 from holdfast.core.files import private_files
-from holdfast.engines.deploy.member.base import Member, Stopped
+from holdfast.engines.deploy.member.base import Member
 from holdfast.engines.deploy.member.lifetime import run_through_epochs
 from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
+from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines, nothing_but_entries
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes

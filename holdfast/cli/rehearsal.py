@@ -27,7 +27,7 @@ from holdfast.core.tree import leaves, tree_map
 from holdfast.data import DATASETS, IID, Dataset, partition
 from holdfast.data.columns import Columns, write_columns
 from holdfast.data.samples import Pair
-from holdfast.engines.deploy.wire.credentials import make_certificates
+from holdfast.engines.deploy.wire.authority import make_certificates
 from holdfast.experiments.consent import signature_path
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import names_code, read_data

@@ -19,6 +19,7 @@ from holdfast.contract.parts import ModelPart, Part, found_part
 from holdfast.contract.peers import Edges, Inbox, Peers
 from holdfast.contract.schedules import SCHEDULES, Rate, constant, cosine, halving, linear
 from holdfast.contract.solver import SOLVERS, LocalProblem, LocalSolver, Solver
+from holdfast.contract.steps import LocalSteps, Steps, most_steps
 from holdfast.core.validation import Count, NonNegative, Positive, Whole
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "LocalOptimizer",
     "LocalProblem",
     "LocalSolver",
+    "LocalSteps",
     "Memory",
     "Method",
     "ModelPart",
@@ -53,10 +55,12 @@ __all__ = [
     "ServerAlgorithm",
     "Solver",
     "State",
+    "Steps",
     "Whole",
     "constant",
     "cosine",
     "found_part",
     "halving",
     "linear",
+    "most_steps",
 ]

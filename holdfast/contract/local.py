@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -12,8 +13,10 @@ from pydantic import BeforeValidator, InstanceOf
 from torch import Tensor
 
 from holdfast.contract.hyperparameters import Hyperparameters
+from holdfast.contract.steps import Steps, turns
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
+from holdfast.core.tree import tree_map
 
 Memory = Any  # an optimiser's state: () or a NamedTuple of tensors [..., d]; a counter is [..., 1]
 Gradient = Callable[[Tensor], Tensor]
@@ -66,20 +69,35 @@ class LocalOptimizer(Hyperparameters, ABC):
         return direction, self.kept(memory)
 
     def descend(
-        self, start: Tensor, gradient: Gradient, lr: float | Tensor, steps: int, memory: Memory
+        self, start: Tensor, gradient: Gradient, lr: float | Tensor, steps: Steps, memory: Memory
     ) -> tuple[Tensor, Memory]:
         """The local phase: where ``steps`` steps from ``start`` end, and the memory for the next round.
 
         ``gradient`` is what the optimiser sees, the method's correction included. ``lr`` may be [..., 1].
         """
+        return self._descend(start, lambda x, busy: gradient(x), lr, steps, memory)
+
+    def _descend(
+        self,
+        start: Tensor,
+        gradient: Callable[[Tensor, Tensor | None], Tensor],
+        lr: float | Tensor,
+        steps: Steps,
+        memory: Memory,
+    ) -> tuple[Tensor, Memory]:
+        """``descend`` with a gradient that is told which nodes are ``busy``, [..., 1]; None: all of them."""
         x, memory = start, self.begin(memory, start)
-        for _ in range(steps):
-            direction, memory = self.update(gradient(x), memory, x)
-            x = x - lr * direction
+        for busy in turns(steps):
+            direction, after = self.update(gradient(x, busy), memory, x)
+            moved = x - lr * direction
+            if busy is not None:  # who has taken its own steps stays where it is
+                moved = torch.where(busy, moved, x)
+                after = tree_map(partial(torch.where, busy), after, memory)
+            x, memory = moved, after
         return x, self.kept(memory)
 
     def descend_and_track(
-        self, start: Tensor, gradient: Gradient, lr: float, steps: int, memory: Memory
+        self, start: Tensor, gradient: Gradient, lr: float, steps: Steps, memory: Memory
     ) -> tuple[Tensor, Tensor, Memory]:
         """``descend``, and the mean of the gradients that the optimiser saw, from which corrections learn.
 
@@ -91,13 +109,13 @@ class LocalOptimizer(Hyperparameters, ABC):
             return x, (start - x) / (steps * lr), memory
         total = torch.zeros_like(start)
 
-        def seen(x: Tensor) -> Tensor:
+        def seen(x: Tensor, busy: Tensor | None) -> Tensor:
             nonlocal total
             slope = gradient(x)
-            total = total + slope
+            total = total + (slope if busy is None else torch.where(busy, slope, 0.0))
             return slope
 
-        x, memory = self.descend(start, seen, lr, steps, memory)
+        x, memory = self._descend(start, seen, lr, steps, memory)
         return x, total / steps, memory
 
 

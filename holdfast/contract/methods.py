@@ -13,6 +13,7 @@ from holdfast.contract.hyperparameters import Hyperparameters
 from holdfast.contract.oracle import Oracle
 from holdfast.contract.parts import NamedPart
 from holdfast.contract.peers import Peers
+from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
 
 State = Any  # a NamedTuple of tensors [..., d], of the algorithm's own making
@@ -26,6 +27,21 @@ class Method(Hyperparameters):
     uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
     keeps_sums: ClassVar[bool] = True  # True: what it promises needs exchanges that keep sums over nodes
     uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
+    unequal_steps: ClassVar[bool] = False  # True: ``local_steps`` may differ from node to node; not inherited
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.unequal_steps = vars(cls).get("unequal_steps", False)
+
+    def __post_init__(self) -> None:
+        if isinstance(vars(self).get("local_steps"), list | tuple | dict) and (why := self.why_equal_steps):
+            raise HoldfastError(f"{type(self).__name__}.local_steps: one number for all nodes, as {why}")
+        super().__post_init__()
+
+    @property
+    def why_equal_steps(self) -> str:
+        """Why nodes cannot take different numbers of local steps; empty: they can."""
+        return "" if self.unequal_steps else "it is not known where the method ends if they differ"
 
     @classmethod
     def for_problem(cls, mu: float, L: float | None = None, **given: Any) -> Self:

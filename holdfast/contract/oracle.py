@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from holdfast.contract.solver import Solver
+from holdfast.contract.steps import LocalSteps, Steps
 
 
 class Oracle(Protocol):
@@ -40,6 +41,13 @@ class Oracle(Protocol):
         """argmin_u f_i(u) + <linear, u> + (weight/2) ||u - centre||^2 from ``start``; by default exactly.
 
         With ``gradient_norm`` the solver stops at that norm of the gradient instead of by its own rule.
+        """
+
+    def steps(self, given: LocalSteps) -> Steps:
+        """How many local steps the node takes in this round, [..., 1] where the nodes here differ.
+
+        Who has taken its own gets no minibatch any more: its gradients are zero and cost nothing. So only
+        the round's last draws of minibatches may be such a local phase.
         """
 
     @property

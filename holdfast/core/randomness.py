@@ -137,7 +137,12 @@ def shuffled(
     """
     counter = (_blocks(longest, nodes), draw, round, nodes[:, None])
     words = philox(counter, (seed, int(Stream.ORDER))).flatten(-2)[:, :longest]
-    beyond = torch.arange(longest, device=nodes.device) >= counts[:, None]
+    return in_order(words, counts)
+
+
+def in_order(words: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Random 32-bit ``words`` [m, longest] in the form of ``shuffled``; nodes have ``counts`` [m] samples."""
+    beyond = torch.arange(words.shape[1], device=words.device) >= counts[:, None]
     # A stable sort, so that equal words fall into the same order on every device.
     ordered, places = torch.where(beyond, _MASK + 1, words).sort(dim=-1, stable=True)
     return ordered, places

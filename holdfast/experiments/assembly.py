@@ -276,10 +276,11 @@ class Setting:
             )
         check_fit(method, self.data.nodes, self.network, cohort, channel)
         if self.terms.private is not None:
-            if self.world.size > 1 and cohort != "all":
+            unequal = isinstance(vars(method).get("local_steps"), tuple)
+            if self.world.size > 1 and (cohort != "all" or unequal):
                 raise HoldfastError(
-                    "private: with a cohort, a process that holds none of its clients would not count their "
-                    "accesses; run it in one process, or with cohort = 'all'"
+                    "private: with a cohort, or a list of local_steps, a process would not count accesses of "
+                    "clients elsewhere; run it in one process, or with cohort = 'all' and one number"
                 )
             check_releasable(self.problem.row_loss, self.problem.source)
         rows = self.memory(dry_run(method, self.network, cohort, channel=channel))

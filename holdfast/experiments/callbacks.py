@@ -10,7 +10,7 @@ from typing import ClassVar
 from holdfast.core.errors import HoldfastError, did_you_mean
 from holdfast.core.validation import Count, NonNegative, check
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.columns import Mode, better
+from holdfast.experiments.columns import Mode, better, check_choosing
 from holdfast.experiments.statuses import Outcome
 
 Measurements = dict[str, float]
@@ -63,7 +63,8 @@ class EarlyStopping(Callback):
     """Ends a job when ``metric`` has not improved in ``patience`` measurements in a row.
 
     An improvement is one by more than ``min_delta``. ``mode``: whether the metric should rise ("max") or fall
-    ("min"); metrics of holdfast know that themselves. A resumed job remembers what it measured before.
+    ("min"); metrics of holdfast know that themselves. A resumed job remembers what it measured before. In a
+    private run the metric must not be one of the training data.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class EarlyStopping(Callback):
         return f"EarlyStopping({self.metric!r}, patience={self.patience}, min_delta={self.min_delta:g})"
 
     def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
+        if simulation.private:
+            check_choosing(self.metric, "EarlyStopping")
         self.best, self.waited = -math.inf, 0
 
     def on_resume(self, job: JobInfo, rows: Sequence[Measurements]) -> None:

@@ -26,6 +26,10 @@ FALLING = (
     *("consensus", "grad_norm2", "stationarity", "rel_energy"),
     *("optimum_distance", "dual_error", "unfinished_solves"),
 )
+OF_TRAINING = (  # computed from training data, not from models and test samples alone
+    *("train_loss", "minibatch_loss", "grad_norm2", "stationarity", "rel_energy"),
+    *("optimum_distance", "dual_error"),
+)
 ONE_OF_SEVERAL = r"_(node|class)\d+$"  # the end of a column's name, such as that of accuracy_node3
 
 
@@ -42,6 +46,15 @@ def better(metric: str, mode: Mode | None) -> Mode:
     hint = did_you_mean(metric, known)
     hint += "If not, " if hint else ""
     raise HoldfastError(f"metric {metric!r}: {hint}say mode='max' if it should rise, or mode='min'")
+
+
+def check_choosing(metric: str, who: str) -> None:
+    """Refuses to have ``who`` choose by a ``metric`` of training data that are private."""
+    if re.sub(ONE_OF_SEVERAL, "", metric) in OF_TRAINING:
+        raise HoldfastError(
+            f"private: {who} would choose by {metric}, which is computed from private data without noise, "
+            "and the choice gives them away; take a metric of test samples that are not private"
+        )
 
 
 def checked_mode(mode: str | None) -> Mode | None:

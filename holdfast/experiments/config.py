@@ -16,7 +16,7 @@ from holdfast.algorithms import ALGORITHMS
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision
 from holdfast.core.validation import Cohort, Count, NonNegative, Section, Seed, Whole, quoted
-from holdfast.privacy import DP
+from holdfast.privacy import Budget
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
@@ -75,7 +75,7 @@ class Terms(Section):
     backend: BackendName = "auto"  # how all nodes' gradients are computed, see docs/architecture.md
     buffers: Buffers = "local"  # whose statistics BatchNorm has in a node's model, its own or the "average"
 
-    private: DP | None = None  # the privacy of every sample: epsilon, delta and clip, see docs/privacy.md
+    private: Budget = None  # the privacy of every sample: epsilon, delta and clip, see docs/privacy.md
 
     @property
     def options(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.core.files import write_atomic, write_json
-from holdfast.core.validation import Section, Whole
+from holdfast.core.validation import Positive, Section, Whole
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.deploy.signing import (
     KEY_NAME,
@@ -86,6 +86,7 @@ class Policy(Section):
     raw_gradients: bool = True  # methods whose messages give a single gradient away
     min_members: Whole = 0  # nodes of the federation
     require_dp: bool = False  # differential privacy
+    max_epsilon: Positive | None = None  # the largest privacy budget; None: any
     require_signature: bool = False
     coordinators: list[str] | None = None  # fingerprints of the keys that may sign; None: any
 
@@ -103,8 +104,11 @@ class Policy(Section):
         if least < self.min_members:
             be = "are" if rules is None else "may be"
             yield f"fewer than {self.min_members} nodes (min_members): there {be} {least}"
-        if self.require_dp:  # no method or channel offers it yet
+        private = federation.problem.private
+        if self.require_dp and private is None:
             yield "training without differential privacy (require_dp): the federation has none"
+        if private is not None and self.max_epsilon is not None and private.epsilon > self.max_epsilon:
+            yield f"epsilon = {private.epsilon:g} (max_epsilon = {self.max_epsilon:g}): ask for less"
         if not signed and (self.require_signature or self.coordinators is not None):
             yield "a federation that its coordinator has not signed (require_signature)"
         elif self.coordinators is not None and federation.coordinator is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from pydantic import Field, PrivateAttr
 from torch import nn
 
@@ -17,6 +19,7 @@ from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
+from holdfast.engines.common.dry_run import planned_accesses
 from holdfast.engines.common.fit import check_fit, placed
 from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
@@ -35,6 +38,7 @@ from holdfast.experiments.epochs import LocalEpochs
 from holdfast.experiments.networks import configured_network
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
+from holdfast.privacy import DP, Ledger, protection
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 
@@ -75,7 +79,9 @@ class FederationFile(Federation):
         common = self.model_dump(exclude={"limits", "server", "relay", "node"})
         common["version"] = holdfast.__version__
         common["start"] = "" if self._start_file is None else digest_of(self._start_file)
-        common["members"] = [[node.name, node.samples] for node in self.node]
+        common["members"] = [
+            [node.name, node.samples, *([node.local_steps] if node.local_steps else [])] for node in self.node
+        ]
         if self.server is not None:
             common["server"] = self.server.name
         else:  # a topology may depend on chance, on a library's version, or on a file of each site
@@ -111,12 +117,23 @@ class FederationFile(Federation):
         if method.names_parts:
             trained = [(name, p.numel()) for name, p in self.module().named_parameters() if p.requires_grad]
             method = method.for_model(dict(trained))
+        if any(node.local_steps for node in self.node):
+            method = self._with_own_steps(method)
         if (epochs := self.algorithm.local_epochs) is None:
             return method
         if not all(self.counts):
             who = self.names[self.counts.index(0)]
             raise HoldfastError(f"algorithm.local_epochs: say how many samples {who!r} has, samples = ...")
         return LocalEpochs(epochs, self.counts, self.problem.batch_size).of(method)
+
+    def _with_own_steps(self, method: Method) -> Method:
+        """``method`` where nodes take different numbers of local steps."""
+        common = vars(method).get("local_steps")
+        if not isinstance(common, int):
+            name = type(method).__name__
+            raise HoldfastError(f"node.local_steps: {name} takes none, so leave it out at all nodes")
+        own: dict[str, Any] = {"local_steps": tuple(node.local_steps or common for node in self.node)}
+        return replace(method, **own)
 
     @property
     def loss(self) -> Loss:
@@ -142,6 +159,18 @@ class FederationFile(Federation):
     def wire_channel(self) -> Channel:
         chosen = CHANNELS.build(self.channel.name, self.channel.parameters)
         return placed(chosen, self.method, self.member_network)
+
+    @cached_property
+    def protection(self) -> Ledger | None:
+        if self.problem.private is None:
+            return None
+        planned = planned_accesses(
+            self.method, self.member_network, self.network.cohort, self.rounds, self.seed
+        )
+        size = None if self.problem.batch_size == "full" else self.problem.batch_size
+        ledger = protection(self.problem.private, planned, np.array(self.counts), size)
+        ledger.safe = planned
+        return ledger
 
     @property
     def averages_statistics(self) -> bool:
@@ -169,13 +198,12 @@ class FederationFile(Federation):
         _ = self.loss  # complains about its parameters
         if self._start_file is not None:
             read_start(self._start_file)  # complains about what is no model
+        if not isinstance(self.algorithm.parameters.get("local_steps", 1), int):
+            raise HoldfastError("algorithm.local_steps: one number; a node's own stands in its [[node]]")
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
         if self.problem.private is not None:
-            raise HoldfastError(
-                "problem.private: noise that others can compute from the seed protects nobody, and noise of "
-                "members' own is not built yet; leave it out, or simulate with 'holdfast run'"
-            )
+            self._check_private(self.problem.private)
         if self.problem.weights == "samples" and not all(self.counts):
             missing = self.names[self.counts.index(0)]
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
@@ -195,6 +223,29 @@ class FederationFile(Federation):
             )
         self._check_membership()
         self._check_reach()
+
+    def _check_private(self, budget: DP) -> None:
+        """Whether the privacy budget covers all that is planned, and nothing else is shown to others."""
+        if not all(self.counts):
+            who = self.names[self.counts.index(0)]
+            raise HoldfastError(f"problem.private: say how many samples {who!r} has, samples = ...")
+        if self.shared_metrics:
+            raise HoldfastError(
+                f"shared_metrics: {self.shared_metrics[0]} is computed from private data without noise; "
+                "leave it out, and look at it at home"
+            )
+        if self.membership is not None and budget.noise_multiplier is None:
+            raise HoldfastError(
+                "problem.private: members may change, so the noise cannot be found from their data; give "
+                "noise_multiplier. Each member stops when its budget is spent"
+            )
+        plan = self.protection
+        assert plan is not None
+        if self.epoch == 0 and (planned := plan.epsilon_of(plan.safe)) > budget.epsilon:
+            raise HoldfastError(
+                f"problem.private: {self.rounds} rounds with noise_multiplier = {plan.multiplier:g} spend "
+                f"epsilon {planned:.4g} of {budget.epsilon:g}; take fewer rounds, or more noise"
+            )
 
     def _check_reach(self) -> None:
         """Whether everybody who is asked for something can be: at an address, or through the relay."""

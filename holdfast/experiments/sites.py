@@ -37,11 +37,15 @@ def initial_model(federation: FederationFile) -> FlatModel:
     return model
 
 
-def open_site(federation: FederationFile, name: str, own: Any, device: str = "cpu") -> Site:
+def open_site(
+    federation: FederationFile, name: str, own: Any, device: str = "cpu", *, counted_noise: bool = False
+) -> Site:
     """The site of the node called ``name`` with its ``own`` data, checked against the federation file.
 
     They are what ``own_data`` gives: a ``Dataset`` or ``Columns``; or samples of one node as ``hf.train``
-    takes them, a ``Stream``, or either in a ``TrainTest``.
+    takes them, a ``Stream``, or either in a ``TrainTest``. ``counted_noise``: for tests of private
+    federations, which then compute what a simulation with the same seed does. It protects nobody, and no
+    command sets it.
     """
     node, described = federation.names.index(name), federation.problem
     data, test = _of_one_node(own)
@@ -66,7 +70,7 @@ def open_site(federation: FederationFile, name: str, own: Any, device: str = "cp
     placed = None if test is None else problem.test_set(test)
     problem.check_model(placed)
     warning = convexity_warning(federation.algorithm.name, federation.method, problem)
-    return Site(node, problem, placed, _digest(data, test), warning)
+    return Site(node, problem, placed, _digest(data, test), warning, counted_noise)
 
 
 def _of_one_node(own: Any) -> tuple[AnyData, Any]:

@@ -95,6 +95,8 @@ def _is_list_valued(path: tuple[str, ...], table: Mapping[str, Any], value: list
     """Whether a list is the value itself (say, the hidden sizes of an MLP), not a sweep over its elements."""
     if path in (("seeds",), ("metrics",)):
         return True
+    if path[:2] == ("algorithm", "local_steps"):
+        return path[2:] == ("nodes",)  # one number for each node is {nodes = [...]} here
     if path in (("network", "compute"), ("network", "links")):
         return not any(isinstance(element, list | dict) for element in value)
     maker = _maker(".".join(path[:-1]), table.get("name"))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import write_json
 from holdfast.core.validation import accepts, hints, parameters, quoted
-from holdfast.experiments.columns import Mode, better
+from holdfast.experiments.columns import Mode, better, check_choosing
 from holdfast.experiments.planned import Planned
 from holdfast.experiments.record import RunRecord, Spread, load_record
 from holdfast.experiments.runner import Runner
@@ -46,6 +46,7 @@ class Goal:
     metric: str
     mode: Mode
     widen: int  # at most so many times, for each algorithm
+    private: bool = False  # whether every trial spends a privacy budget
 
     def best(self, trials: Sequence[Trial]) -> Trial | None:
         """The best of them, the smallest value of several that are equal; None if all diverged."""
@@ -109,6 +110,11 @@ class Tuned:
     def caveats(self) -> list[str]:
         """What a reader must know before trusting the best values."""
         found = []
+        if self.goal.private:
+            found.append(
+                f"each of the {len(self.trials)} trials spent the privacy budget: on the same data, they "
+                "spend more together than the epsilon of a run says"
+            )
         for name in self.algorithms:
             often = f"after {self.widened[name]} widenings" if self.widened[name] else "without widening"
             values, best = [trial.value for trial in self.of(name)], self.best(name)
@@ -184,7 +190,10 @@ def chosen_goal(parameter: str, metric: str | None, mode: Mode | None, widen: in
         raise unknown("metric", name, recorded)
     if not isinstance(widen, int) or widen < 0:
         raise HoldfastError(f"widen: should be a whole number, 0 or more, got {quoted(widen)}")
-    return Goal(parameter, name, better(name, mode), widen)
+    private = plan.setting(plan.jobs[0]).terms.private is not None
+    if private:
+        check_choosing(name, "tuning")
+    return Goal(parameter, name, better(name, mode), widen, private)
 
 
 def first_grid(where: str, values: Sequence[float] | None, present: Any, *, whole: bool) -> list[float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.validation import Positive, check_fields
 
 
@@ -27,3 +28,22 @@ class DP:
 
     def __post_init__(self) -> None:
         check_fields("DP", self)
+
+
+def _from_table(given: Any) -> Any:
+    """A table of a file as the budget that it describes; anything else as it is."""
+    if not isinstance(given, dict):
+        return given
+    known = [field.name for field in fields(DP)]
+    try:
+        for key in given:
+            if key not in known:
+                raise unknown("key in private", key, known)
+        if missing := [key for key in known if key not in given and key != "noise_multiplier"]:
+            raise HoldfastError(f"{missing[0]} is missing")
+        return DP(**given)
+    except HoldfastError as error:
+        raise ValueError(str(error)) from None
+
+
+Budget = Annotated[DP | None, BeforeValidator(_from_table)]

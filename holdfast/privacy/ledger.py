@@ -103,19 +103,30 @@ def _dominated(case: np.ndarray, cases: np.ndarray) -> bool:
 def epsilon_of(sigma: float, delta: float, rate: float, minibatches: int, of_all_data: int) -> float:
     """The epsilon, for ``delta``, of so many Gaussian mechanisms with noise ``sigma`` times the sensitivity.
 
-    ``minibatches`` of them read a Poisson sample of ``rate``, the others ``of_all_data``. A draw that has
-    more samples than there are rows, one in 10^12, is none of the mechanism; its share of delta is set aside.
+    ``minibatches`` of them read a Poisson sample of ``rate``, the others ``of_all_data``.
     """
-    if minibatches + of_all_data == 0:
-        return 0.0
-    loss = None
-    for q, times in ((rate, minibatches), (1.0, of_all_data)):
+    return composed_epsilon(delta, ((sigma, rate, minibatches), (sigma, 1.0, of_all_data)))
+
+
+@lru_cache(maxsize=4096)
+def composed_epsilon(
+    delta: float, mechanisms: tuple[tuple[float, float, int], ...], overflow: float = OVERFLOW
+) -> float:
+    """The epsilon, for ``delta``, of ``mechanisms``: (noise over sensitivity, rate of the sample, how often).
+
+    A Poisson sample that has more members than there are rows for, which happens with probability
+    ``overflow``, is none of the mechanism; its share of delta is set aside.
+    """
+    loss, draws = None, 0
+    for sigma, rate, times in mechanisms:
         if times:
-            part = _single(sigma, q).self_compose(times)
+            part = _single(sigma, rate).self_compose(times)
             loss = part if loss is None else loss.compose(part)
-    assert loss is not None
+            draws += times if rate < 1 else 0
+    if loss is None:
+        return 0.0
     epsilon = float(loss.get_epsilon_for_delta(delta))
-    aside = (1 + math.exp(min(epsilon, 100.0))) * OVERFLOW * minibatches
+    aside = (1 + math.exp(min(epsilon, 100.0))) * overflow * draws
     if aside >= delta:
         return math.inf
     return float(loss.get_epsilon_for_delta(delta - aside))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import Any, NoReturn
 
 import torch
@@ -16,7 +17,7 @@ from holdfast.data.lazy import LazyData, Part, Stream
 from holdfast.data.samples import described, targets_of
 from holdfast.problem.entrance import Entrance
 from holdfast.problem.reading import Reading, joined
-from holdfast.problem.sampling import SamplingName, build_sampling, weights_of
+from holdfast.problem.sampling import SamplingName, Shuffle, build_sampling, drawn_by, weights_of
 from holdfast.problem.source import Batch, Weighting, scale_of, weight_of_one
 
 # What is read for evaluation has the number of no round, and so random transforms of its own.
@@ -173,9 +174,9 @@ class LazySource:
     def samples(self, nodes: Tensor) -> int:
         return int(self.counts[nodes.cpu()].sum())
 
-    def sample_weight(self, nodes: Tensor) -> Tensor:
-        there = nodes.cpu()
-        return weight_of_one(self.counts[there], self.scale[there], self.batch_size).to(self.like)
+    def sample_weight(self, nodes: Tensor, of_all_data: bool = False) -> Tensor:
+        there, size = nodes.cpu(), None if of_all_data else self.batch_size
+        return weight_of_one(self.counts[there], self.scale[there], size).to(self.like)
 
     def test_set(self, samples: Any) -> Any:
         own = self._items(int(self.here[0]), range(1))
@@ -186,6 +187,11 @@ class LazySource:
 
     def in_dtype(self, dtype: torch.dtype) -> LazySource:
         return LazySource(self.data, self.like.to(dtype), **self._options, reading=self.host.reading)
+
+    def drawn_by(self, shuffle: Shuffle) -> LazySource:
+        twin = copy(self)
+        twin.draws = drawn_by(shuffle, self.draws)
+        return twin
 
     def identity(self) -> None:
         return None  # what data sets hold is not known without reading them
@@ -260,7 +266,7 @@ class StreamSource:
     def samples(self, nodes: Tensor) -> int:
         return 0  # that could be counted
 
-    def sample_weight(self, nodes: Tensor) -> Tensor:
+    def sample_weight(self, nodes: Tensor, of_all_data: bool = False) -> Tensor:
         self._no_end()
 
     def test_set(self, samples: Any) -> Any:
@@ -271,6 +277,9 @@ class StreamSource:
 
     def in_dtype(self, dtype: torch.dtype) -> StreamSource:
         return StreamSource(self.data, self.like.to(dtype), **self._options, reading=self.host.reading)
+
+    def drawn_by(self, shuffle: Shuffle) -> StreamSource:
+        self._no_end()
 
     def identity(self) -> None:
         return None

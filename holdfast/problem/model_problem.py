@@ -25,7 +25,7 @@ from holdfast.problem.gradients.backend import Activations, Backend, BackendName
 from holdfast.problem.gradients.choice import choose_backend
 from holdfast.problem.losses import Loss
 from holdfast.problem.node_statistics import node_statistics
-from holdfast.problem.private import OF_ALL_DATA, PrivateGradients, Release
+from holdfast.problem.private import OF_ALL_DATA, OwnRandomness, PrivateGradients, Release
 from holdfast.problem.problem import Convexity
 from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.row_loss import RowLoss
@@ -317,6 +317,12 @@ class ModelProblem:
             )
         twin = copy(self)
         twin._protected = PrivateGradients(self.row_loss, self.source, release)
+        if isinstance(release.noise, OwnRandomness):
+            if self.model.draws:
+                raise HoldfastError(
+                    "private: dropout draws from the seed, which all members know; use a model without it"
+                )
+            twin.source = self.source.drawn_by(release.noise.shuffle)
         return twin
 
     # --- the same with something changed ------------------------------------------------------------------

@@ -7,6 +7,7 @@ data sets are neighbours if one has a sample that the other lacks; how many samp
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from holdfast.core.memory import total_memory
 from holdfast.core.randomness import Stream, Word, philox
 from holdfast.core.tree import tree_map
 from holdfast.problem.gradients.backend import in_parts
+from holdfast.problem.gradients.layerwise import Layerwise, clipping, fits
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch, Source
 
@@ -31,6 +33,25 @@ Noise = Callable[[Tensor, Word, Word, int, int], Tensor]
 """(nodes [m], round, step, draw, dim) -> [m, dim] standard normal numbers in float32."""
 
 
+class OwnRandomness(ABC):
+    """Noise and Poisson samples that only one node can draw, in a real federation."""
+
+    @abstractmethod
+    def shuffle(
+        self, nodes: Tensor, counts: Tensor, longest: int, round: Word, draw: Word
+    ) -> tuple[Tensor, Tensor]:
+        """The node's samples in a random order, in the form of ``core.randomness.shuffled``."""
+
+    @abstractmethod
+    def noised(
+        self, sums: Tensor, sensitivity: Tensor, multiplier: float, round: Word, step: Word, draw: int
+    ) -> Tensor:
+        """``sums`` [1, d] with normal noise of ``multiplier`` times their ``sensitivity`` [1, 1].
+
+        The same sums in the same draw get the same noise, so that nothing is released twice.
+        """
+
+
 @dataclass(frozen=True)
 class Release:
     """How gradients are protected.
@@ -41,7 +62,7 @@ class Release:
 
     clip: float
     multiplier: float
-    noise: Noise
+    noise: Noise | OwnRandomness
 
 
 class PrivateGradients:
@@ -53,7 +74,12 @@ class PrivateGradients:
         numbers = loss.model.dim * loss.model.x0.element_size()
         memory = SHARE_FOR_GRADIENTS * total_memory(loss.model.x0.device)
         self.at_once = max(1, int(memory // (COPIES * numbers)))  # samples
-        self._together = vmap(self._row)
+        one: Callable[[Tensor, Batch, Tensor], tuple[Tensor, Tensor]] = self._row
+        if fits(loss):
+            layers = Layerwise(loss)
+            layers.try_on(source.some(1))
+            one = layers.clipped_by(release.clip)
+        self._together = vmap(one)
 
     def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The losses, [m], and the weighted sums of clipped gradients, [m, d], without noise."""
@@ -65,11 +91,13 @@ class PrivateGradients:
         All of them together have the sensitivity of one, times the root of their number, and so the noise
         has: an access costs the same, however many points it has.
         """
-        scale = self.source.sample_weight(nodes).unsqueeze(-1) * (
-            self.release.clip * self.release.multiplier * math.sqrt(points)
-        )
-        noise = self.release.noise(nodes, round, step, draw, sums.shape[1])
-        return sums + (scale * noise).to(sums.dtype)
+        release = self.release
+        weight = self.source.sample_weight(nodes, of_all_data=draw >= OF_ALL_DATA)
+        sensitivity = weight.unsqueeze(-1) * (release.clip * math.sqrt(points))
+        if isinstance(release.noise, OwnRandomness):
+            return release.noise.noised(sums, sensitivity, release.multiplier, round, step, draw)
+        noise = release.noise(nodes, round, step, draw, sums.shape[1])
+        return sums + (release.multiplier * sensitivity * noise).to(sums.dtype)
 
     def _some(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         size, width = max(1, self.at_once // len(x)), batch.weight.shape[1]
@@ -90,11 +118,9 @@ class PrivateGradients:
             return self.loss.differentiable(self.loss.model.parameters(row), alone, key)
 
         gradients, values = vmap(grad_and_value(one), in_dims=(None, 0, 0))(row, batch.samples, keys)
-        norms = gradients.norm(dim=-1, keepdim=True)  # [B, 1]
-        # A sample whose gradient is not finite must not show: it counts as if it were not there.
-        gradients = torch.where(norms.isfinite(), gradients, 0.0)
-        factors = self.release.clip / norms.clamp(min=self.release.clip)
-        weights = batch.weight * torch.where(norms.isfinite(), factors, 0.0).squeeze(-1)
+        norms = gradients.norm(dim=-1)  # [B]
+        weights = batch.weight * clipping(norms, self.release.clip)
+        gradients = torch.where(norms.isfinite()[:, None], gradients, 0.0)
         return (values * batch.weight).sum(), weights @ gradients
 
 

@@ -6,6 +6,8 @@ Every draw is a function of (seed, node, round, step) alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +23,9 @@ SamplingName = Literal["replacement", "epochs", "poisson"]
 # On a CPU, drawing the minibatches of several steps takes hardly longer than those of one, if they are few.
 STEPS_DRAWN_AT_ONCE = 16
 PICKS_DRAWN_AT_ONCE = 2**15
+Shuffle = Callable[[Tensor, Tensor, int, Word, Word], tuple[Tensor, Tensor]]
+"""(nodes [m], counts [m], longest, round, draw) -> words and sample numbers, as ``shuffled`` gives them."""
+
 OVERFLOW = 1e-12  # how likely a Poisson draw has more samples than there are rows
 
 
@@ -137,17 +142,28 @@ class Poisson:
                 f"sampling = 'poisson': node {node} has {int(counts[node])} samples, fewer than batch_size = "
                 f"{batch_size}, the number drawn on average; use at most that many"
             )
-        self.seed, self.counts, self.size = seed, counts, batch_size
+        self.counts, self.size = counts, batch_size
+        self.shuffle: Shuffle = partial(shuffled, seed)
         self.longest = int(counts.max())
         self.width = min(self.longest, rows_for(batch_size))
 
     def draw(self, nodes: Tensor, round: Word, step: Word) -> Drawn:
         counts = self.counts.index_select(0, nodes)
-        words, order = shuffled(self.seed, nodes, counts, self.longest, round, step)
+        words, order = self.shuffle(nodes, counts, self.longest, round, step)
         taken = words < (self.size * 2**32 // counts).unsqueeze(-1)
         surplus = taken.sum(-1, keepdim=True).clamp(min=self.width).double() / self.width
         places = torch.minimum(order[:, : self.width], counts.unsqueeze(-1) - 1)
         return Drawn(places, self.size / surplus, taken[:, : self.width])
+
+
+def drawn_by(shuffle: Shuffle, draws: Sampling | None) -> Sampling | None:
+    """``draws`` with the random numbers of ``shuffle``; None, where nothing is drawn, stays None."""
+    if draws is None:
+        return None
+    assert isinstance(draws, Poisson)
+    twin = copy(draws)
+    twin.shuffle = shuffle
+    return twin
 
 
 def rows_for(mean: int) -> int:

@@ -15,7 +15,7 @@ from holdfast.core.tree import leaves, tree_map
 from holdfast.data.federated import FederatedData
 from holdfast.data.samples import Pair, described, map_inputs, targets_of
 from holdfast.problem.entrance import Entrance
-from holdfast.problem.sampling import SamplingName, build_sampling, weights_of
+from holdfast.problem.sampling import SamplingName, Shuffle, build_sampling, drawn_by, weights_of
 
 MOST_READY = 2**30  # bytes of samples that are prepared once, beside those that are stored
 
@@ -75,8 +75,8 @@ class Source(Protocol):
     def samples(self, nodes: Tensor) -> int:
         """How many samples ``nodes`` hold together."""
 
-    def sample_weight(self, nodes: Tensor) -> Tensor:
-        """[m]: the weight of one sample of ``nodes`` [m] in a batch that is a Poisson sample, or all data."""
+    def sample_weight(self, nodes: Tensor, of_all_data: bool = False) -> Tensor:
+        """[m]: the weight of one sample of ``nodes`` [m] in a Poisson sample, or in a sum over all data."""
 
     def test_set(self, samples: Any) -> Any:
         """``samples`` as stored ones, where the source has its own."""
@@ -86,6 +86,9 @@ class Source(Protocol):
 
     def in_dtype(self, dtype: torch.dtype) -> Source:
         """The same samples as numbers of another type."""
+
+    def drawn_by(self, shuffle: Shuffle) -> Source:
+        """The same samples, Poisson samples of which are drawn with the random numbers of ``shuffle``."""
 
     def identity(self) -> tuple[list[object], list[Tensor]] | None:
         """All that the samples and weights depend on, for a hash; None where that is not known."""
@@ -191,8 +194,9 @@ class ArraySource:
     def samples(self, nodes: Tensor) -> int:
         return self.size if len(nodes) == self.nodes else int(self.counts[nodes].sum())
 
-    def sample_weight(self, nodes: Tensor) -> Tensor:
-        return weight_of_one(self.counts[nodes], self.scale[nodes], self.batch_size)
+    def sample_weight(self, nodes: Tensor, of_all_data: bool = False) -> Tensor:
+        size = None if of_all_data else self.batch_size
+        return weight_of_one(self.counts[nodes], self.scale[nodes], size)
 
     def test_set(self, samples: Any) -> Any:
         self.entrance.check_alike(samples, self.given)
@@ -215,6 +219,11 @@ class ArraySource:
         twin.entrance = Entrance(self.scale)
         for made_once in ("_ready", "_by_node"):
             vars(twin).pop(made_once, None)
+        return twin
+
+    def drawn_by(self, shuffle: Shuffle) -> ArraySource:
+        twin = copy(self)
+        twin.draws = drawn_by(shuffle, self.draws)
         return twin
 
     def identity(self) -> tuple[list[object], list[Tensor]]:

@@ -14,9 +14,13 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import BatchOracle
 from holdfast.problem.flat import FlatModel
+from holdfast.problem.gradients.convolution import PixelConv2d
+from holdfast.problem.gradients.layers import PlaneConv2d
+from holdfast.problem.gradients.layerwise import fits
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.private import Release, counted_noise, normals
+from holdfast.problem.row_loss import RowLoss
 
 NODES, SIZE = 3, 4
 F64 = torch.float64
@@ -68,6 +72,64 @@ def test_clipped_sums_are_those_of_single_samples(at_once) -> None:
         assert (norms < 2.5).any()
         clipped = each * (2.5 / norms).clamp(max=1)[:, None]
         torch.testing.assert_close(got[i], batch.weight[i] @ clipped, rtol=1e-12, atol=1e-14)
+
+
+def convolutional(kind: type[nn.Conv2d]) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1, stride=2 if kind is nn.Conv2d else 1),
+        nn.Tanh(),
+        nn.Sequential(nn.Conv2d(3, 4, (2, 3), dilation=2, bias=False), nn.ReLU(), nn.MaxPool2d(2))
+        if kind is nn.Conv2d
+        else nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    )
+    model(torch.zeros(1, 1, 16, 16))
+    for layer in model.modules():
+        if type(layer) is nn.Conv2d and (kind is PixelConv2d or layer.in_channels == 1):
+            layer.__class__ = kind
+    return model
+
+
+def tokens() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 2, bias=False), nn.Flatten(), nn.Linear(32, 3)
+    )
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, PlaneConv2d, PixelConv2d, nn.Linear])
+def test_layer_by_layer_gives_what_single_samples_give(kind, monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(1)
+    shape = (1, 16, 16) if issubclass(kind, nn.Conv2d) else (16, 16)
+    data = [(torch.randn(9 + i, *shape, generator=generator), torch.arange(9 + i) % 3) for i in range(NODES)]
+    module = convolutional(kind) if issubclass(kind, nn.Conv2d) else tokens()
+    model = FlatModel(module, torch.device("cpu"), F64)
+    own = ModelProblem(
+        model, CrossEntropy(), hf.from_datasets(data), seed=5, batch_size=4, sampling="poisson"
+    )
+    nodes = torch.arange(NODES)
+    rows = own.x0 + 0.3 * torch.randn(NODES, own.dim, dtype=F64, generator=generator)
+    assert fits(own.row_loss)
+    asked = ([rows], nodes, 3, 1)
+    [got] = own.protected(silent(clip=1.0)).minibatch_values_and_grads(*asked)
+    monkeypatch.setattr("holdfast.problem.private.fits", lambda _: False)
+    [expected] = own.protected(silent(clip=1.0)).minibatch_values_and_grads(*asked)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(5, 3), nn.Softmax(dim=0)),  # mixes samples
+        nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3)),
+        nn.Sequential(*[nn.Linear(5, 5)] * 2),  # runs twice
+    ],
+)
+def test_other_models_are_not_taken_layer_by_layer(model) -> None:
+    flat = FlatModel(model, torch.device("cpu"), F64)
+    assert not fits(RowLoss(flat, CrossEntropy()))
 
 
 def test_without_clipping_and_noise_they_are_the_gradients() -> None:
@@ -131,6 +193,17 @@ def test_noise_has_the_size_that_is_accounted_for() -> None:
     assert abs(double.std() - math.sqrt(2)) < 0.03
     both = double.flatten(2).transpose(0, 1).flatten(1)
     assert abs(torch.corrcoef(both)[0, 1]) < 0.03  # the two points of an access have noise of their own
+
+
+def test_noise_of_all_data_is_that_of_their_weights() -> None:
+    """A sample weighs 1/N in a gradient of all data, 1/B in a minibatch."""
+    own, nodes = problem(), torch.arange(NODES)
+    rows = own.x0.expand(NODES, -1)
+    noisy = own.protected(Release(0.8, 1.5, counted_noise(9)))
+    exact = own.protected(silent(0.8)).full_grads(rows, nodes)
+    noise = torch.stack([noisy.full_grads(rows, nodes, round) - exact for round in range(40)])
+    sizes = 0.8 * 1.5 / torch.tensor([8.0, 9.0, 10.0])
+    torch.testing.assert_close(noise.std(dim=(0, 2)).float(), sizes, rtol=0.05, atol=0)
 
 
 def test_points_of_an_access_differ_in_noise_whoever_computes_gradients() -> None:

@@ -72,6 +72,7 @@ def other_problems() -> list[Task]:
     exact = {"gamma": 1.0, "solver": {"name": "newton"}}
     cases = [
         ("k-gt on a random graph", build("k-gt", lr=0.05, local_steps=2), graph),
+        ("led, unequal steps", build("led", lr=0.05, local_steps=[1, 2, 5, 3, 1, 4, 2]), graph),
         ("local-gecl with alpha", build("local-gecl", lr=0.05, local_steps=2, alpha=0.1), graph),
         ("gecl behind a server", build("gecl", lr=0.05, alpha=0.1), server(7)),
         ("ecl on a random graph", build("ecl", lr=0.05, local_steps=2), graph),

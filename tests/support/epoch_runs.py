@@ -16,13 +16,15 @@ from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.deploy.agreement import Decision
 from holdfast.engines.deploy.epochs import Epoch, first_epoch
-from holdfast.engines.deploy.member.base import Member, Stopped
+from holdfast.engines.deploy.member.base import Member
 from holdfast.engines.deploy.member.lifetime import run_through_epochs
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
+from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.kept_models import KeptModels
-from holdfast.engines.deploy.wire.credentials import load_credentials, make_certificates
+from holdfast.engines.deploy.wire.authority import make_certificates
+from holdfast.engines.deploy.wire.credentials import load_credentials
 from holdfast.experiments.federation import FederationFile
 from holdfast.experiments.sites import initial_model, open_site
 from holdfast.problem.losses import LOSSES
@@ -147,7 +149,7 @@ class Threads:
             time.sleep(0.005)
 
     def leaving(self, name: str) -> bool:
-        return name in self.members and self.members[name]._stopping
+        return name in self.members and self.members[name].waiting.stopping
 
     def hold(self, rounds: int) -> None:
         """Lets all go on to the end of so many rounds, and waits until somebody is there."""

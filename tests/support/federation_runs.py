@@ -25,11 +25,14 @@ from torch import Tensor
 from holdfast.data.dataset import Dataset
 from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.deploy.member.base import Member, NetworkThread, Stopped
+from holdfast.engines.deploy.member.base import Member
+from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
+from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials, make_certificates
+from holdfast.engines.deploy.wire.authority import make_certificates
+from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.experiments.federation import FederationFile, make_federation
 from holdfast.experiments.sites import initial_model, open_site
 from holdfast.problem.losses import LOSSES

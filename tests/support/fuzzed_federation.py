@@ -15,7 +15,8 @@ from bad_bytes import Mangler
 from federation_runs import DeployedRun, deploy
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.member.base import Member, NetworkThread
+from holdfast.engines.deploy.member.base import Member
+from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.storage.messages import Header, write_message
 from holdfast.engines.deploy.wire.links import Connection

@@ -61,3 +61,35 @@ def measured_decay(problem: Quadratics, path: Tensor) -> float:
     settled = np.arange(last // 3, last)
     slope, _ = np.polyfit(settled, np.log(errors[settled]), 1)
     return float(np.exp(slope))
+
+
+def limit(problem: Quadratics, algorithm, topology=None, cycle=1, doublings=12, **options) -> Tensor:
+    """Where all nodes' models end, [n, d], after ``cycle`` rounds that are repeated 2**doublings times.
+
+    ``options`` are those of ``Simulation``. The rounds are one affine map, whose power is taken.
+    """
+    simulation = Simulation(algorithm, problem, as_network(topology, problem.nodes), **options)
+    template, start = simulation.state, flat(simulation.state)
+
+    def put(z: Tensor) -> None:
+        parts = iter(z.clone().split([tensor.numel() for tensor in leaves(template)]))
+        simulation.state, simulation.round = (
+            tree_map(lambda like: next(parts).reshape(like.shape), template),
+            0,
+        )
+
+    def after(z: Tensor) -> Tensor:
+        put(z)
+        for _ in range(cycle):
+            simulation.step()
+        return flat(simulation.state)
+
+    size = len(start)
+    affine = torch.zeros(size + 1, size + 1, dtype=start.dtype)
+    affine[-1, -1], affine[:-1, -1] = 1.0, after(torch.zeros_like(start))
+    for i, unit in enumerate(torch.eye(size, dtype=start.dtype)):
+        affine[:-1, i] = after(unit) - affine[:-1, -1]
+    for _ in range(doublings):
+        affine = affine @ affine
+    put((affine @ torch.cat([start, start.new_ones(1)]))[:-1])
+    return simulation.models

@@ -121,6 +121,11 @@ def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort)
         raise HoldfastError(
             f"network: it has {network.nodes} nodes, but the problem has {nodes}; give both the same number"
         )
+    steps = vars(method).get("local_steps")
+    if isinstance(steps, tuple) and len(steps) != nodes:
+        raise HoldfastError(
+            f"{name}.local_steps: a list has one number for each of the {nodes} nodes, got {len(steps)}"
+        )
     if leads and not network.is_server:
         raise HoldfastError(f"{name} needs a server: use the topology 'server', not a graph")
     if isinstance(method, Algorithm) and method.needs_graph and network.is_server:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from holdfast.contract import LocalSteps, Steps
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Stream, Word, uniform
 from holdfast.engines.common.counters import Accesses, Work
@@ -55,9 +56,22 @@ class BatchOracle:
     step: int = 0  # the number of the next minibatch
     read: int = 0  # the number of the next gradient of all data
     accesses: Accesses = field(default_factory=Accesses)
+    until: Tensor | None = None  # [m, 1]: the number of each node's minibatches in the round; None: any
     losses: list[Tensor] = field(default_factory=list)  # of every minibatch so far, at its first point; [k]
 
+    def steps(self, given: LocalSteps) -> Steps:
+        if not isinstance(given, tuple):
+            return given
+        own: list[int] = [given[node] for node in self.nodes.tolist()]
+        if min(own) == max(own):
+            return own[0]
+        taken = torch.tensor(own, device=self.nodes.device)[:, None]
+        self.until = self.step + taken
+        return taken.to(self.problem.x0)
+
     def grad(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        if self.until is not None:
+            where = self.step < self.until
         gradient = self._compute(x, where, lambda rows, nodes: self._minibatch([rows], nodes)[0])
         self.step += 1
         return gradient

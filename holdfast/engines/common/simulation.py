@@ -150,6 +150,11 @@ class Simulation:
             self.rounds.check_channel()
 
     @property
+    def private(self) -> bool:
+        """Whether what methods see of the data is protected, and accounted for."""
+        return self.ledger is not None
+
+    @property
     def method(self) -> Method:
         return self.rounds.method
 

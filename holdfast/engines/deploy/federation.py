@@ -17,6 +17,7 @@ from holdfast.contract import Channel, Method, ServerAlgorithm
 from holdfast.core.errors import unknown
 from holdfast.core.validation import Count, Positive, Section, Seed, Whole
 from holdfast.engines.deploy.own_model import OwnModel
+from holdfast.privacy import Ledger
 from holdfast.topology import Network
 
 SLOWEST = 2**17  # bytes per second below which a line is too slow for a message
@@ -56,6 +57,7 @@ class NodeConfig(MemberConfig):
     """A node with data of its own. Behind a server it needs no address: it dials out."""
 
     samples: Count | None = None  # how many it has; needed by weights = "samples"
+    local_steps: Count | None = None  # in a round; None: as many as the algorithm's
 
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -139,6 +141,11 @@ class Federation(Section, ABC):
     @abstractmethod
     def cohort(self) -> int:
         """Clients that take part in a round."""
+
+    @property
+    @abstractmethod
+    def protection(self) -> Ledger | None:
+        """The privacy budget and the noise with which all rounds stay within it; None: there is none."""
 
     @property
     @abstractmethod

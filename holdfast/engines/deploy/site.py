@@ -19,6 +19,7 @@ class Site:
     test: Any  # a tree of samples; None: no test split
     digest: str  # of the data
     warning: str | None = None  # what the user should know, though it is no mistake
+    counted_noise: bool = False  # for tests: private noise from the seed, as in a simulation
 
     def measure(self, row: Tensor) -> dict[str, float]:
         """The objective on the node's own data, and its own test split, at the model ``row`` [1, d].

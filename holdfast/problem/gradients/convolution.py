@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-FEW_PLANES = 8  # for which cuDNN is slow in gradients of weights
+FEW_PLANES = 8  # for which cuDNN takes one group after the other
+MANY = 1 << 18  # numbers, for which kernels of our own are worth compiling
 
 
 class Form(NamedTuple):
@@ -46,7 +47,7 @@ class PixelConv2d(nn.Conv2d):
         fits = input.ndim == 4 and input.shape[1] == self.in_channels
         if not fits or min(input.shape[2:]) + 2 * int(self.padding[0]) < self.kernel_size[0]:
             return super().forward(input)  # which takes an image without a batch, and complains of others
-        if _is_pushed_forward():
+        if _has_no_rule():
             return super().forward(input)
         height, width = input.shape[2:]
         form = Form(self.kernel_size[0], self.stride[0], int(self.padding[0]), (height, width))
@@ -62,10 +63,11 @@ def is_regular(layer: nn.Conv2d) -> bool:
     return square and plain and int(layer.padding[0]) < layer.kernel_size[0]
 
 
-def _is_pushed_forward() -> bool:
-    """Whether a derivative is taken in forward mode, for which there is no rule here."""
-    levels = torch._C._functorch.get_interpreter_stack() or []
-    return any(level.key() == torch._C._functorch.TransformType.Jvp for level in levels)
+def _has_no_rule() -> bool:
+    """Whether a derivative is taken in forward mode, or samples are stacked within nodes."""
+    kinds = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
+    transform = torch._C._functorch.TransformType
+    return transform.Jvp in kinds or kinds.count(transform.Vmap) > 1
 
 
 class _Outputs(torch.autograd.Function):
@@ -160,7 +162,7 @@ class _Weights(torch.autograd.Function):
         n, (k, s, p, _) = info.batch_size, form
         images, slopes = _images(x, in_dims[0], n), _images(g, in_dims[1], n)
         planes = images.shape[1] // n
-        if _by_own_kernels(images, k, s) or (planes < FEW_PLANES and _by_own_kernels(images, 1, 1)):
+        if _by_own_kernels(images, planes, k, s):
             return _correlations(images, slopes, n, k, s, p, torch.backends.cudnn.allow_tf32), 0
         shape = (slopes.shape[1], planes, k, k)
         w: Tensor = conv2d_weight(images, shape, slopes, s, p, groups=n)  # type: ignore[no-untyped-call]
@@ -188,8 +190,8 @@ def _apart(y: Tensor, n: int) -> Tensor:
 
 def _convolved(x: Tensor, w: Tensor, stride: int, padding: int, size: tuple[int, ...]) -> Tensor:
     """[B, n M, *size] of ``x`` [B, n C, H, W] and ``w`` [n, M, C, k, k]; beyond the images there is zero."""
-    n, k = len(w), w.shape[-1]
-    if _by_own_kernels(x, k, stride):
+    n, _, planes, k, _ = w.shape
+    if _by_own_kernels(x, planes, k, stride):
         y: Tensor = _products(x, w, stride, padding, list(size), torch.backends.cudnn.allow_tf32)
         return y
     beyond = [(s - 1) * stride + k - padding - length for s, length in zip(size, x.shape[2:], strict=True)]
@@ -200,10 +202,14 @@ def _convolved(x: Tensor, w: Tensor, stride: int, padding: int, size: tuple[int,
     return functional.conv2d(padded, weights, None, stride, groups=n)
 
 
-def _by_own_kernels(x: Tensor, kernel: int, stride: int) -> bool:
-    """Whether cuDNN is slow for it, and there is Triton, as in torch for a GPU."""
-    ours = x.is_cuda and x.dtype is torch.float32 and importlib.util.find_spec("triton") is not None
-    return ours and (stride > 1 or kernel == 1)
+def _by_own_kernels(x: Tensor, planes: int, kernel: int, stride: int) -> bool:
+    """Whether cuDNN is slow for it, and there is Triton, as in torch for a GPU.
+
+    The two samples with which a model is tried are not worth the second that a kernel takes to compile.
+    """
+    fits = x.is_cuda and x.dtype is torch.float32 and x.numel() >= MANY
+    slow = stride > 1 or kernel == 1 or planes < FEW_PLANES
+    return fits and slow and importlib.util.find_spec("triton") is not None
 
 
 @torch.library.custom_op("holdfast::convolution_products", mutates_args=())
@@ -215,6 +221,9 @@ def _products(x: Tensor, w: Tensor, stride: int, padding: int, size: list[int], 
 
 @_products.register_fake
 def _(x: Tensor, w: Tensor, stride: int, padding: int, size: list[int], tf32: bool) -> Tensor:
+    from holdfast.problem.gradients.convolution_kernels import compile_products
+
+    compile_products(x, w, stride, padding, (size[0], size[1]), tf32)
     return x.new_empty(len(x), *size, w.shape[0] * w.shape[1]).permute(0, 3, 1, 2)
 
 
@@ -227,4 +236,7 @@ def _correlations(x: Tensor, g: Tensor, n: int, kernel: int, stride: int, paddin
 
 @_correlations.register_fake
 def _(x: Tensor, g: Tensor, n: int, kernel: int, stride: int, padding: int, tf32: bool) -> Tensor:
+    from holdfast.problem.gradients.convolution_kernels import compile_correlations
+
+    compile_correlations(x, g, n, kernel, stride, padding, tf32)
     return x.new_empty(n, g.shape[1] // n, x.shape[1] // n, kernel, kernel)

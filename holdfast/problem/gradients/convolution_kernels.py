@@ -6,10 +6,18 @@ are square and in float32; with ``tf32``, factors are rounded to ten bits, as cu
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import torch
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
+
+Grid = tuple[int, int, int]
+Numbers = tuple[int | str, ...]  # what a kernel is given beside its tensors
+
+_COMPILER = ThreadPoolExecutor(4, "compiler")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -75,38 +83,70 @@ def _correlations(  # type: ignore[no-untyped-def]
 
 def products(x: Tensor, w: Tensor, stride: int, padding: int, size: tuple[int, int], tf32: bool) -> Tensor:
     """The convolution of ``x`` with ``w`` [n, M, C, k, k], so far as to have images of ``size``."""
+    y = x.new_empty(len(x), *size, w.shape[0] * w.shape[1]).permute(0, 3, 1, 2)
+    grid, numbers = _of_products(x, w, stride, padding, size, tf32)
+    with torch.cuda.device(x.device):
+        _products[grid](x, w.permute(0, 3, 4, 2, 1).contiguous(), y, *numbers, num_stages=1)
+    return y
+
+
+def compile_products(
+    x: Tensor, w: Tensor, stride: int, padding: int, size: tuple[int, int], tf32: bool
+) -> None:
+    """Begins to compile the kernel of ``products``, which is called later; these tensors hold no numbers."""
+    grid, numbers = _of_products(x, w, stride, padding, size, tf32)
+    _compile(_products, x.device, grid, numbers, num_stages=1)
+
+
+def _of_products(
+    x: Tensor, w: Tensor, stride: int, padding: int, size: tuple[int, int], tf32: bool
+) -> tuple[Grid, Numbers]:
     n, m, c, k, _ = w.shape
     images, _, height, width = x.shape
     rows, columns = size
-    y = x.new_empty(images, rows, columns, n * m).permute(0, 3, 1, 2)
     pixels, block_m = 128, _block(m, 64)
     grid = (triton.cdiv(images * rows * columns, pixels), triton.cdiv(m, block_m), n)
-    with torch.cuda.device(x.device):
-        _products[grid](
-            *(x, w.permute(0, 3, 4, 2, 1).contiguous(), y, images, height, width, rows, columns, n),
-            *(c, m, k, stride, padding, "tf32" if tf32 else "ieee", pixels, _block(c, 64), block_m),
-            num_stages=2,
-        )  # fmt: skip
-    return y
+    forms = (c, m, k, stride, padding, "tf32" if tf32 else "ieee", pixels, _block(c, 64), block_m)
+    return grid, (images, height, width, rows, columns, n, *forms)
 
 
 def correlations(x: Tensor, g: Tensor, n: int, k: int, stride: int, padding: int, tf32: bool) -> Tensor:
     """The gradient [n, M, C, k, k] in the weights, where ``g`` [B, n M, P, Q] is that in the outputs."""
+    grid, splits, numbers = _of_correlations(x, g, n, k, stride, padding, tf32)
+    w = x.new_empty(splits, n, k, k, x.shape[1] // n, g.shape[1] // n)
+    with torch.cuda.device(x.device):
+        _correlations[grid](x, g, w, *numbers, num_stages=2)
+    return w.sum(0).permute(0, 4, 3, 1, 2).contiguous()
+
+
+def compile_correlations(x: Tensor, g: Tensor, n: int, k: int, stride: int, padding: int, tf32: bool) -> None:
+    """Begins to compile the kernel of ``correlations``, which is called later."""
+    grid, _, numbers = _of_correlations(x, g, n, k, stride, padding, tf32)
+    _compile(_correlations, x.device, grid, numbers, num_stages=2)
+
+
+def _of_correlations(
+    x: Tensor, g: Tensor, n: int, k: int, stride: int, padding: int, tf32: bool
+) -> tuple[Grid, int, Numbers]:
     images, planes, height, width = x.shape
     rows, columns = g.shape[2:]
     c, m = planes // n, g.shape[1] // n
     block_n, block_m = _block(k * c, 128), _block(m, 64)
     taps, outputs = k * triton.cdiv(k * c, block_n), triton.cdiv(m, block_m)
     splits = max(1, min(16, 1024 // (taps * outputs * n)))  # as many programs as keep a GPU busy
-    w = x.new_empty(splits, n, k, k, c, m)
-    with torch.cuda.device(x.device):
-        _correlations[taps, outputs, n * splits](
-            *(x, g, w, images, height, width, rows, columns, n, splits, c, m, k, stride, padding),
-            *("tf32" if tf32 else "ieee", 64, block_n, block_m),
-            num_stages=2,
-        )
-    return w.sum(0).permute(0, 4, 3, 1, 2).contiguous()
+    forms = (c, m, k, stride, padding, "tf32" if tf32 else "ieee", 64, block_n, block_m)
+    return (taps, outputs, n * splits), splits, (images, height, width, rows, columns, n, splits, *forms)
 
 
 def _block(size: int, most: int) -> int:
     return int(min(most, max(16, triton.next_power_of_2(size))))
+
+
+def _compile(kernel: Any, device: torch.device, grid: Grid, numbers: Numbers, num_stages: int) -> None:
+    """While torch compiles the rest of a round, which takes longer. Where it fails, the call will say so."""
+
+    def run() -> None:
+        with torch.cuda.device(device):
+            kernel.warmup(*[torch.float32] * 3, *numbers, grid=grid, num_stages=num_stages)
+
+    _COMPILER.submit(run)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.fedavg import FedAvg, Server
-from holdfast.contract import Oracle, ServerAlgorithm
+from holdfast.contract import Oracle, ServerAlgorithm, most_steps
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count, NonNegative
 from holdfast.data.dataset import Dataset
@@ -69,8 +69,9 @@ class DecayingFedAvg(FedAvg):
     """
 
     def client(self, s: tuple[()], received: Tensor, oracle: Oracle) -> tuple[tuple[()], Tensor]:
-        x, before = received, self.local_steps * oracle.round
-        for q in range(1, self.local_steps + 1):
+        x, steps = received, most_steps(self.local_steps)
+        before = steps * oracle.round
+        for q in range(1, steps + 1):
             rate = self.lr / ((before / 5 + 1) ** 0.5 if q == 1 else before + q)
             x = x - rate * oracle.grad(x)
         return s, x - received
@@ -82,7 +83,7 @@ class FullFedAvg(FedAvg):
 
     def client(self, s: tuple[()], received: Tensor, oracle: Oracle) -> tuple[tuple[()], Tensor]:
         x = received
-        for _ in range(self.local_steps):
+        for _ in range(most_steps(self.local_steps)):
             x = x - self.lr * oracle.full_grad(x)
         return s, x - received
 

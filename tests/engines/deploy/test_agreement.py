@@ -22,7 +22,8 @@ from holdfast.engines.deploy.agreement import (
 )
 from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, next_epoch
 from holdfast.engines.deploy.federation import MembershipConfig, NodeConfig
-from holdfast.engines.deploy.wire.credentials import load_credentials, make_certificates
+from holdfast.engines.deploy.wire.authority import make_certificates
+from holdfast.engines.deploy.wire.credentials import load_credentials
 from holdfast.engines.deploy.wire.membership import check_vote, sign_vote
 
 FROM, WINDOW = 6, 0  # how far everybody is at first, and how many models before the newest are kept

@@ -15,17 +15,16 @@ from federation_runs import DeployedRun, Started, deploy, describe, write_federa
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.signing import make_key, public_key
-from holdfast.engines.deploy.wire.credentials import (
-    load_credentials,
+from holdfast.engines.deploy.wire.authority import (
     make_authority,
     make_certificates,
     make_request,
-    see_certificate,
-    serial_of,
     sign_request,
 )
+from holdfast.engines.deploy.wire.credentials import load_credentials, serial_of
 from holdfast.engines.deploy.wire.dialling import RefusedForGoodError, Unreachable, look, open_channel
 from holdfast.engines.deploy.wire.revocations import Revocations, Revoked, read_revocations, revoke
+from holdfast.engines.deploy.wire.tls import see_certificate
 from holdfast.experiments.federation import make_federation, read_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1}

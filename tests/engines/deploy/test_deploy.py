@@ -18,12 +18,13 @@ from test_conformance import CASES as ALL_METHODS
 from test_conformance import Case
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.member.base import NetworkThread, Stopped
+from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.member.template import state_template
+from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.storage.messages import Header, specs
-from holdfast.engines.deploy.wire.links import WaitLimitError
+from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.experiments.federation import make_federation
 
 SERVER = {"topology": "server"}
@@ -59,6 +60,13 @@ CASES = {
         {"network": {"topology": "base-graph"}, "nodes": 3},
     ),
     "led": ({"name": "led", "lr": 0.1, "local_steps": 3}, {"nodes": 4}),
+    "unequal steps, averaged by a server": (
+        {"name": "vrl-sgd", "lr": 0.1, "local_steps": 3},
+        {
+            "network": SERVER,
+            "node": [{"name": "a", "local_steps": 1}, {"name": "b"}, {"name": "c", "local_steps": 5}],
+        },
+    ),
     "fedavg": ({"name": "fedavg", "lr": 0.1, "local_steps": 3}, {"network": SERVER}),
     "scaffold with cohorts": (
         {"name": "scaffold", "lr": 0.1, "local_steps": 3},

@@ -14,7 +14,7 @@ from federation_runs import DeployedRun, Started, deploy, describe, stopped
 from member_processes import PATIENCE, Members
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.member.base import Stopped
+from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
 from holdfast.experiments.federation import make_federation
 

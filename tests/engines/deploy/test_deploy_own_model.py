@@ -15,9 +15,9 @@ from command_line import holdfast
 from federation_runs import DeployedRun, describe, simulate, write_federation
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.member.base import NetworkThread
+from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.wire.links import WaitLimitError
+from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.experiments.federation import make_federation, read_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1}

@@ -18,7 +18,7 @@ from fuzzed_federation import Fuzzed
 from holdfast.engines.deploy.member.base import Member
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.storage.messages import Header, write_message
-from holdfast.engines.deploy.wire.links import WaitLimitError
+from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.engines.deploy.wire.protocol import SERVICE
 from holdfast.engines.deploy.wire.service import Answer, Ask
 from holdfast.experiments.federation import make_federation
@@ -132,7 +132,7 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
                     await asyncio.sleep(0.05)
             files = len(list(hub.store.inbox.iterdir()))
             assert not any(call.exception() is None for call in calls if call.done())
-            return files, hub.service.calls["a"]
+            return files, hub.service.gate.calls["a"]
         finally:
             over.set()
             await asyncio.wait(calls)

@@ -19,7 +19,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from federation_runs import describe, forked_member, write_federation
 
-from holdfast.engines.deploy.wire.credentials import load_credentials, make_request
+from holdfast.engines.deploy.wire.authority import make_request
+from holdfast.engines.deploy.wire.credentials import load_credentials
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 LINE = {"topology": "line"}

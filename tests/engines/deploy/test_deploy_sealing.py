@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.engines.deploy.relay.parcels import Parcel, stamp, unstamp
 from holdfast.engines.deploy.relay.sealing import Card, Identity, SealError, Session, new_identity
-from holdfast.engines.deploy.wire.credentials import load_credentials, make_certificates
+from holdfast.engines.deploy.wire.authority import make_certificates
+from holdfast.engines.deploy.wire.credentials import load_credentials
 
 FEDERATION = "0" * 32
 QUESTION = b"q" * 32

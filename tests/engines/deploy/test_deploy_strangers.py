@@ -14,13 +14,8 @@ import grpc
 import pytest
 from federation_runs import deploy, describe, forked_member, write_federation
 
-from holdfast.engines.deploy.wire.credentials import (
-    Credentials,
-    load_credentials,
-    make_certificates,
-    make_request,
-    sign_request,
-)
+from holdfast.engines.deploy.wire.authority import make_certificates, make_request, sign_request
+from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.protocol import SERVICE
 from holdfast.engines.deploy.wire.service import Ask
 from holdfast.experiments.federation import make_federation

@@ -17,8 +17,8 @@ from federation_runs import DeployedRun, describe, write_federation
 from holdfast.core.errors import HoldfastError, printable
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.wire.credentials import load_credentials
+from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
-from holdfast.engines.deploy.wire.links import WaitLimitError
 from holdfast.engines.deploy.wire.protocol import SERVICE
 from holdfast.experiments.federation import make_federation, read_federation
 

@@ -23,14 +23,14 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.ops.monitor import serve_monitor
 from holdfast.engines.deploy.storage.store import message_key, message_name
-from holdfast.engines.deploy.wire.credentials import (
-    load_credentials,
+from holdfast.engines.deploy.wire.authority import (
     make_authority,
     make_certificates,
     make_request,
     sign_request,
-    speaks_tls_1_2,
 )
+from holdfast.engines.deploy.wire.credentials import load_credentials
+from holdfast.engines.deploy.wire.tls import speaks_tls_1_2
 from holdfast.experiments.federation import make_federation, read_federation
 from holdfast.experiments.sites import open_site
 

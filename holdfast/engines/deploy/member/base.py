@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,22 +13,17 @@ from typing import Any, Self, TypeVar, Unpack
 from torch import Tensor
 
 import holdfast
-from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.joining import epoch_notes
 from holdfast.engines.deploy.member.keeper import EpochChanged
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
+from holdfast.engines.deploy.member.standing import status_of
+from holdfast.engines.deploy.member.vigil import watch_certificates
+from holdfast.engines.deploy.member.waiting import Waiting
+from holdfast.engines.deploy.member.ways import Ways
 from holdfast.engines.deploy.ops.audit import AuditLog
-from holdfast.engines.deploy.relay.switchboard import Switchboard
 from holdfast.engines.deploy.storage.incarnations import Dependencies
-from holdfast.engines.deploy.storage.messages import (
-    BeyondRepairError,
-    DamagedError,
-    DivergedError,
-    Header,
-    MessageFile,
-    specs,
-)
+from holdfast.engines.deploy.storage.messages import DivergedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.norms import Norms
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.results import Record
@@ -38,21 +31,13 @@ from holdfast.engines.deploy.storage.scarcity import Shortage, insist
 from holdfast.engines.deploy.storage.snapshots import keep
 from holdfast.engines.deploy.storage.store import Store, data_digest
 from holdfast.engines.deploy.storage.tally import Tally
-from holdfast.engines.deploy.wire.credentials import Credentials
-from holdfast.engines.deploy.wire.dialling import Wait
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import bind_address
 from holdfast.engines.deploy.wire.service import Service
 
 T = TypeVar("T")
 
-WATCH = 1.0  # seconds between two looks at the certificates' files
-WARN_DAYS, DAY = 30.0, 86400.0  # before a certificate expires; seconds between warnings
 GRACE = 15.0  # seconds that a finished member stays for answers that got lost
-
-
-class Stopped(Exception):  # noqa: N818 - not an error
-    """Somebody asked the member to stop; everything is saved."""
 
 
 class Member:
@@ -83,6 +68,7 @@ class Member:
         self.trail.note("begun", **begun, version=holdfast.__version__)
         shared = hosting.get("network")
         self._own_network, self.network = shared is None, shared or NetworkThread()
+        self.waiting = Waiting(self.network.loop)
         self.outbox = Outbox(self.store, self.events, self.network.loop)
         self.dependencies = Dependencies(
             name, self.store.incarnation, [member.name for member in federation.members]
@@ -108,13 +94,24 @@ class Member:
             None if self.keeper is None else self.keeper.serve,
             tally=self.tally,
         )
+        self.ways = Ways(
+            federation,
+            name,
+            self.start,
+            self.store.inbox,
+            self.credentials,
+            self.events,
+            self.dependencies,
+            self.tally,
+            self.service,
+        )
+        self.links, self.waits = self.ways.links, self.ways.waits
         self._watching = None
         if self.credentials is not None:
-            self._watching = asyncio.run_coroutine_threadsafe(
-                self._watch(self.credentials), self.network.loop
+            watching = watch_certificates(
+                self.credentials, federation.coordinator, self.events, self._drop_revoked
             )
-        self.waits: dict[str, Wait] = {}
-        self.links: dict[str, Connection] = {}
+            self._watching = asyncio.run_coroutine_threadsafe(watching, self.network.loop)
         self.costs = Costs()
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
@@ -122,11 +119,7 @@ class Member:
         self.began = time.monotonic()
         self.port: int | None = None
         self._server: Any = None
-        self._board: Switchboard | None = None
-        self._waiting_on: Future[Any] | None = None
-        self._stopping = False
         self._clock_start = self.began
-        self._failure: Exception | None = None
 
     # --- beginning and end ----------------------------------------------------------------------------
 
@@ -138,7 +131,7 @@ class Member:
 
     def listen(self, address: str) -> None:
         """Lets others ask, on ``address`` (host:port)."""
-        self._server, self.port = self._run(self.service.listen(address, self.credentials))
+        self._server, self.port = self.waiting.run(self.service.listen(address, self.credentials))
 
     def attend(self) -> None:
         """From here on, the keeper says when another epoch begins; perhaps it has."""
@@ -160,66 +153,41 @@ class Member:
         if any(federation.relayed(other.name, self.name) for other in federation.members):
 
             async def reach() -> None:
-                self._reach_relay()
+                self.ways.relay()
 
-            self._run(reach())
+            self.waiting.run(reach())
 
     def close(self) -> None:
         """Closes all connections. What is published stays on disk."""
         if self.keeper is not None:
             self.keeper.member = None
-        self._run(self._close())
+        self.waiting.run(self._close())
         self.store.close()
         self.trail.note("ended", round=self.done)
         self.trail.close()
         if self._own_network:
             self.network.close()
 
-    async def _watch(self, credentials: Credentials) -> None:
-        """Looks for new certificates and revocations, and at the calendar."""
-        warned = -math.inf
-        while True:
-            try:
-                if credentials.refresh(self.federation.coordinator):
-                    self.events.log("certificates reloaded", revoked=len(credentials.revocations.revoked))
-                    warned = -math.inf
-                    self.service.drop_revoked()
-                    for link in list(self.links.values()):
-                        link.drop_if_revoked()
-            except (HoldfastError, OSError) as error:
-                self.events.log("certificates not reloaded", "warning", reason=str(error))
-            if credentials.days_left < WARN_DAYS and time.monotonic() - warned > DAY:
-                warned, left = time.monotonic(), credentials.days_left
-                advice = "renew it with 'holdfast federation csr' and 'sign'"
-                self.events.log("certificate expires soon", "warning", days=round(left, 1), reason=advice)
-            await asyncio.sleep(WATCH)
+    def _drop_revoked(self) -> None:
+        self.service.gate.drop_revoked()
+        self.ways.drop_revoked()
 
     async def _close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
         if self._server is not None:
-            last_words = self.phase == "finished" or self._failure is not None  # others are to hear them
-            await self._server.stop(1.0 if last_words else 0)
-        for link in self.links.values():
-            await link.close()
-        if self._board is not None:
-            await self._board.close()
+            failed = self.waiting.failure is not None
+            await self._server.stop(1.0 if failed or self.phase == "finished" else 0)  # others hear why
+        await self.ways.close()
         self.service.close()
 
     def stop(self) -> None:
         """From another thread: makes the member raise ``Stopped`` at its next exchange, or at once."""
-        self._stopping = True
-        self._interrupt()
+        self.waiting.stop()
 
     def give_up(self, error: Exception) -> None:
         """From another thread: makes the member raise ``error`` at its next exchange, or at once."""
-        self._failure = self._failure or error
-        self._interrupt()
-
-    def _interrupt(self) -> None:
-        waiting_on = self._waiting_on
-        if waiting_on is not None:
-            waiting_on.cancel()
+        self.waiting.give_up(error)
 
     # --- files ----------------------------------------------------------------------------------------
 
@@ -264,25 +232,10 @@ class Member:
     def ask(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Runs a coroutine on the event loop and waits for it; that time counts as waiting."""
         before = time.monotonic()
-        future: Future[T] = asyncio.run_coroutine_threadsafe(begin(), self.network.loop)
-        self._waiting_on = future
         try:
-            self._go_on()  # looked at last, so that no call of ``stop`` is missed
-            return future.result()
-        except CancelledError:
-            self._go_on()
-            raise Stopped from None
+            return self.waiting.ask(begin)
         finally:
-            self._waiting_on = None
-            future.cancel()
             self.costs.waiting += time.monotonic() - before
-
-    def _go_on(self) -> None:
-        """Unless somebody asked the member to stop, or it cannot go on."""
-        if self._stopping:
-            raise Stopped
-        if self._failure is not None:
-            raise self._failure
 
     def take_up(self, saved: MessageFile | None) -> None:
         """Goes on from what is saved; None: from the beginning."""
@@ -311,60 +264,9 @@ class Member:
         self.done = done
         self.costs.saving += time.monotonic() - before
 
-    def recovering(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
-        """``run``; if a file turns out to be damaged, once more from what is saved, as after a crash."""
-        damage: set[str] = set()
-        while True:
-            try:
-                return run()
-            except DamagedError as error:
-                if str(error) in damage:
-                    raise BeyondRepairError(
-                        f"{error} again, after it was written anew: check the disk"
-                    ) from None
-                damage.add(str(error))
-                self.events.log("going back to what is saved", "warning", reason=str(error))
-                self._failure = None
-                self.service.bytes_served = 0
-                for link in self.links.values():
-                    link.bytes_sent = link.bytes_received = 0
-                self.insist(restore)
-
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.network.loop).result()
-
     async def link(self, peer: str) -> Connection:
         """The way to ``peer``."""
-        if peer not in self.links:
-            self.links[peer] = Connection(
-                self.federation,
-                self.name,
-                peer,
-                self.start,
-                self.store.inbox,
-                self.credentials,
-                self.events,
-                self.waits,
-                self.dependencies,
-                self.tally,
-                self._relayed(peer),
-            )
-        return self.links[peer]
-
-    def _relayed(self, peer: str) -> Any:
-        """A channel to ``peer`` through the relay; None where it is dialled directly."""
-        if not self.federation.relayed(self.name, peer):
-            return None
-        return self._reach_relay().channel_to(peer)
-
-    def _reach_relay(self) -> Switchboard:
-        """On the event loop: this member's connection to the relay, opened when it is first needed."""
-        if self._board is None:
-            if self.credentials is None:
-                raise HoldfastError("a relay needs certificates: leave out --insecure")
-            self._board = Switchboard(self.federation, self.name, self.credentials, self.events)
-            self._board.open(self.service)
-        return self._board
+        return self.ways.to(peer)
 
     def header(self, exchange: int, wire: Any) -> Header:
         """Of a message in the round under way, as it is sent."""
@@ -400,45 +302,6 @@ class Member:
         sent, received = self.wire_bytes
         return asdict(self.costs) | {"wire_sent": sent, "wire_received": received}
 
-    def _peers_status(self) -> dict[str, dict[str, Any]]:
-        """By peer: for how long it has been waited for, where it is, and what went over the link."""
-        links, waits, now = dict(self.links), dict(self.waits), time.monotonic()
-        seen = {name: stage for name, (_, stage) in dict(self.service.seen).items()}
-        told: dict[str, dict[str, Any]] = {}
-        for name in sorted(links.keys() | waits.keys() | seen.keys()):
-            link = links.get(name)
-            told[name] = {
-                "waiting_seconds": round(now - waits[name].since, 1) if name in waits else 0.0,
-                "round": max(link.round if link else 0, seen.get(name, 0)),
-                "bytes_sent": link.bytes_sent if link else 0,
-                "bytes_received": link.bytes_received if link else 0,
-                "retries": link.retries if link else 0,
-            }
-        return told
-
     def status(self) -> dict[str, Any]:
         """For people and for other members: only metrics that the federation file lists are in it."""
-        waits = "; ".join(str(wait) for wait in list(self.waits.values()))
-        sent, received = self.wire_bytes
-        shared = {k: v for k, v in self.metrics.items() if k in self.federation.shared_metrics}
-        return {
-            "name": self.name,
-            "federation": self.federation.id,
-            "epoch": self.federation.epoch,
-            "round": self.done,
-            "rounds": self.federation.rounds,
-            "phase": self.phase if self.phase in ("finished", "starting") else waits or self.phase,
-            "payload_bytes": self.payload_bytes,
-            "wire_bytes_sent": sent,
-            "wire_bytes_received": received,
-            "retries": sum(link.retries for link in list(self.links.values())),
-            "waiting_seconds": round(self.costs.waiting, 3),
-            "uptime_seconds": round(time.monotonic() - self.began, 1),
-            "refused": dict(self.events.complaints),
-            "messages": self.norms.status(),
-            "last_error": self.events.last_error,
-            "wait_limit": self.federation.limits.wait,
-            "peers": self._peers_status(),
-            "certificate_days": None if self.credentials is None else round(self.credentials.days_left, 1),
-            "metrics": shared,
-        }
+        return status_of(self)

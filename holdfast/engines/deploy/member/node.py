@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,7 +17,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.carrier import Carrier, Slot, apart, carried, wire_like
-from holdfast.engines.common.counters import Work
+from holdfast.engines.common.counters import Accesses, Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import Member
@@ -29,11 +30,14 @@ from holdfast.engines.deploy.member.joining import (
 from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
+from holdfast.engines.deploy.member.privacy import NodePrivacy
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
+from holdfast.engines.deploy.member.recovering import recovering
 from holdfast.engines.deploy.member.statistics import averaged, statistics_like
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier, state_template
 from holdfast.engines.deploy.member.transport import Transport, read
 from holdfast.engines.deploy.site import Site
+from holdfast.engines.deploy.storage.messages import Header, MessageFile
 from holdfast.engines.deploy.storage.results import read_model, write_model
 from holdfast.engines.deploy.storage.store import message_key, remove
 from holdfast.problem.statistics import from_moments
@@ -48,6 +52,10 @@ class Node(Member):
         facts = {} if site.test is None else {"test_samples": len(next(leaves(site.test)))}
         super().__init__(federation, name, folder, site.problem.x0, data=site.digest, facts=facts, **hosting)
         self.site, self.node, self.transport = site, site.node, Transport(self)
+        self.privacy = None
+        if federation.protection is not None:
+            self.privacy = NodePrivacy(self, federation.protection)
+            self.site = replace(site, problem=site.problem.protected(self.privacy.release))
         self.work = Work()
         self.state: Any = None
         self._without_start = False
@@ -57,7 +65,7 @@ class Node(Member):
         """Takes part to the end; the model, [d]."""
         self.attend()
         self._restore()
-        return recorded(self, lambda: self.recovering(self._run_on, self._restore))
+        return recorded(self, lambda: recovering(self, self._run_on, self._restore))
 
     def _run_on(self) -> Tensor:
         """From what is saved to the end."""
@@ -127,7 +135,15 @@ class Node(Member):
         chances = None
         if network.activity is not None:
             chances = torch.as_tensor(network.probabilities(r).compute, device=self.x0.device)
-        return BatchOracle(self.site.problem, here, self.federation.seed, r, self.work, chances)
+        round = "start" if self.state is None else str(r)
+        accesses = Accesses() if self.privacy is None else self.privacy.begin(round)
+        options: Any = {"chances": chances, "accesses": accesses}
+        return BatchOracle(self.site.problem, here, self.federation.seed, r, self.work, **options)
+
+    def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
+        if self.privacy is not None:
+            self.privacy.charge()
+        return super().publish(header, tree, recipient)
 
     def _forget_start(self) -> None:
         """The first model is as large as any; from here on, only what it is like is asked for."""
@@ -209,6 +225,8 @@ class Node(Member):
     def _save(self, done: int) -> None:
         """The round is finished: writes it down, then forgets what it took."""
         method = self.federation.method
+        if self.privacy is not None:
+            self.privacy.charge()
         if self.keeper is not None and isinstance(method, Algorithm):
             keep_model(self, done, method.model(apart(self.state)[0])[0])
         self.save(done, self.state, work=vars(self.work), metrics=self.metrics)
@@ -272,6 +290,11 @@ class Node(Member):
         self.done = self.federation.rounds
         self.metrics = json.loads((self.folder / "report.json").read_text())["metrics"]
         return read_model(self.folder, self.site.problem.model).to(self.x0)
+
+    def status(self) -> dict[str, Any]:
+        """Also what was spent of a privacy budget, which does not depend on the data."""
+        spent = {} if self.privacy is None else {"epsilon": round(self.privacy.epsilon, 4)}
+        return super().status() | spent
 
     # --- who is next to us ----------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from typing import TypeVar
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_json
 from holdfast.engines.common.counters import Work
-from holdfast.engines.deploy.member.base import Member, Stopped
+from holdfast.engines.deploy.member.base import Member
+from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.storage.results import Status
 
 T = TypeVar("T")

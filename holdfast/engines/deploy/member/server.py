@@ -25,6 +25,7 @@ from holdfast.engines.deploy.member.due import Due, Key, Schedule
 from holdfast.engines.deploy.member.joining import forget_epoch_before, keep_model, starting_model
 from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
+from holdfast.engines.deploy.member.recovering import recovering
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier
 from holdfast.engines.deploy.member.transport import add_to
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
@@ -87,7 +88,7 @@ class Server(Member):
     def run(self) -> None:
         """Serves until every client has finished."""
         self.attend()
-        recorded(self, lambda: self.recovering(self._run_on, self._restore))
+        recorded(self, lambda: recovering(self, self._run_on, self._restore))
 
     def _run_on(self) -> None:
         """From what is saved to the end."""

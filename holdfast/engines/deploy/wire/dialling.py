@@ -12,8 +12,9 @@ import grpc
 
 from holdfast.core.errors import REFUSED, TRY_LATER, HoldfastError, printable
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.wire.credentials import Credentials, see_certificate
+from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.protocol import CONNECTION
+from holdfast.engines.deploy.wire.tls import see_certificate
 
 NO_ANSWER = "it cannot be reached"
 LONGEST_REASON = 500  # characters of what a peer says about its refusal

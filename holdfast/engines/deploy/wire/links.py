@@ -1,13 +1,9 @@
-"""Asking other members: with patience, again and again, until the answer is there or the limit is reached."""
+"""Asking other members: the questions, and the connection that they go over."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -19,38 +15,31 @@ import grpc
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
+from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import (
     UNSEALED,
-    DamagedError,
     Header,
     MessageFile,
     TensorSpec,
     parse,
 )
-from holdfast.engines.deploy.storage.scarcity import SCARCE
-from holdfast.engines.deploy.storage.store import message_name, remove
 from holdfast.engines.deploy.storage.tally import ForgedError, Tally
+from holdfast.engines.deploy.wire.arrivals import Arrivals
 from holdfast.engines.deploy.wire.credentials import Credentials, serial_of
 from holdfast.engines.deploy.wire.dialling import (
     LONGEST_REASON,
     NO_ANSWER,
-    RefusedForGoodError,
     Unreachable,
     Wait,
-    WaitLimitError,
     look,
     open_channel,
     reason,
 )
-from holdfast.engines.deploy.wire.incoming import Incoming, check_header, receive
+from holdfast.engines.deploy.wire.patience import patiently
 from holdfast.engines.deploy.wire.protocol import (
     AUDIT_KEY,
-    FOR_GOOD,
-    FORGED,
     MODEL_KEY,
     NAME_KEY,
-    PATIENCE,
     SERVICE,
     SILENCE,
     Answer,
@@ -59,11 +48,7 @@ from holdfast.engines.deploy.wire.protocol import (
 )
 from holdfast.engines.deploy.wire.status import read_status
 
-JITTER = random.Random()  # the global generator may be seeded for the transforms of a data set
-
 T = TypeVar("T")
-
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
 
 
 @dataclass
@@ -90,9 +75,8 @@ class Connection:
         self._relayed = self.channel is not None
         if self.channel is None:
             self.channel = open_channel(self.federation, self.peer, self.credentials)
-        self.pool = ThreadPoolExecutor(1, f"from-{self.peer}")
+        self.arrivals = Arrivals(self.federation, self.peer, self.inbox, self.dependencies)
         self._introduced = False
-        self._incoming: Incoming | None = None  # the message that broke off last
         self._shown: bytes | None = None  # the peer's certificate
         self._dialled = -1  # version of our credentials when we last looked at it; -1: look again
 
@@ -136,8 +120,7 @@ class Connection:
 
     async def close(self) -> None:
         await self.channel.close()
-        self._drop_incoming()
-        self.pool.shutdown(wait=False)
+        self.arrivals.close()
 
     # --- what can be asked ---------------------------------------------------------------------------------
 
@@ -145,7 +128,7 @@ class Connection:
         """The peer's message of an exchange, checked; waits for it, unless it came before."""
 
         async def attempt() -> MessageFile | None:
-            kept = await self._kept(round, exchange, tensors)
+            kept = await self.arrivals.kept(round, exchange, tensors)
             return kept if kept is not None else await self._fetch(round, exchange, tensors)
 
         message = await self._patiently(attempt, sum(tensor.size for tensor in tensors))
@@ -183,7 +166,7 @@ class Connection:
             try:
                 answer = parse(Answer, await call)
             except grpc.aio.AioRpcError:  # is our own file as it was written?
-                await asyncio.get_running_loop().run_in_executor(self.pool, message.verify)
+                await asyncio.get_running_loop().run_in_executor(self.arrivals.pool, message.verify)
                 raise
             return True if answer.received else None
 
@@ -206,73 +189,21 @@ class Connection:
     # --- how -----------------------------------------------------------------------------------------------
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T | None]], size: int) -> T:
-        """Repeats ``attempt`` until it gives something, a message of ``size`` bytes for instance.
+        """Repeats ``attempt`` until it gives something, a message of ``size`` bytes for instance."""
 
-        The limit counts from the beginning, or from when the peer was first heard to be a round further.
-        Pieces of a message do not extend it: in time is what is complete in time.
-        """
-        wait = self.waits[self.peer] = Wait(self.peer, time.monotonic())
-        limit, known_round, pause = self.federation.limits.patience(size), self.round, SHORTEST_PAUSE
-        deadline = wait.since + limit
-        try:
-            while True:
-                begun = time.monotonic()
-                try:
-                    async with asyncio.timeout(deadline - begun) as overall:
-                        await self._dial()
-                        result = await attempt()
-                    if result is not None:
-                        return result
-                    wait.problem = ""
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is FORGED:
-                        raise ForgedError(f"{self.peer} says: {reason(error)}") from None
-                    if error.code() is FOR_GOOD:
-                        raise RefusedForGoodError(f"{self.peer} refuses: {reason(error)}") from None
-                    wait.problem = reason(error)
-                    if error.code() == grpc.StatusCode.UNAVAILABLE:
-                        self._dialled = -1
-                    if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                        # We disagree about the file or the model, which waiting alone does not mend.
-                        self.events.complain("refused by", peer=self.peer, reason=wait.problem)
-                except asyncio.CancelledError:
-                    task = asyncio.current_task()
-                    if task is None or task.cancelling():
-                        raise
-                    wait.problem = "the connection was closed"  # by us: see ``drop_if_revoked``
-                except Unreachable as error:
-                    wait.problem = str(error)
-                except TimeoutError:
-                    wait.problem = wait.problem if overall.expired() else "it fell silent"
-                except OSError as error:
-                    if error.errno not in SCARCE:
-                        raise
-                    wait.problem = str(error.strerror)
-                    self.events.complain("no room, waiting", reason=wait.problem, peer=self.peer)
-                except (MixedRunsError, ForgedError, DamagedError):
-                    raise
-                except HoldfastError as error:
-                    wait.problem = str(error)
-                    self.events.complain("a message was refused", peer=self.peer, reason=str(error))
-                now = time.monotonic()
-                if self.round > known_round:
-                    deadline, known_round = now + limit, self.round
-                if now >= deadline:
-                    raise WaitLimitError(
-                        f"{wait}; that is the limit (limits.wait). Everything is saved: start the same "
-                        "command again to go on"
-                    )
-                if wait.problem or now - begun < PATIENCE / 2:
-                    self.retries += 1
-                    await asyncio.sleep(min(pause * JITTER.uniform(0.5, 1.0), deadline - now))
-                    pause = min(2 * pause, LONGEST_PAUSE)
-                else:
-                    pause = SHORTEST_PAUSE
-        finally:
-            self.waits.pop(self.peer, None)
+        async def dialled() -> T | None:
+            await self._dial()
+            try:
+                return await attempt()
+            except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.UNAVAILABLE:
+                    self._dialled = -1
+                raise
+
+        return await patiently(self, dialled, self.federation.limits.patience(size))
 
     async def _fetch(self, round: int, exchange: int, tensors: list[TensorSpec]) -> MessageFile | None:
-        question = self._question(round, exchange, self._incoming)
+        question = self._question(round, exchange, *self.arrivals.so_far(round, exchange))
         call = self._method("unary_stream", "Fetch")(question, metadata=self.metadata)
         try:
             first = await asyncio.wait_for(call.read(), SILENCE)
@@ -283,66 +214,13 @@ class Connection:
             self._heard_of(answer.round, round)
             if answer.header is None:
                 return None
-            self._check(answer.header, round, exchange, tensors)
-            incoming = self._resume(answer.header, answer.offset, round, exchange)
-            try:
-                received = await receive(self._pieces(call), incoming, keep=False, pool=self.pool)
-            except (HoldfastError, OSError):  # it is not good, or there is no room
-                self._drop_incoming()
-                raise
-            self._drop_incoming()
-            self.dependencies.add(received.header.depends_on)
+            received = await self.arrivals.take(
+                round, exchange, tensors, answer.header, answer.offset, self._pieces(call)
+            )
             self._passed("received", received.header)
             return received
         finally:
             call.cancel()
-
-    def _resume(self, header: Header, offset: int, round: int, exchange: int) -> Incoming:
-        """Where the pieces go: behind those that came before the connection broke, or into a new file."""
-        known = self._incoming
-        if known is not None and known.header == header and known.got == offset > 0:
-            return known
-        self._drop_incoming()
-        if offset:
-            raise HoldfastError(f"offset: expected 0, got {offset}")
-        squeezed = self.federation.compression == "lossless"
-        path = self.inbox / message_name(round, exchange, self.peer)
-        self._incoming = Incoming(header, path, squeezed)
-        return self._incoming
-
-    def _drop_incoming(self) -> None:
-        if self._incoming is not None:
-            self._incoming.discard()
-            self._incoming = None
-
-    async def _kept(self, round: int, exchange: int, tensors: list[TensorSpec]) -> MessageFile | None:
-        """The message, if it came before, for a round that is computed again, and is still intact."""
-        path = self.inbox / message_name(round, exchange, self.peer)
-        if not path.exists():
-            return None
-        try:
-            message = MessageFile(path)
-            await asyncio.get_running_loop().run_in_executor(self.pool, message.verify)
-            self._check(message.header, round, exchange, tensors)
-            squares = await asyncio.get_running_loop().run_in_executor(self.pool, message.squares)
-            message.norm = math.sqrt(squares)
-        except HoldfastError:
-            remove(path)  # it was not synced, and the peer may have it still
-            return None
-        self.dependencies.add(message.header.depends_on)
-        return message
-
-    def _check(self, header: Header, round: int, exchange: int, tensors: list[TensorSpec]) -> None:
-        """Whether a message is the one that was asked for."""
-        check_header(
-            header,
-            federation=self.federation.id,
-            sender=self.peer,
-            round=round,
-            exchange=exchange,
-            tensors=tensors,
-            limit=self.federation.limits.message_mib * 2**20,
-        )
 
     async def _pieces(self, call: Any) -> AsyncIterator[bytes]:
         while True:
@@ -381,8 +259,7 @@ class Connection:
         """The peer says where it is. Beyond the round that is wanted from it, that is no progress."""
         self.round = max(self.round, min(claimed, wanted))
 
-    def _question(self, round: int, exchange: int, part: Incoming | None = None) -> bytes:
-        resumes = part is not None and (part.header.round, part.header.exchange) == (round, exchange)
+    def _question(self, round: int, exchange: int, offset: int = 0, content: str = UNSEALED) -> bytes:
         ask = Ask(
             federation=self.federation.id,
             start=self.start,
@@ -390,8 +267,8 @@ class Connection:
             exchange=exchange,
             depends_on=self.dependencies.known,
             passed=self.tally.told(self.peer),
-            offset=part.got if part and resumes else 0,
-            content=part.header.content if part and resumes else UNSEALED,
+            offset=offset,
+            content=content,
         )
         return ask.model_dump_json().encode()
 

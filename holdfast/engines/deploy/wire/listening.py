@@ -14,9 +14,10 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.scarcity import raise_file_limit
-from holdfast.engines.deploy.wire.credentials import Credentials, serial_of, speaks_tls_1_2
+from holdfast.engines.deploy.wire.credentials import Credentials, serial_of
 from holdfast.engines.deploy.wire.doorkeeper import Doorkeeper
 from holdfast.engines.deploy.wire.protocol import CONNECTION, LARGEST_FRAME, NAME_KEY, SERVICE, SILENCE
+from holdfast.engines.deploy.wire.tls import speaks_tls_1_2
 
 Frames = AsyncIterator[bytes]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,18 +17,17 @@ from holdfast.engines.deploy.federation import SLOWEST, Federation
 from holdfast.engines.deploy.ops.audit import Head
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.own_model import describe_identity
-from holdfast.engines.deploy.storage.incarnations import Dependencies, MixedRunsError
+from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import CHUNK, DamagedError, Header, MessageFile, parse
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.store import START_ANEW, Store, message_key, message_name
-from holdfast.engines.deploy.storage.tally import ForgedError, Tally
+from holdfast.engines.deploy.storage.tally import Tally
 from holdfast.engines.deploy.wire.credentials import Credentials
-from holdfast.engines.deploy.wire.doorkeeper import Doorkeeper
+from holdfast.engines.deploy.wire.gate import Gate, RefusedError
 from holdfast.engines.deploy.wire.incoming import Incoming, check_header, receive
 from holdfast.engines.deploy.wire.listening import (
     Frames,
     caller,
-    caller_name,
     first_frame,
     metadata,
     serve,
@@ -38,7 +35,6 @@ from holdfast.engines.deploy.wire.listening import (
 from holdfast.engines.deploy.wire.protocol import (
     AUDIT_KEY,
     FOR_GOOD,
-    FORGED,
     MODEL_KEY,
     PATIENCE,
     SILENCE,
@@ -50,15 +46,6 @@ from holdfast.engines.deploy.wire.protocol import (
 Code = grpc.StatusCode
 
 MOST_STRANGERS = 4096  # connections without a member, at most half of what the process may open
-MOST_CALLS = 16  # of one member at a time; each may hold a frame in memory
-
-
-class RefusedError(HoldfastError):
-    """A call that is answered with an error ``code`` other than INVALID_ARGUMENT."""
-
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class Submissions(Protocol):
@@ -89,7 +76,6 @@ class Service:
     membership: Callable[[Any, Any], Awaitable[bytes]] | None = None  # the call, if members may change
     submissions: Submissions | None = None
     tally: Tally = field(default_factory=lambda: Tally(""))  # nothing has passed
-    secure: bool = True
     bytes_served: int = 0
     seen: dict[str, tuple[float, int]] = field(
         default_factory=dict
@@ -97,16 +83,12 @@ class Service:
     released: dict[str, int] = field(default_factory=dict)  # before which each member will ask for nothing
     fetched: dict[str, int] = field(default_factory=dict)  # the last round that each member has fetched
     served: dict[str, Path] = field(default_factory=dict)  # the last message that each member was sent
-    calls: Counter[str] = field(default_factory=Counter)  # of each member, under way
     submitting: dict[str, asyncio.Timeout] = field(default_factory=dict)  # what each member is sending
 
     def __post_init__(self) -> None:
-        self.members = {member.name for member in self.federation.members}
+        self.gate = Gate({member.name for member in self.federation.members}, self.events, self.give_up)
         self.pool = ThreadPoolExecutor(2, "checking")
         self._keeping: asyncio.Task[None] | None = None
-        self._credentials: Credentials | None = None
-        self._under_way: Counter[tuple[str, bytes, str]] = Counter()  # who, its certificate, its connection
-        self._door: Doorkeeper | None = None
 
     @property
     def answers(self) -> dict[str, Callable[[Any, Any], Awaitable[bytes]]]:
@@ -121,10 +103,10 @@ class Service:
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
-        self.secure, self._credentials = credentials is not None, credentials
-        places = MOST_STRANGERS + 4 * len(self.members)
+        self.gate.secure, self.gate.credentials = credentials is not None, credentials
+        places = MOST_STRANGERS + 4 * len(self.gate.members)
         server, port, door = await serve(address, credentials, self.fetch, self.answers, places, self.events)
-        self._door, self._keeping = door, asyncio.create_task(door.keep(port))
+        self.gate.door, self._keeping = door, asyncio.create_task(door.keep(port))
         return server, port
 
     def close(self) -> None:
@@ -137,7 +119,7 @@ class Service:
 
     async def fetch(self, frames: Frames, context: Any) -> AsyncGenerator[bytes, None]:
         """The message of an exchange, in pieces, as soon as there is one."""
-        async with self._call(context) as who:
+        async with self.gate.call(context) as who:
             ask = await self._question(who, frames, context)
             now = self.current_round()  # looked at first: what is published meanwhile is not gone
             message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
@@ -166,7 +148,7 @@ class Service:
 
     async def agree(self, frames: Frames, context: Any) -> bytes:
         """Whether the sporadic link to the asker took part, as soon as that is decided."""
-        async with self._call(context) as who:
+        async with self.gate.call(context) as who:
             ask = await self._question(who, frames, context)
             now = self.current_round()  # looked at first, as in ``fetch``
             if self.store.decision(ask.round, ask.exchange, who) is None:
@@ -179,7 +161,7 @@ class Service:
 
     async def release(self, frames: Frames, context: Any) -> bytes:
         """The asker will never ask for a round before this one."""
-        async with self._call(context) as who:
+        async with self.gate.call(context) as who:
             ask = await self._question(who, frames, context)
             self.released[who] = ask.round
             self.outbox.wake()
@@ -187,7 +169,7 @@ class Service:
 
     async def submit(self, frames: Frames, context: Any) -> bytes:
         """A client's message to a server, in pieces; answered when it is safe on disk."""
-        async with self._call(context) as who:
+        async with self.gate.call(context) as who:
             if self.submissions is None:
                 raise RefusedError(Code.PERMISSION_DENIED, "this is no server")
             self._same_model(context, who)
@@ -236,74 +218,16 @@ class Service:
 
     async def tell_status(self, frames: Frames, context: Any) -> bytes:
         """Where this member stands; for members only."""
-        async with self._call(context):
+        async with self.gate.call(context):
             return json.dumps(self.status()).encode()
 
     def _passed(self, event: str, header: Header, context: Any) -> None:
         """A line in the audit log: a message that the caller was sent, or that came from it."""
         head = metadata(context, AUDIT_KEY)
         seen = {"head": head} if Head.parse(head) is not None else {}
-        audit_message(self.events, event, header, **caller(context, self.secure), **seen)
+        audit_message(self.events, event, header, **caller(context, self.gate.secure), **seen)
 
-    # --- who asks, and for what ----------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _call(self, context: Any) -> AsyncIterator[str]:
-        """A call under way: who calls, and an answer for whatever goes wrong."""
-        who = caller_name(context, self.secure)
-        if who not in self.members:
-            await self._refuse(context, who, Code.PERMISSION_DENIED, "not a member of the federation")
-        if self.calls[who] >= MOST_CALLS:
-            await self._refuse(context, who, Code.RESOURCE_EXHAUSTED, "too many calls at a time")
-        self.calls[who] += 1
-        shown = b"".join(context.auth_context().get("x509_pem_cert", [])) if self.secure else b""
-        call = (who, shown, context.peer())
-        self._under_way[call] += 1
-        try:
-            self._certified(who, shown)
-            yield who
-        except RefusedError as error:
-            await self._refuse(context, who, error.code, str(error))
-        except (MixedRunsError, ForgedError) as error:  # both ends stop: neither can tell what is wanted
-            try:
-                code = FORGED if isinstance(error, ForgedError) else FOR_GOOD
-                await self._refuse(context, who, code, str(error))
-            finally:  # after the answer is on its way
-                self.give_up(error)
-        except HoldfastError as error:
-            await self._refuse(context, who, Code.INVALID_ARGUMENT, str(error))
-        except TimeoutError:
-            await self._refuse(context, who, Code.DEADLINE_EXCEEDED, "too slow, or sent anew")
-        except OSError as error:  # such as a full disk: the caller tries again
-            await self._refuse(
-                context, who, Code.RESOURCE_EXHAUSTED, f"cannot be read or saved: {error.strerror}"
-            )
-        finally:
-            self.calls[who] -= 1
-            self._under_way -= Counter([call])
-
-    def _certified(self, who: str, shown: bytes) -> None:
-        """Refuses a certificate that was revoked, or is not by the authority that vouches for its name."""
-        if self._credentials is None or not shown:
-            return
-        try:
-            self._credentials.check(who, shown)
-        except HoldfastError as error:
-            raise RefusedError(FOR_GOOD, str(error)) from None
-
-    def drop_revoked(self) -> None:
-        """Ends the connections of callers whose certificates hold no longer."""
-        for who, shown, connection in list(self._under_way):
-            try:
-                self._certified(who, shown)
-            except RefusedError as error:
-                self.events.complain("refused", peer=who, reason=str(error))
-                if self._door is not None:
-                    self._door.drop(connection)
-
-    async def _refuse(self, context: Any, who: str, code: grpc.StatusCode, reason: str) -> None:
-        self.events.complain("refused", peer=who[:80] or "somebody", reason=reason)
-        await context.abort(code, reason)
+    # --- whether it may be asked ---------------------------------------------------------------------------
 
     async def _question(self, who: str, frames: Frames, context: Any) -> Ask:
         """What is asked, checked."""

@@ -63,6 +63,7 @@ class StatusAnswer(BaseModel):
     messages: dict[Words, MessageSeen] = Field(default={}, max_length=10_000)
     metrics: dict[NodeMetric, float]
     certificate_days: float | None = None  # until it expires
+    epsilon: NonNegative | None = None  # spent of a privacy budget
     clients: dict[Words, ClientSeen] | None = None  # of a server
 
 

@@ -1,0 +1,89 @@
+"""The options that several commands of ``holdfast federation``, ``node`` and ``server`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation file.")]
+Name = Annotated[str, typer.Option(help="Who this is, as in the federation file.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="module:Class",
+        help="Your own nn.Module class instead of the file's model; the same source at every site.",
+    ),
+]
+Folder = Annotated[
+    Path | None, typer.Option("--dir", help="Where state, results and report go; the same again to go on.")
+]
+Certs = Annotated[
+    Path | None,
+    typer.Option(
+        "--certs", help="Folder with ca.crt, NAME.crt and NAME.key; by default certs/ beside the file."
+    ),
+]
+Listen = Annotated[
+    str | None, typer.Option(help="host:port to listen on, where it differs from the address in the file.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="No certificates and no encryption; on loopback addresses only.")
+]
+Accept = Annotated[
+    str | None,
+    typer.Option(metavar="FINGERPRINT", help="Accept the federation file with this fingerprint, for good."),
+]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="FILE", help="What this site allows, beside /etc/holdfast/policy.toml."),
+]
+Log = Annotated[
+    Literal["progress", "json"], typer.Option(help="What to show: a progress bar, or structured lines.")
+]
+
+
+def _a_port(text: str | None) -> str | None:
+    if text is not None and not text.rpartition(":")[2].isdigit():
+        raise typer.BadParameter(f"expected a port such as 9100, or host:port, got {text!r}")
+    return text
+
+
+Monitor = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        callback=_a_port,
+        help="Serve a status page, /health and Prometheus /metrics; on 127.0.0.1 unless HOST says otherwise.",
+    ),
+]
+Days = Annotated[float, typer.Option(help="How long certificates are valid.")]
+Asker = Annotated[str | None, typer.Option("--name", help="Whose certificate to show; the first there is.")]
+OrderFile = Annotated[Path | None, typer.Option("--output", "-o", help="Where the signed order is written.")]
+Who = Annotated[str, typer.Argument(metavar="NAME", help="The member.")]
+WhoWhere = Annotated[
+    str,
+    typer.Argument(metavar="NAME[=host:port]", help="The member, and where it is reached, if that is new."),
+]
+Samples = Annotated[int | None, typer.Option(help="How many samples it has, where the file says so.")]
+
+
+def deploying(command: Command) -> Command:
+    """``command``, which needs the extra ``deploy``; its help does not."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        from holdfast.core.errors import HoldfastError
+
+        for module in ("grpc", "cryptography", "prometheus_client"):
+            if find_spec(module) is None:
+                raise HoldfastError(f"{module} is not installed: pip install 'holdfast[deploy]'")
+        return command(*args, **kwargs)
+
+    return run  # type: ignore[return-value]

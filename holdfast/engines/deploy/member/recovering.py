@@ -1,0 +1,31 @@
+"""What a member does about files of its own that turn out to be damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from holdfast.engines.deploy.storage.messages import BeyondRepairError, DamagedError
+
+if TYPE_CHECKING:
+    from holdfast.engines.deploy.member.base import Member
+
+T = TypeVar("T")
+
+
+def recovering(member: Member, run: Callable[[], T], restore: Callable[[], None]) -> T:
+    """``run``; if a file turns out to be damaged, once more from what is saved, as after a crash."""
+    damage: set[str] = set()
+    while True:
+        try:
+            return run()
+        except DamagedError as error:
+            if str(error) in damage:
+                raise BeyondRepairError(f"{error} again, after it was written anew: check the disk") from None
+            damage.add(str(error))
+            member.events.log("going back to what is saved", "warning", reason=str(error))
+            member.waiting.failure = None
+            member.service.bytes_served = 0
+            for link in member.links.values():
+                link.bytes_sent = link.bytes_received = 0
+            member.insist(restore)

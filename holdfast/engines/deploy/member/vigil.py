@@ -1,0 +1,35 @@
+"""While a member runs, its certificates and the list of revoked ones may change, and time goes by."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.wire.credentials import Credentials
+
+WATCH = 1.0  # seconds between two looks at the certificates' files
+WARN_DAYS, DAY = 30.0, 86400.0  # before a certificate expires; seconds between warnings
+
+
+async def watch_certificates(
+    credentials: Credentials, coordinator: str | None, events: Events, changed: Callable[[], None]
+) -> None:
+    """Takes up new files and calls ``changed`` then; warns of a certificate that expires soon. Never ends."""
+    warned = -math.inf
+    while True:
+        try:
+            if credentials.refresh(coordinator):
+                events.log("certificates reloaded", revoked=len(credentials.revocations.revoked))
+                warned = -math.inf
+                changed()
+        except (HoldfastError, OSError) as error:
+            events.log("certificates not reloaded", "warning", reason=str(error))
+        if credentials.days_left < WARN_DAYS and time.monotonic() - warned > DAY:
+            warned, left = time.monotonic(), credentials.days_left
+            advice = "renew it with 'holdfast federation csr' and 'sign'"
+            events.log("certificate expires soon", "warning", days=round(left, 1), reason=advice)
+        await asyncio.sleep(WATCH)

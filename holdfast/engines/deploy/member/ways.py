@@ -1,0 +1,84 @@
+"""The ways from one member to the others: dialled directly, or through the relay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.relay.switchboard import Switchboard
+from holdfast.engines.deploy.storage.incarnations import Dependencies
+from holdfast.engines.deploy.storage.tally import Tally
+from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.dialling import Wait
+from holdfast.engines.deploy.wire.links import Connection
+from holdfast.engines.deploy.wire.service import Service
+
+
+class Ways:
+    """One member's connections, each opened when it is first needed. All of it runs on the event loop."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        name: str,
+        start: str,
+        inbox: Path,
+        credentials: Credentials | None,
+        events: Events,
+        dependencies: Dependencies,
+        tally: Tally,
+        service: Service,
+    ) -> None:
+        self.federation, self.name, self.start, self.inbox = federation, name, start, inbox
+        self.credentials, self.events = credentials, events
+        self.dependencies, self.tally, self.service = dependencies, tally, service
+        self.links: dict[str, Connection] = {}
+        self.waits: dict[str, Wait] = {}
+        self.board: Switchboard | None = None
+
+    def to(self, peer: str) -> Connection:
+        """The way to ``peer``."""
+        if peer not in self.links:
+            self.links[peer] = Connection(
+                self.federation,
+                self.name,
+                peer,
+                self.start,
+                self.inbox,
+                self.credentials,
+                self.events,
+                self.waits,
+                self.dependencies,
+                self.tally,
+                self._relayed(peer),
+            )
+        return self.links[peer]
+
+    def _relayed(self, peer: str) -> Any:
+        """A channel to ``peer`` through the relay; None where it is dialled directly."""
+        if not self.federation.relayed(self.name, peer):
+            return None
+        return self.relay().channel_to(peer)
+
+    def relay(self) -> Switchboard:
+        """The connection to the relay."""
+        if self.board is None:
+            if self.credentials is None:
+                raise HoldfastError("a relay needs certificates: leave out --insecure")
+            self.board = Switchboard(self.federation, self.name, self.credentials, self.events)
+            self.board.open(self.service)
+        return self.board
+
+    def drop_revoked(self) -> None:
+        """Ends what is under way with peers whose certificates hold no longer."""
+        for link in list(self.links.values()):
+            link.drop_if_revoked()
+
+    async def close(self) -> None:
+        for link in self.links.values():
+            await link.close()
+        if self.board is not None:
+            await self.board.close()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import binom
+from scipy.special import bdtr
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -27,6 +27,7 @@ MOST_CANARIES = 128
 LARGE = 10.0  # their norms, over that of a common sample: so large that gradients are clipped
 GUESSED = 0.8  # the share of canaries that are guessed; of the others one says nothing
 UNCERTAINTY = 0.05
+PENALTY = 0.1  # of squared shares
 NO_NOISE = 1e-6  # a noise multiplier
 
 
@@ -44,10 +45,10 @@ def refuted_epsilon(canaries: int, guesses: int, right: int, delta: float) -> fl
 
     def p_value(epsilon: float) -> float:
         q = 1 / (1 + math.exp(-epsilon))
-        chance = float(binom.sf(right - 1, guesses, q))
-        tails = np.cumsum(binom.pmf(right - np.arange(1, right + 1), guesses, q))
-        alpha = float(np.max(tails / np.arange(1, right + 1), initial=0.0))
-        return chance + alpha * delta * 2 * canaries
+        fewer = bdtr(np.arange(right), guesses, q)  # [right]: at most 0, 1, ... right - 1 of them right
+        below = np.concatenate([fewer[-2::-1], [0.0]]) if right else fewer
+        alpha = np.max((fewer[-1:] - below) / np.arange(1, right + 1), initial=0.0)
+        return float(1 - (fewer[-1] if right else 0.0) + alpha * delta * 2 * canaries)
 
     if p_value(0.0) > UNCERTAINTY:
         return 0.0
@@ -73,12 +74,12 @@ def insert_canaries(subject: Subject, seed: int = 0) -> Bound:
     simulation = subject.with_data(
         with_canaries(subject.data, made, inside), subject.setting.seed
     ).simulation()
-    slopes = _slopes(subject, made)
-    scores = torch.zeros(len(inside), dtype=torch.float64)
+    moved = torch.zeros_like(subject.problem.x0, dtype=torch.float64)
     for _ in range(subject.rounds):
         heard = overheard(simulation)
         if heard.sent[0]:
-            scores -= slopes @ (heard.models[0] - heard.before[0]).double()
+            moved += heard.models[0] - heard.before[0]
+    scores = -_shares(subject, made, moved)
     order = scores.argsort(descending=True).numpy()
     half = int(GUESSED * len(order)) // 2
     right = int(inside[order[:half]].sum() + (~inside[order[-half:]]).sum())
@@ -122,14 +123,29 @@ def with_canaries(data: FederatedData, made: Pair, inside: np.ndarray) -> Federa
     return replace(data, x=x, y=y, counts=counts)
 
 
-def _slopes(subject: Subject, made: Pair) -> Tensor:
-    """[m, d]: the gradient of every canary at the initial model, scaled to length 1."""
+def _shares(subject: Subject, made: Pair, moved: Tensor) -> Tensor:
+    """[m]: how much of every canary's gradient is in the direction ``moved`` [d].
+
+    The node's other samples are known to the strongest adversary, so their gradients are fitted, too: least
+    squares, with a small penalty.
+    """
+    others = subject.data.node(0)
+    both = Pair(torch.cat([made.x, others.x]), torch.cat([made.y, others.y]))
+    slopes = _slopes(subject, both)
+    gram = slopes @ slopes.T
+    fitted = torch.linalg.solve(gram + PENALTY * torch.eye(len(gram), dtype=gram.dtype), slopes @ moved)
+    shares: Tensor = fitted[: len(made.y)]
+    return shares
+
+
+def _slopes(subject: Subject, samples: Pair) -> Tensor:
+    """[m, d]: the gradient of every sample at the initial model, scaled to length 1."""
     problem, key = subject.problem, torch.zeros(4, dtype=torch.int64)
 
     def one(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return problem.row_loss.value(row, Batch(Pair(x[None], y[None]), row.new_ones(1)), key)
 
-    [prepared] = problem.source.prepared(Pair(made.x, made.y), len(made.y))
+    [prepared] = problem.source.prepared(samples, len(samples.y))
     found = vmap(grad(one), in_dims=(None, 0, 0))(problem.x0, prepared.x, prepared.y).double()
     slopes: Tensor = found / found.norm(dim=1, keepdim=True).clamp(min=1e-30)
     return slopes

@@ -9,6 +9,7 @@ from holdfast.audit.canaries import Bound, insert_canaries, without_noise
 from holdfast.audit.inversion import Inversion, invert
 from holdfast.audit.membership import Membership, infer
 from holdfast.audit.subject import Subject
+from holdfast.engines.common.dry_run import planned_accesses
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def audit(subject: Subject, shadows: int = 16) -> Audit:
         unprotected=_views(subject.unprotected, shadows) if protections else [],
         canaries=bounds[0],
         canaries_without_noise=bounds[1],
-        epsilon=_planned_epsilon(subject),
+        epsilon=promised_epsilon(subject),
     )
 
 
@@ -93,13 +94,10 @@ def _views(subject: Subject, shadows: int) -> list[View]:
     ]
 
 
-def _planned_epsilon(subject: Subject) -> float | None:
+def promised_epsilon(subject: Subject) -> float | None:
     """What the ledger will say after all rounds."""
     ledger = subject.setting.ledger(subject.method, subject.cohort, subject.rounds)
     if ledger is None:
         return None
-    simulation = subject.simulation()
-    for _ in range(subject.rounds):
-        simulation.step()
-    assert simulation.ledger is not None
-    return simulation.ledger.epsilon
+    network, seed = subject.setting.network, subject.setting.seed
+    return ledger.epsilon_of(planned_accesses(subject.method, network, subject.cohort, subject.rounds, seed))

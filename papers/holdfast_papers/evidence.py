@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Literal
 
@@ -146,6 +146,18 @@ class Evidence:
         if preset not in self.runs:
             raise unknown("preset", preset, self.runs)
         return self.runs[preset]
+
+    def paired(self, *presets: str) -> Evidence:
+        """These presets with the seeds that all of them have: where runs are not finished, some have more."""
+        runs = {preset: self.run(preset) for preset in presets}
+        seeds = set.intersection(*({job["seed"] for job in run.summary["jobs"]} for run in runs.values()))
+        kept = {
+            preset: [job for job in run.summary["jobs"] if job["seed"] in seeds]
+            for preset, run in runs.items()
+        }
+        return replace(
+            self, runs={p: replace(run, summary={**run.summary, "jobs": kept[p]}) for p, run in runs.items()}
+        )
 
     def rows_where(self, **where: Any) -> list[TableRow]:
         """The lines of the computed table whose columns have these values."""

@@ -47,6 +47,17 @@ def test_curves_are_found_by_swept_values_however_they_are_written(tmp_path: Pat
     assert sweep.curve("<b>&gossip", "sweep", lr=0.1).broke_off
 
 
+def test_presets_are_paired_by_the_seeds_that_all_of_them_have(tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", [job("d-scaffold", 1, accuracies(0.1, 0.5, 0.7))])
+    found = Evidence("full", {**evidence(tmp_path).runs, "other": load_record(other)}, partial=True)
+    pair = found.paired("two", "other")
+    gain = pair.curve("local-gecl", "two").final("test_accuracy") - pair.curve("d-scaffold", "other").final(
+        "test_accuracy"
+    )
+    np.testing.assert_allclose(gain, [0.24])
+    assert len(found.curve("local-gecl", "two").final("test_accuracy")) == 2
+
+
 @pytest.mark.parametrize("where", [{}, {"lr": 0.5}, {"h": 0.1}])
 def test_a_curve_that_is_not_there_is_an_error_that_names_those_that_are(where: dict, tmp_path: Path) -> None:
     sweep = Evidence("small", {"sweep": load_record(troubled_sweep(tmp_path / "run"))})

@@ -3,6 +3,8 @@
 Running everything again takes up to an hour: only what is computed in seconds is in the slow suite. For all:
 
     HOLDFAST_PAPERS=all HOLDFAST_DATA=<folder> make test-slow
+
+HOLDFAST_PAPERS_RUNS=<folder> takes what ``holdfast paper run all --runs-dir <folder>`` has finished there.
 """
 
 from __future__ import annotations
@@ -58,9 +60,10 @@ def test_a_run_at_small_scale_ends_as_the_page_says(
 ) -> None:
     if experiment.presets and os.environ.get("HOLDFAST_PAPERS") != "all":
         pytest.skip(NEEDS_DATA)
-    outcome = holdfast("paper", "run", f"{paper.id}/{experiment.id}", "--runs-dir", tmp_path)
+    runs = Path(os.environ.get("HOLDFAST_PAPERS_RUNS", tmp_path))
+    outcome = holdfast("paper", "run", f"{paper.id}/{experiment.id}", "--runs-dir", runs)
     assert outcome.code in (0, 1), outcome.err
-    judgement = read_judgement(experiment_folder(tmp_path, paper.id, experiment.id, "small"))
+    judgement = read_judgement(experiment_folder(runs, paper.id, experiment.id, "small"))
     assert judgement is not None
     assert alike(judgement.shown) == alike(recorded(paper, experiment))
 

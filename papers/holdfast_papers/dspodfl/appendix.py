@@ -103,7 +103,7 @@ def _lines(preset: str) -> list[Line]:
     return [Line(name, method, preset=preset) for method, name in METHODS.items()]
 
 
-SMALL = ("rounds=250", "seeds=[0]", "evaluate_every=5")
+SMALL = ("rounds=250", "evaluate_every=5")
 
 APPENDIX_P = PaperExperiment(
     id="appendix-p",

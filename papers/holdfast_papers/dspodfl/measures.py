@@ -29,7 +29,8 @@ class Case(NamedTuple):
     each_end: bool = False
 
     def curve(self, e: Evidence, method: str) -> Curve:
-        return e.curve(method, self.preset(method), partition=self.split)
+        presets = {self.preset(method) for method in METHODS}
+        return e.paired(*presets).curve(method, self.preset(method), partition=self.split)
 
     def preset(self, method: str) -> str:
         return self.figure + ("-each-end" if self.each_end and method in LINKS_MATTER else "")

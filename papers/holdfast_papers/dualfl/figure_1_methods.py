@@ -21,6 +21,7 @@ PRINTED_RHO = 0.003
 DRAWN: dict[str, dict[str, float]] = {
     "dualfl": {"rho": PRINTED_RHO},
     "fedpd": {"eta": 30},
+    "feddr": {"eta": 30},
     "feddualavg": {"lr": 0.3},
     "apda-inexact": {"lr": 100},
     "5gcs": {"lr": 30},

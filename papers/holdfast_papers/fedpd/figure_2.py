@@ -228,8 +228,8 @@ def panel(title: str, case: str) -> Panel:
     return Panel(title, lines, x="payload_bytes", y=GAP, y_label="‖∇f‖²", log_y=True)
 
 
-SMALL = ["problem.nodes=20", "seeds=[0,1,2]"]  # with fewer rounds nothing has stalled yet
-SMALL_SGD = ["problem.nodes=20", "seeds=[0,1,2,3,4]", "rounds=100", "algorithm.local_steps=100"]
+SMALL = ["problem.nodes=20", "seeds=[0,1,2,3,4]"]  # with fewer rounds nothing has stalled yet
+SMALL_SGD = [*SMALL, "rounds=100", "algorithm.local_steps=100"]
 FIGURE_2 = PaperExperiment(
     id="figure-2",
     title="Fig. 2: stationary gap of FedPD, FedAvg and FedProx on weakly and strongly heterogeneous agents",

@@ -9,18 +9,21 @@ run: $(STAMP)  ## the default experiment, from nothing to a report
 	$(BIN)/holdfast run
 
 # Four processes with one thread each, on two cores: tests of federations mostly wait for one another. A module
-# stays in one process, so that what its tests share is made once.
+# stays in one process, so that what its tests share is made once. Bytecode is kept, whatever the environment
+# says: every process of every test would compile holdfast anew.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope
+
 test: $(STAMP)  ## the whole test suite but the slow tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope
+	$(PYTEST)
 
 test-slow: $(STAMP)  ## the tests that take minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope -m slow
+	$(PYTEST) -m slow
 
 test-gpu: $(STAMP)  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
 coverage: $(STAMP)  ## which lines and branches the tests reach; fails below 90 %
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope --cov --cov-report=term:skip-covered
+	$(PYTEST) --cov --cov-report=term:skip-covered
 
 docs: $(STAMP)  ## the documentation as a site, in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -1,13 +1,15 @@
 """What a deployed exchange costs: throughput against a raw gRPC stream, peak memory, overhead over compute.
 
-python benchmarks/deploy.py [--megabytes 500] [--rounds 2] [--repeats 3] [--algorithm gossip] [--folder DIR]
+python benchmarks/deploy.py [exchange | memory] [--megabytes 500] [--rounds 2] [--repeats 3]
+                            [--algorithm local-gecl] [--folder DIR]
 
 Everything runs on this machine, over loopback with mutual TLS, with one thread per process.
 
-Throughput: one process has published a message, another fetches it: read from disk, sent, checked number by
-number, written to disk. The raw stream sends the same bytes, in the same pieces, from memory, over a like
-connection, and drops them. Both take turns.
-Memory and overhead: three nodes on a ring, as ``holdfast node`` processes.
+Throughput: one process has published messages, another fetches each once: read from disk, sent, checked
+number by number, written to disk. The raw stream sends the same bytes, in the same pieces, from memory, over
+a like connection, and drops them. Both take turns.
+Memory and overhead: three nodes on a ring, as ``holdfast node`` processes; the largest resident size of each,
+as it is and above that of nodes with a model of 0.1 MB.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -47,7 +50,7 @@ import grpc  # isort: skip - after holdfast, which configures it
 
 CLASSES = 125
 RAW = "/raw/Stream"
-LEAST_RATIO, MOST_MEMORY = 0.6, 6.0  # throughput over the raw stream's; peak memory over the model's size
+LEAST_RATIO, MOST_MEMORY = 0.7, 6.0  # throughput over the raw stream's; peak memory over the model's size
 
 
 def free_ports(count: int) -> list[int]:
@@ -101,13 +104,14 @@ def open_node(path: Path, name: str) -> Node:
 # --- throughput --------------------------------------------------------------------------------------------
 
 
-def serve(path: Path, raw_port: int, ready: Event, done: Event) -> None:
-    """Node a with one published message, and beside it the raw stream of the same bytes."""
+def serve(path: Path, raw_port: int, messages: int, ready: Event, done: Event) -> None:
+    """Node a with published messages, and beside it the raw stream of the same bytes."""
     torch.set_num_threads(1)
     with open_node(path, "a") as node:
         node.stage = 1
         row = torch.randn(1, node.x0.numel(), generator=torch.Generator().manual_seed(0))
-        pieces = list(node.outbox.publish(node.header(0, row), row).chunks())
+        published = [node.outbox.publish(node.header(i, row), row) for i in range(messages)]
+        pieces = list(published[0].chunks())
         del row
 
         async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
@@ -136,7 +140,7 @@ def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tup
     path = write_federation(folder, 2, 1, megabytes, "gossip")
     spawn, raw_port = multiprocessing.get_context("spawn"), free_ports(1)[0]
     ready, done = spawn.Event(), spawn.Event()
-    server = spawn.Process(target=serve, args=(path, raw_port, ready, done), daemon=True)
+    server = spawn.Process(target=serve, args=(path, raw_port, repeats + 1, ready, done), daemon=True)
     server.start()
     if not ready.wait(600):
         raise RuntimeError("the serving process did not start")
@@ -146,9 +150,10 @@ def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tup
             credentials = node.credentials.for_client()
             tensors = node.header(0, node.x0[None]).tensors
 
-            async def fetch() -> float:
+            async def fetch(exchange: int) -> float:
+                # Each once: a message that is asked for again is first verified by who sends it.
                 begun = time.perf_counter()
-                message = await (await node.link("a")).fetch(1, 0, tensors)
+                message = await (await node.link("a")).fetch(1, exchange, tensors)
                 took = time.perf_counter() - begun
                 message.path.unlink()
                 return took
@@ -167,8 +172,8 @@ def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tup
                     raise RuntimeError("the raw stream is not of the same size")
                 return took
 
-            node.ask(fetch)  # connects
-            return [(node.ask(fetch), node.ask(raw)) for _ in range(repeats)]
+            node.ask(lambda: fetch(0))  # connects
+            return [(node.ask(partial(fetch, i + 1)), node.ask(raw)) for i in range(repeats)]
     finally:
         done.set()
         server.join(60)
@@ -215,41 +220,64 @@ def run_nodes(folder: Path, megabytes: float, rounds: int, algorithm: str) -> li
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["both", "exchange", "memory"], default="both")
     parser.add_argument("--megabytes", type=float, default=500.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--algorithm", default="gossip", help="of the three nodes")
+    parser.add_argument("--algorithm", default="local-gecl", help="of the three nodes")
     parser.add_argument("--folder", type=Path, help="where files go; as large as about 15 models")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    console, size = Console(), args.megabytes * 1e6
+    console, passed = Console(), True
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        times = measure_throughput(Path(folder) / "exchange", args.megabytes, args.repeats)
-        ratio = statistics.median(raw / ours for ours, raw in times)
-        table = Table("over raw", "exchange, MB/s", "raw stream, MB/s")
-        for ours, raw in times:
-            table.add_row(f"{raw / ours:.2f}", f"{size / ours / 1e6:.0f}", f"{size / raw / 1e6:.0f}")
-        console.print(table)
-        console.print(f"median of the ratios: {ratio:.2f}, to be at least {LEAST_RATIO}")
+        if args.what != "memory":
+            passed &= report_throughput(console, Path(folder), args.megabytes, args.repeats)
+        if args.what != "exchange":
+            passed &= report_memory(console, Path(folder), args.megabytes, args.rounds, args.algorithm)
+    sys.exit(0 if passed else 1)
 
-        reports = run_nodes(Path(folder) / "ring", args.megabytes, args.rounds, args.algorithm)
-        table = Table(
-            "node", "memory / model", "overhead / compute", "round, s", "computing", "waiting", "saving"
+
+def report_throughput(console: Console, folder: Path, megabytes: float, repeats: int) -> bool:
+    times = measure_throughput(folder / "exchange", megabytes, repeats)
+    ratio = statistics.median(raw / ours for ours, raw in times)
+    table = Table("over raw", "exchange, MB/s", "raw stream, MB/s")
+    for ours, raw in times:
+        table.add_row(f"{raw / ours:.2f}", f"{megabytes / ours:.0f}", f"{megabytes / raw:.0f}")
+    console.print(table)
+    console.print(f"median of the ratios: {ratio:.2f}, to be at least {LEAST_RATIO}")
+    return ratio >= LEAST_RATIO
+
+
+def report_memory(console: Console, folder: Path, megabytes: float, rounds: int, algorithm: str) -> bool:
+    size = megabytes * 1e6
+    idle = max(report["peak"] for report in run_nodes(folder / "idle", 0.1, 1, algorithm))
+    reports = run_nodes(folder / "ring", megabytes, rounds, algorithm)
+    table = Table(
+        "node",
+        "memory / model",
+        "above idle",
+        "overhead / compute",
+        "round, s",
+        "computing",
+        "waiting",
+        "saving",
+    )
+    for report in reports:
+        parts = [report[f"{part}seconds"] for part in ("", "compute_", "waiting_", "saving_")]
+        total, compute, *_ = parts
+        table.add_row(
+            report["name"],
+            f"{report['peak'] / size:.2f}",
+            f"{(report['peak'] - idle) / size:.2f}",
+            f"{(total - compute) / compute:.2f}",
+            *(f"{seconds / rounds:.2f}" for seconds in parts),
         )
-        for report in reports:
-            parts = [report[f"{part}seconds"] for part in ("", "compute_", "waiting_", "saving_")]
-            total, compute, *_ = parts
-            table.add_row(
-                report["name"],
-                f"{report['peak'] / size:.2f}",
-                f"{(total - compute) / compute:.2f}",
-                *(f"{seconds / args.rounds:.2f}" for seconds in parts),
-            )
-        console.print(table)
-        memory = max(report["peak"] for report in reports) / size
-        console.print(f"largest peak memory: {memory:.2f} models, to be below {MOST_MEMORY}")
-        console.print("waiting: for neighbours to compute, and for their messages; saving: states to disk")
-    sys.exit(0 if ratio >= LEAST_RATIO and memory < MOST_MEMORY else 1)
+    console.print(table)
+    memory = max(report["peak"] for report in reports) / size
+    console.print(f"an idle node takes {idle / 1e6:.0f} MB")
+    console.print(f"largest peak memory: {memory:.2f} models, to be at most {MOST_MEMORY}")
+    console.print("waiting: for neighbours to compute, and for their messages; saving: states to disk")
+    return memory <= MOST_MEMORY
 
 
 if __name__ == "__main__":

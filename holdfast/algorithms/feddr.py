@@ -41,6 +41,7 @@ class FedDR(ServerAlgorithm[Server]):
     """
 
     columnwise: ClassVar[bool] = True
+    allows_late: ClassVar[bool] = True
     uses_solver: ClassVar[bool] = True
 
     eta: Rate  # proximal step

@@ -42,6 +42,7 @@ class FedDyn(ServerAlgorithm[Server]):
     """Dynamic regularisation: exact with half of SCAFFOLD's traffic, cohorts too (Acar et al. 2021)."""
 
     columnwise: ClassVar[bool] = True
+    allows_late: ClassVar[bool] = True
     unequal_steps: ClassVar[bool] = True
     uses_solver: ClassVar[bool] = True
 

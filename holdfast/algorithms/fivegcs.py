@@ -37,6 +37,7 @@ class FiveGCS(ServerAlgorithm[Server]):
     """
 
     columnwise: ClassVar[bool] = True
+    allows_late: ClassVar[bool] = True
     uses_solver: ClassVar[bool] = True
 
     assumes_convex: ClassVar[bool] = True

@@ -42,17 +42,17 @@ class Message(NamedTuple):
 
 def corrected_gradient(s: Node, oracle: Oracle, first_grad_at: str) -> Gradient:
     """The gradient minus the dual, for steps from the mixed model; the first may be that of the own model."""
-    first = iter([s.x] if first_grad_at == "local" else [])
-    return lambda x: oracle.grad(next(first, x)) - s.dual
+    first, dual = iter([s.x] if first_grad_at == "local" else []), s.dual
+    return lambda x: oracle.grad(next(first, x)) - dual
 
 
-def model_differences(s: Node, inbox: Inbox[Message], peers: Peers, step: float) -> Tensor:
+def model_differences(mixed: Tensor, inbox: Inbox[Message], peers: Peers, step: float) -> Tensor:
     """sum_j (mixed_j - mixed_i) over neighbours j, of the models before the exchange.
 
     They need no message of their own: mixed_j = x_j + step v_j, where step = K lr.
     """
     others = inbox.neighbour_sum
-    return others.x + step * others.v - peers.degree * s.mixed
+    return others.x + step * others.v - peers.degree * mixed
 
 
 def check_alpha(method: Algorithm, alpha: float, optimizer: LocalOptimizer) -> None:
@@ -89,9 +89,9 @@ class GECL(Algorithm):
         direction, memory = self.optimizer.single(v, s.memory, s.mixed)
         x = s.mixed - self.lr * direction
         inbox = peers.exchange(Message(x=x, v=v))
-        dual = s.dual - inbox.mixed.v + v
+        dual = s.dual + v - inbox.mixed.v
         if self.alpha:
-            dual = dual + self.alpha / 2 * model_differences(s, inbox, peers, self.lr)
+            dual = dual + self.alpha / 2 * model_differences(s.mixed, inbox, peers, self.lr)
         return Node(x=x, mixed=inbox.mixed.x, dual=dual, memory=memory)
 
     def dual(self, s: Node) -> Tensor:
@@ -142,14 +142,20 @@ class LocalGECL(Algorithm):
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         gradient = corrected_gradient(s, oracle, self.first_grad_at)
+        start, dual, memory = s.mixed, s.dual, s.memory
+        del s  # a model may be large: each is let go after its last use
         x, v, memory = self.optimizer.descend_and_track(
-            s.mixed, gradient, self.lr, oracle.steps(self.local_steps), s.memory
+            start, gradient, self.lr, oracle.steps(self.local_steps), memory
         )
+        dual = dual + v
+        mixed = start if self.alpha else None
+        del gradient, start
         inbox = peers.exchange(Message(x=x, v=v))
-        dual = s.dual - inbox.mixed.v + v
-        if self.alpha:
+        del v
+        dual = dual - inbox.mixed.v
+        if mixed is not None:
             step = most_steps(self.local_steps) * self.lr  # the same for all nodes: see ``why_equal_steps``
-            dual = dual + self.alpha / 2 * model_differences(s, inbox, peers, step)
+            dual = dual + self.alpha / 2 * model_differences(mixed, inbox, peers, step)
         return Node(x=x, mixed=inbox.mixed.x, dual=dual, memory=memory)
 
     def dual(self, s: Node) -> Tensor:

@@ -43,6 +43,7 @@ class SCAFFOLD(ServerAlgorithm[Server]):
     """Control variates cancel each client's bias (Karimireddy et al. 2020)."""
 
     columnwise: ClassVar[bool] = True
+    allows_late: ClassVar[bool] = True
     unequal_steps: ClassVar[bool] = True
 
     lr: Rate

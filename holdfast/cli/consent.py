@@ -139,9 +139,16 @@ def _receivers(federation: FederationFile, name: str | None) -> list[str]:
     address = {member.name: member.address for member in federation.members}
     if federation.server is not None:
         hub = federation.server.name
+        masked = []
+        if federation.aggregation is not None:
+            masked = [
+                "Messages go out under masks, and what the server can read is the sum over a round's "
+                f"{federation.cohort} nodes."
+            ]
         return [
             f"The server {hub} at {address[hub]} receives what every node sends, and sends all what it makes "
-            f"of it. Nodes: {', '.join(federation.names)}."
+            f"of it. Nodes: {', '.join(federation.names)}.",
+            *masked,
         ]
     network, names = federation.member_network, federation.names
     sentences = []
@@ -168,10 +175,17 @@ def _changes(federation: FederationFile) -> list[str]:
 
 
 def _duration(federation: FederationFile) -> list[str]:
+    late = []
+    if (rule := federation.round) is not None:
+        late = [
+            f"After {rule.deadline:g} s of a round, the server goes on with {rule.quorum} answers or more. "
+            "What comes later is received, but does not count."
+        ]
     return [
         f"{federation.rounds} rounds. Whoever waits for longer than {federation.limits.wait:.0f} s stops, "
         "and can be started again. You can stop at any time with Ctrl-C.",
         "Receivers keep messages for two rounds; what they make of them, the model, is theirs to keep.",
+        *late,
     ]
 
 

@@ -128,8 +128,7 @@ def _show(runner: Runner, *, quiet: bool, as_json: bool = False) -> None:
     console = Console(quiet=quiet)
     record = load_record(runner.folder)
     with console.status("writing plots and report"):
-        write_plots(record, runner.folder / "plots")
-        write_report([record], runner.folder / "report.html")
+        write_report([record], runner.folder / "report.html", plots=runner.folder / "plots")
     console.print(summary_table([record], console.width))
     for trouble in job_troubles(record):
         console.print(Text(trouble, "red"))
@@ -153,10 +152,11 @@ def report_runs(folders: list[Path], output: Path | None, *, as_json: bool = Fal
     tuned = [folder for folder in folders if (folder / TUNING).is_file()]
     grids = {folder: sorted(folder.glob("grid-*")) for folder in tuned}  # a tuning is several runs
     records = [load_record(run) for folder in folders for run in grids.get(folder, [folder])]
-    for record in records:
-        write_plots(record, record.path / "plots")
     target = output or folders[0] / ("report.html" if len(folders) == 1 else "comparison.html")
-    write_report(records, target)
+    alone = records[0].path / "plots" if len(records) == 1 else None
+    for record in records if alone is None else []:
+        write_plots(record, record.path / "plots")
+    write_report(records, target, plots=alone)
     for warning in differences(records):
         print(f"warning: {warning}", file=sys.stderr)
     if as_json:

@@ -89,7 +89,9 @@ class LocalOptimizer(Hyperparameters, ABC):
         x, memory = start, self.begin(memory, start)
         for busy in turns(steps):
             direction, after = self.update(gradient(x, busy), memory, x)
-            moved = x - lr * direction
+            direction = lr * direction  # by the same name, so that the other is freed: models may be large
+            moved = x - direction
+            del direction
             if busy is not None:  # who has taken its own steps stays where it is
                 moved = torch.where(busy, moved, x)
                 after = tree_map(partial(torch.where, busy), after, memory)

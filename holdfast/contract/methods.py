@@ -27,11 +27,14 @@ class Method(Hyperparameters):
     uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
     keeps_sums: ClassVar[bool] = True  # True: what it promises needs exchanges that keep sums over nodes
     uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
-    unequal_steps: ClassVar[bool] = False  # True: ``local_steps`` may differ from node to node; not inherited
+    # Not inherited: a subclass that overrides anything has to declare them anew.
+    unequal_steps: ClassVar[bool] = False  # True: ``local_steps`` may differ from node to node
+    allows_late: ClassVar[bool] = False  # True: a server may leave out clients in any pattern; same limit
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.unequal_steps = vars(cls).get("unequal_steps", False)
+        for name in ("unequal_steps", "allows_late"):
+            setattr(cls, name, vars(cls).get(name, False))
 
     def __post_init__(self) -> None:
         if isinstance(vars(self).get("local_steps"), list | tuple | dict) and (why := self.why_equal_steps):

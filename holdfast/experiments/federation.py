@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr
 from torch import nn
 
 import holdfast
-from holdfast.algorithms import ALGORITHMS, Method
+from holdfast.algorithms import ALGORITHMS, Method, ServerAlgorithm
 from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
@@ -39,6 +39,7 @@ from holdfast.experiments.networks import configured_network
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
 from holdfast.privacy import DP, Ledger, protection
+from holdfast.privacy.aggregation.client import default_threshold
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 
@@ -214,7 +215,10 @@ class FederationFile(Federation):
                 "network.aggregation, network.attack: members of a federation add messages up as they come "
                 "in; leave them out, or simulate with 'holdfast run'"
             )
-        check_fit(self.method, len(self.node), self.member_network, self.network.cohort, self.wire_channel)
+        self._check_round()
+        self._check_aggregation()
+        cohort = self.network.cohort if self.round is None else self.round.quorum  # or any larger number
+        check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
         if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
         if self.server is not None and not self.member_network.is_server:
@@ -261,6 +265,50 @@ class FederationFile(Federation):
                 raise HoldfastError(
                     f"{member.name}: others have to reach it; give its address, host:port, or a [relay]"
                 )
+
+    def _check_round(self) -> None:
+        """Whether some may be late, if the file says so."""
+        if self.round is None:
+            return
+        method, quorum = self.method, self.round.quorum
+        if not isinstance(method, ServerAlgorithm) or not method.allows_late:
+            why = "needs a message of every node in every round"
+            if isinstance(method, ServerAlgorithm) and method.allows_cohorts:
+                why = "forgets whoever is late, and leans towards those who never are"
+            made: dict[str, Any] = {name: ALGORITHMS[name] for name in ALGORITHMS}
+            able = sorted(name for name, method_class in made.items() if method_class.allows_late)
+            raise HoldfastError(
+                f"round: {self.algorithm.name} {why}; leave [round] out, or choose one of {', '.join(able)}"
+            )
+        if quorum > self.cohort:
+            raise HoldfastError(f"round.quorum: should be at most the cohort's {self.cohort}, got {quorum}")
+        if self.round.deadline >= self.limits.wait:
+            raise HoldfastError("round.deadline: should be less than limits.wait, after which members stop")
+        if self.membership is not None and quorum > self.membership.minimum:
+            raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
+
+    def _check_aggregation(self) -> None:
+        """Whether messages can be added up under masks, if the file says so."""
+        if self.aggregation is None:
+            return
+        given, cohort = self.aggregation.threshold, self.cohort
+        threshold, why = given or default_threshold(cohort), ""
+        if not self.led:
+            why = f"it is for methods that a server leads, and {self.algorithm.name} is none"
+        elif not self.wire_channel.transparent:
+            why = "compressed messages cannot be added up under masks; leave [channel] out"
+        elif self.averages_statistics:
+            why = "BatchNorm's statistics are averaged in the open; give buffers = 'local'"
+        elif self.membership is not None:
+            why = "members may change, and a cohort of one would hide nothing; leave [membership] out"
+        elif cohort < 3:
+            why = f"among {cohort} clients a sum hides nothing; it takes 3 or more in every round"
+        elif not cohort / 2 < threshold <= cohort:
+            why = f"threshold = {threshold} of {cohort} clients; expected more than half"
+        elif self.round is not None and self.round.quorum < threshold:
+            why = f"round.quorum = {self.round.quorum} is less than its threshold of {threshold}"
+        if why:
+            raise HoldfastError(f"aggregation: {why}")
 
     def _check_membership(self) -> None:
         """Whether members may change, if the file says so."""

@@ -54,11 +54,14 @@ def open_site(
     if data.finite and counts[node] not in (0, len(data)):
         raise HoldfastError(f"data: there are {len(data)} samples, the federation file says {counts[node]}")
     module = federation.module()
+    options = described.options
+    if options["backend"] == "auto" and all(p.requires_grad for p in module.parameters()):
+        options["backend"] = "loop"  # a single row has none to be stacked with, and a trial of two is large
     problem = build_problem(
         module,
         data.at_site(node, counts),
         loss=federation.loss,
-        **described.options,
+        **options,
         seed=federation.seed,
         mean=described.mean,
         std=described.std,

@@ -234,7 +234,7 @@ class FlatModel:
         """
         module = deepcopy(self.template).cpu()
         row = row.detach().cpu()
-        if len(row) == self.dim:
+        if self.statistics and len(row) == self.dim:
             row = torch.cat([row, row.new_full((2 * self.statistics,), torch.nan)])
         values = self.parameters(row) | self._statistics(row, "")
         with torch.no_grad():

@@ -50,14 +50,19 @@ def history_figure(rounds: Sequence[float], values: Sequence[float], metric: str
     return _draw_curves([(curve, curve_style(0, 0, 1))], metric, "round")
 
 
-def save_figure(figure: Figure, stem: Path) -> None:
-    """Writes ``stem``.png and ``stem``.svg."""
+def save_figure(figure: Figure, stem: Path) -> str:
+    """Writes ``stem``.png and ``stem``.svg; the latter's text."""
+    svg = svg_text(figure)
     figure.savefig(f"{stem}.png", dpi=150, facecolor="white")
-    Path(f"{stem}.svg").write_text(svg_text(figure), encoding="utf-8")
+    Path(f"{stem}.svg").write_text(svg, encoding="utf-8")
+    return svg
 
 
 def svg_text(figure: Figure) -> str:
     """The figure as SVG, its text kept as text; the same figure always gives the same bytes."""
+    if figure.get_layout_engine() is not None:  # places things once; else each format would do so again
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
     out = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "holdfast"}):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 
@@ -30,9 +31,13 @@ from holdfast.report.verdict import differences, troubles, verdict
 MOST_ROWS = 2000  # of a job that the page holds
 
 
-def write_report(records: Sequence[RunRecord], target: Path) -> None:
-    """Writes the report of one run, or of several overlaid, to the file ``target``."""
-    text = report_html(records)
+def write_report(records: Sequence[RunRecord], target: Path, plots: Path | None = None) -> None:
+    """Writes the report of one run, or of several overlaid, to the file ``target``.
+
+    The pictures of one run are also written into the folder ``plots``, as PNG and SVG.
+    """
+    with _writing_plots(plots):
+        text = report_html(records, plots)
     try:
         write_atomic(target, text.encode())
     except OSError as error:
@@ -41,19 +46,26 @@ def write_report(records: Sequence[RunRecord], target: Path) -> None:
 
 def write_plots(record: RunRecord, folder: Path) -> None:
     """Writes every picture of a run into ``folder``, as PNG and SVG."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with _writing_plots(folder):
         for plot in [*curve_plots([record]), *setting_plots(record)]:
             save_figure(plot.figure, folder / plot.stem)
+
+
+@contextmanager
+def _writing_plots(folder: Path | None) -> Iterator[None]:
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise HoldfastError(f"cannot write the plots into {folder}: {error.strerror}") from None
 
 
-def report_html(records: Sequence[RunRecord]) -> str:
-    """The report as a text."""
+def report_html(records: Sequence[RunRecord], plots: Path | None = None) -> str:
+    """The report as a text; the pictures of one run are also written into the folder ``plots``."""
     shown = overlaid(records)
     title = " and ".join(dict.fromkeys(record.name for record in shown))
-    figures = "\n".join(_figure(plot, f"curve{i}") for i, plot in enumerate(curve_plots(shown)))
+    figures = "\n".join(_figure(plot, f"curve{i}", plots) for i, plot in enumerate(curve_plots(shown)))
     sweeps = swept(shown)
     data = curves_data(shown) | {
         "rows": rows_data(shown, MOST_ROWS),
@@ -77,7 +89,7 @@ def report_html(records: Sequence[RunRecord]) -> str:
 </div>
 {"".join(_sweep(tuned, i) for i, tuned in enumerate(sweeps))}
 <h2>Network and data</h2>
-{"".join(_setting(record, i) for i, record in enumerate(shown))}
+{"".join(_setting(record, i, plots) for i, record in enumerate(shown))}
 <h2>Reproduce</h2>
 {_reproduce(shown)}
 </main>
@@ -104,9 +116,9 @@ def _sweep(tuned: Tuned, order: int) -> str:
 """
 
 
-def _figure(plot: Plot, name: str) -> str:
+def _figure(plot: Plot, name: str, plots: Path | None = None) -> str:
     """A picture inside the page: ids made unique, and our own greys left to the page's colours."""
-    svg = svg_text(plot.figure)
+    svg = svg_text(plot.figure) if plots is None else save_figure(plot.figure, plots / plot.stem)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     root, rest = svg.split(">", 1)
@@ -121,9 +133,9 @@ def _figure(plot: Plot, name: str) -> str:
     return f"<figure>{picture}<figcaption>{label}</figcaption></figure>"
 
 
-def _setting(record: RunRecord, order: int) -> str:
+def _setting(record: RunRecord, order: int, plots: Path | None) -> str:
     """Facts and pictures of network and partition."""
-    figures = "".join(_figure(plot, f"run{order}-{plot.stem}") for plot in setting_plots(record))
+    figures = "".join(_figure(plot, f"run{order}-{plot.stem}", plots) for plot in setting_plots(record))
     return f"""{setting_facts(record)}
 <div class="figures setting" id="setting{order}"></div>
 <div class="figures setting static">{figures}</div>"""

@@ -39,12 +39,21 @@ def _subtitle(record: RunRecord) -> str:
 
     parts = [
         *named("problem", "dataset", "{}"),
-        *named("problem", "partition", "{} partition"),
+        *(_owners(record) or named("problem", "partition", "{} partition")),
         *named("problem", "model", "{} model"),
         *named("problem", "nodes", "{} nodes"),
         *named("network", "topology", "{} topology"),
     ]
     return " · ".join(parts)
+
+
+def _owners(record: RunRecord) -> list[str]:
+    """How the data were divided where they say themselves which node a sample belongs to; else nothing."""
+    if record.partition is None or record.partition.names is None:
+        return []
+    dataset = record.config.get("problem", {}).get("dataset")
+    column = dataset.get("node") if isinstance(dataset, dict) else None
+    return [f"divided by {column}" if column else "divided by the data's own nodes"]
 
 
 def _value(value: Any) -> str:

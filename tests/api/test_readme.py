@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forks import run_python
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -16,10 +17,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 def printed(word: str, folder: Path) -> tuple[str, str]:
     """The only snippet that has ``word`` in it, and what it prints."""
     [code] = [snippet for snippet in SNIPPETS if word in snippet]
-    running = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return code, running.stdout
+    return code, run_python(code, folder)[0]
 
 
 def test_training_gives_the_figure_that_is_stated(tmp_path: Path) -> None:
@@ -46,9 +44,9 @@ def test_an_own_method_joins_the_others(tmp_path: Path) -> None:
         "result = hf.minimize(functions, [0.0], method, rounds=200, topology={'name': 'complete'})\n"
         "print(type(method).__name__, result.x[-1].flatten().tolist())"
     )
-    running = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert running.stdout.startswith("MyTracking"), running.stderr
-    found = [float(x) for x in re.findall(r"-?[\d.]+", running.stdout)]
+    out, err = run_python(code, tmp_path)
+    assert out.startswith("MyTracking"), err
+    found = [float(x) for x in re.findall(r"-?[\d.]+", out)]
     assert found == pytest.approx([-0.5, -0.5], abs=1e-4)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import holdfast
+from forks import Forked, python
 from torch import nn
 from toy_channels import Grid
 
@@ -107,8 +106,6 @@ SCRIPT = """
 import os, signal, sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
-import torch
-torch.set_num_threads({threads})
 from test_run_dir import At, train
 train(Path({folder!r}), callbacks=[At(9, lambda: os.kill(os.getpid(), signal.SIGKILL))], resume=True)
 """
@@ -117,10 +114,9 @@ train(Path({folder!r}), callbacks=[At(9, lambda: os.kill(os.getpid(), signal.SIG
 def test_killed_in_the_middle(tmp_path: Path) -> None:
     """SIGKILL after round 9, in a process of its own; the last checkpoint is of round 8."""
     paths, folder = [str(Path(__file__).parent), *sys.path], str(tmp_path / "run")
-    script = SCRIPT.format(paths=paths, threads=torch.get_num_threads(), folder=folder)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    killed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed = Forked(tmp_path, python, SCRIPT.format(paths=paths, folder=folder))
+    _, err = killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, err
     assert load_record(tmp_path / "run").summary["status"] == "running"
     assert same(train(tmp_path / "run", resume=True), train())
 

@@ -76,7 +76,14 @@ DEPLOYED = {
 }
 
 
-@pytest.mark.parametrize("case", DEPLOYED)
+# Slow: those whose channel and whose way of exchanging others have, too.
+LIKE_OTHERS = {"half, graph", "half, links", "half, server", "half, cohorts, lossless", "grid, two exchanges"}
+LIKE_OTHERS |= {"grid, lossless", "grid, cohorts"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[pytest.mark.slow] if c in LIKE_OTHERS else []) for c in DEPLOYED]
+)
 def test_deployed_models_and_bytes_are_the_simulators(case, tmp_path):
     channel, algorithm, changes = DEPLOYED[case]
     # In float64: rounding to a grid may tell numbers apart that differ in their last bits.

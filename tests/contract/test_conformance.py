@@ -118,6 +118,7 @@ def case_id(case: Case) -> str:
 
 
 every_case = pytest.mark.parametrize("case", CASES, ids=case_id)
+exactly = pytest.mark.parametrize("problem", ["quadratics float64"], indirect=True)
 
 
 def method(case: Case, rate=None) -> Method:
@@ -128,8 +129,11 @@ def method(case: Case, rate=None) -> Method:
     return ALGORITHMS.build(case.name, {**case.options, case.rate: default if rate is None else rate})
 
 
+RING, STAR = as_network(hf.ring(NODES), NODES), as_network(None, NODES)
+
+
 def network(case: Case) -> hf.Network:
-    return as_network(None if case.server else hf.ring(NODES), NODES)
+    return STAR if case.server else RING
 
 
 @pytest.fixture(scope="module", params=["digits float32", "quadratics float64"])
@@ -181,11 +185,25 @@ def test_shapes_and_dtypes_stay(case, problem):
     assert all(dtype == problem.x0.dtype for _, dtype in before)
 
 
+def lowers_the_common_objective(case: Case, problem: Problem, gradients: int) -> bool:
+    simulation = simulate(case, problem, gradients // case.gradients)
+    return problem.global_value(simulation.models.mean(0)) < 0.9 * problem.global_value(problem.x0)
+
+
 @every_case
+@exactly
 def test_training_lowers_the_common_objective(case, problem):
-    simulation = simulate(case, problem, 180 // case.gradients)
-    start = problem.global_value(problem.x0)
-    assert problem.global_value(simulation.models.mean(0)) < 0.9 * start
+    assert lowers_the_common_objective(case, problem, gradients=60)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] if "optimizer" in c.options else []) for c in CASES],
+    ids=case_id,
+)
+@pytest.mark.parametrize("problem", ["digits float32"], indirect=True)
+def test_training_lowers_the_common_objective_of_a_model(case, problem):
+    assert lowers_the_common_objective(case, problem, gradients=180)
 
 
 @every_case
@@ -246,10 +264,9 @@ def test_the_dry_run_predicts_the_traffic(case, problem):
 
 
 scheduled_cases = pytest.mark.parametrize("case", [case for case in CASES if case.rate], ids=case_id)
+
+
 # The engine evaluates schedules before a round: the objective never sees them.
-exactly = pytest.mark.parametrize("problem", ["quadratics float64"], indirect=True)
-
-
 @exactly
 @scheduled_cases
 def test_step_sizes_may_be_schedules(case, problem):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, experiment_file, holdfast, process
+from command_line import SMALL, experiment_file, forked, holdfast
+from forks import run_python
 
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.federation import FederationFile
@@ -73,10 +73,7 @@ for way in ([], ["--json"]):
 
 def listings(folder: Path) -> list[str]:
     """What ``holdfast list`` prints, also as JSON, in a process that has imported the user's module."""
-    running = subprocess.run(
-        [sys.executable, "-c", LISTING], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return running.stdout.split("---\n")[:2]
+    return run_python(LISTING, folder)[0].split("---\n")[:2]
 
 
 def test_registered_algorithms_are_listed(tmp_path: Path) -> None:
@@ -99,7 +96,7 @@ def own(name: str, extra: str = "") -> str:
 def test_an_experiment_may_name_it(tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(MY_TRACKING)
     text = own("my_module:MyTracking", "local_steps = [1, 2]\nlabel = 'mine'")
-    running = process("run", experiment_file(tmp_path, text), "-q", cwd=tmp_path)
+    running = forked("run", experiment_file(tmp_path, text), "-q", cwd=tmp_path)
     _, err = running.communicate(timeout=120)
     assert (running.returncode, err) == (0, "")
     [run] = tmp_path.glob("runs/*")

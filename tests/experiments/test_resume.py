@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import SMALL, experiment_file, holdfast, make_plan, process, rows, run_plan
+from command_line import SMALL, experiment_file, forked, holdfast, make_plan, rows, run_plan
 
 import holdfast as hf
 from holdfast.experiments.config import read_experiment
@@ -116,7 +116,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, st
 
 def stop_after_rows(folder: Path, number: signal.Signals, wanted: int) -> tuple[int, str, Path]:
     """Starts the long run and sends it a signal once so many rows are there: exit code, stderr, directory."""
-    running = process("run", experiment_file(folder), *LONG, "-q", cwd=folder)
+    running = forked("run", experiment_file(folder), *LONG, "-q", cwd=folder)
     deadline = time.monotonic() + 120
     while sum(path.read_text().count("\n") - 1 for path in folder.glob("runs/*/metrics.csv")) < wanted:
         assert running.poll() is None, running.communicate()

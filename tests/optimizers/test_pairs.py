@@ -52,7 +52,7 @@ def quadratics():
     return make_quadratics(NODES, L=2.0)
 
 
-@every_taker
+@pytest.mark.parametrize("case", thinned(TAKERS, every=3), ids=[case.name for case in TAKERS])
 def test_every_optimiser_keeps_its_shape_and_is_resumed(case, quadratics):
     plain = dry_run(method(case), network(case))
     for optimizer in optimizers():

@@ -74,22 +74,75 @@ def address(process: subprocess.Popen[str]) -> str:
     raise AssertionError("no address was printed")
 
 
+GATED = """
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+import holdfast as hf
+
+
+class Gated(Dataset):
+    drawn = 0
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        Gated.drawn += 1
+        while Gated.drawn > int(Path("items").read_text()):
+            time.sleep(0.01)
+        return torch.full((4,), 2.0 * (i % 2)), i % 2
+
+
+def everybody(nodes):
+    test = (2.0 * torch.arange(2)[:, None].expand(2, 4), torch.arange(2))
+    return hf.TrainTest(hf.from_datasets([Gated() for _ in range(nodes)], streaming=True, classes=2), test)
+"""
+GATED_EXPERIMENT = """
+name = "small"
+rounds = 60
+metrics = ["test_accuracy"]
+[problem]
+dataset = "gated:everybody"
+nodes = 4
+model = "linear"
+batch_size = 8
+[network]
+topology = "ring"
+[[algorithm]]
+name = "local-gecl"
+lr = 0.1
+[[algorithm]]
+name = "gossip"
+lr = 0.1
+"""
+
+
 def test_a_real_run_is_seen_growing_until_its_end(page: Browser, tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text(SMALL)
-    with started("run", "small.toml", "rounds=1500", "evaluate_every=1", "--watch", cwd=tmp_path) as process:
+    """Items are there for half of the first job only, until the page has shown some of its rounds."""
+    (tmp_path / "small.toml").write_text(GATED_EXPERIMENT)
+    (tmp_path / "gated.py").write_text(GATED)
+    (tmp_path / "items").write_text("1000")
+    with started("run", "small.toml", "--watch", cwd=tmp_path) as process:
         page.open(address(process))
-        page.wait(f"{ROUND} > 0")
-        first = page.js(ROUND)
-        page.wait(f"{ROUND} > {first} || document.querySelector('#progress').dataset.status === 'complete'")
+        page.wait(f"{ROUND} > 10")
         page.wait("document.querySelector('#curves .line').getAttribute('d').length > 100")
         assert page.js("document.title").endswith("% small")
+        first = page.js(ROUND)
+        assert first < 60
+        (tmp_path / "more").write_text("1000000")
+        (tmp_path / "more").rename(tmp_path / "items")
+        page.wait(f"{ROUND} > {first} || document.querySelector('#progress').dataset.status === 'complete'")
         page.wait("document.querySelector('#progress').dataset.status === 'complete'", patience=240)
         assert page.js("document.querySelector('#round').textContent") == "2 jobs, 2 done"
         rows = "holdfast.series(holdfast.data.curves[1], 'test_accuracy', 'round').x.length"
-        assert page.js(rows) == 1501
+        assert page.js(rows) == 61
         page.wait("!document.querySelector('#lost').hidden")  # the command has ended, and the page stays
         log = page.js("document.querySelector('#log').innerText")
-        assert "local-gecl done after 1500 rounds" in log
+        assert "local-gecl done after 60 rounds" in log
         assert process.wait(60) == 0
     assert [url for url in page.requests if "data?since=" in url]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sample_run import job, two_algorithms, write_run
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.report.html import report_html, write_plots, write_report
+from holdfast.report.sections import subtitles
 from holdfast.report.verdict import verdict
 
 
@@ -114,10 +116,29 @@ def test_report_of_a_regression_on_a_server(tmp_path: Path) -> None:
     assert "accuracy" not in told
 
 
+def test_the_subtitle_says_by_what_a_table_was_divided(good_run: RunRecord) -> None:
+    assert "iid partition" in subtitles([_of_data("digits", good_run, None)])
+    names = ["Ash", "Birch", "Cedar"]
+    table = {"name": "csv", "file": "train.csv", "target": "ill", "node": "hospital"}
+    told = subtitles([_of_data(table, good_run, names)])
+    assert "divided by hospital" in told
+    assert "iid" not in told
+    assert "divided by the data&#x27;s own nodes" in subtitles([_of_data("mine:data", good_run, names)])
+
+
+def _of_data(dataset: object, run: RunRecord, names: list[str] | None) -> RunRecord:
+    assert run.partition is not None
+    config = {"problem": {"dataset": dataset, "partition": "iid"}}
+    return replace(run, config=config, partition=replace(run.partition, names=names))
+
+
 def test_write_report_and_plots(good_run: RunRecord, tmp_path: Path) -> None:
     write_report([good_run], tmp_path / "report.html")
     assert Page((tmp_path / "report.html").read_text(encoding="utf-8")).tables
     write_plots(good_run, tmp_path / "plots")
+    write_report([good_run], tmp_path / "report.html", plots=tmp_path / "beside the report")
+    for path in (tmp_path / "plots").iterdir():
+        assert (tmp_path / "beside the report" / path.name).read_bytes() == path.read_bytes()
     stems = [
         "consensus",
         "network",

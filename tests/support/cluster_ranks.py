@@ -39,7 +39,7 @@ class Task(NamedTuple):
     method: Method
     network: Network
     problem: str
-    cohort: int | None = None
+    cohort: int | list[list[int]] | None = None
     channel: Channel = IDENTITY
 
 
@@ -94,6 +94,8 @@ def other_problems() -> list[Task]:
         build("ditto", lr=0.01, optimizer=ADAMW, server_lr=0.1, server_optimizer={"name": "fedyogi"}),
     ]
     problems += [Task(f"cohort of 2 {m}", m, server(7), "samples", cohort=2) for m in cohorts]
+    recorded = [[0, 3, 6], [2], [1, 2, 3, 4, 5, 6], [0, 1]] * 3
+    problems += [Task("recorded cohorts", cohorts[0], server(7), "samples", cohort=recorded)]
     return problems
 
 

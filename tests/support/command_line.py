@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
+from forks import Forked, command
 
 from holdfast.cli import main
 from holdfast.experiments.config import read_experiment
@@ -67,8 +68,13 @@ def holdfast(*arguments: object) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+def forked(*arguments: object, cwd: Path) -> Forked:
+    """Starts a command in a process of its own, without importing torch anew."""
+    return Forked(cwd, command, *map(str, arguments))
+
+
 def process(*arguments: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    """Starts a command in a process of its own, with as many threads as we have: they may change rounding."""
+    """The same in a fresh interpreter, with as many threads as we have: they may change rounding."""
     return subprocess.Popen(
         [sys.executable, "-m", "holdfast", *map(str, arguments)],
         cwd=cwd,

@@ -89,8 +89,8 @@ def make_data(node: int, shape: tuple[int, ...] = (SHAPE,), samples: int = SAMPL
     )
 
 
-def simulate(federation: FederationFile) -> Simulation:
-    """The simulator on the same federation, run to its end."""
+def simulate(federation: FederationFile, cohorts: list[list[int]] | None = None) -> Simulation:
+    """The simulator on the same federation, run to its end; with recorded ``cohorts``, if given."""
     shape = tuple(federation.problem.input_shape)
     data = [make_data(i, shape) for i in range(len(federation.node))]
     problem = federation.problem
@@ -108,7 +108,7 @@ def simulate(federation: FederationFile) -> Simulation:
         objective,
         federation.member_network,
         seed=federation.seed,
-        cohort=cohort or "all",
+        cohort=cohorts or cohort or "all",
         channel=federation.wire_channel,
     )
     for _ in range(federation.rounds):

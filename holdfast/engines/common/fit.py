@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.contract.channel import Mixing, Use
 from holdfast.core.errors import HoldfastError
-from holdfast.core.validation import Cohort
+from holdfast.core.validation import Cohort, quoted
 from holdfast.engines.common.contract_check import check_channel, check_method
 from holdfast.engines.common.survey import method_uses
 from holdfast.topology import Network
+
+Cohorts = Sequence[Sequence[int]]
+"""The nodes that take part in round 0, 1, ..., as they were recorded; not drawn."""
 
 ROUNDING = 1e-9
 """By how much a computed eigenvalue may miss a bound that it meets: an even ring has exactly -1/3."""
@@ -48,7 +52,7 @@ def placed(channel: Channel, method: Method, network: Network) -> Channel:
 
 
 def check_fit(
-    method: Method, nodes: int, network: Network, cohort: Cohort, channel: Channel = IDENTITY
+    method: Method, nodes: int, network: Network, cohort: Cohort | Cohorts, channel: Channel = IDENTITY
 ) -> None:
     """Refuses a method or a channel on a network it is not made for, and cohorts that cannot be drawn.
 
@@ -81,7 +85,7 @@ def check_fit(
     check_channel(channel, method, network, messages)
 
 
-def _check_rule(method: Method, network: Network, cohort: Cohort, uses: set[Use]) -> None:
+def _check_rule(method: Method, network: Network, cohort: Cohort | Cohorts, uses: set[Use]) -> None:
     """Refuses a rule that cannot work here, and an attack by nodes that are not there."""
     rule, attack = network.aggregation, network.attack
     if attack is not None:
@@ -103,7 +107,9 @@ def _check_rule(method: Method, network: Network, cohort: Cohort, uses: set[Use]
                 f"aggregation {name} {AGAINST_RULES[use].format(method=type(method).__name__)}"
             )
     if network.is_server:
-        fewest, who = network.nodes if cohort == "all" else cohort, "the server receives"
+        drawn = network.nodes if cohort == "all" else cohort
+        fewest = drawn if isinstance(drawn, int) else min(map(len, drawn))
+        who = "the server receives"
     else:
         least = int(network.degrees.argmin())
         fewest, who = int(network.degrees[least]) + 1, f"node {least} has, its own included,"
@@ -114,7 +120,7 @@ def _check_rule(method: Method, network: Network, cohort: Cohort, uses: set[Use]
         )
 
 
-def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort) -> None:
+def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort | Cohorts) -> None:
     name = type(method).__name__
     leads = isinstance(method, ServerAlgorithm) or (isinstance(method, Algorithm) and method.needs_server)
     if network.nodes != nodes:
@@ -138,6 +144,13 @@ def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort)
         return
     if not isinstance(method, ServerAlgorithm) or not method.allows_cohorts:
         raise HoldfastError(f"cohort: {name} needs every node in every round; leave the cohort out")
+    if not isinstance(cohort, int):
+        for round, chosen in enumerate(cohort):
+            if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(nodes)):
+                raise HoldfastError(
+                    f"cohort: round {round} has {quoted(chosen)}, expected different nodes below {nodes}"
+                )
+        return
     if not 1 <= cohort <= nodes:
         raise HoldfastError(f"cohort: should be between 1 and the number of nodes {nodes}, got {cohort}")
 

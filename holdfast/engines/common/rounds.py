@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
+from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import put_rows, tree_map
 from holdfast.core.validation import Cohort
@@ -24,7 +25,7 @@ from holdfast.engines.common.carrier import (
 )
 from holdfast.engines.common.counters import Counters
 from holdfast.engines.common.doubt import aggregated, forged
-from holdfast.engines.common.fit import check_fit, placed
+from holdfast.engines.common.fit import Cohorts, check_fit, placed
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
@@ -58,13 +59,15 @@ class Rounds:
         network: Network,
         *,
         seed: int = 0,
-        cohort: Cohort = "all",
+        cohort: Cohort | Cohorts = "all",
         place: Place = HERE,
         channel: Channel = IDENTITY,
     ) -> None:
         check_fit(method, problem.nodes, network, cohort, channel)
         self.method, self.problem, self.network, self.place = method, problem, network, place
-        self.seed, self.cohort_size = seed, problem.nodes if cohort == "all" else cohort
+        self.seed, self.recorded = seed, None if isinstance(cohort, int | str) else cohort
+        # Of recorded cohorts, the largest.
+        self.cohort_size = max(map(len, self.recorded)) if self.recorded else self._drawn(cohort)
         self.nodes = place.nodes(network).to(problem.x0.device)
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
@@ -111,16 +114,23 @@ class Rounds:
 
     def cohort(self, round: int) -> Tensor:
         """[k]: the clients of the round's cohort that are here; perhaps none."""
-        if self.cohort_size == self.problem.nodes:
+        if self.recorded is None and self.cohort_size == self.problem.nodes:
             return self.nodes
-        chosen = cohort(self.seed, round, self.problem.nodes, self.cohort_size).to(self.nodes.device)
+        chosen = torch.tensor(self.everybody_asked(round), device=self.nodes.device)
         return self.place.held(self.nodes, chosen)
 
     def everybody_asked(self, round: int) -> list[int]:
-        """The nodes, here or elsewhere, that take part in the round."""
+        """The nodes, here or elsewhere, that take part in the round, ascending."""
+        if self.recorded is not None:
+            if round >= len(self.recorded):
+                raise HoldfastError(f"cohort: recorded for {len(self.recorded)} rounds, and this is one more")
+            return sorted(self.recorded[round])
         if self.cohort_size == self.problem.nodes:
             return list(range(self.problem.nodes))
         return cohort(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
+
+    def _drawn(self, cohort: Any) -> int:
+        return self.problem.nodes if cohort == "all" else int(cohort)
 
     def advance(
         self, state: Any, now: Inputs, counters: Counters, gradient: MinibatchGradient | None = None
@@ -174,7 +184,8 @@ class Rounds:
         # If nobody here was drawn, one client whose work counts for nothing shows what a message looks like.
         takes_part = len(now.cohort) > 0
         chosen, counted = (now.cohort, counters) if takes_part else (self.nodes[:1], Counters())
-        places, share = self.place.rows(self.nodes, chosen), self.cohort_size / self.problem.nodes
+        size = self.cohort_size if self.recorded is None else len(self.recorded[now.round])
+        places, share = self.place.rows(self.nodes, chosen), size / self.problem.nodes
         slot = memory or Slot((), ())
         before, sender = tree_map(lambda rows: rows[places], (state.clients, slot.sender))
         carrier = self._carrier(now.round, (Slot(sender, ()),) if memory else (), chosen, takes_part)
@@ -183,15 +194,15 @@ class Rounds:
         after, message = method.client(before, answer.arrived, oracle)
         self._note(oracle.losses if takes_part else [])
         sent = carrier.send(message)
-        counters.traffic.count(self.cohort_size, answer.message, answer.wire)
-        counters.traffic.count(self.cohort_size, message, sent.wire)
+        counters.traffic.count(size, answer.message, answer.wire)
+        counters.traffic.count(size, message, sent.wire)
         arrived, kept = sent.arrived, (state.clients, slot.sender)
         if takes_part:
             kept = put_rows(kept, places, (after, carrier.slot.sender))
         else:
             arrived = tree_map(lambda rows: rows[:0], arrived)
         if self.network.trusting:
-            mean = tree_map(lambda rows: self.place.world.mean(rows, self.cohort_size), arrived)
+            mean = tree_map(lambda rows: self.place.world.mean(rows, size), arrived)
         else:
             mean = aggregated(self.network, forged(self.network, arrived, chosen))
         mean, receiver = self.channel.gather(mean, slot.receiver, share)

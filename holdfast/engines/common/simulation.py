@@ -15,6 +15,7 @@ from holdfast.core.tree import from_named, named_leaves
 from holdfast.core.validation import Cohort
 from holdfast.core.world import World
 from holdfast.engines.common.counters import Counters, Traffic, Work
+from holdfast.engines.common.fit import Cohorts
 from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.common.place import HERE, Place
 from holdfast.engines.common.rounds import Rounds
@@ -75,7 +76,7 @@ class Simulation:
         network: Network,
         *,
         seed: int = 0,
-        cohort: Cohort = "all",
+        cohort: Cohort | Cohorts = "all",
         place: Place = HERE,
         executor: Executor | None = None,
         channel: Channel = IDENTITY,
@@ -98,7 +99,7 @@ class Simulation:
         return f"Simulation({self.method!r}, {self.network!r}, after round {self.round})"
 
     def with_members(
-        self, problem: Problem, network: Network, origins: Sequence[int], cohort: Cohort = "all"
+        self, problem: Problem, network: Network, origins: Sequence[int], cohort: Cohort | Cohorts = "all"
     ) -> Simulation:
         """The same run in a new epoch: other nodes, ``problem`` and ``network`` their objectives and links.
 

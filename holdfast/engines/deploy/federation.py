@@ -79,6 +79,20 @@ class MembershipConfig(Section):
     minimum: Count = 2  # nodes; with fewer they do not go on
 
 
+class RoundConfig(Section):
+    """When a server that leads goes on without those whose answers are late; all agree on it."""
+
+    quorum: Count  # answers without which it never goes on
+    deadline: Annotated[Positive, BeforeValidator(_seconds)]  # seconds of a round that everybody has
+
+
+class AggregationConfig(Section):
+    """That a server which leads learns only the sum of its clients' messages; all agree on it."""
+
+    # Clients of a round without whom nothing is revealed: more than half; None: two thirds and one.
+    threshold: Count | None = None
+
+
 class RelayConfig(MemberConfig):
     """Through which members talk that cannot dial one another. It passes on what it cannot read."""
 
@@ -99,6 +113,8 @@ class Federation(Section, ABC):
     evaluate_every: Count = 1  # rounds between measurements at home
     shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
     limits: LimitsConfig = LimitsConfig()
+    round: RoundConfig | None = None  # None: the whole cohort is waited for
+    aggregation: AggregationConfig | None = None  # None: the server sees every message
     membership: MembershipConfig | None = None  # None: the members are those of the file, for good
     server: MemberConfig | None = None
     relay: RelayConfig | None = None

@@ -60,6 +60,8 @@ class Loop:
             return row_value_and_gradient(loss, row, lay_out(batch), key)
 
         values, gradients = zip(*self._spread(of_row, x, unbound(batch), keys), strict=True)
+        if len(gradients) == 1:  # without a copy: a node on its own may have a large model
+            return values[0][None], gradients[0][None]
         return torch.stack(values), torch.stack(gradients)
 
     def _spread(self, work: Callable[..., Result], parts: Sequence[Any] | Tensor, *more: Any) -> list[Result]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import zlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -119,6 +120,25 @@ def test_what_is_received_is_what_was_sent(squeezed: bool, tmp_path: Path) -> No
     got = received(sent.header, frames, tmp_path / "got", squeezed)
     assert (tmp_path / "got").read_bytes() == (tmp_path / "sent").read_bytes()
     assert got.header == sent.header
+
+
+def test_what_came_before_a_break_is_kept_also_what_nobody_has_looked_at_yet(tmp_path: Path) -> None:
+    sent = write_message(tmp_path / "sent", header(pair()), pair())
+    frames, looking = frames_of(sent), threading.Event()
+
+    async def broken() -> AsyncIterator[bytes]:
+        for frame in frames[:3]:
+            yield frame
+        looking.set()
+        raise ConnectionError
+
+    incoming = Incoming(sent.header, tmp_path / "got", squeezed=False)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(looking.wait)  # the first piece waits in the pool until all three are there
+        with pytest.raises(ConnectionError):
+            asyncio.run(receive(broken(), incoming, keep=True, pool=pool))
+    assert incoming.got == 3 * CHUNK
+    incoming.discard()
 
 
 def test_bad_bytes_are_refused_and_leave_no_trace(tmp_path: Path) -> None:

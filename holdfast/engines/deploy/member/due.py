@@ -11,6 +11,7 @@ from holdfast.contract import ServerAlgorithm
 from holdfast.core.randomness import cohort
 from holdfast.engines.common.carrier import wire_like
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member import aggregating
 from holdfast.engines.deploy.member.statistics import statistics_like
 from holdfast.engines.deploy.member.template import averaged_messages, client_template
 from holdfast.engines.deploy.storage.messages import TensorSpec, specs
@@ -45,7 +46,7 @@ class Schedule:
         self.federation, self.last = federation, federation.last_stage
         self.statistics, dim = statistics_like(federation, model), model.dim
         self.leads = isinstance(federation.method, ServerAlgorithm)
-        of_clients = self._travelling([client_template(federation, dim)]) if self.leads else []
+        of_clients = self._of_clients(client_template(federation, dim)) if self.leads else []
 
         @lru_cache(2)
         def messages(stage: int) -> list[tuple[Any, Any]]:
@@ -57,8 +58,19 @@ class Schedule:
 
         self.messages = messages
 
+    def _of_clients(self, message: Any) -> list[tuple[Any, Any]]:
+        if self.federation.aggregation is None:
+            return self._travelling([message])
+        phases = aggregating.phases(message, self.federation.cohort)
+        return [(message, phase) for phase in phases]
+
     def _travelling(self, messages: list[Any]) -> list[tuple[Any, Any]]:
         return [(like, wire_like(self.federation.wire_channel, like)) for like in messages]
+
+    @property
+    def message(self) -> int:
+        """The exchange of a round in which clients of a server that leads send what they computed."""
+        return 0 if self.federation.aggregation is None else aggregating.MASKED
 
     def due(self, key: Key) -> Due:
         """The first exchange from ``key`` on; in the end, everybody's farewell in the stage ``last``."""
@@ -73,7 +85,10 @@ class Schedule:
     def after(self, done: int, published: Iterable[Key]) -> Due:
         """What comes after so many saved rounds, and after all means that are ``published``."""
         first = (done + 1 if done else 0, 0)
-        answered = [] if self.leads else [(stage, exchange + 1) for stage, exchange in published]
+        if self.leads:  # under masks, what is published as the exchange e answers the one before
+            answered = [] if self.federation.aggregation is None else list(published)
+        else:
+            answered = [(stage, exchange + 1) for stage, exchange in published]
         return self.due(max([first, *answered]))
 
     def _senders(self, stage: int) -> list[str]:

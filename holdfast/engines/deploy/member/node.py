@@ -14,13 +14,13 @@ from torch import Tensor
 
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import cohort
-from holdfast.core.tree import leaves, tree_map
-from holdfast.engines.common.carrier import Carrier, Slot, apart, carried, wire_like
+from holdfast.core.tree import leaves
+from holdfast.engines.common.carrier import Carrier, Slot, apart, carried
 from holdfast.engines.common.counters import Accesses, Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import Member
+from holdfast.engines.deploy.member.client import train_with_server
 from holdfast.engines.deploy.member.joining import (
     epoch_notes,
     forget_epoch_before,
@@ -35,7 +35,7 @@ from holdfast.engines.deploy.member.recording import record_round, recorded, wri
 from holdfast.engines.deploy.member.recovering import recovering
 from holdfast.engines.deploy.member.statistics import averaged, statistics_like
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier, state_template
-from holdfast.engines.deploy.member.transport import Transport, read
+from holdfast.engines.deploy.member.transport import Transport
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.messages import Header, MessageFile
 from holdfast.engines.deploy.storage.results import read_model, write_model
@@ -90,7 +90,7 @@ class Node(Member):
         """All rounds that are left; the model, [d]."""
         method = self.federation.method
         if isinstance(method, ServerAlgorithm):
-            return self._serve_cohorts(method)
+            return train_with_server(self, method)
         assert isinstance(method, Algorithm)
         return self._rounds(method)
 
@@ -98,39 +98,50 @@ class Node(Member):
 
     def _rounds(self, method: Algorithm) -> Tensor:
         if self.state is None:
-            first = self.federation.first_round
-            self.phase = "preparing"
-            start = starting_model(self)
-            oracle = self._oracle(first)
-            oracle.step = oracle.read = INITIAL_STEP
-            carrier = self._carrier(first, ())
-            state = method.at(first).init(start[None], oracle, self._peers(first, first, carrier))
-            self.state = carried(state, channel_slots(self.federation, self.x0))
-            self._measure(method.model(state))
-            self._save(first)
-            forget_epoch_before(self)
-        self._forget_start()
+            self._begin(method)
+        self.forget_start()
         if self.federation.member_network.is_server:
             self.transport.to_server_again()
         for r in range(self.done, self.federation.rounds):
             self.phase = f"computing round {r + 1}"
-            state, slots = apart(self.state)
-            carrier = self._carrier(r, slots)
-            state = method.at(r).round(state, self._oracle(r), self._peers(r, r + 1, carrier))
-            self.state = carried(state, carrier.memory)
-            self._measure(method.model(state))
-            self._save(r + 1)
+            carrier = self.carrier(r, apart(self.state)[1])
+            oracle, peers = self.oracle(r), self._peers(r, r + 1, carrier)
+            self.state = carried(method.at(r).round(self._hand_over(), oracle, peers), carrier.memory)
+            del oracle, peers
+            self.measure(method.model(apart(self.state)[0]))
+            self.save_round(r + 1)
         return method.model(apart(self.state)[0])[0]
+
+    def _begin(self, method: Algorithm) -> None:
+        """The state before the first round."""
+        first = self.federation.first_round
+        self.phase = "preparing"
+        start = starting_model(self)
+        oracle = self.oracle(first)
+        oracle.step = oracle.read = INITIAL_STEP
+        carrier = self.carrier(first, ())
+        state = method.at(first).init(start[None], oracle, self._peers(first, first, carrier))
+        self.state = carried(state, channel_slots(self.federation, self.x0))
+        self.measure(method.model(state))
+        self.save_round(first)
+        forget_epoch_before(self)
+
+    def _hand_over(self) -> Any:
+        """The method's state, held by nobody here: what the round lets go of is freed. It is on disk."""
+        state, self.state = apart(self.state)[0], None
+        return state
 
     def _peers(self, r: int, stage: int, carrier: Carrier) -> NodePeers:
         self.stage = stage
         network, seed, traffic = self.federation.member_network, self.federation.seed, self.costs.traffic
         return NodePeers(self.node, network, seed, r, self.transport, self.x0, traffic, carrier)
 
-    def _carrier(self, r: int, slots: tuple[Slot, ...]) -> Carrier:
+    def carrier(self, r: int, slots: tuple[Slot, ...]) -> Carrier:
+        """What messages of a round go through."""
         return new_carrier(self.federation, r, slots, torch.tensor([self.node], device=self.x0.device))
 
-    def _oracle(self, r: int) -> BatchOracle:
+    def oracle(self, r: int) -> BatchOracle:
+        """The node's own objective in a round."""
         network, here = self.federation.member_network, torch.tensor([self.node], device=self.x0.device)
         chances = None
         if network.activity is not None:
@@ -145,57 +156,11 @@ class Node(Member):
             self.privacy.charge()
         return super().publish(header, tree, recipient)
 
-    def _forget_start(self) -> None:
+    def forget_start(self) -> None:
         """The first model is as large as any; from here on, only what it is like is asked for."""
         self.site.problem.forget_start()
         self.x0 = self.site.problem.x0
         self._without_start = True
-
-    # --- a client of a server with state of its own ---------------------------------------------------
-
-    def _serve_cohorts(self, method: ServerAlgorithm[Any]) -> Tensor:
-        federation = self.federation
-        row = torch.empty_like(self.x0, device="meta")
-        like, down = method.broadcast(method.init_server(row)), federation.wire_channel.down
-        if not down.transparent:  # it comes as rows
-            like = tree_map(lambda t: t[None], like)
-        wire = wire_like(down, like)
-        if self.state is None:
-            self.phase = "preparing"
-            start = starting_model(self)
-            self.state = carried(method.init(start[None]), channel_slots(federation, self.x0))
-            self._save(federation.first_round)
-            forget_epoch_before(self)
-        self._forget_start()
-        self.transport.to_server_again()
-        for r in range(self.done, federation.rounds):
-            if self.node not in cohort(federation.seed, r, len(federation.node), federation.cohort):
-                continue
-            self.stage = r + 1
-            self.phase = f"waiting for round {r + 1}"
-            file = self.transport.from_server(0, wire)
-            received = self.insist(partial(read, file, down, wire, like, self.x0.device))
-            if not down.transparent:
-                received = tree_map(lambda t: t[0], received)
-            self.phase = f"computing round {r + 1}"
-            state, slots = apart(self.state)
-            state, message = method.at(r).client(state, received, self._oracle(r))
-            carrier = self._carrier(r, slots)
-            sent = carrier.send(message)
-            carrier.check()
-            published = self.publish(self.header(0, sent.wire), sent.wire)
-            self.costs.traffic.count(1, message, sent.wire)
-            self.state = carried(state, carrier.memory)
-            self.transport.passed_server(sent=[published], received=[file])
-            self._save(r + 1)
-            self.transport.to_server(published)
-        self.stage = federation.rounds + 1
-        file = self.transport.from_server(0, row)  # the finished model, as it is
-        self.transport.passed_server(received=[file])
-        model: Tensor = self.insist(lambda: file.read(row, self.x0.device))
-        self.done = federation.rounds
-        self._measure(model[None])
-        return model
 
     # --- what is kept ---------------------------------------------------------------------------------
 
@@ -222,7 +187,7 @@ class Node(Member):
                 remove(path)
         self.outbox.lost.clear()
 
-    def _save(self, done: int) -> None:
+    def save_round(self, done: int) -> None:
         """The round is finished: writes it down, then forgets what it took."""
         method = self.federation.method
         if self.privacy is not None:
@@ -242,7 +207,7 @@ class Node(Member):
                 remove(path)
         self.outbox.prune(done, lambda stage: [self.federation.names[j] for j in self._neighbours(stage)])
 
-    def _measure(self, row: Tensor) -> None:
+    def measure(self, row: Tensor) -> None:
         """Figures of the node's own model, on its own data, into metrics.csv."""
         r, every = self.stage, self.federation.evaluate_every
         if r % every and r < self.federation.rounds:
@@ -268,23 +233,24 @@ class Node(Member):
         personal = self.federation.method.personal(apart(self.state)[0])
         if personal is not None:
             rows["personal"] = personal[0]
-        complete = self._complete(torch.stack(list(rows.values())).to(problem.x0))
+        self.state = None  # it is on disk; what is written takes as much memory again
+        complete = self._complete([row.to(problem.x0) for row in rows.values()])
         for name, row in zip(rows, complete, strict=True):
             self.insist(partial(write_model, self.folder, problem.model, row, notes, name))
         write_report(self)
 
-    def _complete(self, rows: Tensor) -> Tensor:
-        """Finished models [k, d] with BatchNorm's statistics, if any: the node's own, or everybody's average.
+    def _complete(self, rows: list[Tensor]) -> list[Tensor]:
+        """Finished models [d] with BatchNorm's statistics, if any: the node's own, or everybody's average.
 
         Figures by round are of models with the node's own; those of the last round are measured again.
         """
         problem = self.site.problem
         if statistics_like(self.federation, problem.model) is None:
-            return torch.cat([problem.complete(row[None], problem.here) for row in rows])
+            return [problem.complete(row[None], problem.here)[0] for row in rows]
         mean = averaged(self, torch.cat([problem.moments(row[None], problem.here) for row in rows]))
-        complete = torch.cat([rows, from_moments(mean).flatten(1)], 1)
-        self._measure(complete[:1])
-        return complete
+        complete = torch.cat([torch.stack(rows), from_moments(mean).flatten(1)], 1)
+        self.measure(complete[:1])
+        return list(complete)
 
     def _read_results(self) -> Tensor:
         self.done = self.federation.rounds

@@ -64,13 +64,13 @@ class NodePeers:
         weights = self.now.weights
         assert weights is not None
         if not sporadic:
-            received = self.transport.broadcast(number, sent.wire, self.neighbours)
+            own_file, received = self.transport.broadcast(number, sent.wire, self.neighbours)
         else:
             self.draws += 1
             available = self.network.available_links(self.seed, self.round, self.draws)
             own = (self.now.links() == self.node).any(1)
             drawn = [j for j in self.neighbours if (self._link(j) & available & own).any()]
-            received = self.transport.sporadic(number, sent.wire, drawn)
+            own_file, received = self.transport.sporadic(number, sent.wire, drawn)
             took_part = np.zeros(len(available), dtype=bool)
             for j in received:
                 took_part |= self._link(j)
@@ -78,7 +78,9 @@ class NodePeers:
         self.traffic.count(len(received), message, sent.wire)
         row = weights[[self.node]].toarray()[0]
         mixing = {int(j): float(row[j]) for j in (*received, self.node)}
-        inbox = NodeInbox(sent.arrived, sent.wire, self.node, mixing, received, channel, self.transport)
+        like, wire = (_shapes(tree) for tree in (message, sent.wire))
+        files, others = received | {self.node: own_file}, list(received)
+        inbox = NodeInbox(like, wire, self.like.device, mixing, others, files, channel, self.transport)
         return self.carrier.from_neighbours(sent, inbox, self)
 
     def coin(self, probability: float) -> bool:
@@ -105,13 +107,14 @@ class NodePeers:
 
 @dataclass(frozen=True)
 class NodeInbox(Generic[M]):
-    """What a node received from its neighbours in one exchange."""
+    """What a node received from its neighbours in one exchange. It holds files: messages may be large."""
 
-    sent: M
-    wire: Any  # how it travelled; what was received travelled alike
-    node: int
+    like: M  # a message, on the device "meta"
+    wire: Any  # how it travelled, likewise
+    device: torch.device
     weights: dict[int, float]  # of this node and of everybody whose message came
-    received: dict[int, MessageFile]
+    senders: list[int]  # those others
+    files: dict[int, MessageFile]  # of this node and of the others
     channel: Channel
     transport: Transport
 
@@ -121,17 +124,18 @@ class NodeInbox(Generic[M]):
 
     @cached_property
     def neighbour_sum(self) -> M:
-        return self.transport.insist(partial(self._sum, dict.fromkeys(self.received, 1.0)))
+        return self.transport.insist(partial(self._sum, dict.fromkeys(self.senders, 1.0)))
 
     def _sum(self, weights: dict[int, float]) -> M:
         """The messages of the nodes in ``weights``, weighted, in the order of their numbers."""
-        total = tree_map(torch.zeros_like, self.sent)
+        total = tree_map(lambda t: torch.zeros_like(t, device=self.device), self.like)
         for j, weight in sorted(weights.items()):
-            if j == self.node:
-                tree_map(lambda t, own: t.add_(own, alpha=weights[self.node]), total, self.sent)
-            else:
-                add_to(total, self.received[j], self.channel, self.wire, weight)
+            add_to(total, self.files[j], self.channel, self.wire, weight)
         return total
+
+
+def _shapes(tree: M) -> M:
+    return tree_map(lambda t: torch.empty_like(t, device="meta"), tree)
 
 
 @dataclass(frozen=True)

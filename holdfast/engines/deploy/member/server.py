@@ -17,25 +17,26 @@ from torch import Tensor
 from holdfast.contract import IDENTITY, Channel, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.carrier import Carrier, apart, carried, wire_like
+from holdfast.engines.common.carrier import Carrier, apart, wire_like
 from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import GRACE, Member
 from holdfast.engines.deploy.member.due import Due, Key, Schedule
-from holdfast.engines.deploy.member.joining import forget_epoch_before, keep_model, starting_model
+from holdfast.engines.deploy.member.joining import keep_model
+from holdfast.engines.deploy.member.leading import lead
 from holdfast.engines.deploy.member.network import Hosting
+from holdfast.engines.deploy.member.quorum import Quorum
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
 from holdfast.engines.deploy.member.recovering import recovering
-from holdfast.engines.deploy.member.template import channel_slots, new_carrier
+from holdfast.engines.deploy.member.template import new_carrier
 from holdfast.engines.deploy.member.transport import add_to
+from holdfast.engines.deploy.storage.cohorts import Cohorts
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
-from holdfast.engines.deploy.storage.results import write_model
 from holdfast.engines.deploy.storage.store import message_key, message_name, remove
 from holdfast.engines.deploy.storage.tally import ForgedError
 from holdfast.engines.deploy.wire.dialling import Wait, WaitLimitError
 from holdfast.problem.flat import FlatModel
-from holdfast.problem.statistics import from_moments
 
 
 class Arrival(NamedTuple):
@@ -56,24 +57,33 @@ class Server(Member):
         self.model = model
         self.service.submissions = self
         self.arrivals: dict[Key, dict[str, Arrival]] = {}
+        self.quorum: Quorum | None = None
+        self.cohorts = Cohorts(folder)
         self.schedule = Schedule(federation, model)
         self.last = self.schedule.last
         self._restore()
 
     def _restore(self) -> None:
         """What is saved, and what clients have sent since."""
-        self._saved = self.store.saved_state()
-        self.take_up(self._saved)
+        self.saved = self.store.saved_state()
+        self.take_up(self.saved)
         # Clients may come before ``run`` gets there.
         self.due = self.schedule.after(self.done, [key[:2] for key in self.outbox.messages])
         self.stage = self.due.key[0]
         self.outbox.lost.clear()  # computed again from the state, or from the clients' messages
+        if self.federation.round is not None:
+            self.quorum = Quorum(self, self.federation.round)
+        if self.keeps_cohorts:
+            self.cohorts.keep(self.done)
         for path in self.store.received():
             self._take_in(path)
 
     def _take_in(self, path: Path) -> None:
         """A client's message that came before; if it is damaged, the client has to send it again."""
         stage, exchange, name = message_key(path.name)
+        if self.left_out(name, stage):  # it came while that was decided
+            remove(path)
+            return
         senders = self.arrivals.setdefault((stage, exchange), {})
         try:
             header = self.store.own(path, name, (stage, exchange)).header
@@ -96,7 +106,7 @@ class Server(Member):
         self.events.log(begun, round=self.done)
         method = self.federation.method
         if isinstance(method, ServerAlgorithm):
-            self._lead(method)
+            lead(self, method)
         else:
             self._average()
         self.phase = "finishing"
@@ -108,55 +118,10 @@ class Server(Member):
         self.phase = "finished"
         self.events.log("finished")
 
-    # --- the server's part of a method ----------------------------------------------------------------
+    # --- what is kept ----------------------------------------------------------------------------------
 
-    def _lead(self, method: ServerAlgorithm[Any]) -> None:
-        nodes, cohort_size = len(self.federation.node), self.federation.cohort
-        channel, slots = self.federation.wire_channel, channel_slots(self.federation, self.x0)
-        memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
-        first = self.federation.first_round
-        state = method.at(first).init_server(self.x0.clone())
-        if self._saved is not None:
-            state, memory = apart(self._saved.read(carried(state, memory), self.x0.device))
-        else:
-            self.stage = first
-            if self.federation.epoch:
-                state = method.at(first).init_server(starting_model(self))
-            self._save(first, carried(state, memory))
-            forget_epoch_before(self)
-        self._forget(self.done)
-        for r in range(self.done, self.federation.rounds):
-            now = method.at(r)
-            self.due, self.stage = self.schedule.due((r + 1, 0)), r + 1
-            self.phase = f"serving round {r + 1}"
-            carrier = self._carrier(r)
-            sent = carrier.broadcast(now.broadcast(state), nodes)
-            carrier.check()
-            published = self.publish(self.header(0, sent.wire), sent.wire)
-            arrived = tree_map(lambda t: t.squeeze(0), self._mean(channel))
-            mean, memory = channel.gather(arrived, memory, cohort_size / nodes)
-            state = now.server(state, mean, cohort_size / nodes)
-            self.costs.traffic.count(cohort_size, sent.message, sent.wire)
-            for name in self.due.names:
-                came = [self.arrivals[self.due.key][name].content]
-                self.tally.add(name, self.stage, sent=[published.header.content], received=came)
-            self._save(r + 1, carried(state, memory))
-            self._forget(r + 1)
-        self.stage = self.federation.rounds + 1
-        self.due = self.schedule.due((self.stage, 0))
-        model = method.at(max(self.federation.rounds - 1, 0)).model(state)
-        published = self.publish(self.header(0, model), model)
-        for name in self.federation.names:
-            self.tally.add(name, self.stage, sent=[published.header.content])
-        self.costs.delivery_bytes = nodes * published.header.size
-        notes = {"federation": self.federation.name, "rounds": self.federation.rounds}
-        self.phase = "handing out the model"
-        statistics = self._statistics(self.costs.delivery_bytes)
-        complete = model if statistics is None else torch.cat([model, from_moments(statistics[0]).flatten()])
-        self.insist(lambda: write_model(self.folder, self.model, complete, notes))
-        self.ask(self._everybody)
-
-    def _save(self, done: int, state: Any) -> None:
+    def save_round(self, done: int, state: Any) -> None:
+        """Writes down the state after ``done`` rounds."""
         method = self.federation.method
         if self.keeper is not None and isinstance(method, ServerAlgorithm):
             keep_model(self, done, method.model(apart(state)[0]))
@@ -165,14 +130,14 @@ class Server(Member):
             record_round(self, done, Work(), len(self.federation.names))
         self.events.log("round done", round=done)
 
-    def _forget(self, done: int) -> None:
+    def forget(self, done: int) -> None:
         """All messages of the rounds before the last finished one, which may have to be computed again."""
         self.outbox.prune(done, lambda stage: [])
         for key in list(self.arrivals):  # a copy: the event loop adds to it
             if key[0] < done:
                 self._drop(key)
 
-    def _statistics(self, delivered: int = 0) -> Tensor | None:
+    def average_statistics(self, delivered: int = 0) -> Tensor | None:
         """The mean of everybody's statistics, which all are sent; from then on, they take leave.
 
         ``delivered``: bytes that they were sent before, beside the rounds' messages.
@@ -180,7 +145,7 @@ class Server(Member):
         mean, self.stage = None, self.federation.rounds + 1
         self.due = self.schedule.due((self.stage, 0))
         if self.schedule.statistics is not None:
-            mean = self._mean(IDENTITY)
+            mean = self.mean(IDENTITY)
             size = self.publish(self.header(1, mean), mean).header.size
             self.costs.delivery_bytes = delivered + len(self.federation.names) * size
         self.due, self.stage = self.schedule.due((self.last, 0)), self.last
@@ -190,8 +155,8 @@ class Server(Member):
 
     def _average(self) -> None:
         """Exchange by exchange, what everybody has sent is averaged, until all take leave."""
-        if self._saved is None:
-            self._save(0, ())
+        if self.saved is None:
+            self.save_round(0, ())
         self.phase = "averaging"
         for message in list(self.outbox.messages.values()):  # published after the costs were last saved
             if self.done < message.header.round <= self.federation.rounds:
@@ -199,11 +164,11 @@ class Server(Member):
         while self.due.key[0] <= self.federation.rounds:
             stage, exchange = key = self.due.key
             self.stage = stage
-            mean = self._mean(self.federation.wire_channel)
+            mean = self.mean(self.federation.wire_channel)
             if stage - 1 > self.done:  # everybody is past the rounds before
-                self._save(stage - 1, ())
-                self._forget(stage - 1)
-            carrier, nodes = self._carrier(max(stage - 1, 0)), len(self.federation.names)
+                self.save_round(stage - 1, ())
+                self.forget(stage - 1)
+            carrier, nodes = self.carrier(max(stage - 1, 0)), len(self.federation.names)
             answer = carrier.answer(mean, exchange, nodes).wire
             carrier.check()
             header = self.header(exchange, answer)
@@ -211,9 +176,9 @@ class Server(Member):
             self._count(self.publish(header, answer))
             for before in [before for before in list(self.arrivals) if before < key]:
                 self._drop(before)  # everybody has had that mean: without it, nobody could have sent this
-        self._statistics()
-        self.ask(self._everybody)
-        self._save(self.federation.rounds, ())
+        self.average_statistics()
+        self.ask(self.everybody)
+        self.save_round(self.federation.rounds, ())
 
     def _count(self, mean: MessageFile) -> None:
         """Every client is sent it."""
@@ -221,7 +186,8 @@ class Server(Member):
         wire = wire_like(self.federation.wire_channel.down, like)
         self.costs.traffic.count(len(self.federation.names), like, wire)
 
-    def _carrier(self, r: int) -> Carrier:
+    def carrier(self, r: int) -> Carrier:
+        """What answers of a round go through."""
         return new_carrier(self.federation, r, (), torch.tensor([], dtype=torch.int64, device=self.x0.device))
 
     # --- clients' messages ----------------------------------------------------------------------------
@@ -251,12 +217,31 @@ class Server(Member):
         return True
 
     def arrived(self, header: Header, norm: float | None = None) -> None:
+        if self.left_out(header.sender, header.round):  # while it came in
+            remove(self.store.inbox / message_name(header.round, header.exchange, header.sender))
+            return
         senders = self.arrivals.setdefault((header.round, header.exchange), {})
         senders[header.sender] = Arrival(header.content, norm)
 
-    async def _everybody(self) -> None:
+    def left_out(self, sender: str, round: int) -> bool:
+        return self.quorum is not None and (round, sender) in self.quorum.left_out
+
+    @property
+    def keeps_cohorts(self) -> bool:
+        """Whether who took part in a round cannot be told from the file alone."""
+        return self.federation.round is not None or self.federation.aggregation is not None
+
+    def counted(self, sender: str, round: int) -> bool:
+        return self.federation.aggregation is not None and self.cohorts.has(round, sender)
+
+    def takers(self) -> list[str]:
+        """Whose messages count in the exchange that is due."""
+        return [name for name in self.due.names if not self.left_out(name, self.due.key[0])]
+
+    async def everybody(self) -> None:
         """Waits for all messages that are due; the limit counts from the last one that came."""
         due, since, before = self.due, time.monotonic(), None
+        begun, in_round = since, due.key[0] <= self.federation.rounds
         size = sum(tensor.size for tensor in due.tensors)
         try:
             while missing := self._missing(due):
@@ -265,40 +250,51 @@ class Server(Member):
                     self.waits.clear()
                     for name in sorted(missing):
                         self.waits[name] = Wait(name, since)
+                if self.quorum is not None and in_round and self.quorum.met(due, missing, begun):
+                    if due.key[1] > self.schedule.message:
+                        return  # enough has been revealed, and everybody's message is here
+                    await self.quorum.go_on_without(due, missing)
+                    continue
                 if time.monotonic() - since > self.federation.limits.patience(size):
+                    if self.quorum is not None and due.key[0] == self.last:
+                        names = ", ".join(sorted(missing))
+                        self.events.log("finished without a farewell", "warning", reason=f"of {names}")
+                        return
                     raise WaitLimitError(
                         f"waited for {', '.join(sorted(missing))} as long as limits.wait allows. Everything "
                         "is saved: start the same command again to go on"
                     )
-                await self.outbox.changed(1.0)
+                left = begun + self.quorum.rule.deadline - time.monotonic() if self.quorum else 1.0
+                await self.outbox.changed(left if 0 < left < 1.0 else 1.0)
         finally:
             self.waits.clear()
 
     def _missing(self, due: Due) -> set[str]:
         """Who is still waited for; not for the farewell of one that is lost."""
-        missing = set(due.names) - set(self.arrivals.get(due.key, {}))
+        missing = set(self.takers()) - set(self.arrivals.get(due.key, {}))
         if self.keeper is None or due.key[0] < self.last:
             return missing
         return {name for name in missing if not self.keeper.lost(name)}
 
-    def _mean(self, channel: Channel) -> Any:
+    def mean(self, channel: Channel) -> Any:
         """The mean of all messages that are due, added up in the order of ``Due.names``."""
-        self.ask(self._everybody)
+        self.ask(self.everybody)
         return self.insist(lambda: self._add_up(channel))
 
     def _add_up(self, channel: Channel) -> Any:
-        due = self.due
+        due, takers = self.due, self.takers()
         total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), due.like)
-        for name in due.names:
-            message = self._file(due.key, name)
+        for name in takers:
+            message = self.file(due.key, name)
             message.verify()  # it may have been on disk for long
             known = self.arrivals[due.key][name].norm
             message.norm = math.sqrt(message.squares()) if known is None else known
             self.norms.received(name, message)
             add_to(total, message, channel, due.wire)
-        return tree_map(lambda t: t.div_(len(due.names)), total)
+        return tree_map(lambda t: t.div_(len(takers)), total)
 
-    def _file(self, key: Key, name: str) -> MessageFile:
+    def file(self, key: Key, name: str) -> MessageFile:
+        """What ``name`` sent."""
         return MessageFile(self.store.inbox / message_name(*key, name))
 
     def _drop(self, key: Key) -> None:

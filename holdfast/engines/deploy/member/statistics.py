@@ -62,7 +62,7 @@ def _flooded(node: Node, own: Tensor) -> Tensor:
     table = Table(own.new_zeros(nodes, 1), own.new_zeros(nodes, own.numel()))
     table.known[here], table.moments[here] = 1, own.flatten()
     for exchange in range(diameter(federation.member_network, federation.rounds)):
-        received = node.transport.broadcast(exchange, table, node.all_neighbours)
+        _, received = node.transport.broadcast(exchange, table, node.all_neighbours)
         node.costs.traffic.count(len(received), table, table)
         for file in received.values():
             told: Table = node.insist(partial(file.read, table, own.device))

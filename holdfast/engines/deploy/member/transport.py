@@ -27,10 +27,12 @@ class Transport:
     def __init__(self, node: Node) -> None:
         self.node = node
 
-    def broadcast(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
-        """Sends ``message`` to all ``neighbours``; theirs."""
+    def broadcast(
+        self, exchange: int, message: Any, neighbours: list[int]
+    ) -> tuple[MessageFile, dict[int, MessageFile]]:
+        """Sends ``message`` to all ``neighbours``; as it was sent, and theirs."""
         published = self.node.publish(self.node.header(exchange, message), message)
-        return self._gather(exchange, dict.fromkeys(neighbours, published))
+        return published, self._gather(exchange, dict.fromkeys(neighbours, published))
 
     def scatter(self, exchange: int, messages: Mapping[int, Any]) -> dict[int, MessageFile]:
         """Sends every neighbour something else."""
@@ -75,7 +77,9 @@ class Transport:
         out, back = ([file.header.content for file in files] for files in (sent, received))
         self.node.tally.add(self.node.federation.server.name, self.node.stage, sent=out, received=back)
 
-    def sporadic(self, exchange: int, message: Any, neighbours: list[int]) -> dict[int, MessageFile]:
+    def sporadic(
+        self, exchange: int, message: Any, neighbours: list[int]
+    ) -> tuple[MessageFile, dict[int, MessageFile]]:
         """``broadcast``, but without those neighbours with whom it did not work out, at either end."""
         node, stage = self.node, self.node.stage
         published = node.publish(node.header(exchange, message), message)
@@ -105,7 +109,7 @@ class Transport:
         files = node.ask(lambda: together([fetch(j) for j in neighbours]))
         received = {j: file for j, file in zip(neighbours, files, strict=True) if file is not None}
         self._passed(dict.fromkeys(neighbours, published), received)
-        return received
+        return published, received
 
     def through_server(self, exchange: int, message: Any, answer: Any) -> MessageFile:
         """Sends ``message`` to the server; what it sends back, a tree like ``answer``."""

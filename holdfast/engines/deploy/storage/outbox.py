@@ -56,6 +56,12 @@ class Outbox:
                 self.events.complain("computed again, a published message differs", round=header.round)
         return message
 
+    def withdraw(self, round: int) -> None:
+        """Takes back the messages of a round that does not count."""
+        for key in [key for key in list(self.messages) if key[0] == round]:
+            self.messages.pop(key, None)
+            remove(self.store.outbox / message_name(*key))
+
     def wake(self) -> None:
         """Lets everybody who waits look again."""
         self._changed.set()

@@ -149,6 +149,13 @@ class Store:
             raise BeyondRepairError(f"neither {self.state} nor {self.previous.name} is intact: {START_ANEW}")
         return newest  # whoever still needs what is lost will be told that it is gone
 
+    def state_before(self) -> MessageFile:
+        """The state before the newest one."""
+        before = self._intact(self.previous)
+        if before is None:
+            raise BeyondRepairError(f"{self.previous} is missing or damaged: {START_ANEW}")
+        return before
+
     def _intact(self, path: Path) -> MessageFile | None:
         try:
             return self.own(path, self.identity["name"]) if path.exists() else None

@@ -125,7 +125,7 @@ async def receive(
 ) -> MessageFile:
     """The rest of a message, ``frames``; the next come in while some are being checked.
 
-    If it breaks off, ``incoming`` holds what was checked so far, and can go on from there.
+    If it breaks off, ``incoming`` holds all that came before, and can go on from there.
     """
     loop = asyncio.get_running_loop()
     checking: asyncio.Future[Any] | None = None
@@ -142,7 +142,8 @@ async def receive(
         if checking is not None:
             await checking
             checking = None
-        incoming.take_all(waiting)
+        last, waiting = waiting, []
+        incoming.take_all(last)
         if keep:
             checking = loop.run_in_executor(pool, incoming.finish, True)
             finished: MessageFile = await asyncio.shield(checking)
@@ -151,3 +152,5 @@ async def receive(
     finally:
         if checking is not None:
             await asyncio.wait([checking])
+        if checking is None or (not checking.cancelled() and checking.exception() is None):
+            incoming.take_all(waiting)

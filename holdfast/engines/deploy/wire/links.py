@@ -44,6 +44,8 @@ from holdfast.engines.deploy.wire.protocol import (
     SILENCE,
     Answer,
     Ask,
+    Counted,
+    LeftOut,
     audit_message,
 )
 from holdfast.engines.deploy.wire.status import read_status
@@ -168,9 +170,14 @@ class Connection:
             except grpc.aio.AioRpcError:  # is our own file as it was written?
                 await asyncio.get_running_loop().run_in_executor(self.arrivals.pool, message.verify)
                 raise
+            self._raise_if_left_out(answer, message.header.round)
             return True if answer.received else None
 
         await self._patiently(attempt, message.header.size)
+
+    def _raise_if_left_out(self, answer: Answer, round: int) -> None:
+        if answer.active is False and self.federation.round is not None:
+            raise LeftOut(round, answer.round)
 
     async def status(self, timeout: float) -> dict[str, Any]:
         """What the peer says about itself; if it does not answer, only why as its ``phase``."""
@@ -212,7 +219,10 @@ class Connection:
             answer = parse(Answer, first)
             await self._compare(answer, round)
             self._heard_of(answer.round, round)
+            self._raise_if_left_out(answer, round)
             if answer.header is None:
+                if answer.active and self.federation.aggregation is not None:
+                    raise Counted
                 return None
             received = await self.arrivals.take(
                 round, exchange, tensors, answer.header, answer.offset, self._pieces(call)

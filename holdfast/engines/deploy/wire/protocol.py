@@ -57,6 +57,18 @@ def audit_message(events: Events, event: str, header: Header, **who: str) -> Non
     )
 
 
+class LeftOut(Exception):  # noqa: N818 - not an error
+    """The server went on without this client's message of ``stage``; it is at the stage ``now``."""
+
+    def __init__(self, stage: int, now: int) -> None:
+        super().__init__(f"left out of round {stage}")
+        self.stage, self.now = stage, now
+
+
+class Counted(Exception):  # noqa: N818 - not an error
+    """The server has ended the round with this client's message, and needs nothing more of it."""
+
+
 class Ask(BaseModel):
     """A question about one exchange."""
 
@@ -80,6 +92,7 @@ class Answer(BaseModel):
     round: Number  # where the one who answers is
     header: Header | None = None  # of the message that follows; None: not yet
     offset: Bytes = 0  # from where on it follows
-    active: bool | None = None  # whether a sporadic link took part; None: not decided yet
+    # Whether a sporadic link took part; None: not decided yet. Of a server, False: see ``LeftOut``.
+    active: bool | None = None
     received: bool = False  # a message to the server is safe there
     passed: list[Passed] = Field(default=[], max_length=KEPT)  # as the one who answers saw it

@@ -55,7 +55,13 @@ class Submissions(Protocol):
         """Whether the message is still needed; raises if it never was."""
 
     def arrived(self, header: Header, norm: float | None = None) -> None:
-        """The message, of that norm, is in the inbox, for good."""
+        """The message, of that norm, is in the inbox, for good unless its sender was left out meanwhile."""
+
+    def left_out(self, sender: str, round: int) -> bool:
+        """Whether the round is decided without ``sender``, see ``Quorum``."""
+
+    def counted(self, sender: str, round: int) -> bool:
+        """Whether the round is over, with what ``sender`` had said until then; see ``aggregating``."""
 
 
 @dataclass
@@ -121,9 +127,15 @@ class Service:
         """The message of an exchange, in pieces, as soon as there is one."""
         async with self.gate.call(context) as who:
             ask = await self._question(who, frames, context)
+            if self.submissions is not None and self.submissions.left_out(who, ask.round):
+                yield self._answer(who, active=False)
+                return
             now = self.current_round()  # looked at first: what is published meanwhile is not gone
             message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
             if message is None:
+                if self.submissions is not None and self.submissions.counted(who, ask.round):
+                    yield self._answer(who, active=True)
+                    return
                 self._refuse_if_gone(who, ask, now)
                 message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
             if message is None:
@@ -184,12 +196,13 @@ class Service:
                 limit=self.federation.limits.message_mib * 2**20,
             )
             self._saw(who, header.round)
-            if self.submissions.admit(header):
+            if not self.submissions.left_out(who, header.round) and self.submissions.admit(header):
                 norm = await self._take_in(who, header, frames)
                 self._passed("received", header, context)
                 self.submissions.arrived(header, norm)
                 self.outbox.wake()
-            return self._answer(who, received=True)
+            left_out = self.submissions.left_out(who, header.round)
+            return self._answer(who, received=True, active=False if left_out else None)
 
     async def _take_in(self, who: str, header: Header, frames: Frames) -> float:
         """The rest of a client's message, into the inbox: its norm. A newer one ends this one."""

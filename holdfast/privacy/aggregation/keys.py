@@ -1,0 +1,114 @@
+"""A client's secrets for one round, and what follows from them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from torch import Tensor
+
+from holdfast.core.errors import HoldfastError
+
+KEY_BYTES = 32
+_NONCE = bytes(12)  # every key seals one text only
+
+
+class Announcement(NamedTuple):
+    """What a client publishes for a round."""
+
+    masks: bytes  # the X25519 key from which pairs have their masks
+    seals: bytes  # the X25519 key for which shares are sealed
+    own: bytes  # the digest of the own mask's seed, so that a wrong share shows
+
+    def pack(self) -> bytes:
+        return b"".join(self)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Announcement:
+        if len(packed) != 3 * KEY_BYTES:
+            raise HoldfastError(f"an announcement of {len(packed)} bytes; expected {3 * KEY_BYTES}")
+        return cls(*(packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)))
+
+
+class Secrets:
+    """A client's secrets for the round that ``context`` names, derived from its ``root``.
+
+    ``context`` must differ whenever the message may: it names federation, epoch, incarnation and round. If a
+    message were sent twice under the same masks, the difference would be known.
+    """
+
+    def __init__(self, root: bytes, context: bytes) -> None:
+        assert len(root) == KEY_BYTES
+        self.context = context
+        self._root = root
+        self.masks, self.seals, self.own = (self._derive(use) for use in (b"masks", b"seals", b"own mask"))
+
+    def announcement(self) -> Announcement:
+        return Announcement(public(self.masks), public(self.seals), commitment(self.own, self.context))
+
+    def randomness(self, size: int) -> bytes:
+        """For the shares; the same in every call."""
+        return keystream(self._derive(b"shares"), size)
+
+    def _derive(self, use: bytes) -> bytes:
+        return derived(self._root, self.context, use)
+
+
+def public(private: bytes) -> bytes:
+    """The public half of an X25519 key."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def commitment(seed: bytes, context: bytes) -> bytes:
+    """A digest of ``seed``, from which it cannot be found."""
+    return hashlib.sha256(b"own mask\0" + seed + context).digest()
+
+
+def agreed(private: bytes, other: bytes, context: bytes, use: bytes) -> bytes:
+    """The key that the owners of two X25519 keys share for one ``use``."""
+    try:
+        secret = X25519PrivateKey.from_private_bytes(private).exchange(
+            X25519PublicKey.from_public_bytes(other)
+        )
+    except ValueError:
+        raise HoldfastError("a public key that X25519 does not accept") from None
+    first, second = sorted((public(private), other))
+    return derived(secret, context, use + first + second)
+
+
+def seal(key: bytes, text: bytes, context: bytes) -> bytes:
+    """``text`` such that only who has ``key`` can read or change it. One text for a key."""
+    return ChaCha20Poly1305(key).encrypt(_NONCE, text, context)
+
+
+def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes | None:
+    """The text; None if it was not sealed with ``key``."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, context)
+    except InvalidTag:
+        return None
+
+
+def mask(seed: bytes, size: int) -> Tensor:
+    """``size`` numbers, each of the 2^64 as likely as any other to who does not have ``seed``: int64."""
+    numbers = np.frombuffer(bytearray(keystream(seed, 8 * size)), dtype="<i8")
+    return torch.from_numpy(numbers)
+
+
+def keystream(seed: bytes, size: int) -> bytes:
+    """``size`` bytes of ChaCha20. A seed is used for one stream."""
+    return Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(size))
+
+
+def derived(secret: bytes, context: bytes, use: bytes) -> bytes:
+    """A key for one ``use``, from which ``secret`` cannot be found."""
+    info = b"holdfast secure aggregation 1\0" + use + b"\0" + context
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)

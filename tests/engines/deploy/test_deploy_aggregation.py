@@ -1,0 +1,167 @@
+"""Secure aggregation over real sockets: the simulator's models, from sums alone, whoever stops and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federation_runs import DeployedRun, Started, deploy, describe, simulate
+
+from holdfast.core.errors import HoldfastError
+from holdfast.engines.common.carrier import apart
+from holdfast.engines.deploy.member.aggregating import ANNOUNCED, DEALT, MASKED, REVEALED, secrets_for
+from holdfast.engines.deploy.member.server import Server
+from holdfast.engines.deploy.storage.cohorts import read_cohorts
+from holdfast.experiments.federation import make_federation
+
+SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
+
+
+def masked(algorithm: dict[str, Any] = SCAFFOLD, nodes: int = 4, rounds: int = 3, **changes: Any) -> Any:
+    given = {"network": {"topology": "server"}, "dtype": "float64", "aggregation": {}}
+    return describe(algorithm, nodes=nodes, rounds=rounds, **(given | changes))
+
+
+def assert_like_the_simulator(run: DeployedRun, cohorts: list[list[int]] | None = None) -> None:
+    expected = apart(simulate(run.federation, cohorts).state)[0].server.x
+    for model in run.models.values():
+        # Sums are rounded to 2^-33 of a message, three times.
+        assert 0 < (model - expected).abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("algorithm", [SCAFFOLD, {"name": "fedavg", "lr": 0.1, "local_steps": 2}])
+def test_models_are_those_of_the_simulator(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    assert_like_the_simulator(deploy(masked(algorithm), tmp_path))
+
+
+def test_cohorts_are_masked_among_themselves(tmp_path: Path) -> None:
+    network = {"topology": "server", "cohort": 3}
+    assert_like_the_simulator(deploy(masked(nodes=5, network=network), tmp_path))
+
+
+class Recording(Server):
+    """A curious server: keeps all that it was ever sent."""
+
+    seen: list[tuple[int, str, Any]]
+
+    def _drop(self, key: Any) -> None:
+        for name in self.arrivals.get(key, {}):
+            wire = self.schedule.due(key).wire
+            self.seen.append((key[1], name, self.file(key, name).read(wire, torch.device("cpu"))))
+        super()._drop(key)
+
+
+def test_what_a_curious_server_has_of_a_client_are_uniform_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything of one client that depends on its data: 8 rounds of masked messages."""
+    Recording.seen = []
+    monkeypatch.setattr("federation_runs.Server", Recording)
+    deploy(masked(rounds=8), tmp_path)
+    of_a = [said for exchange, name, said in Recording.seen if (exchange, name) == (MASKED, "a")]
+    assert len(of_a) >= 6
+    said = torch.stack(of_a).numpy()
+    counts = np.bincount(said.view("uint8").ravel() >> 4, minlength=16)
+    expected = counts.sum() / 16
+    assert ((counts - expected) ** 2 / expected).sum() < 45  # 15 degrees of freedom: 1 in 13,000
+    assert np.abs(np.corrcoef(said.astype(float))[~np.eye(len(said), dtype=bool)]).max() < 0.7
+
+
+def stopping(run: DeployedRun, member: str, exchange: int) -> Started:
+    """``member`` stops after it has published its message of ``exchange`` in the second round."""
+    started = Started(run)
+    started.until(lambda: member in run.members)
+    outbox = run.members[member].outbox
+    publish = outbox.publish
+
+    def then_stop(header: Any, tree: Any, recipient: str = "") -> Any:
+        message = publish(header, tree, recipient)
+        if (header.round, header.exchange) == (2, exchange):
+            run.members[member].stop()
+        return message
+
+    outbox.publish = then_stop  # type: ignore[method-assign]
+    return started
+
+
+@pytest.mark.parametrize("member", ["b", "hub"])
+@pytest.mark.parametrize("exchange", [ANNOUNCED, DEALT, MASKED, REVEALED])
+def test_a_member_that_stops_in_any_phase_goes_on_when_it_is_back(
+    member: str, exchange: int, tmp_path: Path
+) -> None:
+    run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+    started = stopping(run, member, exchange)
+    started.threads[member].join(60)
+    assert not started.threads[member].is_alive()
+    run.members[member].close()
+    assert set(run.errors) == {member}
+    run.errors.clear()
+    started.start(member)
+    started.end()
+    assert not run.errors
+    assert_like_the_simulator(run)
+    complaints = [entry for entry in run.log if "differs" in entry["event"]]
+    assert not complaints
+
+
+@pytest.mark.parametrize("exchange", [ANNOUNCED, DEALT, MASKED, REVEALED])
+def test_who_is_late_in_any_phase_stops_nobody(exchange: int, tmp_path: Path) -> None:
+    """The others go on without it; where its message had come, it counts."""
+    raw = masked(round={"quorum": 3, "deadline": "1s"})
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
+    started = stopping(run, "b", exchange)
+    started.threads["b"].join(60)
+    run.members["b"].close()
+    run.errors.clear()
+    started.until(lambda: run.members["hub"].done >= 3)
+    started.start("b")
+    started.end()
+    assert not run.errors, run.errors
+    cohorts = read_cohorts(tmp_path / "hub" / "cohorts.csv", run.federation.names)
+    assert (1 in cohorts[1]) == (exchange == REVEALED)
+    assert_like_the_simulator(run, cohorts)
+
+
+def test_a_server_that_swaps_keys_is_found_out(tmp_path: Path) -> None:
+    run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+    started = Started(run)
+    hub = run.members["hub"]
+    publish = hub.outbox.publish
+
+    def swapped(header: Any, tree: Any, recipient: str = "") -> Any:
+        if header.exchange == DEALT:  # its answer to the announcements
+            tree = tree.clone()
+            tree[0, 0] ^= 1
+        return publish(header, tree, recipient)
+
+    hub.outbox.publish = swapped  # type: ignore[method-assign]
+    started.threads["b"].join(60)
+    for member in run.members.values():
+        member.stop()
+    started.end()
+    assert "the server passes on keys that are not signed by a" in str(run.errors["b"])
+
+
+def test_files_that_cannot_be_are_refused() -> None:
+    for changes, why in (
+        ({"nodes": 2}, "among 2 clients a sum hides nothing"),
+        ({"aggregation": {"threshold": 2}}, "threshold = 2 of 4 clients; expected more than half"),
+        ({"channel": {"name": "top-k", "share": 0.5}}, "cannot be added up under masks"),
+        ({"algorithm": {"name": "gossip", "lr": 0.1}}, "methods that a server leads, and gossip is none"),
+        ({"round": {"quorum": 2, "deadline": 1.0}}, "round.quorum = 2 is less than its threshold of 3"),
+    ):
+        algorithm = changes.pop("algorithm", SCAFFOLD)
+        with pytest.raises(HoldfastError, match=why):
+            make_federation(masked(algorithm, **changes), "test")
+
+
+def test_another_message_of_the_same_round_has_other_masks() -> None:
+    """As after everybody was rolled back: the difference of two messages under the same masks would show."""
+    key, message = bytes(range(32)), {"x": torch.ones(3)}
+    first, again = (secrets_for(key, message, b"round 1").announcement() for _ in range(2))
+    other = secrets_for(key, {"x": torch.ones(3) * 2}, b"round 1").announcement()
+    assert first == again
+    assert not set(first) & set(other)

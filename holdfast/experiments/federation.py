@@ -210,11 +210,7 @@ class FederationFile(Federation):
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
         if self.member_network.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
-        if not self.member_network.trusting:
-            raise HoldfastError(
-                "network.aggregation, network.attack: members of a federation add messages up as they come "
-                "in; leave them out, or simulate with 'holdfast run'"
-            )
+        self._check_trust()
         self._check_round()
         self._check_aggregation()
         cohort = self.network.cohort if self.round is None else self.round.quorum  # or any larger number
@@ -286,6 +282,16 @@ class FederationFile(Federation):
             raise HoldfastError("round.deadline: should be less than limits.wait, after which members stop")
         if self.membership is not None and quorum > self.membership.minimum:
             raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
+
+    def _check_trust(self) -> None:
+        """Whether members can do what the network's rule needs; nobody is asked to attack."""
+        if self.member_network.attack is not None:
+            raise HoldfastError("network.attack: it is for simulations, with 'holdfast run'; leave it out")
+        if not self.member_network.aggregation.plain and (self.aggregation or self.averages_statistics):
+            hidden = "secure aggregation shows sums only" if self.aggregation else "statistics are averaged"
+            raise HoldfastError(
+                f"network.aggregation: a rule needs single messages, and {hidden}; leave one out"
+            )
 
     def _check_aggregation(self) -> None:
         """Whether messages can be added up under masks, if the file says so."""

@@ -15,7 +15,6 @@ from holdfast.api import as_network
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.config import with_defaults
-from holdfast.experiments.federation import FederationFile
 from holdfast.experiments.plan import Plan
 
 N, D = 10, 4
@@ -156,19 +155,3 @@ def test_rules_and_attacks_in_a_file():
     assert warnings
     assert all("local-gecl" in text and "keep sums" in text for text in warnings)
     plan.check()
-
-
-def test_a_federation_refuses_them():
-    members = [{"name": name, "address": f"localhost:{port}"} for name, port in (("a", 7001), ("b", 7002))]
-    federation = FederationFile.of(
-        {
-            "name": "f",
-            "rounds": 1,
-            "problem": {"input_shape": [4], "classes": 2},
-            "network": {"topology": "complete", "aggregation": "median"},
-            "algorithm": {"name": "gossip", "lr": 0.1},
-            "node": members,
-        }
-    )
-    with pytest.raises(HoldfastError, match="members of a federation add messages up"):
-        federation.check()

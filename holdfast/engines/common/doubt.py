@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -36,6 +37,16 @@ def aggregated(network: Network, messages: M) -> M:
         return network.aggregation.combine(rows.unsqueeze(0), weights, torch.ones_like(weights).bool())[0]
 
     return tree_map(combine, messages)
+
+
+def together(rule: Aggregation, weights: Sequence[float], messages: Sequence[M]) -> M:
+    """What one receiver makes of ``messages``, each with one row, by ``rule``; a node's own comes first."""
+
+    def combine(*rows: Tensor) -> Tensor:
+        shares = rows[0].new_tensor(weights).unsqueeze(0)
+        return rule.combine(torch.cat(rows).unsqueeze(0), shares, torch.ones_like(shares).bool())
+
+    return tree_map(combine, messages[0], *messages[1:])
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ _HOMES = {
     "holdfast.optimizers": (
         "OPTIMIZERS LocalOptimizer Momentum SGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
     ),
-    "holdfast.privacy": "DP",
+    "holdfast.privacy": "DP NodeDP",
     "holdfast.robust": (
         "AGGREGATIONS ATTACKS Aggregation Attack ClippedGossip InnerProduct Krum LabelFlip LittleIsEnough "
         "Median NearestNeighbours SignFlip TrimmedMean"
@@ -130,7 +130,7 @@ if TYPE_CHECKING:
         LocalOptimizer as LocalOptimizer, Momentum as Momentum, OPTIMIZERS as OPTIMIZERS,
         SGD as SGD, WarmupCosine as WarmupCosine,
     )
-    from holdfast.privacy import DP as DP
+    from holdfast.privacy import DP as DP, NodeDP as NodeDP
     from holdfast.problem.losses import LOSSES as LOSSES, Loss as Loss
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
     from holdfast.problem.reference.optimum import reference_optimum as reference_optimum

@@ -56,6 +56,10 @@ class FedAvg(ServerAlgorithm[Server]):
     server_optimizer: Optimizer = PLAIN  # FedOpt: sees minus the clients' mean change as its gradient
     normalize: bool = field(default=False, kw_only=True)
 
+    @property
+    def clippable(self) -> bool:
+        return not self.normalize
+
     def init(self, x0: Tensor) -> Memory:
         return self.optimizer.memory(x0)
 

@@ -35,6 +35,10 @@ class FedCM(ServerAlgorithm[Server]):
     alpha: Share = 0.1  # share of the client's own gradient in a step; 1 is FedAvg
     server_lr: Rate = 1.0
 
+    @property
+    def clippable(self) -> bool:
+        return True
+
     def init(self, x0: Tensor) -> tuple[()]:
         return ()
 

@@ -38,6 +38,10 @@ class FedDualAvg(ServerAlgorithm[Server]):
     l2: NonNegative = 0.0
     l2_in_objective: bool = False  # then its share is taken out of the gradients
 
+    @property
+    def clippable(self) -> bool:
+        return True
+
     def init(self, x0: Tensor) -> State:
         return ()
 

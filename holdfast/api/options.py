@@ -15,7 +15,7 @@ from holdfast.data.test_sets import Tests
 from holdfast.experiments.choices import Named
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
 from holdfast.experiments.networks import Topology
-from holdfast.privacy import DP
+from holdfast.privacy import DP, NodeDP
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, Step
@@ -42,7 +42,7 @@ class TrainOptions(TypedDict, total=False):
     l1: float
     nonconvex: float
     weights: Weighting
-    private: DP | None
+    private: DP | NodeDP | None
     backend: BackendName
     buffers: Buffers
     aggregation: Aggregation | Named | None

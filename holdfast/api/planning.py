@@ -22,7 +22,7 @@ from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weig
 from holdfast.experiments.given import Contender, GivenPlan
 from holdfast.experiments.networks import Topology, as_network
 from holdfast.experiments.setting import label_table
-from holdfast.privacy import DP
+from holdfast.privacy import DP, NodeDP
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
@@ -103,7 +103,7 @@ def _setting(
     l1: float,
     nonconvex: float,
     weights: Weighting,
-    private: DP | None,
+    private: DP | NodeDP | None,
     backend: BackendName,
     buffers: Buffers,
     aggregation: Aggregation | Named | None,

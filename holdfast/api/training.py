@@ -30,7 +30,7 @@ from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.given import Contender, open_run
 from holdfast.experiments.networks import Topology
-from holdfast.privacy import DP
+from holdfast.privacy import DP, NodeDP
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, Step
@@ -64,7 +64,7 @@ def train(
     l1: float = 0.0,
     nonconvex: float = 0.0,
     weights: Weighting = "uniform",
-    private: DP | None = None,
+    private: DP | NodeDP | None = None,
     backend: BackendName = "auto",
     buffers: Buffers = "local",
     aggregation: Aggregation | Named | None = None,
@@ -118,7 +118,8 @@ def train(
     ``l2``, ``l1``, ``nonconvex``: weights of (l2/2)||x||^2, ||x||_1 and sum x^2/(1 + x^2) in the objective.
     ``weights``: whether nodes count alike ("uniform") or samples do ("samples").
     ``private``: differential privacy of every sample, such as ``hf.DP(epsilon=2, delta=1e-5, clip=1.0)``, for
-    ``sampling="poisson"`` or ``batch_size="full"``; see docs/privacy.md.
+    ``sampling="poisson"`` or ``batch_size="full"``; or of every node, ``hf.NodeDP(...)``, for methods that a
+    server leads; see docs/privacy.md.
     ``backend``: how gradients are computed, all nodes "stacked" in one call, in a "loop" over the nodes, or
     as "adapters" with the frozen part of the model run once over all nodes' batches; "auto" chooses by what
     is trained and how fast its layers are.

@@ -21,6 +21,7 @@ from holdfast.audit.subject import Subject, overheard
 from holdfast.core.errors import HoldfastError
 from holdfast.data import FederatedData
 from holdfast.data.samples import Pair
+from holdfast.privacy import DP
 from holdfast.problem.source import Batch
 
 MOST_CANARIES = 128
@@ -64,10 +65,8 @@ def refuted_epsilon(canaries: int, guesses: int, right: int, delta: float) -> fl
 def insert_canaries(subject: Subject, seed: int = 0) -> Bound:
     """Runs ``subject`` once with canaries at its first node; it has to be private."""
     private = subject.setting.terms.private
-    if private is None:
-        raise HoldfastError(
-            "audit: canaries measure epsilon, and the experiment has none; set private = {...}"
-        )
+    if not isinstance(private, DP):
+        raise HoldfastError("audit: canaries measure the epsilon of samples; set private = {epsilon = ...}")
     rng = np.random.default_rng(seed)
     made = make_canaries(subject.data, rng)
     inside = rng.random(len(made.y)) < 0.5
@@ -89,7 +88,7 @@ def insert_canaries(subject: Subject, seed: int = 0) -> Bound:
 def without_noise(subject: Subject) -> Subject:
     """The same with clipped gradients, and no noise to speak of: what the test must not miss."""
     terms = subject.setting.terms
-    assert terms.private is not None
+    assert isinstance(terms.private, DP)
     bare = terms.model_copy(update={"private": replace(terms.private, noise_multiplier=NO_NOISE)})
     return replace(subject, setting=replace(subject.setting, terms=bare))
 

@@ -45,11 +45,10 @@ class Layer(NamedTuple):
 
 
 def invert(subject: Subject, of_mean: bool = False) -> Inversion:
-    """Tries the first round's messages of a few nodes; ``of_mean``: only their mean is known."""
+    """Tries the first round's messages of a few nodes; ``of_mean``: only what the server made of them."""
     heard = overheard(subject.simulation())
     if of_mean:
-        messages = heard.messages[:, heard.sent].mean(1, keepdim=True)
-        heard = Overheard(heard.before[:1], messages, heard.sent[:1] | True)
+        heard = heard._replace(messages=heard.after[None])
     nodes = [0] if of_mean else torch.nonzero(heard.sent)[:MOST_NODES, 0].tolist()
     problem, found = subject.problem, []
     for row in nodes:

@@ -10,6 +10,8 @@ from holdfast.audit.inversion import Inversion, invert
 from holdfast.audit.membership import Membership, infer
 from holdfast.audit.subject import Subject
 from holdfast.engines.common.dry_run import planned_accesses
+from holdfast.experiments.protecting import planned_ledger
+from holdfast.privacy import DP
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def audit(subject: Subject, shadows: int = 16) -> Audit:
     """Attacks ``subject``, with and without what protects it; so many ``shadows`` are trained each time."""
     protections = subject.protections
     bounds: tuple[Bound | None, Bound | None] = (None, None)
-    if subject.setting.terms.private is not None:
+    if isinstance(subject.setting.terms.private, DP):  # canaries are samples: they say nothing of whole nodes
         bounds = insert_canaries(subject), insert_canaries(without_noise(subject))
     return Audit(
         label=subject.label,
@@ -89,15 +91,15 @@ def _views(subject: Subject, shadows: int) -> list[View]:
         return [View("a neighbour", "every message of a node", direct, found["messages"]), stranger]
     return [
         View("the server", "every message of a client", direct, found["messages"]),
-        View("another client", "the mean of all messages", invert(subject, of_mean=True), None),
+        View("another client", "what the server made of all messages", invert(subject, of_mean=True), None),
         stranger,
     ]
 
 
 def promised_epsilon(subject: Subject) -> float | None:
-    """What the ledger will say after all rounds."""
-    ledger = subject.setting.ledger(subject.method, subject.cohort, subject.rounds)
-    if ledger is None:
+    """What the ledger will say of single samples after all rounds."""
+    ledger = planned_ledger(subject.setting, subject.method, subject.cohort, subject.rounds)
+    if ledger is None or not isinstance(ledger.budget, DP):
         return None
     network, seed = subject.setting.network, subject.setting.seed
     return ledger.epsilon_of(planned_accesses(subject.method, network, subject.cohort, subject.rounds, seed))

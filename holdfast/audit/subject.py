@@ -18,6 +18,7 @@ from holdfast.engines.common.simulation import Simulation, Stepwise
 from holdfast.engines.common.survey import method_uses
 from holdfast.experiments.assembly import Setting
 from holdfast.experiments.planned import Planned
+from holdfast.privacy import DP, NodeDP
 from holdfast.problem.model_problem import ModelProblem
 
 
@@ -53,6 +54,12 @@ class Subject:
                 "audit: the attacks guess classes from a loss of every sample; choose a classification with "
                 "one label per sample, such as loss = 'cross-entropy'"
             )
+        private = self.setting.terms.private
+        if isinstance(private, NodeDP) and private.noise == "clients":
+            raise HoldfastError(
+                "audit: the simulator adds the noise of all clients to their sum, so single messages are not "
+                "those that a server would see; audit noise = 'server', or privacy of samples"
+            )
         if int(data.counts.min()) < 2:
             raise HoldfastError("audit: a node has a single sample, which cannot be left out; use more data")
         if "links" in method_uses(self.method, self.setting.network):
@@ -76,7 +83,10 @@ class Subject:
         private, rule, channel = self.setting.terms.private, self.setting.network.aggregation, self.channel
         found = []
         if private is not None:
-            found.append(f"differential privacy, epsilon {private.epsilon:g} at delta {private.delta:g}")
+            unit = "of samples" if isinstance(private, DP) else f"of nodes, noise by the {private.noise}"
+            found.append(
+                f"differential privacy {unit}, epsilon {private.epsilon:g} at delta {private.delta:g}"
+            )
         if not channel.transparent:
             found.append(f"channel {type(channel.chosen).__name__}")
         if not rule.plain:
@@ -107,6 +117,7 @@ class Overheard(NamedTuple):
     before: Tensor  # [n, d]: their models before the round, which those who mix with them know
     messages: Tensor  # [v, n, d]: every vector like a model that each of them sent, as it arrived
     sent: Tensor  # [n] bool: whether it took part
+    after: Tensor  # [n, d]: their models after the round; with a server, what it made of all messages
 
     @property
     def models(self) -> Tensor:
@@ -134,4 +145,4 @@ def overheard(simulation: Simulation) -> Overheard:
     simulation.rounds.listener = listen
     simulation.step()
     simulation.rounds.listener = None
-    return Overheard(before, torch.stack(told) if told else before[None], sent)
+    return Overheard(before, torch.stack(told) if told else before[None], sent, simulation.models.detach())

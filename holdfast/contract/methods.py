@@ -128,6 +128,16 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
 
     allows_cohorts: ClassVar[bool] = True
 
+    @property
+    def clippable(self) -> bool:
+        """Whether messages are changes [..., d] that no client's memory has to match: they may be clipped."""
+        return False
+
+    @property
+    def poisson_cohorts(self) -> bool:
+        """Whether each client takes part by itself, so that cohorts have their size only on average."""
+        return False
+
     @abstractmethod
     def init(self, x0: Tensor) -> State:
         """What clients remember between rounds (an empty tuple if nothing), given ``x0`` once per client."""

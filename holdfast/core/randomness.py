@@ -189,6 +189,12 @@ def coin(seed: int, round: int, draw: int, probability: float) -> bool:
     return bool(uniform(seed, Stream.COIN, round, draw, torch.tensor(0)) < probability)
 
 
+def poisson_cohort(seed: int, round: int, nodes: int, size: int) -> Tensor:
+    """Of ``nodes``, each with probability ``size`` / ``nodes`` by itself: sorted numbers, perhaps none."""
+    draws = uniform(seed, Stream.COHORT, round, 1, torch.arange(nodes))
+    return torch.nonzero(draws < size / nodes).squeeze(-1)
+
+
 def cohort(seed: int, round: int, nodes: int, size: int) -> Tensor:
     """``size`` distinct nodes out of ``nodes``, all subsets equally likely: sorted numbers ``[size]``."""
     check("size", Count, size)

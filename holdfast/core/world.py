@@ -31,8 +31,8 @@ class World:
         return part
 
     def mean(self, rows: Tensor, total: int) -> Tensor:
-        """The mean [...] of everybody's ``rows`` [m, ...], ``total`` in all; m may differ, and be 0."""
-        return rows.mean(0)
+        """The sum [...] of everybody's ``rows`` [m, ...] over ``total``, mostly the number of them all."""
+        return rows.mean(0) if len(rows) == total else rows.sum(0) / total
 
     def lowest(self, part: Tensor) -> Tensor:
         """The least of everybody's ``part``, element by element."""

@@ -22,7 +22,7 @@ from holdfast.core.world import ALONE, World
 from holdfast.data.lazy import AnyData
 from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.ranks import Ranks
-from holdfast.engines.common.dry_run import Footprint, dry_run, planned_accesses
+from holdfast.engines.common.dry_run import Footprint, dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
@@ -35,13 +35,13 @@ from holdfast.experiments.measured import HeldOut
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.metrics import Metric
 from holdfast.experiments.networks import poisoned
-from holdfast.privacy import Ledger, protection
+from holdfast.experiments.protecting import check_private, planned_ledger, protected
+from holdfast.privacy import Ledger
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 from holdfast.problem.model_problem import ModelProblem
-from holdfast.problem.private import Release, check_releasable, counted_noise
 from holdfast.problem.problem import Problem
 from holdfast.problem.reference.curvature import why_not_convex
 from holdfast.problem.regulariser import Regulariser
@@ -252,20 +252,10 @@ class Setting:
     ) -> Simulation:
         """The method in this setting, ready to run; how many ``rounds`` are planned decides on the noise."""
         compute_in(self.precision)  # jobs before may have been computed in another
-        problem, ledger = self.problem, self.ledger(method, cohort, rounds)
-        if ledger is not None:
-            release = Release(ledger.budget.clip, ledger.multiplier, counted_noise(self.seed))
-            problem = problem.protected(release)
+        ledger = planned_ledger(self, method, cohort, rounds)
+        method, problem = protected(self, method, cohort, ledger)
         options: Any = {"seed": self.seed, "cohort": cohort, "channel": channel, "world": self.world}
         return build_simulation(method, problem, self.network, **options, ledger=ledger)
-
-    def ledger(self, method: Method, cohort: Cohort, rounds: int) -> Ledger | None:
-        """What counts the accesses to private data, with the noise that so many rounds need."""
-        if self.terms.private is None:
-            return None
-        planned = planned_accesses(method, self.network, cohort, rounds, self.seed)
-        size = None if self.terms.batch_size == "full" else self.terms.batch_size
-        return protection(self.terms.private, planned, np.asarray(self.data.counts), size)
 
     def check(self, title: str, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> None:
         """Refuses a method or channel unfit for the network, and what is too large for memory or model."""
@@ -275,14 +265,7 @@ class Setting:
                 "send each other sums; run it in one process, without --processes"
             )
         check_fit(method, self.data.nodes, self.network, cohort, channel)
-        if self.terms.private is not None:
-            unequal = isinstance(vars(method).get("local_steps"), tuple)
-            if self.world.size > 1 and (cohort != "all" or unequal):
-                raise HoldfastError(
-                    "private: with a cohort, or a list of local_steps, a process would not count accesses of "
-                    "clients elsewhere; run it in one process, or with cohort = 'all' and one number"
-                )
-            check_releasable(self.problem.row_loss, self.problem.source)
+        check_private(self, method, cohort, channel)
         rows = self.memory(dry_run(method, self.network, cohort, channel=channel))
         if self.device == "cpu":
             rows -= self.data.bytes_everywhere  # which are there already

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from pydantic import Field, PrivateAttr
 from torch import nn
 
@@ -19,7 +18,6 @@ from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
-from holdfast.engines.common.dry_run import planned_accesses
 from holdfast.engines.common.fit import check_fit, placed
 from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
@@ -36,10 +34,11 @@ from holdfast.experiments.config import (
 )
 from holdfast.experiments.epochs import LocalEpochs
 from holdfast.experiments.networks import configured_network
+from holdfast.experiments.protecting import check_private_federation, federation_ledger
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
-from holdfast.privacy import DP, Ledger, protection
-from holdfast.privacy.aggregation.client import default_threshold
+from holdfast.privacy import Ledger
+from holdfast.privacy.aggregation.shares import default_threshold
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 
@@ -163,15 +162,7 @@ class FederationFile(Federation):
 
     @cached_property
     def protection(self) -> Ledger | None:
-        if self.problem.private is None:
-            return None
-        planned = planned_accesses(
-            self.method, self.member_network, self.network.cohort, self.rounds, self.seed
-        )
-        size = None if self.problem.batch_size == "full" else self.problem.batch_size
-        ledger = protection(self.problem.private, planned, np.array(self.counts), size)
-        ledger.safe = planned
-        return ledger
+        return federation_ledger(self)
 
     @property
     def averages_statistics(self) -> bool:
@@ -203,8 +194,7 @@ class FederationFile(Federation):
             raise HoldfastError("algorithm.local_steps: one number; a node's own stands in its [[node]]")
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
-        if self.problem.private is not None:
-            self._check_private(self.problem.private)
+        check_private_federation(self)
         if self.problem.weights == "samples" and not all(self.counts):
             missing = self.names[self.counts.index(0)]
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
@@ -223,29 +213,6 @@ class FederationFile(Federation):
             )
         self._check_membership()
         self._check_reach()
-
-    def _check_private(self, budget: DP) -> None:
-        """Whether the privacy budget covers all that is planned, and nothing else is shown to others."""
-        if not all(self.counts):
-            who = self.names[self.counts.index(0)]
-            raise HoldfastError(f"problem.private: say how many samples {who!r} has, samples = ...")
-        if self.shared_metrics:
-            raise HoldfastError(
-                f"shared_metrics: {self.shared_metrics[0]} is computed from private data without noise; "
-                "leave it out, and look at it at home"
-            )
-        if self.membership is not None and budget.noise_multiplier is None:
-            raise HoldfastError(
-                "problem.private: members may change, so the noise cannot be found from their data; give "
-                "noise_multiplier. Each member stops when its budget is spent"
-            )
-        plan = self.protection
-        assert plan is not None
-        if self.epoch == 0 and (planned := plan.epsilon_of(plan.safe)) > budget.epsilon:
-            raise HoldfastError(
-                f"problem.private: {self.rounds} rounds with noise_multiplier = {plan.multiplier:g} spend "
-                f"epsilon {planned:.4g} of {budget.epsilon:g}; take fewer rounds, or more noise"
-            )
 
     def _check_reach(self) -> None:
         """Whether everybody who is asked for something can be: at an address, or through the relay."""

@@ -1,9 +1,9 @@
-"""What a user asks for: the budget (epsilon, delta) of every sample, and where gradients are clipped."""
+"""What a user asks for: the budget (epsilon, delta) of every sample or node, and where is clipped."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -30,20 +30,63 @@ class DP:
         check_fields("DP", self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeDP:
+    """Differential privacy of whole nodes, for methods that a server leads: what others see of a node's data.
+
+    ``epsilon``, ``delta``: the budget of the whole run; delta should be far below 1 over the number of nodes.
+    ``clip``: the largest Euclidean norm that a client's message keeps; larger ones are scaled down.
+    ``noise_multiplier``: standard deviation of the noise in the sum of messages over ``clip``; None: the
+    smallest with which all planned rounds stay within the budget.
+    ``noise``: who adds it. "server": others are protected, from a server that is trusted. "clients": each to
+    its own message, which protects from the server, too.
+    ``cohorts``: "fixed", of the size that is given, known to all; or "poisson": each client takes part
+    with probability cohort / n, which nobody but the server knows, and which makes rounds cheaper.
+    ``quantile``: None; or the share of messages that are not to be clipped: ``clip`` is then adapted from
+    round to round, with a noisy count (Andrew et al. 2021).
+    """
+
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    clip: Positive
+    noise_multiplier: Positive | None = None
+    noise: Literal["server", "clients"] = "server"
+    cohorts: Literal["fixed", "poisson"] = "fixed"
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields("NodeDP", self)
+        if self.noise == "clients" and self.cohorts == "poisson":
+            raise HoldfastError(
+                "NodeDP.cohorts: the server sees who takes part, so with noise = 'clients' a secret draw "
+                "gains nothing; use 'fixed'"
+            )
+        if self.noise == "clients" and self.quantile is not None:
+            raise HoldfastError("NodeDP.quantile: the server counts messages, so it needs noise = 'server'")
+
+
+UNITS: dict[str, type[DP | NodeDP]] = {"sample": DP, "node": NodeDP}
+OPTIONAL = ("noise_multiplier", "noise", "cohorts", "quantile")
+
+
 def _from_table(given: Any) -> Any:
-    """A table of a file as the budget that it describes; anything else as it is."""
+    """A table of a file as the budget that it describes, of samples or of nodes; anything else as it is."""
     if not isinstance(given, dict):
         return given
-    known = [field.name for field in fields(DP)]
+    table = dict(given)
+    unit = table.pop("unit", "sample")
     try:
-        for key in given:
+        if unit not in UNITS:
+            raise unknown("unit of private", unit, UNITS)
+        known = [field.name for field in fields(UNITS[unit])]
+        for key in table:
             if key not in known:
                 raise unknown("key in private", key, known)
-        if missing := [key for key in known if key not in given and key != "noise_multiplier"]:
+        if missing := [key for key in known if key not in table and key not in OPTIONAL]:
             raise HoldfastError(f"{missing[0]} is missing")
-        return DP(**given)
+        return UNITS[unit](**table)
     except HoldfastError as error:
         raise ValueError(str(error)) from None
 
 
-Budget = Annotated[DP | None, BeforeValidator(_from_table)]
+Budget = Annotated[DP | NodeDP | None, BeforeValidator(_from_table)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.budget import DP
+from holdfast.privacy.budget import DP, NodeDP
 from holdfast.problem.sampling import OVERFLOW
 
 INTERVAL = 2e-4  # at which privacy losses are discretised, rounded up
@@ -23,17 +23,28 @@ class Ledger:
     """The accesses to the data of n nodes with ``samples`` [n], and what they cost.
 
     ``batch_size``: the mean size of their Poisson samples; None: all data. ``multiplier``: that of the noise.
+    Where whole nodes are protected, ``samples`` are nodes, a batch is a cohort, and a round is one access.
     """
 
-    def __init__(self, budget: DP, samples: np.ndarray, batch_size: int | None, multiplier: float) -> None:
+    def __init__(
+        self, budget: DP | NodeDP, samples: np.ndarray, batch_size: int | None, multiplier: float
+    ) -> None:
         self.budget, self.multiplier, self.batch_size = budget, multiplier, batch_size
         self.samples = np.asarray(samples, dtype=np.int64)
         self.accesses = np.zeros((len(self.samples), 2), dtype=np.int64)  # minibatches, and of all data
         self.last = np.zeros(2, dtype=np.int64)  # of one round
         self.safe = self.accesses.copy()  # so many are known to be within the budget
 
+    def begin(self, accesses: Sequence[int]) -> None:
+        """What is accessed before the first round; no message depends on it yet."""
+        if isinstance(self.budget, DP):
+            self.record(accesses)
+
     def record(self, accesses: Sequence[int], nodes: Sequence[int] | None = None) -> None:
         """A round's ``accesses``, to minibatches and to all data, by ``nodes``, or by all."""
+        if isinstance(self.budget, NodeDP):
+            accesses = (1, 0)
+            nodes = nodes if self.batch_size is None else None  # nobody knows who was in a Poisson cohort
         self.last = np.array(accesses, dtype=np.int64)
         self.accesses[slice(None) if nodes is None else list(nodes)] += self.last
 

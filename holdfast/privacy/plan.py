@@ -7,14 +7,16 @@ import math
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.budget import DP
+from holdfast.privacy.budget import DP, NodeDP
 from holdfast.privacy.ledger import Ledger
 
 CLOSE = 1.003  # how near the smallest multiplier is found
-MOST_NOISE = 1e6
+LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
 
 
-def protection(budget: DP, planned: np.ndarray, samples: np.ndarray, batch_size: int | None) -> Ledger:
+def protection(
+    budget: DP | NodeDP, planned: np.ndarray, samples: np.ndarray, batch_size: int | None
+) -> Ledger:
     """A ledger whose noise keeps ``planned`` [n, 2] accesses within ``budget``, unless that says which noise.
 
     ``samples`` [n]: of every node.
@@ -27,7 +29,9 @@ def protection(budget: DP, planned: np.ndarray, samples: np.ndarray, batch_size:
         return Ledger(budget, samples, batch_size, budget.noise_multiplier)
     if batch_size is not None and (few := np.nonzero(samples < batch_size)[0]).size:
         raise HoldfastError(f"private: node {few[0]} has fewer samples than batch_size = {batch_size}")
-    low, high = 1e-2, 1.0
+    low, high = 0.5, 1.0  # little noise takes long to account for, so it is only tried where need be
+    while high > LEAST_NOISE and within(low):
+        low, high = low / 2, low
     while not within(high):
         low, high = high, 2 * high
         if high > MOST_NOISE:

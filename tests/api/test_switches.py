@@ -51,6 +51,9 @@ def before(request):
     torch.set_num_threads(kept[2])
 
 
+as_set = pytest.mark.parametrize("before", ["medium"], indirect=True)
+
+
 def images() -> hf.FederatedData:
     x = torch.rand(24, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     return hf.partition(x, torch.arange(24) % 2, hf.IID(), nodes=4, seed=0)
@@ -81,6 +84,7 @@ def test_minimising_leaves_them_alone(before) -> None:
     assert switches() == before
 
 
+@as_set
 def test_a_run_leaves_them_alone(before, tmp_path) -> None:
     plan = make_plan(tmp_path)
     torch.set_float32_matmul_precision("medium")
@@ -89,6 +93,7 @@ def test_a_run_leaves_them_alone(before, tmp_path) -> None:
     assert switches() == before
 
 
+@as_set
 def test_the_command_leaves_them_alone(before, tmp_path) -> None:
     outcome = holdfast("run", experiment_file(tmp_path), "rounds=1", "-q", "--runs-dir", tmp_path / "runs")
     assert outcome.code == 0, outcome.err

@@ -79,6 +79,19 @@ def test_noise_hides_it():
     assert min(invert(without_noise(private)).errors) < 1e-3  # clipping alone does not
 
 
+def test_noise_of_a_server_hides_nothing_from_it():
+    node = "problem.private={unit='node',epsilon=1.0,delta=1e-3,clip=1.0,noise_multiplier=5.0,noise='NOISE'}"
+    private = subject(node.replace("NOISE", "server"))
+    assert private.protections == [
+        "differential privacy of nodes, noise by the server, epsilon 1 at delta 0.001"
+    ]
+    assert max(invert(private).errors) < 1e-3
+    assert invert(private, of_mean=True).errors[0] > 0.3
+    assert promised_epsilon(private) is None
+    with pytest.raises(HoldfastError, match="noise of all clients"):
+        subject(node.replace("NOISE", "clients"))
+
+
 def test_optimisation_finds_the_sample_behind_a_gradient():
     problem = subject("problem.model={name='mlp',hidden=[32]}").problem
     x, y = problem.source.some(1).samples
@@ -200,7 +213,7 @@ def test_what_cannot_be_audited_is_refused():
     ):
         with pytest.raises(HoldfastError, match=words):
             subject(*changes)
-    with pytest.raises(HoldfastError, match="canaries measure epsilon"):
+    with pytest.raises(HoldfastError, match="canaries measure the epsilon"):
         insert_canaries(subject())
 
 

@@ -119,6 +119,7 @@ def case_id(case: Case) -> str:
 
 every_case = pytest.mark.parametrize("case", CASES, ids=case_id)
 exactly = pytest.mark.parametrize("problem", ["quadratics float64"], indirect=True)
+with_minibatches = pytest.mark.parametrize("problem", ["digits float32"], indirect=True)
 
 
 def method(case: Case, rate=None) -> Method:
@@ -136,7 +137,7 @@ def network(case: Case) -> hf.Network:
     return STAR if case.server else RING
 
 
-@pytest.fixture(scope="module", params=["digits float32", "quadratics float64"])
+@pytest.fixture(scope="module")
 def problem(request) -> Problem:
     """Minibatches of digits on heterogeneous nodes, or exact gradients of heterogeneous quadratics."""
     if request.param.startswith("quadratics"):
@@ -201,12 +202,13 @@ def test_training_lowers_the_common_objective(case, problem):
     [pytest.param(c, marks=[pytest.mark.slow] if "optimizer" in c.options else []) for c in CASES],
     ids=case_id,
 )
-@pytest.mark.parametrize("problem", ["digits float32"], indirect=True)
+@with_minibatches
 def test_training_lowers_the_common_objective_of_a_model(case, problem):
     assert lowers_the_common_objective(case, problem, gradients=180)
 
 
 @every_case
+@with_minibatches
 def test_the_same_seed_gives_the_same_bits(case, problem):
     other = simulate(CASES[0], problem, 2)  # another run in between must not matter
     first, second = simulate(case, problem, 4), simulate(case, problem, 4)
@@ -215,6 +217,7 @@ def test_the_same_seed_gives_the_same_bits(case, problem):
 
 
 @every_case
+@exactly
 def test_rounds_do_not_change_what_they_were_given(case, problem):
     """States are values: a round makes a new one, but for the client rows that a server method keeps once."""
     simulation = simulate(case, problem, 2)
@@ -228,6 +231,7 @@ def test_rounds_do_not_change_what_they_were_given(case, problem):
 
 
 @every_case
+@with_minibatches
 def test_resuming_changes_nothing(case, problem):
     whole = simulate(case, problem, 6)
     half = simulate(case, problem, 3)
@@ -243,6 +247,7 @@ def test_resuming_changes_nothing(case, problem):
 
 
 @every_case
+@exactly
 def test_traffic_and_gradients_are_what_the_paper_says(case, problem):
     simulation = simulate(case, problem, 0)
     at_start, gradients = simulation.traffic.numbers, simulation.work.gradient_evaluations
@@ -255,6 +260,7 @@ def test_traffic_and_gradients_are_what_the_paper_says(case, problem):
 
 
 @every_case
+@exactly
 def test_the_dry_run_predicts_the_traffic(case, problem):
     footprint = dry_run(method(case), network(case))
     simulation = simulate(case, problem, 4)

@@ -192,6 +192,13 @@ def test_refusals_say_why():
         hf.NearestNeighbours(1, rule=hf.ClippedGossip(1))
 
 
+def test_noise_for_a_mean_does_not_cover_a_rule():
+    options = {"model": "linear", "data": "digits", "nodes": 6, "rounds": 1, "progress": False}
+    private = hf.NodeDP(epsilon=1.0, delta=1e-3, clip=1.0, noise_multiplier=5.0)
+    with pytest.raises(HoldfastError, match="its noise is for the mean"):
+        hf.train(hf.FedAvg(lr=0.1), private=private, aggregation=hf.Median(), **options)
+
+
 def test_compressed_messages_are_judged_as_they_arrive():
     problem = make_quadratics(nodes=6)
     network = as_network("complete", 6, 0, hf.Median())

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.contract import IDENTITY, Channel, Method
+from holdfast.core.randomness import cohort as draw_cohort
 from holdfast.core.tree import leaves
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.carrier import apart
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.common.zero import ZeroProblem
-from holdfast.privacy import DP, Ledger
+from holdfast.privacy import DP, Ledger, NodeDP
 from holdfast.topology import Network
 
 
@@ -76,6 +77,15 @@ def planned_accesses(method: Method, network: Network, cohort: Cohort, rounds: i
     for _ in range(rounds):
         simulation.step()
     return ledger.accesses
+
+
+def planned_messages(budget: NodeDP, nodes: int, cohort: Cohort, rounds: int, seed: int) -> np.ndarray:
+    """[n, 2] int64: how many messages of each node will be released; all, as far as anybody knows."""
+    size, planned = nodes if cohort == "all" else cohort, np.zeros((nodes, 2), dtype=np.int64)
+    for round in range(rounds):
+        known = budget.cohorts == "fixed" and size < nodes
+        planned[draw_cohort(seed, round, nodes, size).numpy() if known else slice(None), 0] += 1
+    return planned
 
 
 _ANY = DP(epsilon=1.0, delta=0.5, clip=1.0)  # a budget that nobody looks at

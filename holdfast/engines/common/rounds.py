@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import cohort
+from holdfast.core.randomness import cohort, poisson_cohort
 from holdfast.core.tree import put_rows, tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.carrier import (
@@ -68,6 +68,7 @@ class Rounds:
         self.seed, self.recorded = seed, None if isinstance(cohort, int | str) else cohort
         # Of recorded cohorts, the largest.
         self.cohort_size = max(map(len, self.recorded)) if self.recorded else self._drawn(cohort)
+        self.poisson = isinstance(method, ServerAlgorithm) and method.poisson_cohorts
         self.nodes = place.nodes(network).to(problem.x0.device)
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
@@ -116,7 +117,7 @@ class Rounds:
         """[k]: the clients of the round's cohort that are here; perhaps none."""
         if self.recorded is None and self.cohort_size == self.problem.nodes:
             return self.nodes
-        chosen = torch.tensor(self.everybody_asked(round), device=self.nodes.device)
+        chosen = torch.tensor(self.everybody_asked(round), dtype=torch.int64, device=self.nodes.device)
         return self.place.held(self.nodes, chosen)
 
     def everybody_asked(self, round: int) -> list[int]:
@@ -127,7 +128,8 @@ class Rounds:
             return sorted(self.recorded[round])
         if self.cohort_size == self.problem.nodes:
             return list(range(self.problem.nodes))
-        return cohort(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
+        draw = poisson_cohort if self.poisson else cohort
+        return draw(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
 
     def _drawn(self, cohort: Any) -> int:
         return self.problem.nodes if cohort == "all" else int(cohort)
@@ -194,8 +196,9 @@ class Rounds:
         after, message = method.client(before, answer.arrived, oracle)
         self._note(oracle.losses if takes_part else [])
         sent = carrier.send(message)
-        counters.traffic.count(size, answer.message, answer.wire)
-        counters.traffic.count(size, message, sent.wire)
+        asked = len(self.everybody_asked(now.round)) if self.poisson else size
+        counters.traffic.count(asked, answer.message, answer.wire)
+        counters.traffic.count(asked, message, sent.wire)
         arrived, kept = sent.arrived, (state.clients, slot.sender)
         if takes_part:
             kept = put_rows(kept, places, (after, carrier.slot.sender))

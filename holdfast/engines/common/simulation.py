@@ -92,7 +92,7 @@ class Simulation:
         self.state = self.rounds.initial(self.counters, round, start)
         self.ledger = ledger  # of accesses to private data
         if ledger is not None:
-            ledger.record(astuple(self.counters.accesses))
+            ledger.begin(astuple(self.counters.accesses))
         self.settle()
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.privacy.aggregation.keys import Announcement, Secrets, agreed, mask, seal, unseal
-from holdfast.privacy.aggregation.shares import SHARE_BYTES, split
+from holdfast.privacy.aggregation.shares import SHARE_BYTES, check_threshold, split
 
 Announcements = Mapping[str, Announcement]  # of everybody in the cohort, in one order for all
 
@@ -87,16 +87,3 @@ def pair_mask(name: str, key: bytes, other: str, public: bytes, context: bytes, 
     """What ``name``, who has ``key``, adds for ``other``: the negative of what that one adds."""
     numbers = mask(agreed(key, public, context, b"pair"), size)
     return numbers if name < other else -numbers
-
-
-def check_threshold(threshold: int, clients: int) -> None:
-    """More than half, or a server could make two groups and unmask both."""
-    if not clients / 2 < threshold <= clients:
-        raise HoldfastError(
-            f"secure aggregation: threshold = {threshold} of {clients} clients; expected more than half"
-        )
-
-
-def default_threshold(clients: int) -> int:
-    """Two thirds: up to a third may drop out, and nearly a third may conspire with the server."""
-    return min(clients, 2 * clients // 3 + 1)

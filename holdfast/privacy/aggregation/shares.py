@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from holdfast.core.errors import HoldfastError
+
 PRIME = 2**521 - 1  # a prime, so that every number but zero has an inverse
 SECRET_BYTES, SHARE_BYTES = 32, 66
 
@@ -41,3 +43,16 @@ def _value(coefficients: list[int], x: int) -> int:
     for coefficient in reversed(coefficients):
         value = (value * x + coefficient) % PRIME
     return value
+
+
+def check_threshold(threshold: int, clients: int) -> None:
+    """More than half, or a server could make two groups and unmask both."""
+    if not clients / 2 < threshold <= clients:
+        raise HoldfastError(
+            f"secure aggregation: threshold = {threshold} of {clients} clients; expected more than half"
+        )
+
+
+def default_threshold(clients: int) -> int:
+    """Two thirds: up to a third may drop out, and nearly a third may conspire with the server."""
+    return min(clients, 2 * clients // 3 + 1)

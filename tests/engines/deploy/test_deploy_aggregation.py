@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,16 @@ import numpy as np
 import pytest
 import torch
 from federation_runs import DeployedRun, Started, deploy, describe, simulate
+from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.carrier import apart
 from holdfast.engines.deploy.member.aggregating import ANNOUNCED, DEALT, MASKED, REVEALED, secrets_for
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.storage.cohorts import read_cohorts
+from holdfast.engines.deploy.storage.results import read_model
 from holdfast.experiments.federation import make_federation
+from holdfast.experiments.sites import initial_model
 
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 
@@ -165,3 +170,23 @@ def test_another_message_of_the_same_round_has_other_masks() -> None:
     other = secrets_for(key, {"x": torch.ones(3) * 2}, b"round 1").announcement()
     assert first == again
     assert not set(first) & set(other)
+
+
+@pytest.mark.slow
+def test_processes_killed_at_any_time_end_with_the_simulators_model(tmp_path: Path) -> None:
+    """Ten SIGKILLs, of clients and of the server, whatever they are doing."""
+    draw, federation = random.Random(1), make_federation(masked(rounds=14), "test")
+    with Members(masked(rounds=14), tmp_path / "run") as members:
+        for name in members.names:
+            members.start(name)
+        for number in range(1, 11):
+            members.wait_for_round(number)
+            time.sleep(draw.random() * 0.1)
+            victim = draw.choice(members.names)
+            members.kill(victim)
+            members.start(victim)
+        members.finish()
+        expected = apart(simulate(federation).state)[0].server.x
+        for name in members.nodes:
+            found = read_model(members.folder / f"node-{name}", initial_model(federation))
+            assert 0 < (found - expected).abs().max() < 1e-7

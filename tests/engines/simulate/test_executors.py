@@ -144,9 +144,7 @@ def test_a_round_on_a_sparse_network_is_cut_into_pieces_too(monkeypatch) -> None
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(
-            case, marks=() if "optimizer" not in case.options or is_quick(case) else pytest.mark.slow
-        )
+        pytest.param(case, marks=() if is_quick(case) or reads_values(case) else pytest.mark.slow)
         for case in CASES
     ],
     ids=case_id,

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.aggregation.client import Client, default_threshold, pair_mask
+from holdfast.privacy.aggregation.client import Client, pair_mask
 from holdfast.privacy.aggregation.keys import Announcement, Secrets
 from holdfast.privacy.aggregation.ring import PRECISION, decode, encode, limit
 from holdfast.privacy.aggregation.server import total
-from holdfast.privacy.aggregation.shares import join, split
+from holdfast.privacy.aggregation.shares import default_threshold, join, split
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 

@@ -23,11 +23,11 @@ from holdfast.engines.deploy.own_noise import read_key
 from holdfast.engines.deploy.storage.messages import MessageFile, digest
 from holdfast.engines.deploy.wire.protocol import Counted
 from holdfast.engines.deploy.wire.vouching import check_signature, signature_of
-from holdfast.privacy.aggregation.client import Announcements, Client, default_threshold
+from holdfast.privacy.aggregation.client import Announcements, Client
 from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement, Secrets, derived
 from holdfast.privacy.aggregation.ring import decode, encode
 from holdfast.privacy.aggregation.server import total
-from holdfast.privacy.aggregation.shares import SHARE_BYTES
+from holdfast.privacy.aggregation.shares import SHARE_BYTES, default_threshold
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.federation import Federation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.engines.common.counters import Accesses
 from holdfast.engines.deploy.own_noise import OwnNoise, read_key
 from holdfast.engines.deploy.storage.spent import Spent
-from holdfast.privacy import Ledger
+from holdfast.privacy import DP, Ledger
 from holdfast.problem.private import Noise, OwnRandomness, Release, counted_noise
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ class NodePrivacy:
     """The noise of ``node`` as ``plan`` says, and the node's releases."""
 
     def __init__(self, node: Node, plan: Ledger) -> None:
+        assert isinstance(plan.budget, DP)  # others are refused with the file
         self.budget, self.multiplier = plan.budget, plan.multiplier
         self.run = f"{node.federation.id} {node.store.incarnation} {node.site.digest}"
         size, samples = plan.batch_size, int(plan.samples[node.node])

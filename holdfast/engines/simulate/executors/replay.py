@@ -48,6 +48,8 @@ class Replay:
             raise NotReplayableError("the network changes from round to round")
         if isinstance(vars(now.method).get("local_steps"), tuple):
             raise NotReplayableError("nodes take unequal numbers of local steps")
+        if now.poisson:
+            raise NotReplayableError("how many clients take part differs from round to round")
         if now.recorded is not None:
             raise NotReplayableError("recorded cohorts differ in size")
         if now.cohort_size < now.problem.nodes and len(now.nodes) < now.problem.nodes:

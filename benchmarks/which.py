@@ -129,15 +129,18 @@ def run(given: argparse.Namespace) -> None:
 def table(paths: list[Path]) -> None:
     """Accuracy at the end and what it took to come to the target, a line for each method and network."""
     rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    order = [("server", name) for name in SERVER] + [("ring", name) for name in GRAPH]
+    order += [(graph, name) for graph, names in OTHER_GRAPHS.items() for name in names]
     for data, model in sorted({tuple(row["case"][:2]) for row in rows}):
         here = [row for row in rows if row["case"][:2] == [data, model]]
         print(
             f"\n{data}, {model}, {here[0]['nodes']} nodes: accuracy / rounds / MB / seconds to the target\n"
         )
         print(f"| network | method | {' | '.join(LEVELS)} |\n|---|---|{'---|' * len(LEVELS)}")
-        for topology, name in dict.fromkeys((row["case"][3], row["case"][4]) for row in here):
+        for topology, name in order:
             cells = [_cell(here, level, topology, name) for level in LEVELS]
-            print(f"| {topology} | {name} | {' | '.join(cells)} |")
+            if any(cells):
+                print(f"| {topology} | {name} | {' | '.join(cells)} |")
 
 
 def _cell(rows: list[dict[str, Any]], level: str, topology: str, name: str) -> str:

@@ -20,7 +20,7 @@ _HOMES = {
         "FedAvg FedProx SCAFFOLD DSCAFFOLD DSGD Gossip GECL LocalGECL LocalGECLServer NETFLEET GTSGD DSGT "
         "KGT PDSGDM VRLSGD FedLin PDMM ECL FedPD FedDyn FedDR FedSplit FedDualAvg Scaffnew APDAInexact "
         "FiveGCS DualFL DSpodFL Ditto FedBN FedRep ExactDiffusion EXTRA NIDS LED QGDSGDM FedCM DiLoCo "
-        "NoLoCo DScaffnew FlexGT BEER MoTEF"
+        "NoLoCo DScaffnew FlexGT BEER MoTEF SCALLION SCAFCOM AFedPD TAMUNA"
     ),
     "holdfast.channels": (
         "CHANNELS Channel Half Identity BFloat16 Chain LowRank Natural RandomK TopK Uniform chain"
@@ -82,7 +82,8 @@ if TYPE_CHECKING:
         FedRep as FedRep, FedSplit as FedSplit, FiveGCS as FiveGCS, GECL as GECL, GTSGD as GTSGD,
         Gossip as Gossip, KGT as KGT, LocalGECL as LocalGECL, LocalGECLServer as LocalGECLServer,
         NETFLEET as NETFLEET, PDMM as PDMM, PDSGDM as PDSGDM, SCAFFOLD as SCAFFOLD, Scaffnew as Scaffnew,
-        VRLSGD as VRLSGD, FlexGT as FlexGT, BEER as BEER, MoTEF as MoTEF,
+        VRLSGD as VRLSGD, FlexGT as FlexGT, BEER as BEER, MoTEF as MoTEF, SCALLION as SCALLION,
+        SCAFCOM as SCAFCOM, AFedPD as AFedPD, TAMUNA as TAMUNA,
     )
     from holdfast.api import (
         Comparison as Comparison, History as History, MinimizeResult as MinimizeResult,

@@ -6,6 +6,7 @@ Every module of this folder is imported, so a new one need only register its cla
 from importlib import import_module
 from pkgutil import iter_modules
 
+from holdfast.algorithms.afedpd import AFedPD
 from holdfast.algorithms.apda import APDAInexact
 from holdfast.algorithms.beer import BEER, MoTEF
 from holdfast.algorithms.diffusion import EXTRA, LED, NIDS, ExactDiffusion
@@ -23,8 +24,10 @@ from holdfast.algorithms.gecl import GECL, LocalGECL, LocalGECLServer
 from holdfast.algorithms.gossip import DSGD, PDSGDM, QGDSGDM, Gossip
 from holdfast.algorithms.pdmm import ECL, PDMM
 from holdfast.algorithms.personal import Ditto, FedBN, FedRep
+from holdfast.algorithms.scafcom import SCAFCOM, SCALLION
 from holdfast.algorithms.scaffnew import DScaffnew, Scaffnew
 from holdfast.algorithms.scaffold import DSCAFFOLD, SCAFFOLD
+from holdfast.algorithms.tamuna import TAMUNA
 from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET, FlexGT
 from holdfast.algorithms.vrl import VRLSGD, FedLin
 from holdfast.contract import ALGORITHMS, Algorithm, Method, ServerAlgorithm
@@ -47,8 +50,12 @@ __all__ = [
     "PDMM",
     "PDSGDM",
     "QGDSGDM",
+    "SCAFCOM",
     "SCAFFOLD",
+    "SCALLION",
+    "TAMUNA",
     "VRLSGD",
+    "AFedPD",
     "APDAInexact",
     "Algorithm",
     "DScaffnew",

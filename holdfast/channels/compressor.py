@@ -74,7 +74,7 @@ class Compressor(Channel):
                 f"{type(self).__name__}.gamma: where a server leads, what was left out is added to the next "
                 "message, and there is no step; leave gamma out"
             )
-        return FORMS[mixing.by](self, mixing) if self.feedback else self
+        return FORMS[mixing.by](self, mixing) if self.feedback and not mixing.compensated else self
 
     def encode(self, message: Message, state: ChannelState, draw: Draw) -> Wire:
         parts = count()

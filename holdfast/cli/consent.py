@@ -77,7 +77,10 @@ def describe_federation(federation: FederationFile, name: str | None) -> list[Pa
     return [
         Paragraph("What will run on this machine", _running(federation)),
         Paragraph("What leaves it", _leaving(federation)),
-        Paragraph("Who receives it", [*_receivers(federation, name), *_changes(federation)]),
+        Paragraph(
+            "Who receives it",
+            [*_receivers(federation, name), *_passed_on(federation), *_changes(federation)],
+        ),
         Paragraph("For how long", _duration(federation)),
     ]
 
@@ -142,25 +145,41 @@ def _receivers(federation: FederationFile, name: str | None) -> list[str]:
     if federation.server is not None:
         hub = federation.server.name
         masked = []
-        if federation.aggregation is not None:
+        if federation.secure_aggregation is not None:
             masked = [
                 "Messages go out under masks, and what the server can read is the sum over a round's "
                 f"{federation.cohort} nodes."
             ]
         return [
-            f"The server {hub} at {address[hub]} receives what every node sends, and sends all what it makes "
-            f"of it. Nodes: {', '.join(federation.names)}.",
+            f"The server {hub} {_where(federation, name or '', hub, address[hub])} receives what every node "
+            f"sends, and sends all what it makes of it. Nodes: {', '.join(federation.names)}.",
             *masked,
         ]
     network, names = federation.member_network, federation.names
     sentences = []
     for i, node in enumerate(names):
         if name in (None, node):
-            receivers = ", ".join(f"{names[j]} at {address[names[j]]}" for j in network.neighbours(i))
+            peers = [names[j] for j in network.neighbours(i)]
+            receivers = ", ".join(f"{peer} {_where(federation, node, peer, address[peer])}" for peer in peers)
             sentences.append(f"{node} sends to {receivers or 'nobody'}.")
     if network.sequence is not None:
         sentences.append("Later rounds have other links.")
     return sentences
+
+
+def _where(federation: FederationFile, asker: str, peer: str, address: str) -> str:
+    return "through the relay" if federation.relayed(asker, peer) else f"at {address}"
+
+
+def _passed_on(federation: FederationFile) -> list[str]:
+    relay = federation.relay
+    if relay is None:
+        return []
+    return [
+        f"The relay {relay.name} at {relay.address} passes messages on between members that cannot dial one "
+        "another. It cannot read or change them: they are sealed from member to member. It sees who talks to "
+        "whom, when and how much, and can keep everything back.",
+    ]
 
 
 def _changes(federation: FederationFile) -> list[str]:
@@ -169,16 +188,18 @@ def _changes(federation: FederationFile) -> list[str]:
         return []
     sentences = [
         "The coordinator may add, replace and remove members while it runs; then others may receive what you "
-        f"send. There are never fewer than {rules.minimum}."
+        f"send. There are never fewer than {rules.minimum}. It may also have all go back to an earlier round."
     ]
     if rules.remove_after is not None:
         sentences.append(f"A member that was not heard of for {rules.remove_after:.0f} s is left out.")
+    if rules.rejoin:
+        sentences.append("Whoever was left out so, and comes back with its certificate, is taken in again.")
     return sentences
 
 
 def _duration(federation: FederationFile) -> list[str]:
     late = []
-    if (rule := federation.round) is not None:
+    if (rule := federation.round) is not None and rule.deadline is not None:
         late = [
             f"After {rule.deadline:g} s of a round, the server goes on with {rule.quorum} answers or more. "
             "What comes later is received, but does not count."

@@ -16,9 +16,8 @@ from rich.table import Table
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data.columns import Columns
-from holdfast.engines.deploy.member.vigil import WARN_DAYS
 from holdfast.engines.deploy.ops.events import Events, silence
-from holdfast.engines.deploy.relay.switchboard import Switchboard
+from holdfast.engines.deploy.relay.switchboard import Switchboard, members_scope
 from holdfast.engines.deploy.signing import KEY_NAME, make_key, public_key
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.wire.authority import (
@@ -32,6 +31,7 @@ from holdfast.engines.deploy.wire.credentials import load_credentials, serial_of
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.engines.deploy.wire.revocations import Revoked, revoke
+from holdfast.engines.deploy.wire.vigil import WARN_DAYS
 from holdfast.experiments.config import apply_override
 from holdfast.experiments.consent import accept, holds_key, shown, sign_federation, signature_path
 from holdfast.experiments.federation import FederationFile, make_federation, read_federation
@@ -270,7 +270,8 @@ async def _ask_all(federation: FederationFile, asker: str, credentials: Any) -> 
 
     board, events = None, Events(asker, silence)
     if federation.relay is not None and credentials is not None:
-        board = Switchboard(federation, asker, credentials, events)
+        scope = "" if federation.membership is None else members_scope(federation)
+        board = Switchboard(federation, asker, credentials, events, scope)
         board.open()
     reachable = [federation.server] if federation.server else federation.node
     told = await asyncio.gather(*(ask(member.name) for member in reachable))

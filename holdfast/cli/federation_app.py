@@ -190,11 +190,19 @@ def try_(
         str | None,
         typer.Option(metavar="NAME", help="Kill this node after a third of the rounds: do the others go on?"),
     ] = None,
+    remove: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Have the coordinator remove this node after a third of them."),
+    ] = None,
+    relay: Annotated[
+        bool,
+        typer.Option("--relay", help="Nobody has a port: all talk through a relay, as behind firewalls."),
+    ] = False,
 ) -> None:
     """Rehearse: the whole federation as processes on this machine, with certificates and all."""
-    from holdfast.cli.rehearsal import rehearse
+    from holdfast.cli.rehearsal import Trial, rehearse
 
-    rehearse(file, data, model, folder, fresh=fresh, lose=lose)
+    rehearse(file, data, model, folder, fresh=fresh, trial=Trial(lose, remove, relay))
 
 
 federation.add_typer(running)

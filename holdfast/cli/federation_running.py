@@ -165,14 +165,23 @@ def model(
 @deploying
 def rollback(
     file: File,
-    name: Name,
     to: Annotated[int, typer.Option(help="The last round to keep; the same for every member.")],
+    name: Annotated[
+        str | None, typer.Option(help="Whose folder; where members may change, whose certificate to show.")
+    ] = None,
     folder: Folder = None,
+    certs: Certs = None,
+    output: OrderFile = None,
+    insecure: Insecure = False,
 ) -> None:
-    """Put a stopped member back to the end of an earlier round, before it went wrong."""
-    from holdfast.cli.recovery import roll_member_back
+    """Go back to the end of an earlier round, before it went wrong.
 
-    roll_member_back(file, name, to, folder)
+    Where members may change, the coordinator orders it, and all go back together. Else it puts back one
+    stopped member; run it for every member, each at its own site.
+    """
+    from holdfast.cli.recovery import roll_back
+
+    roll_back(file, name, to, folder, certs, output, insecure=insecure)
 
 
 @running.command("relay")

@@ -1,4 +1,4 @@
-"""``holdfast federation remove``, ``add`` and ``replace``: orders of the coordinator to running members."""
+"""``holdfast federation remove``, ``add``, ``replace``, ``rollback``: orders of the coordinator."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from holdfast.core.files import private_files, write_atomic
 from holdfast.engines.deploy.agreement import Decision
 from holdfast.engines.deploy.epochs import Epoch, Order, first_epoch
 from holdfast.engines.deploy.federation import NodeConfig
+from holdfast.engines.deploy.member.reach import Reach
+from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.signing import load_key, sign
-from holdfast.engines.deploy.wire.credentials import load_credentials
-from holdfast.engines.deploy.wire.dialling import open_channel
+from holdfast.engines.deploy.storage.ledger import Ledger
+from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.listening import require_loopback
-from holdfast.engines.deploy.wire.membership import Word, ask
+from holdfast.engines.deploy.wire.membership import Reply, Word
 from holdfast.experiments.consent import holds_key
 from holdfast.experiments.federation import FederationFile, read_federation
 
@@ -37,31 +39,83 @@ def change_members(
     insecure: bool,
 ) -> None:
     """Signs the order for ``member``, NAME or NAME=host:port, writes it, and tells everybody who is there."""
-    file, folder = read_federation(path), certs or path.parent / "certs"
-    if file.membership is None:
-        raise HoldfastError(f"{path} has no [membership]: its members stay as they are")
-    if not holds_key(folder, file):
-        raise HoldfastError(
-            f"{folder} holds no key of the coordinator of {path}: only it can change the members"
-        )
-    if insecure:
-        require_loopback(file, None)
-    asker = asker or _with_certificate(file, folder, insecure)
-    credentials = None if insecure else load_credentials(folder, asker)
-    told = asyncio.run(_tell(file, asker, credentials, None))
-    now = max((epoch for epoch in told.values() if epoch is not None), key=lambda e: e.number, default=None)
+    coordinator = Coordinator(path, certs, asker, insecure)
+    now, _ = coordinator.look()
     if now is None:
         raise HoldfastError("no member could be reached, so nobody knows who takes part now: try again")
-    node = _node(file, now, change, member, samples)
-    order = Order(federation=file.id, epoch=now.number, change=change, node=node)
-    order = order.model_copy(update={"signature": sign("membership", order.document, load_key(folder))})
-    output = output or path.parent / f"{change}-{node.name}.json"
-    write_atomic(output, order.model_dump_json().encode() + b"\n")
-    told = asyncio.run(_tell(file, asker, credentials, order, now))
-    took = sorted(name for name, epoch in told.items() if epoch is not None)
-    print(f"wrote {output}: {change} {node.name}, in epoch {now.number} of {len(now.nodes)} nodes")
-    print(f"told {', '.join(took) or 'nobody'}; they tell the others, and change at a round's border")
-    print("where nobody can be told over the network, copy the file to node-NAME/membership/order.json there")
+    node = _node(coordinator.file, now, change, member, samples)
+    order = Order(federation=coordinator.file.id, epoch=now.number, change=change, node=node)
+    coordinator.give(order, now, output or path.parent / f"{change}-{node.name}.json")
+
+
+@private_files()
+def roll_members_back(
+    path: Path,
+    to: int,
+    *,
+    asker: str | None,
+    certs: Path | None,
+    folder: Path | None,
+    output: Path | None,
+    insecure: bool,
+) -> None:
+    """Orders all members to go on from their models after round ``to``, in an epoch of its own.
+
+    ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
+    """
+    coordinator = Coordinator(path, certs, asker, insecure)
+    now, replies = coordinator.look()
+    if now is None and folder is not None:
+        now = Ledger(folder / "membership", first_epoch(coordinator.file)).epoch
+    if now is None:
+        raise HoldfastError("no member could be reached: start them, or give the folder of one with --dir")
+    kept = [set(its.rounds) for reply in replies if (its := reply.standing) is not None and its.rounds]
+    if kept and to not in (common := set.intersection(*kept)):
+        rounds = ", ".join(map(str, sorted(common))) or "none"
+        raise HoldfastError(
+            f"--to {to}: choose a round whose models all have kept (limits.snapshots): {rounds}"
+        )
+    order = Order(federation=coordinator.file.id, epoch=now.number, change="rollback", to=to)
+    coordinator.give(order, now, output or path.parent / f"rollback-{to}.json")
+
+
+class Coordinator:
+    """Whoever holds the coordinator's key, and a member's certificate to be heard with."""
+
+    def __init__(self, path: Path, certs: Path | None, asker: str | None, insecure: bool) -> None:
+        self.file, self.folder = read_federation(path), certs or path.parent / "certs"
+        if self.file.membership is None:
+            raise HoldfastError(f"{path} has no [membership]: its members stay as they are")
+        if not holds_key(self.folder, self.file):
+            raise HoldfastError(
+                f"{self.folder} holds no key of the coordinator of {path}: only it can change the members"
+            )
+        if insecure:
+            require_loopback(self.file, None)
+        self.asker = asker or _with_certificate(self.file, self.folder, insecure)
+        self.credentials = (
+            None if insecure else load_credentials(self.folder, self.asker, self.file.coordinator)
+        )
+
+    def look(self) -> tuple[Epoch | None, list[Reply]]:
+        """The epoch under way, None if nobody can be reached, and what those say who are in it."""
+        told = [answer for answer in self._tell(None, first_epoch(self.file)).values() if answer is not None]
+        now = max((epoch for epoch, _ in told), key=lambda epoch: epoch.number, default=None)
+        return now, [reply for epoch, reply in told if now is not None and epoch.number == now.number]
+
+    def give(self, order: Order, now: Epoch, output: Path) -> None:
+        """Signs ``order``, writes it to ``output``, and tells everybody who is there."""
+        key = load_key(self.folder)
+        order = order.model_copy(update={"signature": sign("membership", order.document, key)})
+        write_atomic(output, order.model_dump_json().encode() + b"\n")
+        took = sorted(name for name, answer in self._tell(order, now).items() if answer is not None)
+        what = f"{order.change} {order.name if order.to is None else f'to round {order.to}'}"
+        print(f"wrote {output}: {what}, in epoch {now.number} of {len(now.nodes)} nodes")
+        print(f"told {', '.join(took) or 'nobody'}; they tell the others, and change at a round's border")
+        print("where nobody can be told over the network, copy it to node-NAME/membership/order.json there")
+
+    def _tell(self, order: Order | None, now: Epoch) -> dict[str, tuple[Epoch, Reply] | None]:
+        return asyncio.run(_tell(self.file, self.asker, self.credentials, order, now))
 
 
 def _node(file: FederationFile, now: Epoch, change: Change, member: str, samples: int | None) -> NodeConfig:
@@ -73,7 +127,7 @@ def _node(file: FederationFile, now: Epoch, change: Change, member: str, samples
     if change == "add" and name in now.names:
         raise HoldfastError(f"{name!r} takes part already; if it has lost its folder, use 'replace'")
     before = known.get(name)
-    if before is None and not address and file.server is None:
+    if before is None and not address and file.server is None and file.relay is None:
         raise HoldfastError(f"{name}: others have to reach it; give {name}=host:port")
     changes: dict[str, Any] = {"address": address} if address else {}
     if samples is not None:
@@ -91,28 +145,26 @@ def _with_certificate(file: FederationFile, folder: Path, insecure: bool) -> str
 
 
 async def _tell(
-    file: FederationFile, asker: str, credentials: Any, order: Order | None, now: Epoch | None = None
-) -> dict[str, Epoch | None]:
-    """Tells everybody an order, if there is one; the epoch that each is in, None where nobody answers."""
-    now = now or first_epoch(file)
+    file: FederationFile, asker: str, credentials: Credentials | None, order: Order | None, now: Epoch
+) -> dict[str, tuple[Epoch, Reply] | None]:
+    """Tells everybody an order, if there is one; the epoch that each is in, and its answer, if any."""
     federation = file.in_epoch(now)
     members = [federation.server] if federation.server is not None else federation.node
-    secure = credentials is not None
+    reach = Reach(file, asker, credentials, Events(asker, silence))
+    reach.open()
 
-    async def tell(name: str) -> Epoch | None:
-        channel, epoch = open_channel(federation, name, credentials), now
-        try:
-            while True:  # a member tells about a few epochs at a time
-                word = Word(federation=file.id, epoch=epoch.number, incarnation="", order=order)
-                reply = await ask(channel, asker, word, secure, TIMEOUT)
-                if reply is None or reply.epoch <= epoch.number:
-                    return None if reply is None else epoch
-                later: list[Decision] = [d for d in reply.decisions if d.epoch.number > epoch.number]
-                if not later:
-                    return epoch
-                epoch = later[-1].epoch
-        finally:
-            await channel.close()
+    async def tell(name: str) -> tuple[Epoch, Reply] | None:
+        epoch = now
+        while True:  # a member tells about a few epochs at a time
+            word = Word(federation=file.id, epoch=epoch.number, incarnation="", order=order)
+            reply = await reach.ask(federation, name, word, TIMEOUT)
+            if reply is None:
+                return None
+            later: list[Decision] = [d for d in reply.decisions if d.epoch.number > epoch.number]
+            if not later:
+                return epoch, reply
+            epoch = later[-1].epoch
 
     answers = await asyncio.gather(*(tell(member.name) for member in members))
+    await reach.close()
     return {member.name: answer for member, answer in zip(members, answers, strict=True)}

@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from holdfast.cli.membership import roll_members_back
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files
@@ -17,7 +18,7 @@ from holdfast.engines.deploy.member.template import channel_slots, state_templat
 from holdfast.engines.deploy.storage.ledger import Ledger
 from holdfast.engines.deploy.storage.messages import MessageFile
 from holdfast.engines.deploy.storage.results import write_model
-from holdfast.engines.deploy.storage.snapshots import roll_back
+from holdfast.engines.deploy.storage.snapshots import put_back
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model
 
@@ -82,15 +83,33 @@ def _current_state(folder: Path, copy: Path) -> MessageFile:
     raise HoldfastError(f"{folder} holds no intact state: has the member begun, and is this its --dir?")
 
 
-@private_files()
-def roll_member_back(path: Path, name: str, to: int, folder: Path | None) -> None:
+def roll_back(
+    path: Path,
+    name: str | None,
+    to: int,
+    folder: Path | None,
+    certs: Path | None,
+    output: Path | None,
+    *,
+    insecure: bool,
+) -> None:
     """``holdfast federation rollback``"""
     federation = read_federation(path)
-    where = member_folder(federation, path, name, folder)
-    if federation.membership is not None:
-        raise HoldfastError("rollback: members that may change agree on the round to go on from themselves")
     if to < 0 or to > federation.rounds:
         raise HoldfastError(f"--to: expected a round from 0 to {federation.rounds}, got {to}")
+    if federation.membership is not None:
+        roll_members_back(path, to, asker=name, certs=certs, folder=folder, output=output, insecure=insecure)
+    elif name is None:
+        raise HoldfastError("--name: say which member is put back; its folder has to be on this machine")
+    else:
+        roll_member_back(path, name, to, folder)
+
+
+@private_files()
+def roll_member_back(path: Path, name: str, to: int, folder: Path | None) -> None:
+    """One stopped member of a federation whose members stay."""
+    federation = read_federation(path)
+    where = member_folder(federation, path, name, folder)
 
     def same(done: int) -> bool:
         """Whether the member computed nothing between."""
@@ -100,6 +119,6 @@ def roll_member_back(path: Path, name: str, to: int, folder: Path | None) -> Non
         between = range(done, to)
         return all(node not in cohort(federation.seed, r, nodes, federation.cohort) for r in between)
 
-    round = roll_back(where, to, same)
+    round = put_back(where, to, same)
     print(f"{name} is back at the end of round {to} (state of round {round})")
     print("run the same for every member before you start any of them; who is left out will be named")

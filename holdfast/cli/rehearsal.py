@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,38 +14,46 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import tomli_w
-import torch
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from holdfast.cli.federation import figures_text
+from holdfast.cli.membership import change_members
+from holdfast.cli.rehearsal_data import write_data
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files, write_atomic
-from holdfast.core.tree import leaves, tree_map
-from holdfast.data import DATASETS, IID, Dataset, partition
-from holdfast.data.columns import Columns, write_columns
-from holdfast.data.samples import Pair
+from holdfast.engines.deploy.signing import make_key, public_key
 from holdfast.engines.deploy.wire.authority import make_certificates
 from holdfast.experiments.consent import signature_path
-from holdfast.experiments.federation import FederationFile, read_federation
-from holdfast.experiments.sites import names_code, read_data
+from holdfast.experiments.federation import FederationFile, make_federation, read_federation
+from holdfast.experiments.sites import names_code
 from holdfast.report.format import bytes_text
 
 SOON = 10.0  # seconds after which a member that is lost in a rehearsal is left out
-RANDOM_SAMPLES = 64  # per node, where there are no data to rehearse with
+
+
+class Trial(NamedTuple):
+    """What is to befall the members of a rehearsal, when a third of the rounds are done."""
+
+    lose: str | None = None  # who is killed, and left out by the others
+    remove: str | None = None  # who is removed by an order of the coordinator
+    relay: bool = False  # whether nobody can be dialled but a relay, from the beginning
+
+    @property
+    def changes(self) -> bool:
+        """Whether members change."""
+        return self.lose is not None or self.remove is not None
 
 
 @private_files()
 def rehearse(
-    path: Path, data: str | None, model: str | None, folder: Path, *, fresh: bool, lose: str | None = None
+    path: Path, data: str | None, model: str | None, folder: Path, *, fresh: bool, trial: Trial
 ) -> None:
     """``holdfast federation try``"""
     original = read_federation(path, model)
-    if lose is not None:
-        original = _with_a_loss(original, lose)
+    _check_trial(original, trial)
     if path.resolve().parent == folder.resolve():
         raise HoldfastError(f"--dir {folder} holds {path.name} itself; a rehearsal needs a folder of its own")
     if original.own_model is not None:
@@ -53,39 +62,53 @@ def rehearse(
         if any(folder.iterdir()) and not (folder / "federation.toml").exists():
             raise HoldfastError(f"--fresh: {folder} is not the folder of a rehearsal; delete it yourself")
         shutil.rmtree(folder)
+    raw = tomllib.loads(path.read_text(encoding="utf-8"))
     if not (folder / "federation.toml").exists():
         folder.mkdir(parents=True, exist_ok=True)
         if not (data and names_code(data)):
-            _write_data(original, data, folder)
-        make_certificates(folder / "certs", original.name, [m.name for m in original.certified], days=7)
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            write_data(original, data, folder)
+        _prepare(raw, trial, folder / "certs")
         _on_loopback(raw)
-        if lose is not None:
-            raw["membership"]["remove_after"] = SOON
-            raw.pop("coordinator", None)  # who has not signed this one
+        certified = [*raw["node"], *(raw[role] for role in ("server", "relay") if role in raw)]
+        make_certificates(folder / "certs", original.name, [m["name"] for m in certified], days=7)
         write_atomic(folder / "federation.toml", tomli_w.dumps(raw).encode())
-        if signature_path(path).exists() and lose is None:  # addresses are no part of what is signed
+        if signature_path(path).exists() and not trial.changes:  # addresses are no part of what is signed
             write_atomic(signature_path(folder / "federation.toml"), signature_path(path).read_bytes())
+    else:
+        _prepare(raw, trial, folder / "certs")
     federation = read_federation(folder / "federation.toml")
-    if federation.id != original.id:
+    if federation.id != make_federation(raw, str(path)).id:
         raise HoldfastError(f"{folder} is a rehearsal of another federation; add --fresh to begin anew")
-    Rehearsal(federation, folder, model, data if data and names_code(data) else None, lose).run()
+    Rehearsal(federation, folder, model, data if data and names_code(data) else None, trial).run()
 
 
-def _with_a_loss(federation: FederationFile, name: str) -> FederationFile:
-    """The federation as it is rehearsed if ``name`` is lost on the way."""
-    if name not in federation.names:
-        raise unknown("node in the federation", name, federation.names)
-    if federation.membership is None or federation.membership.remove_after is None:
+def _check_trial(federation: FederationFile, trial: Trial) -> None:
+    for name in filter(None, (trial.lose, trial.remove)):
+        if name not in federation.names:
+            raise unknown("node in the federation", name, federation.names)
+    rules = federation.membership
+    if trial.lose is not None and (rules is None or rules.remove_after is None):
         raise HoldfastError(
             "--lose: the federation file does not say after which time a member is left out; "
             "add [membership] with remove_after"
         )
-    rules = federation.membership.model_copy(update={"remove_after": SOON})
-    changed = federation.of(federation.model_dump() | {"membership": rules.model_dump(), "coordinator": None})
-    changed._own_model = federation.own_model
-    changed.check()
-    return changed
+    if trial.remove is not None and rules is None:
+        raise HoldfastError("--remove: members of this federation stay as they are; add [membership]")
+    if trial.relay and federation.server is not None:
+        raise HoldfastError("--relay: nodes dial the server, and need no relay")
+
+
+def _prepare(raw: dict[str, Any], trial: Trial, certs: Path) -> None:
+    """Changes the file ``raw`` for what is to be rehearsed."""
+    if trial.changes:  # the coordinator has not signed this one; here the rehearsal is the coordinator
+        raw["coordinator"] = public_key(make_key(certs))
+    if trial.lose is not None:
+        raw["membership"]["remove_after"] = SOON
+    elif trial.remove is not None:  # by the order alone
+        raw["membership"].pop("remove_after", None)
+    if trial.relay:
+        raw.setdefault("relay", {"name": "relay", "address": "127.0.0.1:1"})
+        raw["node"] = [{k: v for k, v in node.items() if k != "address"} for node in raw["node"]]
 
 
 def _on_loopback(raw: dict[str, Any]) -> None:
@@ -99,61 +122,6 @@ def _on_loopback(raw: dict[str, Any]) -> None:
         taken.close()
 
 
-def _write_data(federation: FederationFile, data: str | None, folder: Path) -> None:
-    """One npz file for each node, as the sites would have it."""
-    for i, (name, part) in enumerate(zip(federation.names, _split(federation, data), strict=True)):
-        count, own = federation.node[i].samples, len(next(leaves(part.train)))
-        if count is not None and own < count:
-            raise HoldfastError(f"{name}: the file says {count} samples, the rehearsal has {own}")
-        train = tree_map(lambda column, count=count: column[:count], part.train)
-        if isinstance(train, Pair):
-            test = {} if part.test is None else {"x_test": part.test.x, "y_test": part.test.y}
-            np.savez(folder / f"{name}.npz", x_train=train.x, y_train=train.y, **test)
-        else:
-            write_columns(folder / f"{name}.npz", Columns(train, part.test))
-
-
-class Part(NamedTuple):
-    """What a node has in a rehearsal: trees of samples."""
-
-    train: Any
-    test: Any
-
-
-def _split(federation: FederationFile, data: str | None) -> list[Part]:
-    nodes, seed, problem = len(federation.node), federation.seed, federation.problem
-    if data is None:
-        if problem.input_shape is None:
-            raise HoldfastError("columns cannot be made up: give --data, an npz file like a node's own")
-        rng = np.random.default_rng(seed)
-        parts = []
-        for node in federation.node:
-            count = (node.samples or RANDOM_SAMPLES) + RANDOM_SAMPLES // 4
-            x = torch.from_numpy(rng.standard_normal((count, *problem.input_shape)).astype(np.float32))
-            y = rng.standard_normal(count).astype(np.float32)
-            labels = torch.from_numpy(
-                y if problem.classes is None else rng.integers(0, problem.classes, count)
-            )
-            cut = count - RANDOM_SAMPLES // 4
-            parts.append(Part(Pair(x[:cut], labels[:cut]), Pair(x[cut:], labels[cut:])))
-        return parts
-    dataset = read_data(Path(data)) if Path(data).suffix == ".npz" else _registered(data, nodes, seed)
-    if isinstance(dataset, Columns):
-        train, test = dataset.train, dataset.test
-        order = np.random.default_rng(seed).permutation(len(next(leaves(train))))
-        rows = [torch.from_numpy(np.sort(own)) for own in np.array_split(order, nodes)]
-        return [Part(tree_map(lambda column, own=own: column[own], train), test) for own in rows]
-    split = partition(dataset.x_train, dataset.y_train, IID(), nodes=nodes, seed=seed)
-    return [Part(split.node(i), Pair(dataset.x_test, dataset.y_test)) for i in range(nodes)]
-
-
-def _registered(data: str, nodes: int, seed: int) -> Dataset:
-    found = DATASETS.build(data, {}, nodes=nodes, seed=seed)
-    if not isinstance(found, Dataset):
-        raise HoldfastError(f"--data {data}: a rehearsal divides arrays only; give an npz file")
-    return found
-
-
 class Rehearsal:
     """All members as child processes; their log lines go to files, and their state to a table."""
 
@@ -163,14 +131,16 @@ class Rehearsal:
         folder: Path,
         model: str | None,
         code: str | None,
-        lose: str | None = None,
+        trial: Trial,
     ) -> None:
         self.federation, self.folder, self.model = federation, folder, model
-        self.lose = lose  # who is killed when it has done a third of its rounds
+        self.trial: Trial | None = trial if trial.changes else None  # None: nothing is to happen any more
         self.code = code  # every node's ``--data module:function``; None: the files that were written
         self.rounds: dict[str, int] = {}
         self.doing: dict[str, str] = {}
         self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.leaving: list[subprocess.Popen[str]] = []  # who was removed
+        self.events_seen: set[str] = set()
         self.followers: list[threading.Thread] = []
 
     def run(self) -> None:
@@ -184,18 +154,18 @@ class Rehearsal:
                 while any(process.poll() is None for process in members):
                     if self._failed():
                         break
-                    if self.lose is not None and 3 * self.rounds.get(self.lose, 0) >= self.federation.rounds:
-                        self.processes.pop(self.lose).kill()
-                        self.lose = None
+                    self._try()
+                    self._let_go()
                     time.sleep(0.1)
             failed = self._failed()  # before the others are stopped
         except KeyboardInterrupt:
             print("stopped; the same command goes on from here", file=sys.stderr)
             sys.exit(130)
         finally:
-            for process in self.processes.values():
+            for process in (*self.processes.values(), *self.leaving):
                 process.terminate()
-            for process in self.processes.values():
+                process.send_signal(signal.SIGCONT)
+            for process in (*self.processes.values(), *self.leaving):
                 process.wait()
             for follower in self.followers:
                 follower.join()
@@ -210,6 +180,36 @@ class Rehearsal:
         console.print(
             f"rehearsed; models, metrics and logs are in {self.folder}", soft_wrap=True, markup=False
         )
+
+    def _try(self) -> None:
+        """What is to befall somebody, once it has done a third of its rounds."""
+        trial = self.trial
+        if trial is None:
+            return
+        victims = [name for name in (trial.lose, trial.remove) if name is not None]
+        if any(3 * self.rounds.get(name, 0) < self.federation.rounds for name in victims):
+            return
+        self.trial = None
+        if trial.lose is not None:
+            self.processes.pop(trial.lose).kill()
+        if trial.remove is not None:
+            self._remove(trial.remove)
+
+    def _remove(self, name: str) -> None:
+        """As the coordinator does it; ``name`` is held up, lest all have finished before they are told."""
+        leaving = self.processes.pop(name)
+        leaving.send_signal(signal.SIGSTOP)
+        self.leaving.append(leaving)
+        file = self.folder / "federation.toml"
+        asker = next(other for other in self.federation.names if other != name)
+        change_members(
+            file, "remove", name, asker=asker, certs=None, samples=None, output=None, insecure=False
+        )
+
+    def _let_go(self) -> None:
+        """Whom the others go on without: it hears of that, says so and ends."""
+        if self.leaving and "a new epoch" in self.events_seen:
+            self.leaving[0].send_signal(signal.SIGCONT)
 
     def _failed(self) -> str:
         """A member that ended with an error, if any."""
@@ -245,6 +245,7 @@ class Rehearsal:
                 except json.JSONDecodeError:
                     continue
                 self.doing[name] = entry["event"]
+                self.events_seen.add(entry["event"])
                 self.rounds[name] = entry.get("round", self.rounds.get(name, 0))
 
     def _table(self) -> Table:

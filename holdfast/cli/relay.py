@@ -22,7 +22,7 @@ def run_relay(path: Path, certs: Path | None, listen: str | None) -> None:
     if federation.relay is None:
         raise HoldfastError(f"{path} has no [relay]: add one with a name and an address")
     name = federation.relay.name
-    credentials = load_credentials(certs or path.parent / "certs", name)
+    credentials = load_credentials(certs or path.parent / "certs", name, federation.coordinator)
     events = Events(name, json_lines)
 
     async def serve() -> None:

@@ -34,6 +34,7 @@ class Mixing:
     by: Literal["neighbours", "an averaging server", "a leading server"]
     nodes: int
     weights: csr_array | None = None  # W, [nodes, nodes]; None with a server, where W = 11^T / n
+    compensated: bool = False  # the method makes up for what is left out of messages: no feedback is needed
 
     @property
     def norm(self) -> float:

@@ -27,6 +27,7 @@ class Method(Hyperparameters):
     uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
     keeps_sums: ClassVar[bool] = True  # True: what it promises needs exchanges that keep sums over nodes
     uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
+    compensates: ClassVar[bool] = False  # True: makes up itself for what a compressor leaves out of messages
     # Not inherited: a subclass that overrides anything has to declare them anew.
     unequal_steps: ClassVar[bool] = False  # True: ``local_steps`` may differ from node to node
     allows_late: ClassVar[bool] = False  # True: a server may leave out clients in any pattern; same limit
@@ -123,10 +124,12 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
     """A method led by a server that holds state; clients may be sampled.
 
     A round: the clients of the cohort receive ``broadcast(server)``, run ``client`` and send its message; the
-    server takes in the mean of the messages. ``[d]`` on the server, ``[..., d]`` on the clients.
+    server takes in the mean of the messages; the clients end the round with ``settle``. ``[d]`` on the
+    server, ``[..., d]`` on the clients.
     """
 
     allows_cohorts: ClassVar[bool] = True
+    answers: ClassVar[bool] = False  # True: before it settles, the cohort is sent ``answer``
 
     @property
     def clippable(self) -> bool:
@@ -157,6 +160,14 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
     @abstractmethod
     def server(self, server: S, mean: Any, share: float) -> S:
         """Takes in the cohort's mean message; ``share`` = cohort size / number of clients."""
+
+    def answer(self, server: S) -> Any:
+        """What the cohort is sent once the server has taken in its messages, if the method ``answers``."""
+        return ()
+
+    def settle(self, s: State, sent: Any, answer: Any, oracle: Oracle) -> State:
+        """A client's state at the end of the round; ``sent`` is its message as it arrived at the server."""
+        return s
 
     @abstractmethod
     def model(self, server: S) -> Tensor:

@@ -43,6 +43,16 @@ class Oracle(Protocol):
         With ``gradient_norm`` the solver stops at that norm of the gradient instead of by its own rule.
         """
 
+    def coin(self, probability: float) -> bool:
+        """A coin that falls alike for all clients of the round's cohort: true with ``probability``."""
+
+    def parts(self, x: Tensor, copies: int) -> Tensor:
+        """Weights like ``x`` [..., d]: which of its entries this client sends, drawn anew in every round.
+
+        Of the c clients in the cohort, ``copies`` send each entry; their weight is c/copies, that of others
+        zero. The mean of weighted messages is then, entry by entry, the mean over those who send it.
+        """
+
     def steps(self, given: LocalSteps) -> Steps:
         """How many local steps the node takes in this round, [..., 1] where the nodes here differ.
 

@@ -38,6 +38,7 @@ class Stream(IntEnum):
     CHANNEL = 6
     ORDER = 7
     TRANSFORM = 8
+    PARTS = 9
     DROPOUT = 1 << 16  # the layers of a model count up from here
     AUGMENT = 1 << 24  # the draws of an augmentation count up from here
     NOISE = 1 << 25  # the noise of an access to private data, and what else that access releases

@@ -18,7 +18,7 @@ from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
-from holdfast.engines.common.fit import check_fit, placed
+from holdfast.engines.common.fit import check_fit, check_unanswered, placed
 from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.own_model import OwnModel, read_own_model
@@ -97,7 +97,15 @@ class FederationFile(Federation):
         """The federation with the members of ``epoch``, of which this one is the file; checked."""
         if epoch.number == 0:
             return self
-        changed = self.of(self.model_dump() | {"node": [node.model_dump() for node in epoch.nodes]})
+        own = {node.name: node.address for node in self.node}
+        where = {node.name: node.address or own.get(node.name, "") for node in epoch.nodes}
+        nodes = [{**node.model_dump(), "address": where[node.name]} for node in epoch.nodes]
+        changes: dict[str, Any] = {"node": nodes}
+        if self.relay is not None:
+            there = {*epoch.names, *([self.server.name] if self.server else [])}
+            links = [pair for pair in self.relay.links if there.issuperset(pair)]
+            changes["relay"] = {**self.relay.model_dump(), "links": links}
+        changed = self.of(self.model_dump() | changes)
         changed._own_model, changed._epoch, changed._first_round = self._own_model, epoch.number, epoch.first
         changed._members_digest = f"{self.id} {epoch.digest}"
         changed.check()
@@ -202,9 +210,11 @@ class FederationFile(Federation):
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
         self._check_trust()
         self._check_round()
-        self._check_aggregation()
-        cohort = self.network.cohort if self.round is None else self.round.quorum  # or any larger number
+        self._check_secure_aggregation()
+        quorum = None if self.round is None else self.round.quorum
+        cohort = self.network.cohort if quorum is None else quorum  # or any larger number
         check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
+        check_unanswered(self.method, "a deployed federation")
         if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
         if self.server is not None and not self.member_network.is_server:
@@ -230,10 +240,19 @@ class FederationFile(Federation):
                 )
 
     def _check_round(self) -> None:
-        """Whether some may be late, if the file says so."""
+        """Whether some may be late or do less, if the file says so."""
         if self.round is None:
             return
-        method, quorum = self.method, self.round.quorum
+        method, quorum, deadline = self.method, self.round.quorum, self.round.deadline
+        if (quorum is None) != (deadline is None):
+            raise HoldfastError("round: quorum and deadline go together; give both, or neither")
+        if self.round.budget is not None:
+            if "local_steps" not in vars(method):
+                raise HoldfastError(f"round.budget: {self.algorithm.name} takes no local_steps; leave it out")
+            if why := method.why_equal_steps:
+                raise HoldfastError(f"round.budget: all nodes have to take as many local steps, as {why}")
+        if quorum is None or deadline is None:
+            return
         if not isinstance(method, ServerAlgorithm) or not method.allows_late:
             why = "needs a message of every node in every round"
             if isinstance(method, ServerAlgorithm) and method.allows_cohorts:
@@ -241,11 +260,11 @@ class FederationFile(Federation):
             made: dict[str, Any] = {name: ALGORITHMS[name] for name in ALGORITHMS}
             able = sorted(name for name, method_class in made.items() if method_class.allows_late)
             raise HoldfastError(
-                f"round: {self.algorithm.name} {why}; leave [round] out, or choose one of {', '.join(able)}"
+                f"round: {self.algorithm.name} {why}; leave out the quorum, or choose {', '.join(able)}"
             )
         if quorum > self.cohort:
             raise HoldfastError(f"round.quorum: should be at most the cohort's {self.cohort}, got {quorum}")
-        if self.round.deadline >= self.limits.wait:
+        if deadline >= self.limits.wait:
             raise HoldfastError("round.deadline: should be less than limits.wait, after which members stop")
         if self.membership is not None and quorum > self.membership.minimum:
             raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
@@ -254,17 +273,21 @@ class FederationFile(Federation):
         """Whether members can do what the network's rule needs; nobody is asked to attack."""
         if self.member_network.attack is not None:
             raise HoldfastError("network.attack: it is for simulations, with 'holdfast run'; leave it out")
-        if not self.member_network.aggregation.plain and (self.aggregation or self.averages_statistics):
-            hidden = "secure aggregation shows sums only" if self.aggregation else "statistics are averaged"
+        if not self.member_network.aggregation.plain and (
+            self.secure_aggregation or self.averages_statistics
+        ):
+            hidden = (
+                "secure aggregation shows sums only" if self.secure_aggregation else "statistics are averaged"
+            )
             raise HoldfastError(
                 f"network.aggregation: a rule needs single messages, and {hidden}; leave one out"
             )
 
-    def _check_aggregation(self) -> None:
+    def _check_secure_aggregation(self) -> None:
         """Whether messages can be added up under masks, if the file says so."""
-        if self.aggregation is None:
+        if self.secure_aggregation is None:
             return
-        given, cohort = self.aggregation.threshold, self.cohort
+        given, cohort = self.secure_aggregation.threshold, self.cohort
         threshold, why = given or default_threshold(cohort), ""
         if not self.led:
             why = f"it is for methods that a server leads, and {self.algorithm.name} is none"
@@ -278,10 +301,10 @@ class FederationFile(Federation):
             why = f"among {cohort} clients a sum hides nothing; it takes 3 or more in every round"
         elif not cohort / 2 < threshold <= cohort:
             why = f"threshold = {threshold} of {cohort} clients; expected more than half"
-        elif self.round is not None and self.round.quorum < threshold:
+        elif self.round is not None and self.round.quorum is not None and self.round.quorum < threshold:
             why = f"round.quorum = {self.round.quorum} is less than its threshold of {threshold}"
         if why:
-            raise HoldfastError(f"aggregation: {why}")
+            raise HoldfastError(f"secure_aggregation: {why}")
 
     def _check_membership(self) -> None:
         """Whether members may change, if the file says so."""
@@ -294,8 +317,6 @@ class FederationFile(Federation):
             why = "links have to be the same in every round"
         elif network.is_server and not self.led:
             why = f"with a server it needs a method that the server leads; {self.algorithm.name} is none"
-        elif self.relay is not None:
-            why = "all have to reach one another, and some do only through the relay"
         elif len(self.node) < self.membership.minimum:
             why = f"there are {len(self.node)} nodes, fewer than membership.minimum"
         after = self.membership.remove_after

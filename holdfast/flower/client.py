@@ -135,7 +135,7 @@ class _Stage:
         oracle = self._oracle(stage)
         after, sent = method.client(state, as_tree(received, shape, "the server's message"), oracle)
         self.losses = oracle.losses
-        self.memory.write(stage, after)
+        self.memory.write(stage, method.settle(after, sent, (), oracle))
         return tree_map(lambda t: t[0], sent)
 
     def _averaged(self, method: Algorithm, x0: Tensor | None, means: Named) -> tuple[bool, Any]:

@@ -20,7 +20,7 @@ from holdfast.core.fingerprint import fingerprint
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import tree_map
 from holdfast.core.validation import Cohort
-from holdfast.engines.common.fit import check_fit
+from holdfast.engines.common.fit import check_fit, check_unanswered
 from holdfast.engines.common.survey import client_message, grown
 from holdfast.flower.records import (
     ARRAYS,
@@ -68,6 +68,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]  # flwr need not be instal
         evaluation: FlowerStrategy | None = None,
     ) -> None:
         check_fit(method, nodes, server(nodes), cohort)
+        check_unanswered(method, "flower.Strategy")
         self.flat = FlatModel(model, torch.device("cpu"), getattr(torch, dtype))
         if self.flat.statistics:
             raise HoldfastError(

@@ -133,11 +133,14 @@ def judge_finished(
         records = {task.preset.file: record for task, record in found if record is not None}
         if not records:
             raise HoldfastError(f"{folder} has no finished run of {paper.id}/{experiment.id}")
-        parts = [
-            f"`{task.preset.file}` {len(record.summary['jobs']) if record else 0} of {len(task.plan().jobs)}"
+        jobs = {
+            f"`{task.preset.file}`": (len(record.summary["jobs"]) if record else 0, len(task.plan().jobs))
             for task, record in found
-        ]
-        note = f"Judged as far as it was run, by jobs: {', '.join(parts)}."
+        }
+        note = ""
+        if any(done < planned for done, planned in jobs.values()):
+            parts = ", ".join(f"{preset} {done} of {planned}" for preset, (done, planned) in jobs.items())
+            note = f"Judged as far as it was run, by jobs: {parts}."
         with locked(folder):
             judgements.append(_judged(paper, experiment, records, circumstances, folder, note))
         _show(console, judgements[-1], folder)

@@ -60,7 +60,7 @@ def test_every_method_that_declares_it_is_tested():
 def test_the_others_refuse_with_a_reason(name):
     if "local_steps" not in parameters(ALGORITHMS[name]):
         return
-    needed = {"lr": 0.1, "head": 1, "local": 1, "alpha": 0.5}
+    needed = {"lr": 0.1, "eta": 0.5, "head": 1, "local": 1, "alpha": 0.5}
     given = {key: value for key, value in needed.items() if key in parameters(ALGORITHMS[name])}
     with pytest.raises(hf.HoldfastError, match="local_steps: one number for all nodes, as "):
         ALGORITHMS[name](**given, local_steps=[1, 2])

@@ -38,7 +38,10 @@ def is_served(case: Case, channel: hf.Channel) -> bool:
     """Whether ``channel`` is made for what the method asks of it, as the first test below makes sure.
 
     What remembers its messages cannot give the plain sum over neighbours, nor send each link something else.
+    A server that remembers them would mislead clients that settle a round by what arrived.
     """
+    if channel is GRID and case.name in ("scallion", "scafcom", "a-fedpd", "tamuna"):
+        return False
     return channel is HALF or not (case.name in ("ecl", "pdmm") or case.options.get("alpha") == 0.1)
 
 

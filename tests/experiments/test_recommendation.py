@@ -98,5 +98,5 @@ def test_people_read_why() -> None:
     shown = " ".join(holdfast("recommend").out.split())
     assert "led" in shown
     assert "one vector per link" in shown
-    assert "docs/benchmarks.md#one-vector-over-every-link" in shown
+    assert "docs/which.md#what-stands-out" in shown
     assert "holdfast tune" in shown

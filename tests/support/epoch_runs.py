@@ -16,6 +16,7 @@ from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.deploy.agreement import Decision
 from holdfast.engines.deploy.epochs import Epoch, first_epoch
+from holdfast.engines.deploy.federation import LimitsConfig
 from holdfast.engines.deploy.member.base import Member
 from holdfast.engines.deploy.member.lifetime import run_through_epochs
 from holdfast.engines.deploy.member.node import Node
@@ -24,7 +25,7 @@ from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.kept_models import KeptModels
 from holdfast.engines.deploy.wire.authority import make_certificates
-from holdfast.engines.deploy.wire.credentials import load_credentials
+from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.experiments.federation import FederationFile
 from holdfast.experiments.sites import initial_model, open_site
 from holdfast.problem.losses import LOSSES
@@ -49,8 +50,10 @@ def problem_of(federation: FederationFile) -> ModelProblem:
 
 def simulate_epochs(file: FederationFile, epochs: list[Epoch]) -> dict[str, Tensor]:
     """The simulator's models after all rounds, by name."""
-    simulation, now = None, first_epoch(file)
-    for epoch in [now, *epochs]:
+    simulation, now, lasting = None, first_epoch(file), list[Epoch]()
+    for epoch in epochs:  # all that came after the round that everybody goes back to is forgotten
+        lasting = [*(before for before in lasting if before.first <= epoch.first), epoch]
+    for epoch in [now, *lasting]:
         federation = file.in_epoch(epoch)
         cohort: Any = federation.network.cohort
         if simulation is None:
@@ -83,7 +86,8 @@ def epochs_of(folder: Path) -> list[Epoch]:
 
 def last_model(folder: Path, epochs: list[Epoch]) -> Tensor:
     """A node's model after its last round, in full precision: the newest that it keeps."""
-    kept = KeptModels(folder / f"epoch-{epochs[-1].number}" if epochs else folder, 0, lambda: True)
+    place = folder / f"epoch-{epochs[-1].number}" if epochs else folder
+    kept = KeptModels(place, 0, lambda: True, LimitsConfig())
     file = kept.find(kept.rounds[-1])
     assert file is not None
     (spec,) = file.header.tensors
@@ -103,7 +107,10 @@ class Threads:
         self.log: list[dict[str, Any]] = []
         self.limit = file.rounds + 1
         self.certs = folder / "certs"
-        make_certificates(self.certs, file.name, [*(m.name for m in file.members), *extra], days=1)
+        make_certificates(self.certs, file.name, [*(m.name for m in file.certified), *extra], days=1)
+
+    def credentials(self, name: str) -> Credentials:
+        return load_credentials(self.certs, name, self.file.coordinator)
 
     def start(self, name: str, file: FederationFile | None = None, folder: str = "") -> None:
         self.threads[name] = threading.Thread(
@@ -114,7 +121,7 @@ class Threads:
     def _run(self, name: str, file: FederationFile, folder: Path) -> None:
         serves = file.server is not None and file.server.name == name
         addresses = {member.name: member.address for member in file.members}
-        listen = addresses.get(name) if serves or file.server is None else None
+        listen = addresses.get(name) or None if serves or file.server is None else None
 
         def make(now: FederationFile, hosting: Any) -> Any:
             with DRAWING:
@@ -131,7 +138,7 @@ class Threads:
 
         events = Events(name, self.write)
         try:
-            credentials = load_credentials(self.certs, name)
+            credentials = self.credentials(name)
             model = run_through_epochs(file, name, folder, credentials, events, make, run, listen=listen)
             if model is not None:
                 self.models[name] = model

@@ -89,8 +89,12 @@ def make_data(node: int, shape: tuple[int, ...] = (SHAPE,), samples: int = SAMPL
     )
 
 
-def simulate(federation: FederationFile, cohorts: list[list[int]] | None = None) -> Simulation:
-    """The simulator on the same federation, run to its end; with recorded ``cohorts``, if given."""
+def simulate(
+    federation: FederationFile,
+    cohorts: list[list[int]] | None = None,
+    steps: list[list[int]] | None = None,
+) -> Simulation:
+    """The simulator on the same federation, run to its end; with recorded cohorts and steps, if given."""
     shape = tuple(federation.problem.input_shape)
     data = [make_data(i, shape) for i in range(len(federation.node))]
     problem = federation.problem
@@ -110,6 +114,7 @@ def simulate(federation: FederationFile, cohorts: list[list[int]] | None = None)
         seed=federation.seed,
         cohort=cohorts or cohort or "all",
         channel=federation.wire_channel,
+        steps=steps,
     )
     for _ in range(federation.rounds):
         simulation.step()
@@ -315,16 +320,34 @@ def forked_member(
     return process
 
 
+def forked_relay(path: Path) -> multiprocessing.context.ForkServerProcess:
+    """The relay, likewise."""
+    process = FORKS.Process(target=_run_relay, args=(path,), daemon=True)
+    process.start()
+    return process
+
+
+def _run_relay(path: Path) -> None:
+    from holdfast.cli.relay import run_relay
+
+    _log_to(path.parent / "relay.log")
+    run_relay(path, None, None)
+
+
+def _log_to(path: Path) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
 def _run_member(path: Path, name: str, listen: str | None) -> None:
     import toy_channels  # noqa: F401 - registers a channel
 
     from holdfast.cli.node import MemberOptions, run_node, run_server
 
     torch.set_num_threads(1)
-    log = os.open(path.parent / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    _log_to(path.parent / f"{name}.log")
     options, data = MemberOptions(path, name, listen=listen, log="json"), path.parent / f"{name}.npz"
     if data.exists():
         run_node(options, data, "cpu")

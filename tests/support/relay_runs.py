@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from epoch_runs import Threads
 from federation_runs import DeployedRun, free_ports
 
 from holdfast.engines.deploy.member.network import NetworkThread
@@ -22,9 +23,9 @@ def relayed(raw: dict[str, Any], outgoing: str, links: list[list[str]] | None = 
 
 
 @contextmanager
-def relaying(run: DeployedRun, kind: type[Relay] = Relay) -> Iterator[Relay]:
+def relaying(run: DeployedRun | Threads, kind: type[Relay] = Relay) -> Iterator[Relay]:
     """A relay in a thread of this process."""
-    network, federation = NetworkThread(), run.federation
+    network, federation = NetworkThread(), run.file if isinstance(run, Threads) else run.federation
     assert federation.relay is not None
     relay = kind(federation, Events("relay", run.log.append))
     serving = relay.serve(federation.relay.address, run.credentials("relay"))

@@ -141,11 +141,11 @@ class Carrier:
             return Sent(message, message, message)
         return self._through(self.channel.down, message, (), self.nodes.new_full((1,), nodes), exchange)
 
-    def broadcast(self, message: Any, nodes: int) -> Sent:
+    def broadcast(self, message: Any, nodes: int, exchange: int = 0) -> Sent:
         """``answer`` of a server that leads; ``message`` is the row itself."""
         if self.channel.down.transparent:
             return Sent(message, message, message)
-        sent = self.answer(tree_map(lambda t: t[None], message), 0, nodes)
+        sent = self.answer(tree_map(lambda t: t[None], message), exchange, nodes)
         return Sent(message, sent.wire, tree_map(lambda t: t[0], sent.arrived))
 
     def from_neighbours(self, sent: Sent, inbox: Inbox[Any], peers: Peers) -> Inbox[Any]:

@@ -102,7 +102,8 @@ def _try_server(expected: Expected, method: ServerAlgorithm[Any], network: Netwo
     expected.tensors(f"{name}.init_server", "the state", server, OF_SERVER, lambda t: t.ndim > 0)
     received = method.broadcast(server)
     expected.tensors(f"{name}.broadcast", "the message", received, OF_SERVER, lambda t: t.ndim > 0)
-    given = method.client(clients, received, _oracle(network, expected.dim))
+    oracle = _oracle(network, expected.dim)
+    given = method.client(clients, received, oracle)
     after, message = expected.pair(
         f"{name}.client", given, "the client's new state and its message to the server"
     )
@@ -112,7 +113,11 @@ def _try_server(expected: Expected, method: ServerAlgorithm[Any], network: Netwo
     later = method.server(server, _first_row(message), 1.0)
     expected.alike(f"{name}.server", "the state", later, server, "init_server gave")
     expected.alike(f"{name}.model", "the model", method.model(later), x0, "expected")
-    _check_optional(expected, method, after, rows)
+    answer = method.answer(later)
+    expected.tensors(f"{name}.answer", "the message", answer, OF_SERVER, lambda t: t.ndim > 0)
+    settled = method.settle(after, message, answer, oracle)
+    expected.alike(f"{name}.settle", "the state", settled, clients, "init gave")
+    _check_optional(expected, method, settled, rows)
     return message
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Literal, get_args
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.contract.channel import Mixing, Use
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import has_leaves
 from holdfast.core.validation import Cohort, quoted
 from holdfast.engines.common.contract_check import check_channel, check_method
 from holdfast.engines.common.survey import method_uses
@@ -15,6 +16,9 @@ from holdfast.topology import Network
 
 Cohorts = Sequence[Sequence[int]]
 """The nodes that take part in round 0, 1, ..., as they were recorded; not drawn."""
+
+StepsTaken = Sequence[Sequence[int]]
+"""The local steps of every node in round 0, 1, ..., as they were recorded: at most the method's."""
 
 ROUNDING = 1e-9
 """By how much a computed eigenvalue may miss a bound that it meets: an even ring has exactly -1/3."""
@@ -47,8 +51,10 @@ def placed(channel: Channel, method: Method, network: Network) -> Channel:
     """``channel`` as ``method`` uses it on ``network``."""
     if not network.is_server:
         return channel.placed(Mixing("neighbours", network.nodes, network.weights))
-    leads = isinstance(method, ServerAlgorithm)
-    return channel.placed(Mixing("a leading server" if leads else "an averaging server", network.nodes))
+    by: Literal["a leading server", "an averaging server"] = "an averaging server"
+    if isinstance(method, ServerAlgorithm):
+        by = "a leading server"
+    return channel.placed(Mixing(by, network.nodes, compensated=method.compensates))
 
 
 def check_fit(
@@ -83,6 +89,35 @@ def check_fit(
             reason = REASONS[use].format(method=type(method).__name__)
             raise HoldfastError(f"channel {name} {reason}; or choose another channel")
     check_channel(channel, method, network, messages)
+    if isinstance(method, ServerAlgorithm) and (method.answers or method.compensates):
+        memory = (channel.init_receiver(messages[0]), channel.init(messages[0]) if method.compensates else ())
+        if has_leaves(memory):
+            raise HoldfastError(
+                f"channel {name} remembers messages, and {type(method).__name__} counts on what arrives of "
+                "each; choose another channel, such as 'top-k'"
+            )
+
+
+def check_unanswered(method: Method, where: str) -> None:
+    """Refuses a method whose server answers at the end of a round; ``where`` is what cannot do that."""
+    if isinstance(method, ServerAlgorithm) and method.answers:
+        raise HoldfastError(
+            f"{type(method).__name__}: its server answers the cohort at the end of a round, and {where} does "
+            "not; run it in a simulation, or take SCAFFOLD or FedDyn"
+        )
+
+
+def check_steps(method: Method, nodes: int, steps: StepsTaken | None) -> None:
+    """Refuses recorded numbers of local steps that cannot be."""
+    if steps is None:
+        return
+    if "local_steps" not in vars(method):
+        raise HoldfastError(f"steps: {type(method).__name__} takes no local_steps, so leave them out")
+    if why := method.why_equal_steps:
+        raise HoldfastError(f"steps: they have to be the same for all nodes, as {why}")
+    for round, own in enumerate(steps):
+        if len(own) != nodes or min(own) < 1:
+            raise HoldfastError(f"steps: round {round} has {quoted(own)}, expected {nodes} numbers from 1 on")
 
 
 def _check_rule(method: Method, network: Network, cohort: Cohort | Cohorts, uses: set[Use]) -> None:

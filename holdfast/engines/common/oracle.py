@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.contract import LocalSteps, Steps
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import Stream, Word, uniform
+from holdfast.core.randomness import Stream, Word, coin, uniform
 from holdfast.engines.common.counters import Accesses, Work
 from holdfast.problem.problem import Problem
 from holdfast.solvers import Newton, Solver
@@ -56,13 +56,19 @@ class BatchOracle:
     step: int = 0  # the number of the next minibatch
     read: int = 0  # the number of the next gradient of all data
     accesses: Accesses = field(default_factory=Accesses)
+    limits: Callable[[int], int] | None = None  # (node) -> more local steps than that it does not take
     until: Tensor | None = None  # [m, 1]: the number of each node's minibatches in the round; None: any
     losses: list[Tensor] = field(default_factory=list)  # of every minibatch so far, at its first point; [k]
+    cohort: Tensor | None = None  # [c], sorted: all nodes that take part in the round; None: every node
+    draws: int = 0  # shared coins of this round so far
 
     def steps(self, given: LocalSteps) -> Steps:
-        if not isinstance(given, tuple):
+        if not isinstance(given, tuple) and self.limits is None:
             return given
-        own: list[int] = [given[node] for node in self.nodes.tolist()]
+        nodes: list[int] = self.nodes.tolist()
+        own = [given[node] if isinstance(given, tuple) else given for node in nodes]
+        if self.limits is not None:
+            own = [min(steps, self.limits(node)) for node, steps in zip(nodes, own, strict=True)]
         if min(own) == max(own):
             return own[0]
         taken = torch.tensor(own, device=self.nodes.device)[:, None]
@@ -98,6 +104,22 @@ class BatchOracle:
 
     def full_value(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         return self._compute(x, where, self._values, 1)
+
+    def coin(self, probability: float) -> bool:
+        self.draws += 1
+        return coin(self.seed, self.round, self.draws, probability)
+
+    def parts(self, x: Tensor, copies: int) -> Tensor:
+        # Clients stand in a ring in random order; entry k is sent by ``copies`` of them from place k copies
+        # on. All send equally many entries, or one more.
+        device = self.nodes.device
+        cohort = torch.arange(self.problem.nodes, device=device) if self.cohort is None else self.cohort
+        size, copies = len(cohort), min(copies, len(cohort))
+        draws = uniform(self.seed, Stream.PARTS, self.round, 0, cohort)
+        own = uniform(self.seed, Stream.PARTS, self.round, 0, self.nodes)
+        place = (draws < own[:, None]).sum(-1, keepdim=True)
+        sends = (place - copies * torch.arange(x.shape[-1], device=device)) % size < copies
+        return sends.to(x.dtype) * (size / copies)
 
     @property
     def able(self) -> Tensor:

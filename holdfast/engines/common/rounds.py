@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from holdfast.engines.common.carrier import (
 )
 from holdfast.engines.common.counters import Counters
 from holdfast.engines.common.doubt import aggregated, forged
-from holdfast.engines.common.fit import Cohorts, check_fit, placed
+from holdfast.engines.common.fit import Cohorts, StepsTaken, check_fit, check_steps, placed
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
@@ -62,12 +62,14 @@ class Rounds:
         cohort: Cohort | Cohorts = "all",
         place: Place = HERE,
         channel: Channel = IDENTITY,
+        steps: StepsTaken | None = None,
     ) -> None:
+        check_steps(method, problem.nodes, steps)
         check_fit(method, problem.nodes, network, cohort, channel)
         self.method, self.problem, self.network, self.place = method, problem, network, place
+        self.steps = steps
         self.seed, self.recorded = seed, None if isinstance(cohort, int | str) else cohort
-        # Of recorded cohorts, the largest.
-        self.cohort_size = max(map(len, self.recorded)) if self.recorded else self._drawn(cohort)
+        self.cohort_size = cohort if isinstance(cohort, int) else problem.nodes  # recorded ones: at most
         self.poisson = isinstance(method, ServerAlgorithm) and method.poisson_cohorts
         self.nodes = place.nodes(network).to(problem.x0.device)
         # Of a network that varies with a period, the links of every round are made once.
@@ -131,8 +133,11 @@ class Rounds:
         draw = poisson_cohort if self.poisson else cohort
         return draw(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
 
-    def _drawn(self, cohort: Any) -> int:
-        return self.problem.nodes if cohort == "all" else int(cohort)
+    def _steps_taken(self, round: int, node: int) -> int:
+        assert self.steps is not None
+        if round >= len(self.steps):
+            raise HoldfastError(f"steps: recorded for {len(self.steps)} rounds, and this is one more")
+        return self.steps[round][node]
 
     def advance(
         self, state: Any, now: Inputs, counters: Counters, gradient: MinibatchGradient | None = None
@@ -193,6 +198,7 @@ class Rounds:
         carrier = self._carrier(now.round, (Slot(sender, ()),) if memory else (), chosen, takes_part)
         answer = carrier.broadcast(method.broadcast(state.server), self.problem.nodes)
         oracle = self._oracle(chosen, now.round, counted, gradient, takes_part)
+        oracle.cohort = self._asked(now)
         after, message = method.client(before, answer.arrived, oracle)
         self._note(oracle.losses if takes_part else [])
         sent = carrier.send(message)
@@ -200,17 +206,30 @@ class Rounds:
         counters.traffic.count(asked, answer.message, answer.wire)
         counters.traffic.count(asked, message, sent.wire)
         arrived, kept = sent.arrived, (state.clients, slot.sender)
-        if takes_part:
-            kept = put_rows(kept, places, (after, carrier.slot.sender))
-        else:
+        if not takes_part:
             arrived = tree_map(lambda rows: rows[:0], arrived)
-        if self.network.trusting:
-            mean = tree_map(lambda rows: self.place.world.mean(rows, size), arrived)
+        told = forged(self.network, arrived, chosen)
+        if self.network.aggregation.plain:
+            mean = tree_map(lambda rows: self.place.world.mean(rows, size), told)
         else:
-            mean = aggregated(self.network, forged(self.network, arrived, chosen))
+            mean = aggregated(self.network, told)
         mean, receiver = self.channel.gather(mean, slot.receiver, share)
         server = method.server(state.server, mean, share)
+        if method.answers:
+            answer = carrier.broadcast(method.answer(server), self.problem.nodes, exchange=1)
+            counters.traffic.count(size, answer.message, answer.wire)
+        if takes_part:
+            after = method.settle(after, sent.arrived, answer.arrived if method.answers else (), oracle)
+            kept = put_rows(kept, places, (after, carrier.slot.sender))
         return ServerState(server, kept[0]), Slot(kept[1], receiver) if memory else ()
+
+    def _asked(self, now: Inputs) -> Tensor | None:
+        """[c], ascending: everybody in the round's cohort, also elsewhere; None if that is every client."""
+        if self.recorded is None and self.cohort_size == self.problem.nodes:
+            return None
+        if len(self.nodes) == self.problem.nodes:
+            return now.cohort
+        return torch.tensor(self.everybody_asked(now.round), device=self.nodes.device)
 
     def _note(self, losses: list[Tensor]) -> None:
         """Keeps sum and number of the ``losses`` of a round."""
@@ -235,6 +254,8 @@ class Rounds:
         guard, work = self.place.guard(counts), counters.work
         oracle = BatchOracle(self.problem, nodes, self.seed, round, work, chances, gradient, guard)
         oracle.accesses = counters.accesses
+        if self.steps is not None:
+            oracle.limits = partial(self._steps_taken, round)
         return oracle
 
     def _carrier(

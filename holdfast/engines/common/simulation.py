@@ -15,7 +15,7 @@ from holdfast.core.tree import from_named, named_leaves
 from holdfast.core.validation import Cohort
 from holdfast.core.world import World
 from holdfast.engines.common.counters import Counters, Traffic, Work
-from holdfast.engines.common.fit import Cohorts
+from holdfast.engines.common.fit import Cohorts, StepsTaken
 from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.common.place import HERE, Place
 from holdfast.engines.common.rounds import Rounds
@@ -83,8 +83,9 @@ class Simulation:
         ledger: Ledger | None = None,
         round: int = 0,
         start: Tensor | None = None,
+        steps: StepsTaken | None = None,
     ) -> None:
-        options: Any = {"seed": seed, "cohort": cohort, "place": place, "channel": channel}
+        options: Any = {"seed": seed, "cohort": cohort, "place": place, "channel": channel, "steps": steps}
         self.rounds = Rounds(method, problem, network, **options)
         self.executor = executor or Stepwise()
         self.counters = Counters()

@@ -13,12 +13,13 @@ all of them).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import Field
 
 from holdfast.engines.deploy.epochs import Checked, Epoch, Order, Standing, next_epoch
+from holdfast.engines.deploy.federation import NodeConfig
 from holdfast.engines.deploy.storage.messages import Number
 
 Ballot = tuple[Number, str]  # a count, then the name of who drew it; they are ordered
@@ -65,14 +66,17 @@ class Proposal:
         """``name`` has promised to take no lower ballot."""
         self.votes[name], self.standing[name] = vote, standing
 
-    def fix(self, lost: Collection[str], order: Order | None) -> Epoch | None:
+    def fix(
+        self, lost: Collection[str], order: Order | None, returning: Sequence[NodeConfig] = ()
+    ) -> Epoch | None:
         """What is to be voted for; None as long as too few have promised, or one who stays is missing."""
         if self.value is None and is_majority(self.votes, self.voters):
             before = max(self.votes.values(), key=lambda vote: vote.ballot)
             if before.value is not None:
                 self.value = before.value
             else:
-                self.value = next_epoch(self.now, self.standing, set(lost) - set(self.votes), order)
+                gone = set(lost) - set(self.votes)
+                self.value = next_epoch(self.now, self.standing, gone, order, returning)
         return self.value
 
 

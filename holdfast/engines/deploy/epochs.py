@@ -9,10 +9,10 @@ from the members' models at the border.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation, MembershipConfig, NodeConfig
@@ -34,9 +34,26 @@ class Order(Checked):
 
     federation: str = Field(max_length=64)  # the digest of the file
     epoch: Number  # the epoch that it ends
-    change: Literal["remove", "add", "replace"]
-    node: NodeConfig
+    change: Literal["remove", "add", "replace", "rollback"]
+    node: NodeConfig | None = None  # whom it is about, unless everybody is to go back
+    to: Number | None = None  # the round whose models everybody goes back to
     signature: Signature | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if (self.node is None) != (self.change == "rollback") or (self.to is None) != (self.node is not None):
+            raise ValueError("'rollback' has a round, every other order a node")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Whom it is about; "" if that is everybody."""
+        return "" if self.node is None else self.node.name
+
+    @property
+    def newcomer(self) -> NodeConfig | None:
+        """Who begins with an empty folder, if anybody."""
+        return self.node if self.change in ("add", "replace") else None
 
     @property
     def document(self) -> bytes:
@@ -49,6 +66,7 @@ class Epoch(Checked):
 
     number: Number
     first: Number  # rounds that were done before it
+    # Who has no address here is where each site's own file says.
     nodes: list[NodeConfig] = Field(min_length=1, max_length=10_000)
     joined: list[str] = []  # of these, who starts from the model of another, see ``donor``
     incarnations: Incarnations = {}  # of those who were heard of; who is not here begins with a new folder
@@ -81,41 +99,52 @@ class Standing(Checked):
     """Which folder a member goes on from, and after which rounds it has its model there, if any."""
 
     incarnation: str = Field(pattern="^[0-9a-f]{16}$")
-    oldest: Number | None = None
+    oldest: Number | None = None  # from here to ``newest``, without gaps
     newest: Number | None = None
+    earlier: list[Number] = Field(default=[], max_length=1000)  # and these, kept to go back to
+
+    @property
+    def rounds(self) -> list[int]:
+        """After which it has its model."""
+        if self.oldest is None or self.newest is None:
+            return []
+        return [*self.earlier, *range(self.oldest, self.newest + 1)]
 
 
 def first_epoch(federation: Federation) -> Epoch:
     """The members of the file."""
-    return Epoch(number=0, first=0, nodes=federation.node)
+    nodes = [node.model_copy(update={"address": ""}) for node in federation.node]
+    return Epoch(number=0, first=0, nodes=nodes)
 
 
 def next_epoch(
-    now: Epoch, standing: Mapping[str, Standing], lost: Collection[str], order: Order | None
+    now: Epoch,
+    standing: Mapping[str, Standing],
+    lost: Collection[str],
+    order: Order | None,
+    returning: Sequence[NodeConfig] = (),
 ) -> Epoch | None:
-    """What follows ``now`` without the ``lost`` ones, and with what is ordered.
+    """What follows ``now`` without the ``lost`` ones, with those who are back, and with what is ordered.
 
-    ``standing``: of those who were heard of. The border is the last round that all who stay have finished.
+    ``standing``: of those who were heard of. The border is the last round that all who stay have finished, or
+    the one that they are ordered to go back to.
     The result is None where nobody who stays has a model, or where one who stays was not heard of yet: only
     it knows how far it is.
     """
-    removed = {order.node.name} if order is not None and order.change == "remove" else set()
-    staying = [node for node in now.nodes if node.name not in removed and node.name not in lost]
-    fresh = set()
-    if order is not None and order.change != "remove":
-        fresh.add(order.node.name)
-        staying = [node for node in staying if node.name != order.node.name]
+    removed = {order.name} if order is not None and order.change == "remove" else set()
+    newcomers = [] if order is None or order.newcomer is None else [order.newcomer]
+    newcomers += [node for node in returning if order is None or node.name != order.name]
+    fresh = {node.name for node in newcomers}
+    staying = [node for node in now.nodes if node.name not in removed | fresh | set(lost)]
     if any(node.name not in standing for node in staying):
         return None
     known = {node.name: standing[node.name] for node in staying}
     if not (newest := [its.newest for its in known.values() if its.newest is not None]):
         return None
-    first = min(newest)
-    fresh |= {name for name, its in known.items() if its.oldest is None or its.oldest > first}
-    nodes = staying
-    if order is not None and order.change != "remove":  # who is replaced keeps its place
-        places = {name: i for i, name in enumerate(now.names)}
-        nodes = sorted([*staying, order.node], key=lambda node: places.get(node.name, len(places)))
+    first = min(newest) if order is None or order.to is None else order.to
+    fresh |= {name for name, its in known.items() if first not in its.rounds}
+    places = {name: i for i, name in enumerate(now.names)}  # who is replaced keeps its own
+    nodes = sorted([*staying, *newcomers], key=lambda node: places.get(node.name, len(places)))
     joined = [node.name for node in nodes if node.name in fresh]
     if len(joined) == len(nodes):
         return None
@@ -129,26 +158,39 @@ def next_epoch(
     )
 
 
-def led_epoch(now: Epoch, first: int, lost: Collection[str], order: Order | None) -> Epoch:
+def led_epoch(
+    now: Epoch,
+    first: int,
+    lost: Collection[str],
+    order: Order | None,
+    returning: Sequence[NodeConfig] = (),
+) -> Epoch:
     """What follows ``now`` where a server holds the model: nodes have nothing of their own to go on from."""
     everybody = {node.name: Standing(incarnation="0" * 16, oldest=first, newest=first) for node in now.nodes}
-    after = next_epoch(now, everybody, lost, order)
+    after = next_epoch(now, everybody, lost, order, returning)
     assert after is not None
     return after.model_copy(update={"incarnations": {}})
 
 
-def check_change(now: Epoch, after: Epoch, membership: MembershipConfig) -> None:
-    """Refuses an epoch that does not follow from ``now`` by an order, or by leaving out who was lost."""
-    if after.number != now.number + 1 or after.first < now.first:
-        raise HoldfastError(f"epoch {after.number} from round {after.first} does not follow {now.number}")
+def check_change(
+    now: Epoch, after: Epoch, membership: MembershipConfig, former: Collection[str] = ()
+) -> None:
+    """Refuses an epoch that does not follow from ``now`` by an order, or as the file allows.
+
+    It may allow to leave out who was lost, and to take in ``former`` members that nobody has ordered away.
+    """
     names, order = after.names, after.order
+    follows = after.first >= now.first if order is None or order.to is None else after.first == order.to
+    if after.number != now.number + 1 or not follows:
+        raise HoldfastError(f"epoch {after.number} from round {after.first} does not follow {now.number}")
     if len(set(names)) < len(names) or not set(after.joined) < set(names):
         raise HoldfastError(f"epoch {after.number}: names twice, or nobody who has a model")
     if order is not None and order.epoch != now.number:
         raise HoldfastError(f"epoch {after.number}: its order is for epoch {order.epoch}")
-    ordered = {order.node.name} if order is not None else set()
+    ordered = {order.name} if order is not None else set()
     adds = ordered if order is not None and order.change == "add" else set()
-    if added := sorted(set(names) - set(now.names) - adds):
+    back = set(former) & set(after.joined) if membership.rejoin else set()
+    if added := sorted(set(names) - set(now.names) - adds - back):
         raise HoldfastError(f"epoch {after.number}: nobody has ordered {added[0]!r} to be added")
     lost = set(now.names) - set(names) - ordered
     if lost and membership.remove_after is None:

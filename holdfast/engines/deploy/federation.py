@@ -77,16 +77,21 @@ class MembershipConfig(Section):
     # Seconds after which members go on without one that they do not hear of; None: only if they are told to.
     remove_after: Annotated[Positive | None, BeforeValidator(_seconds)] = None
     minimum: Count = 2  # nodes; with fewer they do not go on
+    rejoin: bool = False  # whether who was left out so may come back by itself, also with an empty folder
 
 
 class RoundConfig(Section):
-    """When a server that leads goes on without those whose answers are late; all agree on it."""
+    """How long a round may take; all agree on it."""
 
-    quorum: Count  # answers without which it never goes on
-    deadline: Annotated[Positive, BeforeValidator(_seconds)]  # seconds of a round that everybody has
+    # Whether a server that leads goes on without those who are late: seconds of a round that everybody has,
+    # and answers without which it never goes on.
+    deadline: Annotated[Positive | None, BeforeValidator(_seconds)] = None
+    quorum: Count | None = None
+    # Seconds in which a node takes as many of its local steps as fit, see ``Pace``; None: all of them.
+    budget: Annotated[Positive | None, BeforeValidator(_seconds)] = None
 
 
-class AggregationConfig(Section):
+class SecureAggregationConfig(Section):
     """That a server which leads learns only the sum of its clients' messages; all agree on it."""
 
     # Clients of a round without whom nothing is revealed: more than half; None: two thirds and one.
@@ -114,7 +119,7 @@ class Federation(Section, ABC):
     shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
     limits: LimitsConfig = LimitsConfig()
     round: RoundConfig | None = None  # None: the whole cohort is waited for
-    aggregation: AggregationConfig | None = None  # None: the server sees every message
+    secure_aggregation: SecureAggregationConfig | None = None  # None: the server sees every message
     membership: MembershipConfig | None = None  # None: the members are those of the file, for good
     server: MemberConfig | None = None
     relay: RelayConfig | None = None

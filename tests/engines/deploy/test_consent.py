@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from command_line import holdfast
 from federation_runs import describe, free_ports, write_federation
+from relay_runs import relayed
 
+from holdfast.cli.consent import describe_federation
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.signing import fingerprint
 from holdfast.experiments.consent import (
@@ -201,3 +203,15 @@ def test_nobody_signs_without_the_coordinators_key(tmp_path: Path) -> None:
     assert (refused.code, "no key of the coordinator" in refused.err) == (2, True)
     with pytest.raises(HoldfastError, match="only the coordinator can sign"):
         sign_federation(path, read_federation(path), tmp_path / "certs")
+
+
+def test_a_relay_and_changing_members_are_shown() -> None:
+    rules = {"remove_after": "1h", "rejoin": True}
+    raw = relayed(describe(GECL, nodes=3, limits={"wait": 7200.0}, membership=rules), "ab")
+    paragraphs = describe_federation(make_federation(raw, "test"), "c")
+    told = " ".join(sentence for paragraph in paragraphs for sentence in paragraph.sentences)
+    assert "c sends to a through the relay, b through the relay." in told
+    assert "It cannot read or change them" in told
+    assert "have all go back to an earlier round" in told
+    assert "was not heard of for 3600 s is left out" in told
+    assert "comes back with its certificate, is taken in again" in told

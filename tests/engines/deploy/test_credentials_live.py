@@ -21,7 +21,7 @@ from holdfast.engines.deploy.wire.authority import (
     make_request,
     sign_request,
 )
-from holdfast.engines.deploy.wire.credentials import load_credentials, serial_of
+from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials, serial_of
 from holdfast.engines.deploy.wire.dialling import RefusedForGoodError, Unreachable, look, open_channel
 from holdfast.engines.deploy.wire.revocations import Revocations, Revoked, read_revocations, revoke
 from holdfast.engines.deploy.wire.tls import see_certificate
@@ -68,6 +68,37 @@ def test_a_revoked_member_is_refused_at_once_and_comes_back_with_a_new_certifica
     renew(certs, "b")
     started.start("b")
     started.until(lambda: run.members["b"].done >= done + 2)
+    started.stop()
+
+
+class Apart(DeployedRun):
+    """Every member has its own folder of certificates."""
+
+    def credentials(self, name: str) -> Credentials:
+        return load_credentials(self.folder / f"certs-{name}", name, self.federation.coordinator)
+
+
+def test_a_list_of_revoked_certificates_is_passed_on(tmp_path: Path) -> None:
+    """The coordinator gives it to c alone; a list that somebody else has signed goes nowhere."""
+    certs, others = tmp_path / "certs", tmp_path / "others"
+    raw = describe(GECL, nodes=4, rounds=100_000, coordinator=public_key(make_key(certs)))
+    federation = make_federation(raw, "test")
+    make_certificates(certs, "test", [*"abcd", "old"], days=1)
+    for name in "abcd":
+        shutil.copytree(certs, tmp_path / f"certs-{name}")
+    run = Apart(federation, tmp_path)
+    started = Started(run)
+    started.until(lambda: run.members["a"].done >= 1)
+    assert federation.coordinator is not None
+    forged = Revoked(name="b", serial=serial_of((certs / "b.crt").read_bytes()), time="today")
+    revoke(others, forged, public_key(make_key(others)))
+    shutil.copy(others / "revoked.json", tmp_path / "certs-a")
+    entry = Revoked(name="old", serial=serial_of((certs / "old.crt").read_bytes()), time="today")
+    revoke(tmp_path / "certs-c", entry, federation.coordinator)
+    wanted = (tmp_path / "certs-c" / "revoked.json").read_bytes()
+    for name in "abd":
+        soon(lambda name=name: run.members[name].credentials.revocations.number == 1)
+        assert (tmp_path / f"certs-{name}" / "revoked.json").read_bytes() == wanted
     started.stop()
 
 

@@ -269,3 +269,34 @@ def test_a_node_put_back_too_far_is_told_so_at_once(tmp_path: Path) -> None:
     assert "is over" in str(error)
     assert "start all of them anew" in str(error)
     started.stop()
+
+
+# --- what a folder is, and what can be done where it cannot be mended ---------------------------------------
+
+
+def test_a_lost_identity_is_made_from_what_was_written(tmp_path: Path) -> None:
+    raw = describe(GECL, rounds=8)
+    run = stopped(raw, tmp_path, at=4)
+    paths = {name: tmp_path / name / "identity.json" for name in "abc"}
+    before = {name: path.read_text() for name, path in paths.items()}
+    paths["a"].unlink()
+    paths["b"].write_text(before["b"].replace('"incarnation": "', '"incarnation": "0'))
+    paths["c"].write_text(before["c"][:-20])
+    Started(run).end()
+    assert not run.errors
+    assert {name: path.read_text() for name, path in paths.items()} == before
+    assert all(torch.equal(run.models[name], model) for name, model in calm_run(raw).models.items())
+
+
+def test_a_folder_beyond_repair_says_to_which_round_all_can_go_back(tmp_path: Path) -> None:
+    raw = describe(GECL, rounds=8, limits={"wait": 90.0, "snapshot_every": 2, "snapshots": 4})
+    run = stopped(raw, tmp_path, at=6)
+    for name in ("state", "state.previous"):
+        flip(tmp_path / "a" / name, -3)
+    with run.member("a") as member, pytest.raises(HoldfastError, match=r"rollback --to 4', each") as error:
+        member.run()
+    assert error.value.exit_code == 65
+    (tmp_path / "a" / "identity.json").unlink()
+    shutil.rmtree(tmp_path / "a" / "outbox")
+    with pytest.raises(HoldfastError, match="and so is all that it could be made from"):
+        run.member("a")

@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+import tomli_w
 from epoch_runs import epochs_of, last_model, simulate_epochs
 from federation_runs import describe
 from member_processes import PATIENCE, Members
 
+from holdfast.cli.rehearsal import Trial, rehearse
 from holdfast.experiments.federation import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -48,3 +50,17 @@ def test_kills_during_an_agreement_change_neither_epochs_nor_models(seed: int, t
         assert epochs_of(tmp_path / "run" / f"node-{name}") == epochs
         model = last_model(tmp_path / "run" / f"node-{name}", epochs)
         assert (model - simulated[name]).abs().max() <= 1e-12 * simulated[name].abs().max()
+
+
+@pytest.mark.slow
+def test_a_rehearsal_removes_a_member_and_has_all_talk_through_a_relay(tmp_path: Path) -> None:
+    """With real processes: the nodes, the relay, and the coordinator's order between them."""
+    path = tmp_path / "federation.toml"
+    path.write_text(tomli_w.dumps(describe(GECL, nodes=3, rounds=30, membership={"minimum": 2})))
+    folder = tmp_path / "rehearsal"
+    rehearse(path, None, None, folder, fresh=False, trial=Trial(remove="c", relay=True))
+    (epoch,) = epochs_of(folder / "node-a")
+    assert epoch.names == ["a", "b"]
+    assert all((folder / f"node-{name}" / "report.json").exists() for name in "ab")
+    assert "the coordinator has removed c" in (folder / "c.log").read_text()
+    assert "relaying" in (folder / "relay.log").read_text()

@@ -119,7 +119,7 @@ def test_strangers_cannot_use_the_relay(tmp_path: Path) -> None:
     own = run.credentials("relay")  # of the federation's authority, but no member's
     address = run.federation.relay.address
     options = [("grpc.ssl_target_name_override", "relay"), ("grpc.use_local_subchannel_pool", 1)]
-    ask = CardAsk(of="a").model_dump_json().encode()
+    ask = CardAsk(of="a", scope=run.federation.id).model_dump_json().encode()
     with relaying(run):
         for credentials, code in ((other, "UNAVAILABLE"), (own, "PERMISSION_DENIED")):
             channel_credentials = grpc.ssl_channel_credentials(

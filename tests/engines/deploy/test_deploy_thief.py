@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from federation_runs import DeployedRun, Started, describe, free_ports
+from federation_runs import DeployedRun, Started, describe, free_ports, stopped
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.storage.messages import Header, MessageFile, specs, write_message
@@ -121,3 +121,32 @@ def test_a_tally_compares_only_what_both_have_finished() -> None:
     copied = Tally("a", a.finished)
     copied.restore(json.loads(json.dumps(a.notes())))
     assert copied.links == a.links
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_an_averaging_server_and_its_clients_compare_all_that_passed(forged: bool, tmp_path: Path) -> None:
+    """Also after the server was started again; whoever else sent in a's name is noticed by both."""
+    raw = describe({"name": "fedlin", "lr": 0.1, "local_steps": 2}, rounds=6, network={"topology": "server"})
+    run = stopped(raw, tmp_path, at=3)
+    if forged:  # as if the server had got something else from a
+        state = MessageFile(tmp_path / "hub" / "state")
+        notes = json.loads(json.dumps(state.header.notes))
+        assert notes["tally"]["a"][-1]["round"] == state.header.round > 0
+        notes["tally"]["a"][-1]["received"] = "f" * 64
+        write_message(state.path, state.header.model_copy(update={"notes": notes}), ())
+    started = Started(run)
+    if forged:
+        for name in ("a", "hub"):
+            started.threads[name].join(60)
+        for member in run.members.values():
+            member.stop()
+    started.end()
+    if forged:
+        assert all(isinstance(run.errors[name], ForgedError) for name in ("a", "hub"))
+        assert run.errors["hub"].exit_code == 77
+        return
+    assert not run.errors
+    for name in "abc":
+        ours, theirs = run.members["hub"].tally.links[name][-1], run.members[name].tally.links["hub"][-1]
+        assert ours.round == theirs.round == 6
+        assert (ours.sent, ours.received) == (theirs.received, theirs.sent)

@@ -117,7 +117,7 @@ def fused_models(case: Case, compiler, problem=None) -> tuple[torch.Tensor, Fuse
 
 def reads_values(case: Case) -> bool:
     """Whether a round decides by values that it computed: it cannot be traced and runs step by step."""
-    names = ("scaffnew", "d-scaffnew", "dualfl", "apda-inexact", "dspodfl")
+    names = ("scaffnew", "d-scaffnew", "dualfl", "apda-inexact", "dspodfl", "tamuna")
     return case.name in names or case.options.get("solver") == "vr"
 
 

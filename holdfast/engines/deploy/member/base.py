@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from holdfast.engines.deploy.member.joining import epoch_notes
 from holdfast.engines.deploy.member.keeper import EpochChanged
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
 from holdfast.engines.deploy.member.standing import status_of
-from holdfast.engines.deploy.member.vigil import watch_certificates
 from holdfast.engines.deploy.member.waiting import Waiting
 from holdfast.engines.deploy.member.ways import Ways
 from holdfast.engines.deploy.ops.audit import AuditLog
@@ -34,6 +34,7 @@ from holdfast.engines.deploy.storage.tally import Tally
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import bind_address
 from holdfast.engines.deploy.wire.service import Service
+from holdfast.engines.deploy.wire.vigil import watch_certificates
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ class Member:
             None if self.keeper is None else self.keeper.serve,
             tally=self.tally,
         )
+        self.service.gate.credentials = self.credentials
         self.ways = Ways(
             federation,
             name,
@@ -106,12 +108,14 @@ class Member:
             self.service,
         )
         self.links, self.waits = self.ways.links, self.ways.waits
-        self._watching = None
+        self._watching: list[Future[None]] = []
         if self.credentials is not None:
             watching = watch_certificates(
                 self.credentials, federation.coordinator, self.events, self._drop_revoked
             )
-            self._watching = asyncio.run_coroutine_threadsafe(watching, self.network.loop)
+            tasks = [watching, *([self.ways.share_revocations()] if federation.coordinator else [])]
+            loop = self.network.loop
+            self._watching = [asyncio.run_coroutine_threadsafe(task, loop) for task in tasks]
         self.costs = Costs()
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
@@ -173,8 +177,8 @@ class Member:
         self.ways.drop_revoked()
 
     async def _close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         if self._server is not None:
             failed = self.waiting.failure is not None
             await self._server.stop(1.0 if failed or self.phase == "finished" else 0)  # others hear why
@@ -249,7 +253,7 @@ class Member:
             self.done = saved.header.round
             self.dependencies.add(saved.header.depends_on)
         self._clock_start = time.monotonic() - self.costs.seconds
-        self.record.keep(upto=self.done if saved is not None else -1)
+        self.record.keep(upto=self.done if saved is not None else self.federation.first_round - 1)
 
     def save(self, done: int, state: Any, **notes: Any) -> None:
         """Writes down the state after ``done`` rounds, as soon as there is room."""
@@ -260,7 +264,8 @@ class Member:
         notes["audit"] = self.insist(self.trail.sync)
         self._finite(lambda: self.store.save_state(done, state, notes, known))
         limits = self.federation.limits
-        self.insist(lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots))
+        if self.keeper is None:  # else models are kept, to which all go back together
+            self.insist(lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots))
         self.done = done
         self.costs.saving += time.monotonic() - before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,16 +51,18 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
             received = tree_map(lambda t: t[0], received)
         node.phase = f"computing round {r + 1}"
         state, slots = apart(node.state)
-        state, message = method.at(r).client(state, received, node.oracle(r))
+        oracle = node.oracle(r)
+        state, message = method.at(r).client(state, received, oracle)
         carrier = node.carrier(r, slots)
         sent = carrier.send(message)
         carrier.check()
         node.costs.traffic.count(1, message, sent.wire)
         last: MessageFile | None
-        if federation.aggregation is None:
+        if federation.secure_aggregation is None:
             published = last = node.publish(node.header(0, sent.wire), sent.wire)
         else:
             published, last = send_masked(node, sent.wire)
+        state = method.at(r).settle(state, sent.arrived, (), oracle)
         node.state = carried(state, carrier.memory)
         node.transport.passed_server(sent=[published], received=[file])
         node.save_round(r + 1)
@@ -86,11 +89,14 @@ def _unless_left_out(node: Node, take_part: Callable[[], None], then: int) -> in
 
     The state before is put back in that case, so that all is as if the client had not been in the cohort. It
     is the one that the last save has left behind. The new save is of the same round and leaves it there, so
-    that after a crash in between, all of this is done once more.
+    that after a crash in between, all of this is done once more. What is saved then tells which rounds are
+    over for this client, should it ever have to go back to it.
     """
+    traffic = replace(node.costs.traffic)
     try:
         take_part()
     except LeftOut as late:
+        node.costs.traffic = traffic
         if node.done == late.stage:
             before, x0 = node.store.state_before(), node.x0
             notes = before.header.notes
@@ -101,5 +107,7 @@ def _unless_left_out(node: Node, take_part: Callable[[], None], then: int) -> in
         node.outbox.withdraw(late.stage)
         node.events.log("left out of a round", "warning", round=late.stage, reason="the answer was late")
         node.events.audit("left out", round=late.stage)
-        return max(late.now - 1, late.stage, then)
+        then = min(max(late.now - 1, late.stage, then), node.federation.rounds)
+        if then > node.done:
+            node.save(then, node.state, work=vars(node.work), metrics=node.metrics)
     return then

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.epochs import HANDED_OVER
 from holdfast.engines.deploy.storage.kept_models import KeptModels
-from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
+from holdfast.engines.deploy.storage.messages import BeyondRepairError, DamagedError, MessageFile, specs
 from holdfast.engines.deploy.storage.store import clear
 
 if TYPE_CHECKING:
@@ -29,9 +28,13 @@ def keep_model(member: Member, done: int, row: Tensor) -> None:
 def starting_model(member: Member) -> Tensor:
     """The model [d] that ``member`` begins its epoch with."""
     federation, keeper = member.federation, member.keeper
-    if keeper is None or federation.epoch == 0:
+    if keeper is None:
+        return member.x0
+    if federation.epoch == 0:
+        _keep_start(member, member.x0)
         return member.x0
     epoch, member.stage = keeper.voter.epoch, federation.first_round
+    keeper.voter.kept.inherit(_before(member), epoch.first)
     serves = federation.server is not None and federation.server.name == member.name
     if federation.server is not None:
         donor = federation.server.name
@@ -42,19 +45,33 @@ def starting_model(member: Member) -> Tensor:
     network = federation.member_network
     if serves or member.name in [epoch.donor(name, network) for name in asked if federation.server is None]:
         member.publish(member.header(HANDED_OVER, row), row)
+    _keep_start(member, row)
     return row
+
+
+def _keep_start(member: Member, row: Tensor) -> None:
+    """If somebody is lost while the method begins, the next epoch begins with the same models."""
+    if not member.federation.led:  # a server keeps its own at once
+        keep_model(member, member.federation.first_round, row)
+
+
+def _before(member: Member) -> KeptModels:
+    """What the member has of the epoch before."""
+    assert member.keeper is not None
+    place, limits = member.keeper.voter.place(member.federation.epoch - 1), member.federation.limits
+    return KeptModels(place, 0, lambda: True, limits)
 
 
 def _own_model(member: Member) -> Tensor:
     """What it had after the last round before the border."""
-    keeper, first = member.keeper, member.federation.first_round
-    assert keeper is not None
-    before = KeptModels(keeper.voter.place(member.federation.epoch - 1), 0, lambda: True)
-    found = before.find(first)
+    before, first = _before(member), member.federation.first_round
+    try:
+        found = before.find(first)
+    except DamagedError as error:
+        raise BeyondRepairError(str(error)) from None
     if found is None:
-        raise HoldfastError(
-            f"{before.folder / str(first)} is missing, from which {member.name} was to go on: take its "
-            "folder away, and have the coordinator run 'holdfast federation replace'"
+        raise BeyondRepairError(
+            f"{before.folder / str(first)} is missing, from which {member.name} was to go on"
         )
     row: Tensor = member.insist(lambda: found.read(member.x0, member.x0.device))
     return row

@@ -7,32 +7,31 @@ seconds, whether there is anything new; at a server, only nodes ask. How members
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.agreement import Decision, Proposal, is_majority
-from holdfast.engines.deploy.epochs import Epoch, Order, led_epoch
+from holdfast.engines.deploy.agreement import Decision, is_majority
+from holdfast.engines.deploy.epochs import Order
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.network import NetworkThread
+from holdfast.engines.deploy.member.proposing import Proposer
+from holdfast.engines.deploy.member.reach import Reach
 from holdfast.engines.deploy.member.voter import Voter
 from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.storage.messages import parse
+from holdfast.engines.deploy.storage.messages import BeyondRepairError, parse
 from holdfast.engines.deploy.storage.store import remove
 from holdfast.engines.deploy.wire.credentials import Credentials
-from holdfast.engines.deploy.wire.dialling import WaitLimitError, open_channel
-from holdfast.engines.deploy.wire.listening import caller_name, first_frame, serve
-from holdfast.engines.deploy.wire.membership import Reply, Word, ask
+from holdfast.engines.deploy.wire.listening import caller_name, first_frame
+from holdfast.engines.deploy.wire.membership import Reply, Word
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.member.base import Member
 
 LONGEST_PAUSE = 5.0  # seconds between two questions to the same member
-TURN = 4  # pauses after which the next member takes up what the one before has not brought to an end
-MOST_STRANGERS = 4096  # connections while a member waits to be let in
 
 
 class EpochChanged(Exception):  # noqa: N818 - not an error
@@ -40,7 +39,7 @@ class EpochChanged(Exception):  # noqa: N818 - not an error
 
 
 class Keeper:
-    """Membership as one member sees it. All but ``admit`` runs on the event loop."""
+    """Membership as one member sees it. All but ``begin_anew`` runs on the event loop."""
 
     def __init__(
         self,
@@ -58,14 +57,18 @@ class Keeper:
         self.voter = Voter(file, name, folder, credentials, events, self._heard_of)
         self.member: Member | None = None
         self.problem = ""  # why it does not take part
+        self.broken: set[str] = set()  # whose files are beyond repair: they can go on in another epoch only
+        self.returning: dict[str, float] = {}  # former members, and when each last asked to be let in
+        self.mended = -1  # the epoch that was begun because this member's files were
         after = self.voter.rules.remove_after
         self.pause = LONGEST_PAUSE if after is None else min(after / 5, LONGEST_PAUSE)
-        self.due_since: float | None = None  # when a change became due that is not decided yet
-        self.channels: dict[str, Any] = {}
+        self.proposer = Proposer(self)
+        self.reach = Reach(file, name, credentials, events)
         self._task: asyncio.Task[None] | None = None
-        network.loop.call_soon_threadsafe(self._begin)
+        asyncio.run_coroutine_threadsafe(self._begin(), network.loop).result()
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
+        self.reach.open(self)
         self._task = self.network.loop.create_task(self._keep())
 
     def close(self) -> None:
@@ -76,8 +79,7 @@ class Keeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        for channel in self.channels.values():
-            await channel.close()
+        await self.reach.close()
 
     @property
     def now(self) -> float:
@@ -98,6 +100,24 @@ class Keeper:
             return False
         return self.now - max(self.heard.get(name, 0.0), self.began) > after
 
+    # --- what it is asked -------------------------------------------------------------------------------
+
+    @property
+    def answers(self) -> dict[str, Callable[[Any, Any], Awaitable[bytes]]]:
+        """What is answered in all epochs, also while this member does not take part."""
+        return {"Membership": self.serve, "Status": self._tell_status}
+
+    async def fetch(self, frames: Any, context: Any) -> AsyncGenerator[bytes, None]:
+        """Messages are of an epoch, and fetched from the ``Member`` of that one."""
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "it does not take part yet")
+        yield b""
+
+    async def _tell_status(self, frames: Any, context: Any) -> bytes:
+        if self.member is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it does not take part yet")
+            raise AssertionError  # abort does not return
+        return await self.member.service.tell_status(frames, context)
+
     async def serve(self, frames: Any, context: Any) -> bytes:
         """The call ``Membership``: anybody may ask who is, was, or is to become a member."""
         who = caller_name(context, self.credentials is not None)
@@ -109,8 +129,13 @@ class Keeper:
                 self.credentials.check(who, shown)  # it may have been revoked
             word: Word = parse(Word, await first_frame(frames))
             if word.federation == self.file.id and word.decision is not None:
-                self._learn(word.decision)
-            return self.voter.answer(who, word).model_dump_json().encode()
+                self.learn(word.decision)
+            reply = self.voter.answer(who, word)
+            if word.broken and word.epoch == reply.epoch and reply.known == word.incarnation:
+                self.broken.add(who)
+            if word.incarnation and word.epoch == reply.epoch and who in self.voter.former:
+                self.returning[who] = self.now
+            return reply.model_dump_json().encode()
         except (HoldfastError, TimeoutError) as error:
             self.events.complain("refused", peer=who[:80] or "somebody", reason=str(error))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -122,12 +147,12 @@ class Keeper:
         while True:
             try:
                 await self._hear()
-                await self._act()
+                await self.proposer.act()
             except (HoldfastError, OSError) as error:
                 self.events.complain("membership", reason=str(error))
             await asyncio.sleep(self.pause)
 
-    def _others(self) -> list[str]:
+    def others(self) -> list[str]:
         """Whom to ask: the server, or all nodes; who does not take part asks also those of the file."""
         if self.file.server is not None:
             return [] if self.voter.serves else [self.file.server.name]
@@ -135,55 +160,54 @@ class Keeper:
         everybody = dict.fromkeys(names if self.voter.admitted else [*names, *self.file.names])
         return [name for name in everybody if name != self.name]
 
-    async def _ask(self, name: str, word: Word) -> Reply | None:
+    async def ask(self, name: str, word: Word) -> Reply | None:
+        """What ``name``, perhaps this member itself, answers; None: nothing."""
         if name == self.name:
             return self.voter.answer(name, word)
-        if name not in self.channels:
-            known = [self.voter.federation, self.file]
-            federation = next(f for f in known if name in [member.name for member in f.members])
-            self.channels[name] = open_channel(federation, name, self.credentials)
-        secure, timeout = self.credentials is not None, max(2 * self.pause, 1.0)
-        try:
-            return await ask(self.channels[name], self.name, word, secure, timeout)
-        except HoldfastError as error:
-            self.events.complain("a message was refused", peer=name, reason=str(error))
-            return None
+        known = [self.voter.federation, self.file]
+        federation = next(f for f in known if name in [member.name for member in f.members])
+        return await self.reach.ask(federation, name, word, max(2 * self.pause, 1.0))
 
-    def _word(self, **fields: Any) -> Word:
+    def word(self, **fields: Any) -> Word:
+        """What this member says, beside what it says about itself."""
         memory, epoch = self.voter.ledger.memory, self.voter.epoch.number
         about: dict[str, Any] = {"incarnation": memory.incarnation, "order": memory.order}
-        return Word(federation=self.file.id, epoch=epoch, **about, **fields)
+        broken = self.name in self.broken
+        return Word(federation=self.file.id, epoch=epoch, broken=broken, **about, **fields)
 
     async def _hear(self) -> None:
         """Asks all others whether there is anything new."""
-        self._look_for_order()
-        voter, others, word = self.voter, self._others(), self._word()
-        replies = await asyncio.gather(*(self._ask(name, word) for name in others))
+        self.look_for_order()
+        voter, others, word = self.voter, self.others(), self.word()
+        replies = await asyncio.gather(*(self.ask(name, word) for name in others))
         know_us = {self.name}
         for name, reply in zip(others, replies, strict=True):
             if reply is None:
                 continue
             if reply.epoch == word.epoch:
-                self._heard_of(name)
+                folder = "" if reply.standing is None else reply.standing.incarnation
+                if voter.ledger.memory.known.get(name, folder) == folder:  # else it has lost its own
+                    self._heard_of(name)
                 if reply.known == word.incarnation:
                     know_us.add(name)
                 elif reply.known and not voter.ledger.memory.registered:
-                    self._explain(
-                        f"{self.name} has lost its folder ({name} knows another): the coordinator has to run "
-                        "'holdfast federation replace' for it"
-                    )
+                    way = self._way_in("replace")
+                    self._explain(f"{self.name} has lost its folder, since others know another: {way}")
             voter.consider(reply.order)
             for decision in reply.decisions:
-                self._learn(decision)
+                self.learn(decision)
         if voter.epoch.number == word.epoch and is_majority(know_us, voter.voters):
             voter.ledger.remember(registered=True)
         if self.name not in voter.epoch.names and not voter.serves:
-            self._explain(
-                f"{self.name} is not a member in epoch {voter.epoch.number}: the coordinator has to run "
-                "'holdfast federation add' for it"
-            )
+            self._explain(f"{self.name} is not a member in epoch {voter.epoch.number}: {self._way_in('add')}")
 
-    def _look_for_order(self) -> None:
+    def _way_in(self, change: str) -> str:
+        ordered = f"the coordinator has to run 'holdfast federation {change}' for it"
+        if not self.voter.rules.rejoin:
+            return ordered
+        return f"others take it in once they have left out the old one (membership.rejoin), or {ordered}"
+
+    def look_for_order(self) -> None:
         """The file ``membership/order.json``, which the member's people have put there."""
         path = self.voter.ledger.folder / "order.json"
         if path.exists():
@@ -196,102 +220,34 @@ class Keeper:
             self.problem = problem
             self.events.log("not taking part", "warning", reason=problem)
 
-    def _learn(self, decision: Decision) -> None:
+    def learn(self, decision: Decision) -> None:
         """If it is about the next epoch, the member goes on in that one."""
         if decision.epoch.number != self.voter.epoch.number + 1:
             return
         self.voter.learn(decision)
-        self.began, self.due_since, self.problem = self.now, None, ""
+        self.began, self.proposer.due_since, self.problem = self.now, None, ""
+        self.broken.clear()
+        self.returning.clear()
         if self.member is not None:
             self.member.give_up(EpochChanged())
 
-    # --- changes ----------------------------------------------------------------------------------------
+    # --- where it cannot take part ----------------------------------------------------------------------
 
-    def _due(self, member: Member) -> bool:
-        """Whether the members should change: as ordered, because one is lost, or as somebody has begun to."""
-        if self.voter.pending or self.voter.order is not None:
-            return True
-        return any(self.lost(name) and member.awaits(name) for name in self.voter.epoch.names)
+    @property
+    def waits_for_another(self) -> bool:
+        """Whether this member takes part in the next epoch only: its files are gone, or all go back."""
+        order = self.voter.order
+        return self.name in self.broken or (order is not None and order.change == "rollback")
 
-    async def _act(self) -> None:
-        """Proposes the next epoch if one is due, and it is this member's turn."""
-        voter, member = self.voter, self.member
-        if not (voter.admitted and self.name in voter.voters and member is not None and self._due(member)):
-            self.due_since = None
-            return
-        self.due_since = self.due_since or self.now
-        present = [name for name in voter.voters if not self.lost(name)]
-        if self.now - self.due_since >= present.index(self.name) * TURN * self.pause:
-            await self._propose()
+    def begin_anew(self, error: BeyondRepairError) -> None:
+        """This member's files are beyond repair: it goes on in a new epoch, from a model that is intact.
 
-    async def _propose(self) -> None:
-        voter, epoch = self.voter, self.voter.epoch
-        ballot = (max(voter.highest, voter.ledger.vote.promised[0]) + 1, self.name)
-        proposal = Proposal(epoch, ballot, voter.voters)
-        for name, reply in await self._ask_voters(self._word(kind="promise", ballot=ballot)):
-            if reply.vote is not None and reply.standing is not None:
-                proposal.promised(name, reply.vote, reply.standing)
-        lost = {name for name in epoch.names if self.lost(name)}
-        value = self._of_server(lost) if voter.serves else proposal.fix(lost, voter.order)
-        if value is None or voter.epoch is not epoch:
-            return
-        voter.check(value)
-        word = self._word(kind="vote", ballot=ballot, value=value)
-        agreed = [(name, reply.signed) for name, reply in await self._ask_voters(word)]
-        votes = dict(agreed[: len(voter.voters) // 2 + 1])  # as many as it takes
-        if is_majority(votes, voter.voters) and voter.epoch is epoch:
-            decision, told = Decision(epoch=value, ballot=ballot, votes=votes), self._others()
-            word = self._word(decision=decision)
-            self._learn(decision)
-            await asyncio.gather(*(self._ask(name, word) for name in told))
-
-    async def _ask_voters(self, word: Word) -> list[tuple[str, Reply]]:
-        """Those of the voters who give what is asked for."""
-        voters = self.voter.voters
-        replies = await asyncio.gather(*(self._ask(name, word) for name in voters))
-        found = [(name, reply) for name, reply in zip(voters, replies, strict=True) if reply is not None]
-        return [(name, reply) for name, reply in found if reply.epoch == word.epoch and reply.granted]
-
-    def _of_server(self, lost: set[str]) -> Epoch | None:
-        """What a server decides by itself: it holds the model, and nobody can go on without it."""
-        before, newest = self.voter.ledger.vote.value, self.voter.standing.newest
-        if before is not None or newest is None:
-            return before
-        return led_epoch(self.voter.epoch, newest, lost, self.voter.order)
-
-    # --- before it takes part ---------------------------------------------------------------------------
-
-    def admit(self, listen: str | None, wait: Callable[[Any], None]) -> None:
-        """Waits until this member is to take part; meanwhile it answers others, on ``listen`` if given.
-
-        ``wait`` runs a coroutine on the event loop to its end.
+        A disk on which that does not help either is not tried again.
         """
-        epoch = self.voter.epoch
-        if epoch.order is not None and (epoch.order.change, epoch.order.node.name) == ("remove", self.name):
-            raise HoldfastError(f"the coordinator has removed {self.name} after round {epoch.first}")
-        if not self.voter.admitted:
-            wait(self._lobby(listen))
-
-    async def _lobby(self, listen: str | None) -> None:
-        async def nothing(frames: Any, context: Any) -> Any:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "it does not take part yet")
-            yield b""
-
-        server, keeping, since = None, None, self.now
-        if listen is not None:
-            server, port, door = await serve(
-                listen, self.credentials, nothing, {"Membership": self.serve}, MOST_STRANGERS, self.events
-            )
-            keeping = asyncio.create_task(door.keep(port))
-        try:
-            while not self.voter.admitted:
-                if self.now - since > self.file.limits.wait:
-                    problem = self.problem or "fewer than half of the members could be reached"
-                    raise WaitLimitError(
-                        f"{problem}; that is the limit (limits.wait). Start the same command again to go on"
-                    )
-                await asyncio.sleep(min(self.pause, 0.2))
-        finally:
-            if server is not None and keeping is not None:
-                keeping.cancel()
-                await server.stop(0)
+        number = self.voter.epoch.number
+        if number == self.mended:
+            raise error
+        self.mended = number + 1
+        self.voter.kept.drop_damaged()
+        self.network.loop.call_soon_threadsafe(self.broken.add, self.name)
+        self._explain(f"{error}. The members are asked to begin another epoch, from models that are intact")

@@ -46,7 +46,7 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
         sent = carrier.broadcast(now.broadcast(state), nodes)
         carrier.check()
         published = server.publish(server.header(0, sent.wire), sent.wire)
-        if federation.aggregation is None:
+        if federation.secure_aggregation is None:
             mean, takers = server.mean(channel), server.takers()
         else:
             mean, takers = aggregate(server)
@@ -58,7 +58,7 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
             came = [server.arrivals[r + 1, server.schedule.message][name].content]
             server.tally.add(name, server.stage, sent=[published.header.content], received=came)
         if server.keeps_cohorts:
-            server.insist(partial(server.cohorts.add, r + 1, takers))
+            server.insist(partial(server.cohorts.add, r + 1, " ".join(takers)))
         if server.quorum is not None:
             left_out = len(server.due.names) - len(takers)
             server.metrics = {"answers": float(len(takers)), "left_out": float(left_out)}

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import Member
 from holdfast.engines.deploy.member.keeper import EpochChanged, Keeper
+from holdfast.engines.deploy.member.lobby import admit
 from holdfast.engines.deploy.member.network import Hosting, NetworkThread
 from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.messages import BeyondRepairError
 from holdfast.engines.deploy.wire.credentials import Credentials
 
 M = TypeVar("M", bound=Member)
@@ -41,13 +43,15 @@ def run_through_epochs(
     keeper = Keeper(federation, name, folder, credentials, events, shared)
     try:
         while True:
-            keeper.admit(listen, lambda waiting: _wait(shared, waiting))
+            admit(keeper, listen, lambda waiting: _wait(shared, waiting))
             hosting = Hosting(credentials=credentials, events=events, network=shared, keeper=keeper)
             try:
                 with make(keeper.voter.federation, hosting) as member:
                     return run(member)
             except EpochChanged:
                 continue
+            except BeyondRepairError as error:
+                keeper.begin_anew(error)
     finally:
         keeper.close()
         if network is None:

@@ -28,6 +28,7 @@ from holdfast.engines.deploy.member.joining import (
     starting_model,
 )
 from holdfast.engines.deploy.member.network import Hosting
+from holdfast.engines.deploy.member.pace import Pace
 from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
 from holdfast.engines.deploy.member.privacy import NodePrivacy
@@ -56,6 +57,11 @@ class Node(Member):
         if federation.protection is not None:
             self.privacy = NodePrivacy(self, federation.protection)
             self.site = replace(site, problem=site.problem.protected(self.privacy.release))
+        self.pace = None
+        if federation.round is not None and federation.round.budget is not None:
+            steps = vars(federation.method)["local_steps"]
+            most = steps[site.node] if isinstance(steps, tuple) else steps
+            self.pace = Pace(folder, self.site.problem, federation.round.budget, most)
         self.work = Work()
         self.state: Any = None
         self._without_start = False
@@ -149,6 +155,9 @@ class Node(Member):
         round = "start" if self.state is None else str(r)
         accesses = Accesses() if self.privacy is None else self.privacy.begin(round)
         options: Any = {"chances": chances, "accesses": accesses}
+        if (pace := self.pace) is not None:
+            own = partial(self.insist, partial(pace.steps, r + 1))
+            options |= {"gradient": pace.gradient, "limits": lambda _: own()}
         return BatchOracle(self.site.problem, here, self.federation.seed, r, self.work, **options)
 
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
@@ -198,7 +207,8 @@ class Node(Member):
         self.insist(lambda: self._forget(done))
         if self.federation.member_network.activity is not None:
             self._release(done)
-        self.events.log("round done", round=done, metrics=self.metrics)
+        own: dict[str, Any] = {} if self.pace is None else {"local_steps": self.pace.taken.get(done, 0)}
+        self.events.log("round done", round=done, metrics=self.metrics, **own)
 
     def _forget(self, done: int) -> None:
         """What came in for the rounds before, and what went out and nobody will ask for again."""

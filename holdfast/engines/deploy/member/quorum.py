@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.engines.deploy.federation import RoundConfig
-
 if TYPE_CHECKING:
     from holdfast.engines.deploy.member.due import Due
     from holdfast.engines.deploy.member.server import Server
@@ -19,8 +17,8 @@ class Quorum:
     for that round is answered with "left out". The client then goes on as if it had not been in the cohort.
     """
 
-    def __init__(self, server: Server, rule: RoundConfig) -> None:
-        self.server, self.rule = server, rule
+    def __init__(self, server: Server, quorum: int, deadline: float) -> None:
+        self.server, self.quorum, self.deadline = server, quorum, deadline
         store = server.store
         self.left_out = {(s, name) for s, e, name in store.decided() if store.decision(s, e, name) is False}
         last = max((stage for stage, _ in self.left_out), default=0)
@@ -35,9 +33,9 @@ class Quorum:
         stage, seen = due.key[0], self.server.service.seen
         self._behind = {name for name in self._behind if seen.get(name, (0.0, 0))[1] < stage}
         gone = sum((stage, name) in self.left_out for name in due.names)
-        if len(due.names) - gone - len(missing) < self.rule.quorum:
+        if len(due.names) - gone - len(missing) < self.quorum:
             return False
-        return missing <= self._behind or time.monotonic() - begun >= self.rule.deadline
+        return missing <= self._behind or time.monotonic() - begun >= self.deadline
 
     async def go_on_without(self, due: Due, missing: set[str]) -> None:
         """Writes down that the ``missing`` ones are left out."""

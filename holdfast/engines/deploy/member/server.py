@@ -17,10 +17,11 @@ from torch import Tensor
 from holdfast.contract import IDENTITY, Channel, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.carrier import Carrier, apart, wire_like
+from holdfast.engines.common.carrier import Carrier, apart
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.doubt import together
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.averaging import average
 from holdfast.engines.deploy.member.base import GRACE, Member
 from holdfast.engines.deploy.member.due import Due, Key, Schedule
 from holdfast.engines.deploy.member.joining import keep_model
@@ -31,9 +32,9 @@ from holdfast.engines.deploy.member.recording import record_round, recorded, wri
 from holdfast.engines.deploy.member.recovering import recovering
 from holdfast.engines.deploy.member.template import new_carrier
 from holdfast.engines.deploy.member.transport import add_to, read
-from holdfast.engines.deploy.storage.cohorts import Cohorts
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
+from holdfast.engines.deploy.storage.round_records import RoundRecord
 from holdfast.engines.deploy.storage.store import message_key, message_name, remove
 from holdfast.engines.deploy.storage.tally import ForgedError
 from holdfast.engines.deploy.wire.dialling import Wait, WaitLimitError
@@ -59,7 +60,7 @@ class Server(Member):
         self.service.submissions = self
         self.arrivals: dict[Key, dict[str, Arrival]] = {}
         self.quorum: Quorum | None = None
-        self.cohorts = Cohorts(folder)
+        self.cohorts = RoundRecord(folder / "cohorts.csv", "clients")
         self.schedule = Schedule(federation, model)
         self.last = self.schedule.last
         self._restore()
@@ -72,8 +73,9 @@ class Server(Member):
         self.due = self.schedule.after(self.done, [key[:2] for key in self.outbox.messages])
         self.stage = self.due.key[0]
         self.outbox.lost.clear()  # computed again from the state, or from the clients' messages
-        if self.federation.round is not None:
-            self.quorum = Quorum(self, self.federation.round)
+        rule = self.federation.round
+        if rule is not None and rule.quorum is not None and rule.deadline is not None:
+            self.quorum = Quorum(self, rule.quorum, rule.deadline)
         if self.keeps_cohorts:
             self.cohorts.keep(self.done)
         for path in self.store.received():
@@ -109,7 +111,7 @@ class Server(Member):
         if isinstance(method, ServerAlgorithm):
             lead(self, method)
         else:
-            self._average()
+            average(self)
         self.phase = "finishing"
         write_report(self)
         try:
@@ -136,7 +138,7 @@ class Server(Member):
         self.outbox.prune(done, lambda stage: [])
         for key in list(self.arrivals):  # a copy: the event loop adds to it
             if key[0] < done:
-                self._drop(key)
+                self.drop(key)
 
     def average_statistics(self, delivered: int = 0) -> Tensor | None:
         """The mean of everybody's statistics, which all are sent; from then on, they take leave.
@@ -151,41 +153,6 @@ class Server(Member):
             self.costs.delivery_bytes = delivered + len(self.federation.names) * size
         self.due, self.stage = self.schedule.due((self.last, 0)), self.last
         return mean
-
-    # --- averaging for methods without a leader -------------------------------------------------------
-
-    def _average(self) -> None:
-        """Exchange by exchange, what everybody has sent is averaged, until all take leave."""
-        if self.saved is None:
-            self.save_round(0, ())
-        self.phase = "averaging"
-        for message in list(self.outbox.messages.values()):  # published after the costs were last saved
-            if self.done < message.header.round <= self.federation.rounds:
-                self._count(message)
-        while self.due.key[0] <= self.federation.rounds:
-            stage, exchange = key = self.due.key
-            self.stage = stage
-            mean = self.mean(self.federation.wire_channel)
-            if stage - 1 > self.done:  # everybody is past the rounds before
-                self.save_round(stage - 1, ())
-                self.forget(stage - 1)
-            carrier, nodes = self.carrier(max(stage - 1, 0)), len(self.federation.names)
-            answer = carrier.answer(mean, exchange, nodes).wire
-            carrier.check()
-            header = self.header(exchange, answer)
-            self.due = self.schedule.due((stage, exchange + 1))  # whoever has the mean may send what follows
-            self._count(self.publish(header, answer))
-            for before in [before for before in list(self.arrivals) if before < key]:
-                self._drop(before)  # everybody has had that mean: without it, nobody could have sent this
-        self.average_statistics()
-        self.ask(self.everybody)
-        self.save_round(self.federation.rounds, ())
-
-    def _count(self, mean: MessageFile) -> None:
-        """Every client is sent it."""
-        like = self.schedule.due((mean.header.round, mean.header.exchange)).like
-        wire = wire_like(self.federation.wire_channel.down, like)
-        self.costs.traffic.count(len(self.federation.names), like, wire)
 
     def carrier(self, r: int) -> Carrier:
         """What answers of a round go through."""
@@ -230,10 +197,13 @@ class Server(Member):
     @property
     def keeps_cohorts(self) -> bool:
         """Whether who took part in a round cannot be told from the file alone."""
-        return self.federation.round is not None or self.federation.aggregation is not None
+        return self.quorum is not None or self.federation.secure_aggregation is not None
 
     def counted(self, sender: str, round: int) -> bool:
-        return self.federation.aggregation is not None and self.cohorts.has(round, sender)
+        return (
+            self.federation.secure_aggregation is not None
+            and sender in self.cohorts.lines().get(round, [""])[0].split()
+        )
 
     def takers(self) -> list[str]:
         """Whose messages count in the exchange that is due."""
@@ -265,7 +235,7 @@ class Server(Member):
                         f"waited for {', '.join(sorted(missing))} as long as limits.wait allows. Everything "
                         "is saved: start the same command again to go on"
                     )
-                left = begun + self.quorum.rule.deadline - time.monotonic() if self.quorum else 1.0
+                left = begun + self.quorum.deadline - time.monotonic() if self.quorum else 1.0
                 await self.outbox.changed(left if 0 < left < 1.0 else 1.0)
         finally:
             self.waits.clear()
@@ -304,7 +274,8 @@ class Server(Member):
         """What ``name`` sent."""
         return MessageFile(self.store.inbox / message_name(*key, name))
 
-    def _drop(self, key: Key) -> None:
+    def drop(self, key: Key) -> None:
+        """What everybody sent for that exchange is needed no longer."""
         for name in self.arrivals.pop(key, ()):
             remove(self.store.inbox / message_name(*key, name))
 

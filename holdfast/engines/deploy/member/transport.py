@@ -72,7 +72,7 @@ class Transport:
             raise
 
     def passed_server(self, sent: Iterable[MessageFile] = (), received: Iterable[MessageFile] = ()) -> None:
-        """Notes what went to the server that leads, and came from it."""
+        """Notes what went to the server, and came from it."""
         assert self.node.federation.server is not None
         out, back = ([file.header.content for file in files] for files in (sent, received))
         self.node.tally.add(self.node.federation.server.name, self.node.stage, sent=out, received=back)
@@ -113,8 +113,11 @@ class Transport:
 
     def through_server(self, exchange: int, message: Any, answer: Any) -> MessageFile:
         """Sends ``message`` to the server; what it sends back, a tree like ``answer``."""
-        self.to_server(self.node.publish(self.node.header(exchange, message), message))
-        return self.from_server(exchange, answer)
+        published = self.node.publish(self.node.header(exchange, message), message)
+        self.to_server(published)
+        file = self.from_server(exchange, answer)
+        self.passed_server(sent=[published], received=[file])
+        return file
 
     def from_server(self, exchange: int, wire: Any) -> MessageFile:
         """The server's message of the round under way, which travels as a tree like ``wire``."""

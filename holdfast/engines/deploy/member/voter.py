@@ -9,7 +9,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy import signing
 from holdfast.engines.deploy.agreement import Decision, Signed, Vote, is_majority
 from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, first_epoch
-from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.federation import Federation, NodeConfig
 from holdfast.engines.deploy.member.statistics import diameter
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.kept_models import KeptModels
@@ -44,7 +44,7 @@ class Voter:
         """Looks after the latest epoch from here on."""
         self.federation: Federation = self.file.in_epoch(self.epoch)
         window = 0 if self.federation.led else diameter(self.federation.member_network)
-        self.kept = KeptModels(self.place(), window, lambda: self.pending)
+        self.kept = KeptModels(self.place(), window, lambda: self.pending, self.file.limits)
 
     # --- where this member stands -----------------------------------------------------------------------
 
@@ -60,7 +60,8 @@ class Voter:
     @property
     def admitted(self) -> bool:
         """Whether this member takes part: it is one, and a majority knows that it has its folder."""
-        return (self.serves or self.name in self.epoch.names) and self.ledger.memory.registered
+        takes_part = self.serves or self.name in self.epoch.names
+        return takes_part and self.ledger.memory.registered and not self.ledger.behind
 
     @property
     def pending(self) -> bool:
@@ -76,16 +77,30 @@ class Voter:
     @property
     def standing(self) -> Standing:
         """What this member can go on from."""
-        rounds = self.kept.rounds
-        ends = {"oldest": rounds[0], "newest": rounds[-1]} if rounds else {}
-        return Standing(incarnation=self.ledger.memory.incarnation, **ends)
+        rounds, incarnation = self.kept.rounds, self.ledger.memory.incarnation
+        if not rounds:
+            return Standing(incarnation=incarnation)
+        there, newest = set(rounds), rounds[-1]
+        oldest = next(round for round in range(newest, -2, -1) if round - 1 not in there)
+        earlier = [round for round in rounds if round < oldest][-1000:]
+        return Standing(incarnation=incarnation, oldest=oldest, newest=newest, earlier=earlier)
 
     @property
     def known_names(self) -> set[str]:
         """Everybody who is, was, or is to become a member."""
         epochs = [self.ledger.first, *(decision.epoch for decision in self.ledger.decisions)]
         names = {name for epoch in epochs for name in epoch.names} | {m.name for m in self.file.members}
-        return names | ({self.order.node.name} if self.order is not None else set())
+        return names | ({self.order.name} if self.order is not None else set())
+
+    @property
+    def former(self) -> dict[str, NodeConfig]:
+        """Who was a member, is none now, and was not ordered away."""
+        known = {node.name: node for node in self.ledger.first.nodes}
+        for decision in self.ledger.decisions:
+            known |= {node.name: node for node in decision.epoch.nodes}
+            if (order := decision.epoch.order) is not None and order.change == "remove":
+                known.pop(order.name, None)
+        return {name: node for name, node in known.items() if name not in self.epoch.names}
 
     def place(self, number: int | None = None) -> Path:
         """The folder of an epoch, by default of the one under way."""
@@ -104,7 +119,7 @@ class Voter:
             known = self._known(who, word.incarnation)
         signed = None
         if word.kind != "hello" and known and known == word.incarnation and who in self.voters:
-            signed = self._vote(word) if self.ledger.memory.registered else None
+            signed = self._vote(word) if self.admitted else None
         return Reply(
             epoch=self.epoch.number,
             decisions=self.ledger.decisions[word.epoch : word.epoch + MOST_DECISIONS],
@@ -158,7 +173,7 @@ class Voter:
             return False
         self._check_order(order)
         self.ledger.remember(order=order)
-        self.events.log("an order of the coordinator", change=order.change, member=order.node.name)
+        self.events.log("an order of the coordinator", change=order.change, member=order.name, to=order.to)
         return True
 
     def _check_order(self, order: Order) -> None:
@@ -172,7 +187,7 @@ class Voter:
 
     def check(self, after: Epoch) -> None:
         """Refuses an epoch that cannot follow the present one."""
-        check_change(self.epoch, after, self.rules)
+        check_change(self.epoch, after, self.rules, self.former)
         if after.order is not None:
             self._check_order(after.order)
         self.file.in_epoch(after)  # complains if there is no such network

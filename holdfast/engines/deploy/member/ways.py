@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.dialling import Wait
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.service import Service
+
+SHARING = 30.0  # seconds between two looks at others' lists of revoked certificates
 
 
 class Ways:
@@ -38,6 +42,7 @@ class Ways:
         self.links: dict[str, Connection] = {}
         self.waits: dict[str, Wait] = {}
         self.board: Switchboard | None = None
+        self.turn = asyncio.Event()  # there is a new list of revoked certificates
 
     def to(self, peer: str) -> Connection:
         """The way to ``peer``."""
@@ -72,8 +77,20 @@ class Ways:
             self.board.open(self.service)
         return self.board
 
+    async def share_revocations(self) -> None:
+        """With everybody that this member has a connection to; never ends.
+
+        A list that comes in is written down. ``watch_certificates`` takes it up, and calls for another turn.
+        """
+        while True:
+            await asyncio.gather(*(link.share_revocations() for link in list(self.links.values())))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.turn.wait(), SHARING)
+            self.turn.clear()
+
     def drop_revoked(self) -> None:
         """Ends what is under way with peers whose certificates hold no longer."""
+        self.turn.set()
         for link in list(self.links.values()):
             link.drop_if_revoked()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Code = grpc.StatusCode
 
 BUFFERED = 8  # frames of one call that may wait in memory
+HEAD = struct.Struct(">H")  # length of the head in the first frame of a question
 
 
 class Head(BaseModel):
@@ -171,10 +173,28 @@ class Sender:
         self.call = channel.stream_unary(f"/{RELAY_SERVICE}/Send")()
         self.address = Address(to=where[0], instance=where[1], sender=instance)
         self.lock, self.begun = asyncio.Lock(), False
-        self.hints: set[asyncio.Future[None]] = set()
+        self.writing: set[asyncio.Future[None]] = set()
 
     async def send(self, parcel: Parcel) -> None:
-        """One after the other; an ``AioRpcError`` if the relay does not take it."""
+        """One after the other; an ``AioRpcError`` if the relay does not take it.
+
+        Who stops waiting for it does not break off the stream, which others send through, too.
+        """
+        await asyncio.shield(self.hint(parcel))
+
+    def hint(self, parcel: Parcel) -> asyncio.Future[None]:
+        """Sends ``parcel`` if that is possible; nobody need wait for it."""
+        task = asyncio.ensure_future(self._write(parcel))
+        self.writing.add(task)
+        task.add_done_callback(self._written)
+        return task
+
+    def _written(self, task: asyncio.Future[None]) -> None:
+        self.writing.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits for it gets to know
+
+    async def _write(self, parcel: Parcel) -> None:
         async with self.lock:
             try:
                 if not self.begun:
@@ -187,19 +207,10 @@ class Sender:
                     Code.UNAVAILABLE if code is Code.OK else code, details or "the relay is gone"
                 ) from None
 
-    def hint(self, parcel: Parcel) -> None:
-        """Sends ``parcel`` if that is possible; nobody waits for it."""
-
-        async def send() -> None:
-            with suppress(grpc.aio.AioRpcError):
-                await self.send(parcel)
-
-        task = asyncio.ensure_future(send())
-        self.hints.add(task)
-        task.add_done_callback(self.hints.discard)
-
     async def finish(self) -> None:
         """All that was written is on its way."""
+        if self.call.done():
+            return
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(1.0):
                 await self.call.done_writing()

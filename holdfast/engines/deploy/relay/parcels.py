@@ -17,6 +17,7 @@ _PARCEL = struct.Struct(">BIQH")  # flags, call, frame, length of the card
 _ORIGIN = struct.Struct(">B32s")  # length of the sender's name, its process
 
 Name = Annotated[str, Field(max_length=64)]
+Scope = Annotated[str, Field(pattern="^[0-9a-z-]{1,64}$")]  # see ``Switchboard``
 Instance = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]  # of a process: see ``Card.instance``
 
 
@@ -26,6 +27,7 @@ class Hello(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     instance: Instance
+    scope: Scope
     card: str = Field(default="", max_length=16384)  # who answers questions shows it; "": it only asks
 
 
@@ -45,6 +47,7 @@ class CardAsk(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     of: Name
+    scope: Scope
 
 
 @dataclass(frozen=True)

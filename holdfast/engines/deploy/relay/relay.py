@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,15 +21,18 @@ from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.relay.parcels import RELAY_SERVICE, Address, CardAsk, Hello, Parcel, stamp
 from holdfast.engines.deploy.storage.messages import parse
-from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.credentials import Credentials, serial_of
 from holdfast.engines.deploy.wire.listening import Frames, caller_name, first_frame, serve
 from holdfast.engines.deploy.wire.protocol import LARGEST_FRAME, PATIENCE, SILENCE
 from holdfast.engines.deploy.wire.service import MOST_STRANGERS
+from holdfast.engines.deploy.wire.vigil import watch_certificates
 
 Code = grpc.StatusCode
 
 PAIR = 8 * LARGEST_FRAME  # bytes that may wait from one member to another
-PROCESSES = 4  # of one member that may be connected: the node itself, and people who ask for its status
+# Of one member that may be connected: the node itself, twice where members may change, what it was in the
+# epoch before or before a crash, and people who ask for its status.
+PROCESSES = 8
 CALLS = 256  # of one member at a time
 HOLD = 60.0  # seconds that what comes for a process is kept after its connection broke
 
@@ -43,6 +46,7 @@ class Box:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     reader: int = 0  # the newest connection; the ones before end
     left: float | None = None  # when the last connection ended; None: there is one
+    scope: str = ""
     card: bytes = b""
     senders: set[tuple[str, str]] = field(default_factory=set)  # processes that have sent something here
 
@@ -82,13 +86,18 @@ class Relay:
 
     def __init__(self, federation: Federation, events: Events) -> None:
         self.members, self.events = {member.name for member in federation.members}, events
-        self.boxes: dict[str, dict[str, Box]] = {name: {} for name in self.members}  # by process
+        self.name = "" if federation.relay is None else federation.relay.name
+        self.changing = federation.membership is not None
+        self.coordinator = federation.coordinator
+        self.credentials: Credentials | None = None
+        self.boxes: dict[str, dict[str, Box]] = defaultdict(dict)  # by member, by process
         self.calls: Counter[str] = Counter()
         self.parcels = self.bytes = 0  # passed on so far
         self._arrived = asyncio.Event()  # somebody with a card
 
     async def serve(self, address: str, credentials: Credentials) -> int:
         """Listens on ``address``; the port."""
+        self.credentials = credentials
         answers = {"Card": self.card, "Send": self.send}
         self._server, port, door = await serve(
             address,
@@ -100,11 +109,13 @@ class Relay:
             service=RELAY_SERVICE,
             streaming="Receive",
         )
-        self._keeping = asyncio.create_task(door.keep(port))
+        watch = watch_certificates(credentials, self.coordinator, self.events, lambda: None)
+        self._keeping = [asyncio.create_task(task) for task in (door.keep(port), watch)]
         return port
 
     async def close(self) -> None:
-        self._keeping.cancel()
+        for task in self._keeping:
+            task.cancel()
         await self._server.stop(0)
 
     # --- the questions ------------------------------------------------------------------------------------
@@ -114,7 +125,7 @@ class Relay:
         async with self._call(context):
             ask: CardAsk = parse(CardAsk, await first_frame(frames))
             until = time.monotonic() + PATIENCE
-            while not (card := self._card(ask.of)) and time.monotonic() < until:
+            while not (card := self._card(ask.of, ask.scope)) and time.monotonic() < until:
                 arrived = self._arrived
                 try:
                     await asyncio.wait_for(arrived.wait(), until - time.monotonic())
@@ -122,9 +133,9 @@ class Relay:
                     break
             return card
 
-    def _card(self, name: str) -> bytes:
+    def _card(self, name: str, scope: str) -> bytes:
         self._sweep(name)
-        found = [box.card for box in self.boxes.get(name, {}).values() if box.card]
+        found = [box.card for box in self.boxes.get(name, {}).values() if box.card and box.scope == scope]
         return found[-1] if found else b""
 
     async def receive(self, frames: Frames, context: Any) -> AsyncGenerator[bytes, None]:
@@ -134,11 +145,12 @@ class Relay:
             boxes = self.boxes[who]
             box = boxes.pop(hello.instance, None) or Box()
             self._sweep(who)
-            for instance in [i for i, other in boxes.items() if hello.card and other.card]:
+            others = [i for i, box in boxes.items() if box.card and box.scope == hello.scope]
+            for instance in others if hello.card else []:
                 self._drop(who, instance)  # that process has ended: a member answers from one at a time
             while len(boxes) >= PROCESSES:
                 self._drop(who, next(iter(boxes)))
-            boxes[hello.instance], box.card = box, hello.card.encode()
+            boxes[hello.instance], box.card, box.scope = box, hello.card.encode(), hello.scope
             reader = box.take_over()
             self._arrived.set()
             self._arrived = asyncio.Event()
@@ -174,8 +186,8 @@ class Relay:
     @asynccontextmanager
     async def _call(self, context: Any) -> AsyncIterator[str]:
         who = caller_name(context, secure=True)
-        if who not in self.members:
-            await self._refuse(context, who, Code.PERMISSION_DENIED, "not a member of the federation")
+        if (reason := self._unwelcome(who, context)) is not None:
+            await self._refuse(context, who, Code.PERMISSION_DENIED, reason)
         if self.calls[who] >= CALLS:
             await self._refuse(context, who, Code.RESOURCE_EXHAUSTED, "too many calls at a time")
         self.calls[who] += 1
@@ -185,6 +197,17 @@ class Relay:
             await self._refuse(context, who, Code.INVALID_ARGUMENT, str(error))
         finally:
             self.calls[who] -= 1
+
+    def _unwelcome(self, who: str, context: Any) -> str | None:
+        """Why ``who`` may not use the relay; None: it may.
+
+        Where members may change, everybody may who has a certificate of the federation's authority: the relay
+        does not know who takes part by now, and members talk to nobody else.
+        """
+        if who not in self.members and (not self.changing or who in ("", self.name)):
+            return "not a member of the federation"
+        shown = b"".join(context.auth_context().get("x509_pem_cert", []))
+        return None if self.credentials is None else self.credentials.revocations.why(serial_of(shown))
 
     async def _refuse(self, context: Any, who: str, code: grpc.StatusCode, reason: str) -> None:
         self.events.complain("refused", peer=who[:80] or "somebody", reason=reason)

@@ -7,12 +7,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
 from holdfast.engines.deploy.agreement import Decision, Vote
 from holdfast.engines.deploy.epochs import Checked, Epoch, Order
 from holdfast.engines.deploy.storage.incarnations import new_incarnation
-from holdfast.engines.deploy.storage.messages import Incarnations, Number
+from holdfast.engines.deploy.storage.messages import DamagedError, Incarnations, Number
 
 
 class Remembered(Checked):
@@ -39,9 +38,17 @@ class Ledger:
             self._write("memory.json", self.memory)
         self.decisions: list[Decision] = []
         while (path := folder / f"epoch-{len(self.decisions) + 1}.json").exists():
-            self.decisions.append(_read(path, Decision))
+            try:
+                self.decisions.append(_read(path, Decision))
+            except DamagedError:  # others have it, see ``behind``
+                break
         for decision in self.decisions[self.memory.epoch :]:  # decided right before a crash
             self._know(decision.epoch)
+
+    @property
+    def behind(self) -> bool:
+        """Whether a decision was lost that this member knew: until others have told it, it must not vote."""
+        return self.epoch.number < self.memory.epoch
 
     @property
     def epoch(self) -> Epoch:
@@ -69,6 +76,8 @@ class Ledger:
 
     def _know(self, epoch: Epoch) -> None:
         """Whoever begins ``epoch`` with a new folder may come with another incarnation."""
+        if epoch.number <= self.memory.epoch:  # its file was lost, what followed from it was not
+            return
         anew = set(epoch.joined) - set(epoch.incarnations)
         known = {name: inc for name, inc in self.memory.known.items() if name not in anew}
         self.remember(epoch=epoch.number, known={**known, **epoch.incarnations})
@@ -81,7 +90,7 @@ def _read(path: Path, model: Any) -> Any:
     try:
         return model.model_validate_json(path.read_bytes())
     except ValidationError:
-        raise HoldfastError(
+        raise DamagedError(
             f"{path} is damaged: take the whole folder of this member away, and have the coordinator run "
             "'holdfast federation replace'"
         ) from None

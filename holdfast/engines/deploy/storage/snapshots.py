@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import settle, write_json
+from holdfast.core.files import settle
+from holdfast.engines.deploy.storage.identity import read_identity, write_identity
 from holdfast.engines.deploy.storage.messages import DamagedError, Incarnations, MessageFile, begin, put
 
 RESULTS = ("report.json", "parted", "model.safetensors", "personal.safetensors")
@@ -46,7 +46,7 @@ def _rounds(kept: Path) -> list[int]:
     return sorted(int(path.name) for path in kept.glob("*") if path.name.isdigit())
 
 
-def roll_back(folder: Path, to: int, same: Callable[[int], bool]) -> int:
+def put_back(folder: Path, to: int, same: Callable[[int], bool]) -> int:
     """Puts the member in ``folder`` back to the end of round ``to``; the round of the state that was taken.
 
     ``same(r)``: whether the member's state after round r is also its state after round ``to``. Whoever rolls
@@ -72,9 +72,9 @@ def roll_back(folder: Path, to: int, same: Callable[[int], bool]) -> int:
         kept = folder / "snapshots"
         for later in [round for round in _rounds(kept) if round >= state.header.round]:
             (kept / str(later)).unlink()
-        identity = json.loads((folder / "identity.json").read_text())
+        identity = read_identity(folder / "identity.json")
         renewed = _renewed({"own": identity["incarnation"]}, to)["own"]
-        write_json(folder / "identity.json", identity | {"incarnation": renewed})
+        write_identity(folder / "identity.json", identity | {"incarnation": renewed})
     return state.header.round
 
 

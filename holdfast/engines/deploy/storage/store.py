@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -22,8 +21,9 @@ import numpy as np
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import settle, write_atomic, write_json
+from holdfast.core.files import settle, write_atomic
 from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.identity import read_identity, write_identity
 from holdfast.engines.deploy.storage.incarnations import new_incarnation
 from holdfast.engines.deploy.storage.messages import (
     BeyondRepairError,
@@ -65,23 +65,47 @@ class Store:
     def _check_identity(self) -> str:
         """What is here must have been begun with the same federation, data and model; the incarnation."""
         path = self.folder / "identity.json"
-        if not path.exists():
-            if self.state.exists() or self.previous.exists():
-                raise BeyondRepairError(f"{path} is missing; put it back as it was, or {START_ANEW}")
-            write_json(path, self.identity | {"incarnation": new_incarnation()})
         try:
-            begun: dict[str, str] = json.loads(path.read_text())
-            incarnation = str(begun["incarnation"])
-        except (ValueError, KeyError, TypeError):
-            raise BeyondRepairError(
-                f"{path} is damaged, or of an older version; put it back as it was, or {START_ANEW}"
-            ) from None
+            begun = read_identity(path)
+        except DamagedError as error:
+            begun = self.identity | {"incarnation": self._known_incarnation(path, error)}
+            write_identity(path, begun)
         for key, now in self.identity.items():
             if begun.get(key) != now:
                 raise HoldfastError(
                     f"{self.folder} was begun with another {key}; go on with that one, or choose a new --dir"
                 )
-        return incarnation
+        return begun["incarnation"]
+
+    def _known_incarnation(self, path: Path, damage: DamagedError) -> str:
+        """Where ``path`` is missing or damaged: the incarnation, which stands in all that was written."""
+        written = [self.state, self.previous, *_whole(self.outbox)]
+        there = [file for file in written if file.exists()]
+        for file in there:
+            try:
+                message = MessageFile(file)
+                message.verify()
+            except DamagedError:
+                continue
+            header = message.header
+            mine = (self.identity["federation file"], self.identity["name"])
+            if (header.federation, header.sender) == mine and mine[1] in header.depends_on:
+                self.events.log("a file is written anew", "warning", reason=str(damage))
+                return header.depends_on[mine[1]]
+        if there or path.exists():
+            raise BeyondRepairError(f"{damage}, and so is all that it could be made from; {self._way_out()}")
+        return new_incarnation()
+
+    def _way_out(self) -> str:
+        """What people can do if this folder is beyond repair."""
+        kept = self.folder / "snapshots"
+        rounds = sorted(int(path.name) for path in kept.glob("*") if path.name.isdigit())
+        if rounds:
+            return (
+                f"put everybody back to round {rounds[-1]} with 'holdfast federation rollback --to "
+                f"{rounds[-1]}', each at its own site; or {START_ANEW}"
+            )
+        return f"put this folder back as it was, or {START_ANEW}"
 
     def own(self, path: Path, sender: str, key: tuple[int, int] | None = None) -> MessageFile:
         """A file of this directory, checked: intact, of this run, by ``sender``, and what its name says.
@@ -146,7 +170,9 @@ class Store:
         if self._at_the_beginning():
             return None
         if newest is None:
-            raise BeyondRepairError(f"neither {self.state} nor {self.previous.name} is intact: {START_ANEW}")
+            raise BeyondRepairError(
+                f"neither {self.state} nor {self.previous.name} is intact: {self._way_out()}"
+            )
         return newest  # whoever still needs what is lost will be told that it is gone
 
     def state_before(self) -> MessageFile:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.engines.deploy.storage.messages import UNSEALED, Digest, Number
 
 KEPT = 4  # rounds that are remembered; the ends of a link are at most two apart, unless it is sporadic
@@ -22,6 +22,8 @@ KEPT = 4  # rounds that are remembered; the ends of a link are at most two apart
 
 class ForgedError(HoldfastError):
     """Somebody served other messages in a member's name: both ends stop."""
+
+    exit_code = REFUSED
 
 
 class Passed(BaseModel):
@@ -43,14 +45,22 @@ class Tally:
     def __init__(self, name: str, finished: Callable[[], int] = lambda: 0, first: int = 0) -> None:
         self.name, self.finished, self.first = name, finished, first
         self.links: dict[str, tuple[Passed, ...]] = {}  # the newest last
+        self.forgotten: set[str] = set()  # over whose links something passed that is not known any more
 
     def add(self, peer: str, round: int, *, sent: Iterable[str] = (), received: Iterable[str] = ()) -> None:
         """Messages of ``round``, by their content; its exchanges come one after the other."""
+        if peer in self.forgotten:
+            return
         known = self.links.get(peer, ())
         last = known[-1] if known else Passed(round=round)
         before = tuple(passed for passed in known if passed.round < round)
         now = Passed(round=round, sent=_chain(last.sent, sent), received=_chain(last.received, received))
         self.links[peer] = (*before, now)[-KEPT:]
+
+    def forget(self, peer: str) -> None:
+        """From here on, nothing is said about the link to ``peer``."""
+        self.forgotten.add(peer)
+        self.links.pop(peer, None)
 
     def told(self, peer: str) -> list[Passed]:
         """What ``peer`` is told. The ``first`` stage has no end that others know of; the next includes it."""
@@ -76,12 +86,16 @@ class Tally:
 
     def notes(self) -> dict[str, Any]:
         """For the state's header."""
-        return {peer: [passed.model_dump() for passed in known] for peer, known in self.links.items()}
+        notes: dict[str, Any] = {peer: [p.model_dump() for p in known] for peer, known in self.links.items()}
+        return notes | dict.fromkeys(self.forgotten)
 
     def restore(self, notes: dict[str, Any]) -> None:
         """What ``notes`` gave when the state was saved."""
+        self.forgotten = {peer for peer, known in notes.items() if known is None}
         self.links = {
-            peer: tuple(Passed.model_validate(passed) for passed in known) for peer, known in notes.items()
+            peer: tuple(Passed.model_validate(passed) for passed in known)
+            for peer, known in notes.items()
+            if known is not None
         }
 
 

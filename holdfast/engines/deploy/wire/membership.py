@@ -31,6 +31,7 @@ class Word(Checked):
     ballot: Ballot = (0, "")
     value: Epoch | None = None  # what to vote for
     order: Order | None = None  # the coordinator's latest
+    broken: bool = False  # the asker's files are beyond repair: it can go on in another epoch only
     decision: Decision | None = None  # about what follows the asker's epoch; it need not be asked for then
 
 
@@ -53,7 +54,7 @@ async def ask(channel: Any, name: str, word: Word, secure: bool, timeout: float)
     metadata = None if secure else ((NAME_KEY, name),)
     try:
         text = await call(word.model_dump_json().encode(), metadata=metadata, timeout=timeout)
-    except grpc.aio.AioRpcError:
+    except (grpc.aio.AioRpcError, TimeoutError):
         return None
     if len(text) > 4 * LONGEST_HEADER:
         raise HoldfastError("an answer about membership is too long")

@@ -51,20 +51,48 @@ class SignedList(BaseModel):
     signature: Signature
 
 
+class Heard(BaseModel):
+    """Which version of the list a member has, and the list itself for one who has an older one."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    number: int = Field(ge=0)
+    newer: SignedList | None = None
+
+
 def read_revocations(folder: Path, coordinator: str | None) -> Revocations:
     """The list in ``folder``, if there is one, signed with the key ``coordinator``."""
     path = folder / NAME
     if not path.exists():
         return Revocations()
     try:
-        if coordinator is None:
-            raise HoldfastError("the federation file names no coordinator who could have signed it")
-        signed: SignedList = parse(SignedList, path.read_bytes())
-        verify("revocations", signed.document.encode(), signed.signature, trusted=coordinator)
-        found: Revocations = parse(Revocations, signed.document.encode())
+        return _verified(parse(SignedList, path.read_bytes()), coordinator)
     except HoldfastError as error:
         raise HoldfastError(f"{path}: {error}") from None
+
+
+def _verified(signed: SignedList, coordinator: str | None) -> Revocations:
+    if coordinator is None:
+        raise HoldfastError("the federation file names no coordinator who could have signed it")
+    verify("revocations", signed.document.encode(), signed.signature, trusted=coordinator)
+    found: Revocations = parse(Revocations, signed.document.encode())
     return found
+
+
+def list_for(folder: Path | None, number: int, theirs: int) -> Heard:
+    """What one is told who has version ``theirs``, by one who has ``number``, in ``folder``."""
+    newer = None
+    if folder is not None and number > theirs:
+        newer = parse(SignedList, (folder / NAME).read_bytes())
+    return Heard(number=number, newer=newer)
+
+
+def take_over(folder: Path | None, number: int, heard: Heard, coordinator: str | None) -> bool:
+    """Writes down a list if it is newer than the one of version ``number`` in ``folder``; whether it is."""
+    if folder is None or heard.newer is None or _verified(heard.newer, coordinator).number <= number:
+        return False
+    write_atomic(folder / NAME, heard.newer.model_dump_json().encode())
+    return True
 
 
 def revoke(folder: Path, entry: Revoked, coordinator: str) -> Path:

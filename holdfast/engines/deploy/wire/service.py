@@ -42,6 +42,7 @@ from holdfast.engines.deploy.wire.protocol import (
     Ask,
     audit_message,
 )
+from holdfast.engines.deploy.wire.revocations import Heard, list_for, take_over
 
 Code = grpc.StatusCode
 
@@ -104,6 +105,7 @@ class Service:
             "Release": self.release,
             "Submit": self.submit,
             "Status": self.tell_status,
+            "Revocations": self.revocations,
         }
         return answers if self.membership is None else answers | {"Membership": self.membership}
 
@@ -228,6 +230,16 @@ class Service:
             path.unlink(missing_ok=True)
             raise
         return message.norm
+
+    async def revocations(self, frames: Frames, context: Any) -> bytes:
+        """Who has the newer list of revoked certificates gives it to the other."""
+        async with self.gate.call(context):
+            heard: Heard = parse(Heard, await first_frame(frames))
+            own = self.gate.credentials
+            if own is None:
+                return Heard(number=0).model_dump_json().encode()
+            take_over(own.folder, own.revocations.number, heard, self.federation.coordinator)
+            return list_for(own.folder, own.revocations.number, heard.number).model_dump_json().encode()
 
     async def tell_status(self, frames: Frames, context: Any) -> bytes:
         """Where this member stands; for members only."""

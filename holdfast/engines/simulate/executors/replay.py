@@ -46,7 +46,7 @@ class Replay:
         now = simulation.rounds
         if now.network.sequence is not None or now.network.activity is not None:
             raise NotReplayableError("the network changes from round to round")
-        if isinstance(vars(now.method).get("local_steps"), tuple):
+        if isinstance(vars(now.method).get("local_steps"), tuple) or now.steps is not None:
             raise NotReplayableError("nodes take unequal numbers of local steps")
         if now.poisson:
             raise NotReplayableError("how many clients take part differs from round to round")

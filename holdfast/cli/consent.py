@@ -143,7 +143,7 @@ def _receivers(federation: FederationFile, name: str | None) -> list[str]:
     if federation.server is not None:
         hub = federation.server.name
         masked = []
-        if federation.aggregation is not None:
+        if federation.secure_aggregation is not None:
             masked = [
                 "Messages go out under masks, and what the server can read is the sum over a round's "
                 f"{federation.cohort} nodes."

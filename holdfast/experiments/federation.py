@@ -209,7 +209,7 @@ class FederationFile(Federation):
         if self.member_network.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
         self._check_round()
-        self._check_aggregation()
+        self._check_secure_aggregation()
         quorum = None if self.round is None else self.round.quorum
         cohort = self.network.cohort if quorum is None else quorum  # or any larger number
         check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
@@ -268,11 +268,11 @@ class FederationFile(Federation):
         if self.membership is not None and quorum > self.membership.minimum:
             raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
 
-    def _check_aggregation(self) -> None:
+    def _check_secure_aggregation(self) -> None:
         """Whether messages can be added up under masks, if the file says so."""
-        if self.aggregation is None:
+        if self.secure_aggregation is None:
             return
-        given, cohort = self.aggregation.threshold, self.cohort
+        given, cohort = self.secure_aggregation.threshold, self.cohort
         threshold, why = given or default_threshold(cohort), ""
         if not self.led:
             why = f"it is for methods that a server leads, and {self.algorithm.name} is none"
@@ -289,7 +289,7 @@ class FederationFile(Federation):
         elif self.round is not None and self.round.quorum is not None and self.round.quorum < threshold:
             why = f"round.quorum = {self.round.quorum} is less than its threshold of {threshold}"
         if why:
-            raise HoldfastError(f"aggregation: {why}")
+            raise HoldfastError(f"secure_aggregation: {why}")
 
     def _check_membership(self) -> None:
         """Whether members may change, if the file says so."""

@@ -196,11 +196,11 @@ class Server(Member):
     @property
     def keeps_cohorts(self) -> bool:
         """Whether who took part in a round cannot be told from the file alone."""
-        return self.quorum is not None or self.federation.aggregation is not None
+        return self.quorum is not None or self.federation.secure_aggregation is not None
 
     def counted(self, sender: str, round: int) -> bool:
         return (
-            self.federation.aggregation is not None
+            self.federation.secure_aggregation is not None
             and sender in self.cohorts.lines().get(round, [""])[0].split()
         )
 

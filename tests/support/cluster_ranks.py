@@ -102,6 +102,8 @@ def other_problems() -> list[Task]:
     noised = PrivateMessages(cohorts[1], nodes, 1.0, 2, 7)
     problems += [Task("fedavg, private nodes in Poisson cohorts", noised, server(7), "samples", cohort=2)]
     problems += [Task("recorded cohorts", cohorts[0], server(7), "samples", cohort=recorded)]
+    answered = build("tamuna", lr=0.05, p=0.5, copies=2)  # who sends which entries is known on every rank
+    problems += [Task(f"tamuna {c}", answered, server(7), "samples", cohort=c) for c in (3, recorded)]
     return problems
 
 

@@ -117,6 +117,8 @@ def _leaving(federation: FederationFile) -> list[str]:
         )
     if federation.channel.name != "identity":
         sentences.append(f"They go through the channel {federation.channel.name!r}.")
+    if not network.aggregation.plain:
+        sentences.append(f"They are put together by {network.aggregation!r}, not by the mean.")
     sentences.append(_privacy(federation))
     shared = ", ".join(federation.shared_metrics)
     sentences.append(f"Figures that other members can see: {shared or 'none'}.")
@@ -143,7 +145,7 @@ def _receivers(federation: FederationFile, name: str | None) -> list[str]:
     if federation.server is not None:
         hub = federation.server.name
         masked = []
-        if federation.aggregation is not None:
+        if federation.secure_aggregation is not None:
             masked = [
                 "Messages go out under masks, and what the server can read is the sum over a round's "
                 f"{federation.cohort} nodes."

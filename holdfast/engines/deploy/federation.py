@@ -91,7 +91,7 @@ class RoundConfig(Section):
     budget: Annotated[Positive | None, BeforeValidator(_seconds)] = None
 
 
-class AggregationConfig(Section):
+class SecureAggregationConfig(Section):
     """That a server which leads learns only the sum of its clients' messages; all agree on it."""
 
     # Clients of a round without whom nothing is revealed: more than half; None: two thirds and one.
@@ -119,7 +119,7 @@ class Federation(Section, ABC):
     shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see
     limits: LimitsConfig = LimitsConfig()
     round: RoundConfig | None = None  # None: the whole cohort is waited for
-    aggregation: AggregationConfig | None = None  # None: the server sees every message
+    secure_aggregation: SecureAggregationConfig | None = None  # None: the server sees every message
     membership: MembershipConfig | None = None  # None: the members are those of the file, for good
     server: MemberConfig | None = None
     relay: RelayConfig | None = None

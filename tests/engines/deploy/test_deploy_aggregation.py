@@ -26,7 +26,7 @@ SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 
 
 def masked(algorithm: dict[str, Any] = SCAFFOLD, nodes: int = 4, rounds: int = 3, **changes: Any) -> Any:
-    given = {"network": {"topology": "server"}, "dtype": "float64", "aggregation": {}}
+    given = {"network": {"topology": "server"}, "dtype": "float64", "secure_aggregation": {}}
     return describe(algorithm, nodes=nodes, rounds=rounds, **(given | changes))
 
 
@@ -153,7 +153,7 @@ def test_a_server_that_swaps_keys_is_found_out(tmp_path: Path) -> None:
 def test_files_that_cannot_be_are_refused() -> None:
     for changes, why in (
         ({"nodes": 2}, "among 2 clients a sum hides nothing"),
-        ({"aggregation": {"threshold": 2}}, "threshold = 2 of 4 clients; expected more than half"),
+        ({"secure_aggregation": {"threshold": 2}}, "threshold = 2 of 4 clients; expected more than half"),
         ({"channel": {"name": "top-k", "share": 0.5}}, "cannot be added up under masks"),
         ({"algorithm": {"name": "gossip", "lr": 0.1}}, "methods that a server leads, and gossip is none"),
         ({"round": {"quorum": 2, "deadline": 1.0}}, "round.quorum = 2 is less than its threshold of 3"),

@@ -124,7 +124,7 @@ def _card(node: Node, announcement: Announcement) -> Tensor:
         certificate = node.credentials.certificate
     card = text + _LENGTHS.pack(len(signature), len(certificate)) + signature + certificate
     if len(card) > CARD_BYTES:
-        raise HoldfastError(f"aggregation: your certificate is too long, {len(certificate)} bytes")
+        raise HoldfastError(f"secure_aggregation: your certificate is too long, {len(certificate)} bytes")
     return _tensor(card.ljust(CARD_BYTES, b"\0"))
 
 
@@ -139,7 +139,7 @@ def _checked(node: Node, name: str, card: Tensor) -> Announcement | None:
         try:
             check_signature(node.credentials, name, rest[: lengths[1]], signature, _signed(node, name, text))
         except ValueError as error:
-            raise HoldfastError(f"aggregation: the server passes on keys that are {error}") from None
+            raise HoldfastError(f"secure_aggregation: the server passes on keys that are {error}") from None
     return Announcement.unpack(text)
 
 
@@ -223,8 +223,8 @@ def _context(federation: Federation, stage: int) -> bytes:
 
 
 def _threshold(federation: Federation) -> int:
-    assert federation.aggregation is not None
-    return federation.aggregation.threshold or default_threshold(federation.cohort)
+    assert federation.secure_aggregation is not None
+    return federation.secure_aggregation.threshold or default_threshold(federation.cohort)
 
 
 def _rows(names: list[str], texts: dict[str, bytes], size: int) -> Tensor:

@@ -58,7 +58,7 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
         carrier.check()
         node.costs.traffic.count(1, message, sent.wire)
         last: MessageFile | None
-        if federation.aggregation is None:
+        if federation.secure_aggregation is None:
             published = last = node.publish(node.header(0, sent.wire), sent.wire)
         else:
             published, last = send_masked(node, sent.wire)

@@ -59,7 +59,7 @@ class Schedule:
         self.messages = messages
 
     def _of_clients(self, message: Any) -> list[tuple[Any, Any]]:
-        if self.federation.aggregation is None:
+        if self.federation.secure_aggregation is None:
             return self._travelling([message])
         phases = aggregating.phases(message, self.federation.cohort)
         return [(message, phase) for phase in phases]
@@ -70,7 +70,7 @@ class Schedule:
     @property
     def message(self) -> int:
         """The exchange of a round in which clients of a server that leads send what they computed."""
-        return 0 if self.federation.aggregation is None else aggregating.MASKED
+        return 0 if self.federation.secure_aggregation is None else aggregating.MASKED
 
     def due(self, key: Key) -> Due:
         """The first exchange from ``key`` on; in the end, everybody's farewell in the stage ``last``."""
@@ -86,7 +86,7 @@ class Schedule:
         """What comes after so many saved rounds, and after all means that are ``published``."""
         first = (done + 1 if done else 0, 0)
         if self.leads:  # under masks, what is published as the exchange e answers the one before
-            answered = [] if self.federation.aggregation is None else list(published)
+            answered = [] if self.federation.secure_aggregation is None else list(published)
         else:
             answered = [(stage, exchange + 1) for stage, exchange in published]
         return self.due(max([first, *answered]))

@@ -46,7 +46,7 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
         sent = carrier.broadcast(now.broadcast(state), nodes)
         carrier.check()
         published = server.publish(server.header(0, sent.wire), sent.wire)
-        if federation.aggregation is None:
+        if federation.secure_aggregation is None:
             mean, takers = server.mean(channel), server.takers()
         else:
             mean, takers = aggregate(server)

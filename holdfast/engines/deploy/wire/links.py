@@ -245,7 +245,7 @@ class Connection:
             self._heard_of(answer.round, round)
             self._raise_if_left_out(answer, round)
             if answer.header is None:
-                if answer.active and self.federation.aggregation is not None:
+                if answer.active and self.federation.secure_aggregation is not None:
                     raise Counted
                 return None
             received = await self.arrivals.take(

@@ -30,7 +30,8 @@ import holdfast as hf
 from holdfast.core.precision import Precision
 from holdfast.engines.common.simulation import Executor, Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.assembly import as_network, build_problem
+from holdfast.experiments.assembly import build_problem
+from holdfast.experiments.networks import as_network
 from holdfast.problem.gradients.backend import no_key
 
 LR = 0.5  # plain SGD; large enough for losses to move within a few steps

@@ -50,6 +50,10 @@ _HOMES = {
         "OPTIMIZERS LocalOptimizer Momentum SGD AdamW Clip WarmupCosine FedAdam FedYogi FedAdagrad"
     ),
     "holdfast.privacy": "DP NodeDP",
+    "holdfast.robust": (
+        "AGGREGATIONS ATTACKS Aggregation Attack ClippedGossip InnerProduct Krum LabelFlip LittleIsEnough "
+        "Median NearestNeighbours SignFlip TrimmedMean"
+    ),
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton StochasticGradientDescent",
     "holdfast.problem.losses": "LOSSES Loss",
     "holdfast.problem.reference.optimum": "reference_optimum",
@@ -132,6 +136,12 @@ if TYPE_CHECKING:
     from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
     from holdfast.problem.reference.optimum import reference_optimum as reference_optimum
     from holdfast.report.progress import Progress as Progress
+    from holdfast.robust import (
+        AGGREGATIONS as AGGREGATIONS, ATTACKS as ATTACKS, Aggregation as Aggregation, Attack as Attack,
+        ClippedGossip as ClippedGossip, InnerProduct as InnerProduct, Krum as Krum, LabelFlip as LabelFlip,
+        LittleIsEnough as LittleIsEnough, Median as Median, NearestNeighbours as NearestNeighbours,
+        SignFlip as SignFlip, TrimmedMean as TrimmedMean,
+    )
     from holdfast.solvers import (
         AOGM as AOGM, FISTA as FISTA, GradientDescent as GradientDescent, LBFGS as LBFGS, Newton as Newton,
         StochasticGradientDescent as StochasticGradientDescent,

@@ -25,6 +25,7 @@ class DiLoCo(FedAvg):
     """FedAvg with AdamW inside and Nesterov momentum outside, for language models (Douillard et al. 2023)."""
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
 
     server_lr: Rate = 0.7
     optimizer: Optimizer = INNER
@@ -48,6 +49,7 @@ class NoLoCo(Algorithm):
     """Reconstruction: DiLoCo without a server, slow models drawn together (Kolehmainen et al. 2025)."""
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
 
     lr: Rate
     local_steps: Count = 1

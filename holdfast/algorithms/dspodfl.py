@@ -30,6 +30,7 @@ class DSpodFL(Algorithm):
     """
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
 
     needs_graph: ClassVar[bool] = True
 

@@ -46,6 +46,7 @@ class FedAvg(ServerAlgorithm[Server]):
     """
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
     unequal_steps: ClassVar[bool] = True
 
     lr: Rate

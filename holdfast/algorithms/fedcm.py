@@ -28,6 +28,7 @@ class FedCM(ServerAlgorithm[Server]):
     """FedAvg whose steps mix own gradients with the last common direction (Xu et al. 2021)."""
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
 
     lr: Rate
     local_steps: Count = 1

@@ -29,6 +29,7 @@ class FedDualAvg(ServerAlgorithm[Server]):
     """
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
 
     lr: Rate
     local_steps: Count = 1

@@ -33,6 +33,7 @@ class DSGD(Algorithm):
     """One gradient step and one mixing per round, DGD with stochastic gradients (Lian et al. 2017)."""
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
 
     lr: Rate
     order: Literal["cta", "atc"] = "cta"  # combine-then-adapt, or adapt-then-combine
@@ -57,6 +58,7 @@ class Gossip(Algorithm):
     """Local SGD steps, then averaging with neighbours; also known as LD-SGD."""
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
     unequal_steps: ClassVar[bool] = True
 
     lr: Rate
@@ -101,6 +103,7 @@ class QGDSGDM(Algorithm):
     """DSGD with quasi-global momentum: that of the mixed model, not of own gradients (Lin et al. 2021)."""
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
 
     lr: Rate
     momentum: Decay = 0.9  # weight of the momentum in a step, and of its past in the momentum; 0 is DSGD

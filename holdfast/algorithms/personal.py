@@ -40,6 +40,7 @@ class Ditto(FedAvg):
     """
 
     columnwise: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
 
     rho: NonNegative = 0.1  # the paper's lambda: 0 is training alone, large values give the common model
     personal_steps: Count = 1
@@ -74,6 +75,8 @@ class FedRep(Algorithm):
     Only the body is sent. ``head``: the name of a module or parameter, or several, or patterns of names; or a
     number, that of the last trainable numbers of the model.
     """
+
+    keeps_sums: ClassVar[bool] = False
 
     lr: Rate
     head: Part
@@ -134,6 +137,8 @@ class FedBN(Algorithm):
     ``local``: names of modules or parameters, or patterns such as "*.norm*", that are trained but never sent;
     or a number, that of the last trainable numbers of the model.
     """
+
+    keeps_sums: ClassVar[bool] = False
 
     lr: Rate
     local: Part

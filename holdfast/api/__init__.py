@@ -10,4 +10,4 @@ from holdfast.api.results import load_result as load_result
 from holdfast.api.training import train as train
 from holdfast.api.tuning import Tuning as Tuning
 from holdfast.api.tuning import tune as tune
-from holdfast.experiments.assembly import as_network as as_network
+from holdfast.experiments.networks import as_network as as_network

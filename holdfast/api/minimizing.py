@@ -18,17 +18,15 @@ from holdfast.core.precision import switches_restored
 from holdfast.core.validation import Cohort, Seed, check, quoted
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
-from holdfast.experiments.assembly import (
-    Topology,
-    as_network,
-    build_simulation,
-)
+from holdfast.experiments.assembly import build_simulation
 from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.choices import Named, as_channel, as_method
 from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.execution import Execution
 from holdfast.experiments.metric_choice import choose_metrics
+from holdfast.experiments.networks import Topology, as_network
 from holdfast.problem.problem import FunctionProblem
+from holdfast.robust import Aggregation, Attack
 
 
 @switches_restored()
@@ -40,6 +38,8 @@ def minimize(
     *,
     topology: Topology = "server",
     seed: int = 0,
+    aggregation: Aggregation | Named | None = None,
+    attack: Attack | Named | None = None,
     cohort: Cohort = "all",
     channel: Channel | Named = "identity",
     callbacks: Sequence[Callback] = (),
@@ -50,7 +50,8 @@ def minimize(
 
     ``functions``: each maps a 1-D tensor to a scalar tensor and is differentiated by torch.
     ``x0``: where all nodes start, [d]. ``algorithm``: the method. ``rounds``: for how many rounds it runs.
-    ``topology``, ``seed``, ``cohort``, ``channel``, ``callbacks``, ``progress``: as for ``train``.
+    ``topology``, ``seed``, ``aggregation``, ``attack``, ``cohort``, ``channel``, ``callbacks`` and
+    ``progress``: as for ``train``.
     ``dtype``: of all numbers, float64 or float32.
 
     Returns a ``MinimizeResult``: ``history``, ``status`` and the path ``x`` [rounds + 1, n, d] of every node.
@@ -66,7 +67,7 @@ def minimize(
     if not start.isfinite().all():
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
     problem = FunctionProblem(functions, start)
-    network, name = as_network(topology, problem.nodes, seed), type(method).__name__
+    network, name = as_network(topology, problem.nodes, seed, aggregation, attack), type(method).__name__
     check_fit(method, problem.nodes, network, cohort, carrying)
     rows = dry_run(method, network, cohort, channel=carrying)
     needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)

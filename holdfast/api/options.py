@@ -12,15 +12,16 @@ from holdfast.core.precision import Precision
 from holdfast.core.validation import Cohort
 from holdfast.data import Partitioner
 from holdfast.data.test_sets import Tests
-from holdfast.experiments.assembly import Topology
 from holdfast.experiments.choices import Named
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
+from holdfast.experiments.networks import Topology
 from holdfast.privacy import DP, NodeDP
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, Step
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
+from holdfast.robust import Aggregation, Attack
 
 
 class TrainOptions(TypedDict, total=False):
@@ -44,6 +45,8 @@ class TrainOptions(TypedDict, total=False):
     private: DP | NodeDP | None
     backend: BackendName
     buffers: Buffers
+    aggregation: Aggregation | Named | None
+    attack: Attack | Named | None
     cohort: Cohort
     channel: Channel | Named
     evaluate_every: Cadence

@@ -16,14 +16,11 @@ from holdfast.core.precision import Precision
 from holdfast.core.validation import Count, Seed, Whole, check, quoted
 from holdfast.data import Partitioner
 from holdfast.data.test_sets import Tests
-from holdfast.experiments.assembly import (
-    Setting,
-    Topology,
-    as_network,
-)
+from holdfast.experiments.assembly import Setting
 from holdfast.experiments.choices import Named, as_augment, as_channel, as_loss, as_module
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Terms, Weighting
 from holdfast.experiments.given import Contender, GivenPlan
+from holdfast.experiments.networks import Topology, as_network
 from holdfast.experiments.setting import label_table
 from holdfast.privacy import DP, NodeDP
 from holdfast.problem.augmentation import Augment
@@ -31,6 +28,7 @@ from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
+from holdfast.robust import Aggregation, Attack
 
 OF_THIS_MACHINE = ("device", "evaluate_every", "data_dir")  # what a run may be resumed with another of
 
@@ -108,6 +106,8 @@ def _setting(
     private: DP | NodeDP | None,
     backend: BackendName,
     buffers: Buffers,
+    aggregation: Aggregation | Named | None,
+    attack: Attack | Named | None,
     evaluate_every: Cadence,
     metrics: Any,
     personalize: int,
@@ -139,7 +139,7 @@ def _setting(
         data=split,
         test_data=given.test,
         test_counts=given.test_counts,
-        network=as_network(topology, split.nodes, seed),
+        network=as_network(topology, split.nodes, seed, aggregation, attack),
         loss=chosen_loss,
         wanted=wanted,
         classes=given.classes or 0,

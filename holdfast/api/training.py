@@ -24,20 +24,19 @@ from holdfast.core.precision import Precision, switches_restored
 from holdfast.core.validation import Cohort
 from holdfast.data import Partitioner
 from holdfast.data.test_sets import Tests
-from holdfast.experiments.assembly import (
-    Topology,
-)
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import Named
 from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.given import Contender, open_run
+from holdfast.experiments.networks import Topology
 from holdfast.privacy import DP, NodeDP
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.gradients.backend import BackendName
 from holdfast.problem.losses import Loss, LossFunction, Step
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
+from holdfast.robust import Aggregation, Attack
 
 OF_THIS_MACHINE = ("device", "evaluate_every", "data_dir")  # what a run may be resumed with another of
 
@@ -68,6 +67,8 @@ def train(
     private: DP | NodeDP | None = None,
     backend: BackendName = "auto",
     buffers: Buffers = "local",
+    aggregation: Aggregation | Named | None = None,
+    attack: Attack | Named | None = None,
     cohort: Cohort = "all",
     channel: Channel | Named = "identity",
     evaluate_every: Cadence = "auto",
@@ -124,6 +125,9 @@ def train(
     is trained and how fast its layers are.
     ``buffers``: the running statistics of BatchNorm that a node's model is tested with: of its own data,
     "local", or the "average" over all nodes, which ``result.model`` has in any case.
+    ``aggregation``: how nodes, or the server, put messages together, such as ``hf.TrimmedMean(2)``; by
+    default the weighted mean. ``attack``: what some nodes send in place of their messages, such as
+    ``hf.SignFlip([0, 3])``; figures are then about the others. See docs/robust.md.
     ``cohort``: clients sampled per round (server methods), or "all".
     ``channel``: how messages travel, such as "half" or ``hf.Half()``.
     ``evaluate_every``: rounds between measurements; "auto" chooses them so that measuring costs at most a
@@ -165,6 +169,8 @@ def train(
         "private": private,
         "backend": backend,
         "buffers": buffers,
+        "aggregation": aggregation,
+        "attack": attack,
         "cohort": cohort,
         "channel": channel,
         "evaluate_every": evaluate_every,

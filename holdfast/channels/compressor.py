@@ -20,7 +20,9 @@ Uniforms = Callable[[int], Tensor]  # so many numbers in [0, 1) for every row, [
 Gamma = Probability | Literal["safe", "tuned"]
 
 # What a coarse compressor serves without feedback: all but methods that have a vector for every link.
-COARSE: frozenset[Use] = frozenset({"graph", "changing graph", "server", "cohort", "warm start"})
+COARSE: frozenset[Use] = frozenset(
+    {"graph", "changing graph", "server", "cohort", "warm start", "robust rules"}
+)
 
 
 @dataclass(frozen=True)

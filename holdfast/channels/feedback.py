@@ -148,7 +148,7 @@ class ErrorFeedback(Form):
     messages but for e_i. It holds for cohorts as well: clients that are absent keep their e_i.
     """
 
-    serves = frozenset({"server", "cohort"})
+    serves = frozenset({"server", "cohort", "robust rules"})
 
     def init(self, message: Message) -> ChannelState:
         return tree_map(torch.zeros_like, message)

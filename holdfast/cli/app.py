@@ -149,6 +149,29 @@ def tune(
 
 
 @app.command()
+def audit(
+    experiment: ExperimentPath = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    shadows: Annotated[
+        int, typer.Option(min=4, help="Runs on a random half of the data, for membership inference.")
+    ] = 16,
+    json: AsJson = False,
+) -> None:
+    """Attack an experiment: what a neighbour, a server and a stranger learn about its samples.
+
+    Tries to rebuild samples from messages and to tell who was in the training data, with and without what
+    protects the experiment, and measures epsilon from below where it is private.
+
+    [bold]holdfast audit mine.toml rounds=20 problem.batch_size=1[/bold]
+    """
+    from holdfast.cli.leakage import audit_experiment
+
+    path, changes = _split(experiment, overrides)
+    audit_experiment(path, changes, data_dir, shadows, as_json=json)
+
+
+@app.command()
 def watch(
     folders: Annotated[
         list[Path] | None,

@@ -117,6 +117,8 @@ def _leaving(federation: FederationFile) -> list[str]:
         )
     if federation.channel.name != "identity":
         sentences.append(f"They go through the channel {federation.channel.name!r}.")
+    if not network.aggregation.plain:
+        sentences.append(f"They are put together by {network.aggregation!r}, not by the mean.")
     sentences.append(_privacy(federation))
     shared = ", ".join(federation.shared_metrics)
     sentences.append(f"Figures that other members can see: {shared or 'none'}.")

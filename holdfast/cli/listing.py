@@ -24,6 +24,7 @@ from holdfast.experiments.metrics import METRICS
 from holdfast.models import MODELS
 from holdfast.optimizers import OPTIMIZERS
 from holdfast.problem.losses import LOSSES
+from holdfast.robust import AGGREGATIONS, ATTACKS
 from holdfast.solvers import SOLVERS
 from holdfast.topology import DISTRIBUTIONS, MIXINGS, TOPOLOGIES, Network, ring, server
 
@@ -39,6 +40,8 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "optimizers": OPTIMIZERS,
     "solvers": SOLVERS,
     "channels": CHANNELS,
+    "aggregations": AGGREGATIONS,
+    "attacks": ATTACKS,
     "distributions": DISTRIBUTIONS,
 }
 KINDS = [*REGISTRIES, "metrics"]
@@ -81,6 +84,8 @@ TYPES = {  # what parameters are, in words; others are shown as they are written
     "list[Count]": "list of whole numbers",
     "list[str]": "list of words",
     "Annotated[tuple[ChosenChannel, ...], Field(min_length=2), BeforeValidator(_as_tuple)]": "channels",
+    "Attackers": "list of whole numbers",
+    "ChosenAggregation": "aggregation",
     "AtLeastTwo": "whole number from 2",
     "TwoOrMore": "whole number from 2",
 }

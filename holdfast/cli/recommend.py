@@ -14,8 +14,9 @@ from rich.table import Table
 from holdfast.algorithms.load import build_algorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.dry_run import dry_run
-from holdfast.experiments.assembly import Setting, as_network
+from holdfast.experiments.assembly import Setting
 from holdfast.experiments.config import read_experiment
+from holdfast.experiments.networks import as_network
 from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.recommendation import FULL, Advice, Facts, advise
 from holdfast.problem.reference.curvature import why_not_convex

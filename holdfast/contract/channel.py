@@ -21,7 +21,9 @@ Message = Any  # a tensor [m, d] or a NamedTuple of them: one row per sender
 Wire = Any  # what travels: a tree of tensors of any type, one row per sender
 ChannelState = Any  # what a channel remembers from round to round: a tree of tensors, () if nothing
 
-Use = Literal["graph", "changing graph", "server", "cohort", "neighbour sums", "links", "warm start"]
+Use = Literal[
+    "graph", "changing graph", "server", "cohort", "neighbour sums", "links", "warm start", "robust rules"
+]
 EVERY_USE: frozenset[Use] = frozenset(Use.__args__)  # type: ignore[attr-defined]
 
 

@@ -25,6 +25,7 @@ class Method(Hyperparameters):
 
     assumes_convex: ClassVar[bool] = False  # True: what the method promises holds for convex f_i only
     uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
+    keeps_sums: ClassVar[bool] = True  # True: what it promises needs exchanges that keep sums over nodes
     uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
     compensates: ClassVar[bool] = False  # True: makes up itself for what a compressor leaves out of messages
     # Not inherited: a subclass that overrides anything has to declare them anew.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,13 +27,14 @@ from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.place import HERE
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.choices import Named, as_choice, as_loss
-from holdfast.experiments.config import BatchSize, Metrics, NetworkConfig, Terms, Weighting
+from holdfast.experiments.choices import Named, as_loss
+from holdfast.experiments.config import BatchSize, Metrics, Terms, Weighting
 from holdfast.experiments.epochs import LocalEpochs
 from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.measured import HeldOut
 from holdfast.experiments.metric_choice import choose_metrics
 from holdfast.experiments.metrics import Metric
+from holdfast.experiments.networks import poisoned
 from holdfast.experiments.protecting import check_private, planned_ledger, protected
 from holdfast.privacy import Ledger
 from holdfast.problem.augmentation import Augment
@@ -47,11 +48,7 @@ from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.source import MOST_READY
 from holdfast.problem.statistics import Buffers
-from holdfast.topology import Network, build_network, read_chance
-from holdfast.topology.graphs import Graph
-
-Topology = Network | Graph | Named | None
-"""Who talks to whom, as ``hf.train`` and ``hf.minimize`` take it."""
+from holdfast.topology import Network
 
 # --- builders ----------------------------------------------------------------------------------------------
 
@@ -109,39 +106,6 @@ def build_problem(
         buffers=buffers,
         mean=mean,
         std=std,
-    )
-
-
-def as_network(topology: Topology, nodes: int, seed: int = 0) -> Network:
-    """The network of ``nodes`` nodes; a random graph that is chosen by name is drawn from ``seed``."""
-    if isinstance(topology, Network):
-        return topology
-    if topology is None:
-        topology = "server"
-    if not isinstance(topology, str | Mapping):
-        return Network.of(topology)
-    return configured_network(NetworkConfig(topology=as_choice("topology", topology)), nodes, seed)
-
-
-def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:
-    """The network that an experiment or a federation describes, sporadic if it says so."""
-    network = build_network(
-        config.topology.name,
-        config.topology.parameters,
-        config.mixing.name if config.mixing else None,
-        config.mixing.parameters if config.mixing else {},
-        nodes=nodes,
-        seed=seed,
-        graph_every=config.graph_every,
-    )
-    if (config.compute, config.links, config.redraw_every, config.link_draws) == (None, None, None, "once"):
-        return network
-    return network.sporadic(
-        1.0 if config.compute is None else read_chance("compute", config.compute),
-        1.0 if config.links is None else read_chance("links", config.links),
-        seed=seed,
-        redraw_every=config.redraw_every,
-        link_draws=config.link_draws,
     )
 
 
@@ -221,7 +185,7 @@ class Setting:
         """The nodes' local objectives, all from the same initial model."""
         return build_problem(
             self.make_module(),
-            self.data,
+            poisoned(self.data, self.network.attack, self.classes),
             loss=self.loss,
             **self.terms.options,
             augment=self.augment,
@@ -295,6 +259,11 @@ class Setting:
 
     def check(self, title: str, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> None:
         """Refuses a method or channel unfit for the network, and what is too large for memory or model."""
+        if self.world.size > 1 and not self.network.trusting:
+            raise HoldfastError(
+                "aggregation, attack: a rule sees a node's incoming messages one by one, and processes "
+                "send each other sums; run it in one process, without --processes"
+            )
         check_fit(method, self.data.nodes, self.network, cohort, channel)
         check_private(self, method, cohort, channel)
         rows = self.memory(dry_run(method, self.network, cohort, channel=channel))

@@ -16,6 +16,7 @@ from holdfast.algorithms.load import build_algorithm
 from holdfast.channels import CHANNELS, Channel
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import Registry
 from holdfast.core.user_code import import_named, make_own
 from holdfast.core.validation import Count, check, quoted
 from holdfast.data import PARTITIONERS, FederatedData, Partitioner
@@ -25,6 +26,7 @@ from holdfast.models import load_model
 from holdfast.problem.augmentation import Augment
 from holdfast.problem.losses import LOSSES, Loss, LossFunction
 from holdfast.problem.losses import as_loss as given_loss
+from holdfast.robust import AGGREGATIONS, ATTACKS, Aggregation, Attack
 
 Named = str | Mapping[str, Any]
 """A name, or a dictionary with a name and parameters, as in an experiment file."""
@@ -94,6 +96,27 @@ def as_channel(channel: Channel | Named | Choice) -> Channel:
         channel = make_own("channel", choice.name, choice.parameters, Channel)
     given: Channel = check("channel", Channel, channel)
     return given
+
+
+def as_aggregation(rule: Aggregation | Named | Choice) -> Aggregation:
+    """The rule itself, or the one that is named."""
+    built = _registered("aggregation", AGGREGATIONS, rule)
+    given: Aggregation = check("aggregation", Aggregation, built)
+    return given
+
+
+def as_attack(attack: Attack | Named | Choice) -> Attack:
+    """The attack itself, or the one that is named."""
+    given: Attack = check("attack", Attack, _registered("attack", ATTACKS, attack))
+    return given
+
+
+def _registered(where: str, registry: Registry[Any], given: Any) -> Any:
+    """What a name, or a table with one, stands for; anything else as it is."""
+    if not isinstance(given, str | Mapping | Choice):
+        return given
+    choice = given if isinstance(given, Choice) else as_choice(where, given)
+    return registry.build(choice.name, choice.parameters)
 
 
 def as_partition(partition: Partitioner | Named) -> Partitioner:

@@ -104,6 +104,8 @@ class NetworkConfig(Section):
 
     topology: Chosen = Choice(name="ring")  # see `holdfast list topologies`
     mixing: Chosen | None = None  # Metropolis weights, unless a server averages
+    aggregation: Chosen = Choice(name="mean")  # how received messages are put together
+    attack: Chosen | None = None  # what some nodes send in place of their messages; None: all are honest
     cohort: Cohort = "all"  # how many clients of a server take part in a round
     graph_every: Count | None = None  # rounds after which a random topology is drawn anew; None: never
     compute: Any = None  # how likely nodes are able to compute in a round; None: always

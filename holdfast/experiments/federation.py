@@ -22,7 +22,6 @@ from holdfast.engines.common.fit import check_fit, check_unanswered, placed
 from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.own_model import OwnModel, read_own_model
-from holdfast.experiments.assembly import configured_network
 from holdfast.experiments.choices import initial_module
 from holdfast.experiments.config import (
     Choice,
@@ -34,6 +33,7 @@ from holdfast.experiments.config import (
     read_toml,
 )
 from holdfast.experiments.epochs import LocalEpochs
+from holdfast.experiments.networks import configured_network
 from holdfast.experiments.protecting import check_private_federation, federation_ledger
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
@@ -208,6 +208,7 @@ class FederationFile(Federation):
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
         if self.member_network.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
+        self._check_trust()
         self._check_round()
         self._check_secure_aggregation()
         quorum = None if self.round is None else self.round.quorum
@@ -267,6 +268,20 @@ class FederationFile(Federation):
             raise HoldfastError("round.deadline: should be less than limits.wait, after which members stop")
         if self.membership is not None and quorum > self.membership.minimum:
             raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
+
+    def _check_trust(self) -> None:
+        """Whether members can do what the network's rule needs; nobody is asked to attack."""
+        if self.member_network.attack is not None:
+            raise HoldfastError("network.attack: it is for simulations, with 'holdfast run'; leave it out")
+        if not self.member_network.aggregation.plain and (
+            self.secure_aggregation or self.averages_statistics
+        ):
+            hidden = (
+                "secure aggregation shows sums only" if self.secure_aggregation else "statistics are averaged"
+            )
+            raise HoldfastError(
+                f"network.aggregation: a rule needs single messages, and {hidden}; leave one out"
+            )
 
     def _check_secure_aggregation(self) -> None:
         """Whether messages can be added up under masks, if the file says so."""

@@ -21,6 +21,7 @@ from holdfast.experiments.assembly import Setting, convexity_warning
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.choices import Named, as_method, own_epochs
 from holdfast.experiments.config import Cadence
+from holdfast.experiments.networks import bias_warning
 from holdfast.experiments.planned import KeptSettings
 from holdfast.experiments.record import SETTING_FILES
 from holdfast.experiments.record_files import short
@@ -176,6 +177,7 @@ class GivenPlan:
             convexity_warning(job.label, self.method(job), self.setting(job).problem) for job in self.jobs
         ]
         for job in self.jobs:
+            found.append(bias_warning(job.label, self.method(job), self.setting(job).network))
             if job.local_epochs is not None:
                 found.append(self.setting(job).local_epochs(job.local_epochs).note)
         return list(dict.fromkeys(filter(None, found)))

@@ -199,4 +199,4 @@ def _picked(figures: Figures, figure: str, node: int) -> Callable[[Measured], Te
 def _over_nodes(
     figures: Figures, figure: str, reduce: Callable[[Tensor], Tensor]
 ) -> Callable[[Measured], Tensor]:
-    return lambda m: reduce(m.everybody(figures(m)[figure].double()))
+    return lambda m: reduce(m.of_honest(m.everybody(figures(m)[figure].double())))

@@ -56,7 +56,7 @@ def test_accuracy(m: Measured) -> Tensor:
 @metric(Reads.NODES_ON_TEST, accuracy=True)
 def worst_accuracy(m: Measured) -> Tensor:
     """Test accuracy of the worst node."""
-    return m.world.lowest(m.node_tests["accuracy"].min())
+    return m.world.lowest(m.of_honest(m.node_tests["accuracy"]).min())
 
 
 @metric(Reads.AVERAGE_ON_TEST, accuracy=True)

@@ -23,6 +23,7 @@ from holdfast.experiments.assembly import Setting, convexity_warning, torch_devi
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.choices import as_channel
 from holdfast.experiments.config import Cadence, Experiment
+from holdfast.experiments.networks import bias_warning
 from holdfast.experiments.planned import KeptSettings
 from holdfast.experiments.record_files import short
 from holdfast.experiments.setting import build_method, build_setting
@@ -159,6 +160,7 @@ class Plan:
             convexity_warning(job.label, self.method(job), self.setting(job).problem) for job in self.jobs
         ]
         for job in self.jobs:
+            found.append(bias_warning(job.label, self.method(job), self.setting(job).network))
             if (epochs := job.experiment.algorithm.local_epochs) is not None:
                 found.append(self.setting(job).local_epochs(epochs).note)
         return list(dict.fromkeys(filter(None, found)))

@@ -55,6 +55,11 @@ def check_private(setting: Setting, method: Method, cohort: Cohort, channel: Cha
         return
     if isinstance(setting.terms.private, NodeDP):
         check_clippable(method)
+        if not setting.network.aggregation.plain:
+            raise HoldfastError(
+                "NodeDP: its noise is for the mean, and one node may change what another rule gives by more; "
+                "leave aggregation out"
+            )
         if not channel.transparent:
             raise HoldfastError(
                 "NodeDP: a channel that changes messages may make them longer than they were clipped to; "

@@ -28,9 +28,10 @@ from holdfast.data import (
 )
 from holdfast.data.lazy import AnyData
 from holdfast.engines.cluster.placement import place
-from holdfast.experiments.assembly import Setting, configured_network
+from holdfast.experiments.assembly import Setting
 from holdfast.experiments.choices import as_augment, as_loss, initial_module, outputs_for
 from holdfast.experiments.config import Choice, Experiment, ProblemConfig
+from holdfast.experiments.networks import configured_network
 from holdfast.problem.reference.curvature import estimate_curvature
 
 MOST_CLASSES = 1000  # that a report shows

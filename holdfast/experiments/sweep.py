@@ -21,6 +21,7 @@ from holdfast.data import DATASETS, PARTITIONERS
 from holdfast.experiments.config import Experiment
 from holdfast.models import MODELS
 from holdfast.problem.losses import LOSSES
+from holdfast.robust import AGGREGATIONS, ATTACKS
 from holdfast.topology import MIXINGS, TOPOLOGIES
 
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -30,6 +31,8 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "problem.loss": LOSSES,
     "network.topology": TOPOLOGIES,
     "network.mixing": MIXINGS,
+    "network.aggregation": AGGREGATIONS,
+    "network.attack": ATTACKS,
     "algorithm": ALGORITHMS,
     "channel": CHANNELS,
 }

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse, triu
 
+from holdfast.contract.aggregation import MEAN, Aggregation
+from holdfast.contract.attack import Attack
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, check
 from holdfast.topology.activity import Activity, Chance, LinkDraws, Probabilities
@@ -36,6 +38,8 @@ class Network:
     activity: Activity | None = None  # how often nodes compute and links transmit; None: always
     sequence: Callable[[int], Network] | None = None  # the network of each round, if it varies
     period: int | None = None  # the rounds after which a varying network begins anew, if it does
+    aggregation: Aggregation = MEAN  # how received messages are put together
+    attack: Attack | None = None  # what some nodes send in place of their messages, in simulations
 
     @classmethod
     def of(
@@ -138,6 +142,15 @@ class Network:
         network = replace(self, activity=activity)
         network.probabilities(0)
         return network
+
+    @property
+    def trusting(self) -> bool:
+        """Whether messages are put together by the plain weighted mean, and none of them is false."""
+        return self.aggregation.plain and self.attack is None
+
+    def liars(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[m]: which of ``nodes`` [m] attack."""
+        return np.isin(nodes, [] if self.attack is None else self.attack.nodes)
 
     def at(self, round: int) -> Network:
         """The network in ``round``, without activity: itself, unless it varies in time."""

@@ -11,7 +11,8 @@ from torch.nn import functional
 import holdfast as hf
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.assembly import as_network, build_problem
+from holdfast.experiments.assembly import build_problem
+from holdfast.experiments.networks import as_network
 
 pytestmark = GPU_MARKS
 

@@ -53,6 +53,10 @@ def server_slot(*slots: Slot) -> Slot | tuple[()]:
     return slots[0]._replace(receiver=tree_map(lambda t: t[0], slots[0].receiver)) if slots else ()
 
 
+Listener = Callable[[Any, Tensor], None]
+"""Is told what arrives of every message, rows [m, ...], and the senders [m]; in stepwise rounds only."""
+
+
 class Sent(NamedTuple):
     """A message on its way."""
 
@@ -82,9 +86,17 @@ class Carrier:
     """
 
     def __init__(
-        self, channel: Channel, slots: tuple[Slot, ...], seed: int, round: Word, nodes: Tensor, lost: Tensor
+        self,
+        channel: Channel,
+        slots: tuple[Slot, ...],
+        seed: int,
+        round: Word,
+        nodes: Tensor,
+        lost: Tensor,
+        listener: Listener | None = None,
     ) -> None:
         self.channel, self.slots, self.nodes, self.lost = channel, list(slots), nodes, lost
+        self.listener = listener
         self.seed, self.round = seed, round
         self.exchanges = 0  # of this round so far, those over single links included
         self.sends = 0  # of these, messages to everybody: each has its slot
@@ -97,6 +109,12 @@ class Carrier:
 
     def send(self, message: Any) -> Sent:
         """``message``, rows [m, ...], encoded; what the sender remembers of it is noted."""
+        sent = self._sent(message)
+        if self.listener is not None:
+            self.listener(sent.arrived, self.nodes)
+        return sent
+
+    def _sent(self, message: Any) -> Sent:
         if self.channel.transparent:
             return Sent(message, message, message)
         if self.slots and self.sends >= len(self.slots):

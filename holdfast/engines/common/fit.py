@@ -32,6 +32,18 @@ REASONS: dict[Use, str] = {
     "links": "sends every neighbour the same, and {method} something else over every link",
     "warm start": "makes good later what it does not send at once, and {method} exchanges before its first "
     "round, where nothing is remembered: leave out the warm start",
+    "robust rules": "sends what has changed, and adds it to sums of what was sent before: neither another "
+    "aggregation than the mean nor an attack fits it",
+}
+
+AGAINST_RULES: dict[Use, str] = {
+    "graph": "is not made for messages between neighbours",
+    "changing graph": "needs links that are the same in every round, so that there are enough; use 'median'",
+    "server": "is centred at the receiver's own message, and a server has none; use 'trimmed-mean'",
+    "cohort": "needs every client in every round",
+    "neighbour sums": "gives no plain sum over neighbours, which {method} needs; choose a method that mixes",
+    "links": "puts messages together, and {method} has one for every link; choose a method that mixes",
+    "warm start": "is not made for exchanges before the first round",
 }
 
 
@@ -54,14 +66,19 @@ def check_fit(
     """
     _check_network(method, nodes, network, cohort)
     messages = check_method(method, network)
-    if channel.transparent:
+    if channel.transparent and network.trusting:
         return
-    name, channel = type(channel.chosen).__name__, placed(channel, method, network)
-    uses = method_uses(method, network) | {"server" if network.is_server else "graph"}
+    uses: set[Use] = method_uses(method, network) | {"server" if network.is_server else "graph"}
     if network.sequence is not None or network.activity is not None:
         uses.add("changing graph")
     if cohort != "all":
         uses.add("cohort")
+    if not network.trusting:
+        _check_rule(method, network, cohort, uses)
+        uses.add("robust rules")
+    if channel.transparent:
+        return
+    name, channel = type(channel.chosen).__name__, placed(channel, method, network)
     if not channel.serves:
         raise HoldfastError(
             f"channel {name}: its class declares nothing in `serves`, so it fits nothing; "
@@ -101,6 +118,41 @@ def check_steps(method: Method, nodes: int, steps: StepsTaken | None) -> None:
     for round, own in enumerate(steps):
         if len(own) != nodes or min(own) < 1:
             raise HoldfastError(f"steps: round {round} has {quoted(own)}, expected {nodes} numbers from 1 on")
+
+
+def _check_rule(method: Method, network: Network, cohort: Cohort | Cohorts, uses: set[Use]) -> None:
+    """Refuses a rule that cannot work here, and an attack by nodes that are not there."""
+    rule, attack = network.aggregation, network.attack
+    if attack is not None:
+        if (last := max(attack.nodes)) >= network.nodes:
+            raise HoldfastError(
+                f"attack.nodes: node {last} is not among the {network.nodes} nodes, from 0 on"
+            )
+        if len(set(attack.nodes)) >= network.nodes:
+            raise HoldfastError("attack.nodes: nobody is left who is honest; name fewer")
+        if "links" in uses:
+            raise HoldfastError(
+                f"attack: {type(method).__name__} sends every neighbour something else, and attacks here "
+                "send all the same; choose a method that mixes"
+            )
+    name = type(rule).__name__
+    for use in get_args(Use):
+        if use in uses - rule.serves:
+            raise HoldfastError(
+                f"aggregation {name} {AGAINST_RULES[use].format(method=type(method).__name__)}"
+            )
+    if network.is_server:
+        drawn = network.nodes if cohort == "all" else cohort
+        fewest = drawn if isinstance(drawn, int) else min(map(len, drawn))
+        who = "the server receives"
+    else:
+        least = int(network.degrees.argmin())
+        fewest, who = int(network.degrees[least]) + 1, f"node {least} has, its own included,"
+    if fewest < rule.least:
+        raise HoldfastError(
+            f"aggregation {name}: it needs at least {rule.least} messages, and {who} {fewest}; allow fewer "
+            "attackers, or choose a denser graph"
+        )
 
 
 def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort | Cohorts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,31 @@ from holdfast.topology import Network
 # From this many nodes on, a graph with few links is mixed as a sparse matrix.
 SPARSE_FROM_NODES = 512
 SPARSE_BELOW_DENSITY = 0.05
+
+
+class Heard(NamedTuple):
+    """Who is heard by every node, itself first; nodes with fewer neighbours have places that nobody takes."""
+
+    senders: Tensor  # [n, k] int64
+    weights: Tensor  # [n, k]
+    present: Tensor  # [n, k] bool
+
+
+def heard(weights: csr_array, adjacency: csr_array, like: Tensor) -> Heard:
+    """Of the links that are not zero in ``adjacency`` [n, n]."""
+    rows = [np.concatenate([[i], np.setdiff1d(_linked(adjacency, i), i)]) for i in range(weights.shape[0])]
+    places = np.arange(max(map(len, rows)))
+    present = places < np.array(list(map(len, rows)))[:, None]
+    senders = np.stack([np.pad(row, (0, len(places) - len(row)), mode="edge") for row in rows])
+    own = np.arange(len(rows))[:, None]
+    shares = np.where(present, weights.toarray()[own, senders], 0.0)
+    there = (torch.as_tensor(part).to(like.device) for part in (senders.astype(np.int64), present))
+    return Heard(next(there), torch.as_tensor(shares).to(like), next(there))
+
+
+def _linked(adjacency: csr_array, node: int) -> NDArray[np.int64]:
+    begin, end = adjacency.indptr[node : node + 2]
+    return np.asarray(adjacency.indices[begin:end][adjacency.data[begin:end] != 0], dtype=np.int64)
 
 
 class StackedLinks:
@@ -38,6 +64,19 @@ class StackedLinks:
     def weights_over(self, available: NDArray[np.bool_]) -> Matrix:
         """P, [n, n]: W with only the ``available`` links, [E]; the weight of the others stays at home."""
         return self._matrix(self.network.weights_over(available))
+
+    @cached_property
+    def heard(self) -> Heard:
+        """What every node hears over all its links."""
+        assert self.network.weights is not None
+        return heard(self.network.weights, self.network.adjacency, self.like)
+
+    def heard_over(self, available: NDArray[np.bool_]) -> Heard:
+        """The same over the ``available`` links, [E]."""
+        weights = self.network.weights_over(available)
+        own, other, link = self.network.directed
+        there = csr_array((available[link].astype(float), (own, other)), shape=weights.shape)
+        return heard(weights, there, self.like)
 
     @property
     def degree(self) -> Tensor:

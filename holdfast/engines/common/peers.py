@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from holdfast.contract import Inbox
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import coin
 from holdfast.core.tree import row_size, tree_map
-from holdfast.engines.common.carrier import Carrier
+from holdfast.engines.common.carrier import Carrier, Sent
 from holdfast.engines.common.counters import Traffic
+from holdfast.engines.common.doubt import DoubtedInbox, SummedUp, aggregated, forged
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.products import exact_product
 from holdfast.topology import Network
@@ -46,7 +47,9 @@ class StackedPeers:
         self.traffic.count_delay(self._share_of_delay(available) * vectors, self.link_time)
         network, nodes = self.links.network, self.network.nodes
         sent = self.carrier.send(message)
-        inbox = self._deliver(sent.arrived, available)
+        inbox = (
+            self._deliver(sent.arrived, available) if self.network.trusting else self._doubt(sent, available)
+        )
         if self.carrier.channel.transparent or not network.is_server:
             messages = network.directed_links if available is None else 2 * int(available.sum())
             self.traffic.count(messages, message, sent.wire)
@@ -61,6 +64,14 @@ class StackedPeers:
 
     def _deliver(self, message: M, available: NDArray[np.bool_] | None) -> Inbox[M]:
         return StackedInbox(message, self.links, available)
+
+    def _doubt(self, sent: Sent, available: NDArray[np.bool_] | None) -> Inbox[Any]:
+        """What arrives where some lie, or where it is not just averaged."""
+        told = forged(self.network, sent.arrived, self.carrier.nodes)
+        if self.network.is_server:
+            return SummedUp(aggregated(self.network, told), told)
+        hearing = self.links.heard if available is None else self.links.heard_over(available)
+        return DoubtedInbox(sent.arrived, told, hearing, self.network.aggregation)
 
     def coin(self, probability: float) -> bool:
         self.draws += 1

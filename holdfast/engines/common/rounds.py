@@ -15,6 +15,7 @@ from holdfast.core.tree import put_rows, tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.carrier import (
     Carrier,
+    Listener,
     Slot,
     apart,
     carried,
@@ -23,6 +24,7 @@ from holdfast.engines.common.carrier import (
     server_slot,
 )
 from holdfast.engines.common.counters import Counters
+from holdfast.engines.common.doubt import aggregated, forged
 from holdfast.engines.common.fit import Cohorts, StepsTaken, check_fit, check_steps, placed
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
@@ -73,6 +75,7 @@ class Rounds:
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
         self.channel = placed(channel, method, network)
+        self.listener: Listener | None = None  # who is told what travels
         self.lost = torch.zeros((), dtype=torch.bool, device=problem.x0.device)  # a flag for ``Carrier``
         # [2]: the sum of the losses of the last round's minibatches here, and their number. Like the flag a
         # tensor that stays where it is: rounds that are recorded write it as well.
@@ -205,7 +208,11 @@ class Rounds:
         arrived, kept = sent.arrived, (state.clients, slot.sender)
         if not takes_part:
             arrived = tree_map(lambda rows: rows[:0], arrived)
-        mean = tree_map(lambda rows: self.place.world.mean(rows, size), arrived)
+        told = forged(self.network, arrived, chosen)
+        if self.network.aggregation.plain:
+            mean = tree_map(lambda rows: self.place.world.mean(rows, size), told)
+        else:
+            mean = aggregated(self.network, told)
         mean, receiver = self.channel.gather(mean, slot.receiver, share)
         server = method.server(state.server, mean, share)
         if method.answers:
@@ -256,7 +263,7 @@ class Rounds:
     ) -> Carrier:
         lost = self.lost if counts else torch.zeros_like(self.lost)
         senders = self.nodes if nodes is None else nodes
-        return Carrier(self.channel, slots, self.seed, round, senders, lost)
+        return Carrier(self.channel, slots, self.seed, round, senders, lost, self.listener)
 
     def _peers(self, round: int, counters: Counters, carrier: Carrier) -> StackedPeers:
         links = self._links(self.network.at(round))

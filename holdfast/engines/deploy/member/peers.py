@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import Channel, Inbox
+from holdfast.contract.aggregation import Aggregation
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import coin
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import Carrier, wire_like
 from holdfast.engines.common.counters import Traffic
+from holdfast.engines.common.doubt import together
 from holdfast.engines.deploy.member.transport import Transport, add_to, read
 from holdfast.engines.deploy.storage.messages import MessageFile
 from holdfast.topology import Network
@@ -80,7 +82,8 @@ class NodePeers:
         mixing = {int(j): float(row[j]) for j in (*received, self.node)}
         like, wire = (_shapes(tree) for tree in (message, sent.wire))
         files, others = received | {self.node: own_file}, list(received)
-        inbox = NodeInbox(like, wire, self.like.device, mixing, others, files, channel, self.transport)
+        rule = self.network.aggregation
+        inbox = NodeInbox(like, wire, self.like.device, mixing, others, files, channel, self.transport, rule)
         return self.carrier.from_neighbours(sent, inbox, self)
 
     def coin(self, probability: float) -> bool:
@@ -117,10 +120,11 @@ class NodeInbox(Generic[M]):
     files: dict[int, MessageFile]  # of this node and of the others
     channel: Channel
     transport: Transport
+    rule: Aggregation
 
     @cached_property
     def mixed(self) -> M:
-        return self.transport.insist(partial(self._sum, self.weights))
+        return self.transport.insist(partial(self._sum, self.weights) if self.rule.plain else self._judged)
 
     @cached_property
     def neighbour_sum(self) -> M:
@@ -132,6 +136,15 @@ class NodeInbox(Generic[M]):
         for j, weight in sorted(weights.items()):
             add_to(total, self.files[j], self.channel, self.wire, weight)
         return total
+
+    def _judged(self) -> M:
+        """All messages at once, the node's own first, as the rule puts them together."""
+        [own] = set(self.weights) - set(self.senders)
+        order = [own, *sorted(self.senders)]
+        messages: list[M] = [
+            read(self.files[j], self.channel, self.wire, self.like, self.device) for j in order
+        ]
+        return together(self.rule, [self.weights[j] for j in order], messages)
 
 
 def _shapes(tree: M) -> M:

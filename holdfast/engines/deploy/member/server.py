@@ -19,6 +19,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import Carrier, apart
 from holdfast.engines.common.counters import Work
+from holdfast.engines.common.doubt import together
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.averaging import average
 from holdfast.engines.deploy.member.base import GRACE, Member
@@ -30,7 +31,7 @@ from holdfast.engines.deploy.member.quorum import Quorum
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
 from holdfast.engines.deploy.member.recovering import recovering
 from holdfast.engines.deploy.member.template import new_carrier
-from holdfast.engines.deploy.member.transport import add_to
+from holdfast.engines.deploy.member.transport import add_to, read
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
 from holdfast.engines.deploy.storage.round_records import RoundRecord
@@ -252,7 +253,8 @@ class Server(Member):
         return self.insist(lambda: self._add_up(channel))
 
     def _add_up(self, channel: Channel) -> Any:
-        due, takers = self.due, self.takers()
+        due, takers, rule = self.due, self.takers(), self.federation.member_network.aggregation
+        messages = []  # all of them, if they are not just added up
         total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), due.like)
         for name in takers:
             message = self.file(due.key, name)
@@ -260,7 +262,12 @@ class Server(Member):
             known = self.arrivals[due.key][name].norm
             message.norm = math.sqrt(message.squares()) if known is None else known
             self.norms.received(name, message)
-            add_to(total, message, channel, due.wire)
+            if rule.plain:
+                add_to(total, message, channel, due.wire)
+            else:
+                messages.append(read(message, channel, due.wire, due.like, self.x0.device))
+        if messages:
+            return together(rule, [1 / len(takers)] * len(takers), messages)
         return tree_map(lambda t: t.div_(len(takers)), total)
 
     def file(self, key: Key, name: str) -> MessageFile:

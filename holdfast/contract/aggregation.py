@@ -1,0 +1,69 @@
+"""Aggregations: how a node, or a server, puts together the messages that it received."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, InstanceOf
+from torch import Tensor
+
+from holdfast.contract.channel import EVERY_USE, Use
+from holdfast.core.registry import Registry
+from holdfast.core.validation import check_fields
+
+
+@dataclass(frozen=True)
+class Aggregation(ABC):
+    """A rule that makes one vector of several. A message of several vectors is taken vector by vector."""
+
+    serves: ClassVar[frozenset[Use]] = frozenset()  # what it is made for; anything else is refused
+    columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
+    plain: ClassVar[bool] = False  # True: the mean with the network's weights, a matrix product
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Not inherited, as for channels: a subclass that overrides anything has to declare them anew.
+        for name in ("serves", "columnwise", "plain"):
+            setattr(cls, name, vars(cls).get(name, getattr(Aggregation, name)))
+
+    def __post_init__(self) -> None:
+        check_fields(type(self).__name__, self)
+
+    @property
+    def least(self) -> int:
+        """The fewest messages that it can work with, a node's own included."""
+        return 1
+
+    @abstractmethod
+    def combine(self, messages: Tensor, weights: Tensor, present: Tensor) -> Tensor:
+        """[m, d]: what each of m receivers makes of its ``messages`` [m, k, d].
+
+        ``present`` [m, k]: which of them are there; the others hold anything. ``weights`` [m, k]: those of
+        the network, 0 where nothing is. A node's own message is the first; a server has none of its own.
+        """
+
+
+AGGREGATIONS: Registry[Aggregation] = Registry("aggregation")
+
+if TYPE_CHECKING:
+    ChosenAggregation = Aggregation
+else:
+    ChosenAggregation = Annotated[InstanceOf[Aggregation], BeforeValidator(AGGREGATIONS.chosen)]
+
+
+@AGGREGATIONS.register("mean")
+@dataclass(frozen=True)
+class Mean(Aggregation):
+    """The mean with the network's weights, as methods are published; one false message moves it anywhere."""
+
+    serves = EVERY_USE
+    columnwise = True
+    plain = True
+
+    def combine(self, messages: Tensor, weights: Tensor, present: Tensor) -> Tensor:
+        return (weights.unsqueeze(-1) * messages.where(present.unsqueeze(-1), 0.0)).sum(1)
+
+
+MEAN = Mean()

@@ -22,7 +22,7 @@ pytest.register_assert_rewrite("fuzzed_federation", "report_page", "server_runs"
 
 
 def pytest_collection_finish() -> None:
-    """What the imports and the collection have made stays: garbage collection need not look at it each time."""
+    """What imports and collection have made stays: garbage collection need not look at it each time."""
     gc.collect()
     gc.freeze()
 

@@ -10,7 +10,7 @@ import torch
 from sample_run import troubled_sweep, two_algorithms
 from torch import Tensor
 
-import holdfast.engines.deploy  # noqa: F401 - before any test imports gRPC, which it has to configure
+import holdfast.engines.deploy.wire  # noqa: F401 - before any test imports gRPC, which it has to configure
 from holdfast.api import as_network
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.record import RunRecord, load_record

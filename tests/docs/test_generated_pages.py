@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from page_modules import script
 
 pytest.importorskip("mkdocs")
 from mkdocs.config import load_config
@@ -17,12 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
-    found = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    return script("hooks.py")
 
 
 def test_every_command_is_there(hooks: ModuleType) -> None:

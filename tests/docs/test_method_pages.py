@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from page_modules import script
 
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
@@ -22,12 +22,7 @@ CITED = re.compile(r"([A-Z][\w-]+)(?: et al\.| and \w+|, \w+ and \w+)? (\d{4})")
 
 @pytest.fixture(scope="module")
 def pages() -> ModuleType:
-    found = importlib.util.spec_from_file_location("pages", METHODS / "pages.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    return script("methods/pages.py")
 
 
 def test_every_method_has_a_page_a_curve_and_a_result(pages: ModuleType) -> None:

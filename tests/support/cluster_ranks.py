@@ -96,6 +96,8 @@ def other_problems() -> list[Task]:
     problems += [Task(f"cohort of 2 {m}", m, server(7), "samples", cohort=2) for m in cohorts]
     recorded = [[0, 3, 6], [2], [1, 2, 3, 4, 5, 6], [0, 1]] * 3
     problems += [Task("recorded cohorts", cohorts[0], server(7), "samples", cohort=recorded)]
+    answered = build("tamuna", lr=0.05, p=0.5, copies=2)  # who sends which entries is known on every rank
+    problems += [Task(f"tamuna {c}", answered, server(7), "samples", cohort=c) for c in (3, recorded)]
     return problems
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 import stat
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -23,6 +26,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.ops.monitor import serve_monitor
 from holdfast.engines.deploy.storage.store import message_key, message_name
+from holdfast.engines.deploy.wire import SUITES
 from holdfast.engines.deploy.wire.authority import (
     make_authority,
     make_certificates,
@@ -171,6 +175,17 @@ def test_certificates_that_will_not_do_are_named_before_anything_starts(tmp_path
     (tmp_path / "ca.crt").write_bytes((tmp_path / "other" / "ca.crt").read_bytes())
     with pytest.raises(HoldfastError, match="not signed by the authority"):
         load_credentials(tmp_path, "b")
+
+
+def test_grpc_is_configured_without_a_trace_in_the_environment() -> None:
+    """What comes after, here and in programs that are started, sees the variable as it was."""
+    code = "import os, sys, holdfast.engines.deploy.{}; print('grpc' in sys.modules, os.environ.get('{}'))"
+    for room in ("wire", "relay", "member"):
+        for given in ({}, {SUITES: "HIGH"}):
+            environment = {k: v for k, v in os.environ.items() if k != SUITES} | given
+            command = [sys.executable, "-c", code.format(room, SUITES)]
+            found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            assert found.stdout.split() == ["True", str(given.get(SUITES))]
 
 
 def test_nothing_older_than_tls_1_3_is_spoken(tmp_path: Path) -> None:

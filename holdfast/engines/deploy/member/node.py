@@ -243,7 +243,6 @@ class Node(Member):
         personal = self.federation.method.personal(apart(self.state)[0])
         if personal is not None:
             rows["personal"] = personal[0]
-        self.state = None  # it is on disk; what is written takes as much memory again
         complete = self._complete([row.to(problem.x0) for row in rows.values()])
         for name, row in zip(rows, complete, strict=True):
             self.insist(partial(write_model, self.folder, problem.model, row, notes, name))

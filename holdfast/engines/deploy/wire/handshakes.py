@@ -1,4 +1,8 @@
-"""Strangers who fail the TLS handshake never reach our code; gRPC only mentions them on standard error."""
+"""Strangers who fail the TLS handshake never reach our code; gRPC only mentions them on standard error.
+
+gRPC for Python has no hook for that, takes no socket that we have accepted, and writes its log to file
+descriptor 2 alone. So the commands that run a member or a relay, and nothing else, read that descriptor.
+"""
 
 from __future__ import annotations
 

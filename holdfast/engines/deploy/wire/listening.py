@@ -64,7 +64,9 @@ async def serve(
     trial = "localhost" if host in ("::", "0.0.0.0") else host
     if credentials is not None and await speaks_tls_1_2(trial, port):
         await server.stop(0)
-        raise HoldfastError("gRPC was loaded before holdfast and would accept TLS 1.2; import holdfast first")
+        raise HoldfastError(
+            "gRPC was loaded first and would accept TLS 1.2; import holdfast.engines.deploy.wire before it"
+        )
     return server, port, door
 
 

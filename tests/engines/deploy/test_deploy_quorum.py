@@ -54,11 +54,11 @@ def assert_the_simulators(
 
 
 class Stopping(list[dict[str, Any]]):
-    """A log that stops a member when it writes an event for the n-th time, before it goes on."""
+    """A log that stops members when one writes an event for the n-th time, before that one goes on."""
 
-    def __init__(self, run: DeployedRun, *when: tuple[str, str, int]) -> None:
+    def __init__(self, run: DeployedRun, *when: tuple[str, str, int], everybody_with: str) -> None:
         super().__init__()
-        self.run, self.when = run, when
+        self.run, self.when, self.everybody_with = run, when, everybody_with
         self.at: dict[str, int] = {}  # the round in which each was stopped
 
     def rounds(self, member: str, event: str) -> list[int]:
@@ -66,33 +66,29 @@ class Stopping(list[dict[str, Any]]):
 
     def append(self, entry: dict[str, Any]) -> None:
         super().append(entry)
-        member, event = entry["node"], entry["event"]
-        if (member, event, len(self.rounds(member, event))) in self.when and member not in self.at:
-            self.at[member] = entry["round"]
-            self.run.members[member].stop()
+        name, event = entry["node"], entry["event"]
+        if (name, event, len(self.rounds(name, event))) in self.when and name not in self.at:
+            self.at[name] = entry["round"]
+            for other in self.run.members if name == self.everybody_with else [name]:
+                self.run.members[other].stop()
 
 
 def test_members_killed_at_the_worst_moments_leave_the_rounds_of_the_simulator(tmp_path: Path) -> None:
-    """c and b stop after they saved a round and before they sent it, the server after it decided on c."""
+    """c and b stop after they saved a round and before they sent it, all when the server has decided on c."""
     run = DeployedRun(make_federation(three_of_whom_two_suffice(), "test"), tmp_path)
-    log = run.log = Stopping(
-        run, ("c", "round done", 3), ("b", "round done", 5), ("hub", "left out of a round", 1)
-    )
+    moments = ("c", "round done", 3), ("b", "round done", 5), ("hub", "left out of a round", 1)
+    log = run.log = Stopping(run, *moments, everybody_with="hub")
     started = Started(run)
-
-    def restart(name: str) -> None:
-        started.threads[name].join(60)
-        assert not started.threads[name].is_alive()
-        run.members[name].close()
-        run.errors.pop(name)
-        started.start(name)
-
-    started.until(lambda: "hub" in run.errors)
-    restart("hub")
+    started.until(lambda: "hub" in log.at)
+    started.stop()
+    started = Started(run, ["hub", "a", "b"])
     started.until(lambda: "b" in run.errors)  # now the server has one answer only: it waits
-    restart("c")
+    started.start("c")
     started.until(lambda: max(log.rounds("c", "round done")) > log.at["b"])
-    restart("b")
+    started.threads["b"].join(60)
+    run.members["b"].close()
+    run.errors.pop("b")
+    started.start("b")
     started.end()
     assert not run.errors, run.errors
 
@@ -137,7 +133,7 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], complaint: str) -> N
 
 @pytest.mark.slow
 def test_a_straggler_among_processes_is_left_out_and_comes_back(tmp_path: Path) -> None:
-    """c is frozen, then b, so that the server cannot end before c is back; b is killed while it is frozen."""
+    """c is frozen, then b, so that the server cannot end before c is back; then b and the server die."""
     memory = {"name": "top-k", "share": 0.5}  # what the channel remembers has to be put back, too
     raw = three_of_whom_two_suffice(rounds=40, channel=memory)
     with Members(raw, tmp_path / "members") as members:
@@ -150,8 +146,9 @@ def test_a_straggler_among_processes_is_left_out_and_comes_back(tmp_path: Path) 
         back = members.rounds("c")
         os.kill(members.processes["c"].pid, signal.SIGCONT)
         wait_for(lambda: members.rounds("c") > back + 1)
-        members.kill("b")
-        members.start("b")
+        for name in ("b", "hub"):
+            members.kill(name)
+            members.start(name)
         members.finish()
         federation = make_federation(raw, "test")
         simulation = replayed(federation, members.folder / "server-hub")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import numpy as np
@@ -18,6 +19,12 @@ from holdfast_papers.dualfl import quadratics as quadratics_of_dualfl
 
 # so that an assert in these shows its values, as in a test
 pytest.register_assert_rewrite("fuzzed_federation", "report_page", "server_runs")
+
+
+def pytest_collection_finish() -> None:
+    """What imports and collection have made stays: garbage collection need not look at it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 class Quadratics(quadratics_of_dualfl.Quadratics):

@@ -92,7 +92,7 @@ def stopping(run: DeployedRun, member: str, exchange: int) -> Started:
     return started
 
 
-@pytest.mark.parametrize("member", ["b", "hub"])
+@pytest.mark.parametrize("member", ["b", pytest.param("hub", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exchange", [ANNOUNCED, DEALT, MASKED, REVEALED])
 def test_a_member_that_stops_in_any_phase_goes_on_when_it_is_back(
     member: str, exchange: int, tmp_path: Path
@@ -112,7 +112,15 @@ def test_a_member_that_stops_in_any_phase_goes_on_when_it_is_back(
     assert not complaints
 
 
-@pytest.mark.parametrize("exchange", [ANNOUNCED, DEALT, MASKED, REVEALED])
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        pytest.param(ANNOUNCED, marks=pytest.mark.slow),
+        pytest.param(DEALT, marks=pytest.mark.slow),
+        MASKED,
+        REVEALED,
+    ],
+)
 def test_who_is_late_in_any_phase_stops_nobody(exchange: int, tmp_path: Path) -> None:
     """The others go on without it; where its message had come, it counts."""
     raw = masked(round={"quorum": 3, "deadline": "1s"})

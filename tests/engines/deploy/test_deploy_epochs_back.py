@@ -90,6 +90,7 @@ def test_a_member_whose_states_are_rotten_goes_on_by_itself(
     assert any("neither" in str(entry.get("reason")) for entry in threads.log)
 
 
+@pytest.mark.slow
 def test_a_lost_decision_is_told_by_others_before_anybody_votes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,7 +123,7 @@ def test_a_tally_compares_only_what_both_have_finished() -> None:
     assert copied.links == a.links
 
 
-@pytest.mark.parametrize("forged", [False, True])
+@pytest.mark.parametrize("forged", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_averaging_server_and_its_clients_compare_all_that_passed(forged: bool, tmp_path: Path) -> None:
     """Also after the server was started again; whoever else sent in a's name is noticed by both."""
     raw = describe({"name": "fedlin", "lr": 0.1, "local_steps": 2}, rounds=6, network={"topology": "server"})

@@ -17,6 +17,7 @@ from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.dialling import Wait
 from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.service import Service
+from holdfast.engines.deploy.wire.sharing import share_revocations
 
 SHARING = 30.0  # seconds between two looks at others' lists of revoked certificates
 
@@ -83,7 +84,7 @@ class Ways:
         A list that comes in is written down. ``watch_certificates`` takes it up, and calls for another turn.
         """
         while True:
-            await asyncio.gather(*(link.share_revocations() for link in list(self.links.values())))
+            await asyncio.gather(*map(share_revocations, list(self.links.values())))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.turn.wait(), SHARING)
             self.turn.clear()

@@ -48,7 +48,6 @@ from holdfast.engines.deploy.wire.protocol import (
     LeftOut,
     audit_message,
 )
-from holdfast.engines.deploy.wire.revocations import Heard, list_for, take_over
 from holdfast.engines.deploy.wire.status import read_status
 
 T = TypeVar("T")
@@ -176,28 +175,11 @@ class Connection:
 
         await self._patiently(attempt, message.header.size)
 
-    async def share_revocations(self) -> bool:
-        """Whoever has the newer list of revoked certificates gives it to the other; whether we got one."""
-        own = self.credentials
-        if own is None or own.folder is None:
-            return False
-        known, theirs, got = own.revocations.number, own.revocations.number, False
-        for _ in range(2):  # the second time if theirs is older
-            question = list_for(own.folder, known, theirs).model_dump_json().encode()
-            try:
-                await self._dial()
-                call = self._method("unary_unary", "Revocations")
-                heard: Heard = parse(Heard, await call(question, metadata=self.metadata, timeout=SILENCE))
-                got = take_over(own.folder, known, heard, self.federation.coordinator)
-            except (Unreachable, TimeoutError, grpc.aio.AioRpcError):
-                return False  # another time
-            except (HoldfastError, OSError) as error:
-                self.events.complain("revocations", peer=self.peer, reason=str(error))
-                return False
-            theirs = heard.number
-            if theirs >= known:
-                break
-        return got
+    async def say(self, method: str, question: bytes) -> bytes:
+        """What the peer answers to a question that is of no round."""
+        await self._dial()
+        call = self._method("unary_unary", method)
+        return bytes(await call(question, metadata=self.metadata, timeout=SILENCE))
 
     def _raise_if_left_out(self, answer: Answer, round: int) -> None:
         if answer.active is False and self.federation.round is not None:

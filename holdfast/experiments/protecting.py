@@ -57,11 +57,6 @@ def check_private(setting: Setting, method: Method, cohort: Cohort, channel: Cha
         check_clippable(method)
         if not setting.network.aggregation.plain:
             raise HoldfastError(
-                "NodeDP: the noise is for a sum of clipped messages, and a robust rule may change by "
-                "more than one of them; leave aggregation out"
-            )
-        if not setting.network.aggregation.plain:
-            raise HoldfastError(
                 "NodeDP: its noise is for the mean, and one node may change what another rule gives by more; "
                 "leave aggregation out"
             )

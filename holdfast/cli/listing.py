@@ -64,6 +64,7 @@ TYPES = {  # what parameters are, in words; others are shown as they are written
     "NonNegative": "number from 0",
     "Finite": "number",
     "Count": "whole number from 1",
+    "LocalSteps": "whole number from 1, or one for every node",
     "Whole": "whole number from 0",
     "Decay": "number from 0, below 1",
     "Share": "number above 0, up to 1",

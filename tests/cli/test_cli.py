@@ -109,8 +109,8 @@ def test_list_as_json_has_everything_with_its_fields() -> None:
             "words": "number above 0, or a schedule",
             "note": "",
         },
-        {"name": "local_steps", "type": "Count", "required": False, "default": 1}
-        | {"words": "whole number from 1", "note": ""},
+        {"name": "local_steps", "type": "LocalSteps", "required": False, "default": 1}
+        | {"words": "whole number from 1, or one for every node", "note": ""},
         {"name": "optimizer", "type": "Optimizer", "required": False, "default": "SGD()"}
         | {"words": "optimiser", "note": ""},
     ]

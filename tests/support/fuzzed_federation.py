@@ -112,9 +112,9 @@ def bad_questions(member: Member, mangler: Mangler, count: int) -> Iterator[byte
 def settle_submission(hub: Server, text: bytes, honest: Header, frames: list[bytes]) -> None:
     """A submission was not refused: it is good after all, or of a round that is over, and not kept."""
     if hub.arrivals:
-        kept = hub._file((1, 0), "a")
+        kept = hub.file((1, 0), "a")
         assert kept.header == honest
         assert list(kept.chunks()) == frames
-        hub._drop((1, 0))
+        hub.drop((1, 0))
     else:
         assert json.loads(text)["round"] < hub.stage

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -32,7 +33,8 @@ class Transport:
     ) -> tuple[MessageFile, dict[int, MessageFile]]:
         """Sends ``message`` to all ``neighbours``; as it was sent, and theirs."""
         published = self.node.publish(self.node.header(exchange, message), message)
-        return published, self._gather(exchange, dict.fromkeys(neighbours, published))
+        received = self._gather(exchange, dict.fromkeys(neighbours, published))
+        return self._intact(published), received
 
     def scatter(self, exchange: int, messages: Mapping[int, Any]) -> dict[int, MessageFile]:
         """Sends every neighbour something else."""
@@ -109,7 +111,7 @@ class Transport:
         files = node.ask(lambda: together([fetch(j) for j in neighbours]))
         received = {j: file for j, file in zip(neighbours, files, strict=True) if file is not None}
         self._passed(dict.fromkeys(neighbours, published), received)
-        return published, received
+        return self._intact(published), received
 
     def through_server(self, exchange: int, message: Any, answer: Any) -> MessageFile:
         """Sends ``message`` to the server; what it sends back, a tree like ``answer``."""
@@ -137,10 +139,22 @@ class Transport:
         async def submit() -> None:
             await (await self.server()).submit(message)
 
-        try:
+        with self._losing(message):
             self.node.ask(submit)
+
+    def _intact(self, own: MessageFile) -> MessageFile:
+        """``own``, which is mixed with the others' messages and may have been on disk for long."""
+        with self._losing(own):
+            self.node.insist(own.verify)
+        return own
+
+    @contextmanager
+    def _losing(self, own: MessageFile) -> Iterator[None]:
+        """A message of ours that turns out to be damaged has to be computed again."""
+        try:
+            yield
         except DamagedError as error:
-            self.node.outbox.lose(message_key(message.path.name), error)
+            self.node.outbox.lose(message_key(own.path.name), error)
             raise
 
     def to_server_again(self) -> None:

@@ -39,7 +39,7 @@ class Credentials:
     revocations: Revocations = field(default_factory=Revocations)
     folder: Path | None = None  # where it was read
     name: str = ""
-    read: tuple[float, ...] = ()  # when the files had last been written
+    read: tuple[tuple[int, int, int], ...] = ()  # the files as they were last
     version: int = 0  # how often something has changed since
 
     def for_server(self) -> Any:
@@ -94,10 +94,13 @@ class Credentials:
         return True
 
 
-def _written(folder: Path) -> tuple[float, ...]:
-    """When each file that credentials are read from was written."""
+def _written(folder: Path) -> tuple[tuple[int, int, int], ...]:
+    """When each file that credentials are read from was written, which it is, and how long.
+
+    A file that is read while it is being written may keep its time until it is complete.
+    """
     paths = sorted(path for path in folder.iterdir() if path.suffix in (".crt", ".key", ".json"))
-    return tuple(path.stat().st_mtime_ns for path in paths)
+    return tuple((at.st_mtime_ns, at.st_ino, at.st_size) for at in (path.stat() for path in paths))
 
 
 def load_credentials(folder: Path, name: str, coordinator: str | None = None) -> Credentials:

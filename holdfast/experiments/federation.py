@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr
 from torch import nn
 
 import holdfast
-from holdfast.algorithms import ALGORITHMS, Method, ServerAlgorithm
+from holdfast.algorithms import ALGORITHMS, Method
 from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
@@ -33,12 +33,19 @@ from holdfast.experiments.config import (
     read_toml,
 )
 from holdfast.experiments.epochs import LocalEpochs
+from holdfast.experiments.federation_checks import (
+    check_foreign,
+    check_membership,
+    check_reach,
+    check_round,
+    check_secure_aggregation,
+    check_trust,
+)
 from holdfast.experiments.networks import configured_network
 from holdfast.experiments.protecting import check_private_federation, federation_ledger
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
 from holdfast.privacy import Ledger
-from holdfast.privacy.aggregation.shares import default_threshold
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 
@@ -187,7 +194,7 @@ class FederationFile(Federation):
 
     def check(self) -> None:
         """Whether everything fits together; complains about the first thing that does not."""
-        self._check_foreign()
+        check_foreign(self)
         if (self.problem.input_shape is None) == (self.problem.columns is None):
             raise HoldfastError("problem: say what samples look like, by input_shape or by columns, not both")
         names = [member.name for member in self.certified]
@@ -208,9 +215,9 @@ class FederationFile(Federation):
             raise HoldfastError(f"weights = 'samples': say how many samples {missing!r} has, samples = ...")
         if self.member_network.activity is not None and self.limits.exchange >= self.limits.wait:
             raise HoldfastError("limits.exchange: should be less than limits.wait, after which a node stops")
-        self._check_trust()
-        self._check_round()
-        self._check_secure_aggregation()
+        check_trust(self)
+        check_round(self)
+        check_secure_aggregation(self)
         quorum = None if self.round is None else self.round.quorum
         cohort = self.network.cohort if quorum is None else quorum  # or any larger number
         check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
@@ -221,131 +228,8 @@ class FederationFile(Federation):
             raise HoldfastError(
                 f"server: the topology {self.network.topology.name!r} has none; leave [server] out"
             )
-        self._check_membership()
-        self._check_reach()
-
-    def _check_reach(self) -> None:
-        """Whether everybody who is asked for something can be: at an address, or through the relay."""
-        if self.relay is not None:
-            if not self.relay.address:
-                raise HoldfastError("relay: everybody has to reach it; give its address, host:port")
-            known = {member.name for member in self.members}
-            if strangers := sorted({name for pair in self.relay.links for name in pair} - known):
-                raise HoldfastError(f"relay.links: {strangers[0]!r} is not a member")
-            return
-        for member in [self.server] if self.server else self.node:
-            if not member.address:
-                raise HoldfastError(
-                    f"{member.name}: others have to reach it; give its address, host:port, or a [relay]"
-                )
-
-    def _check_round(self) -> None:
-        """Whether some may be late or do less, if the file says so."""
-        if self.round is None:
-            return
-        method, quorum, deadline = self.method, self.round.quorum, self.round.deadline
-        if (quorum is None) != (deadline is None):
-            raise HoldfastError("round: quorum and deadline go together; give both, or neither")
-        if self.round.budget is not None:
-            if "local_steps" not in vars(method):
-                raise HoldfastError(f"round.budget: {self.algorithm.name} takes no local_steps; leave it out")
-            if why := method.why_equal_steps:
-                raise HoldfastError(f"round.budget: all nodes have to take as many local steps, as {why}")
-        if quorum is None or deadline is None:
-            return
-        if not isinstance(method, ServerAlgorithm) or not method.allows_late:
-            why = "needs a message of every node in every round"
-            if isinstance(method, ServerAlgorithm) and method.allows_cohorts:
-                why = "forgets whoever is late, and leans towards those who never are"
-            made: dict[str, Any] = {name: ALGORITHMS[name] for name in ALGORITHMS}
-            able = sorted(name for name, method_class in made.items() if method_class.allows_late)
-            raise HoldfastError(
-                f"round: {self.algorithm.name} {why}; leave out the quorum, or choose {', '.join(able)}"
-            )
-        if quorum > self.cohort:
-            raise HoldfastError(f"round.quorum: should be at most the cohort's {self.cohort}, got {quorum}")
-        if deadline >= self.limits.wait:
-            raise HoldfastError("round.deadline: should be less than limits.wait, after which members stop")
-        if self.membership is not None and quorum > self.membership.minimum:
-            raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
-
-    def _check_trust(self) -> None:
-        """Whether members can do what the network's rule needs; nobody is asked to attack."""
-        if self.member_network.attack is not None:
-            raise HoldfastError("network.attack: it is for simulations, with 'holdfast run'; leave it out")
-        if not self.member_network.aggregation.plain and (
-            self.secure_aggregation or self.averages_statistics
-        ):
-            hidden = (
-                "secure aggregation shows sums only" if self.secure_aggregation else "statistics are averaged"
-            )
-            raise HoldfastError(
-                f"network.aggregation: a rule needs single messages, and {hidden}; leave one out"
-            )
-
-    def _check_secure_aggregation(self) -> None:
-        """Whether messages can be added up under masks, if the file says so."""
-        if self.secure_aggregation is None:
-            return
-        given, cohort = self.secure_aggregation.threshold, self.cohort
-        threshold, why = given or default_threshold(cohort), ""
-        if not self.led:
-            why = f"it is for methods that a server leads, and {self.algorithm.name} is none"
-        elif not self.wire_channel.transparent:
-            why = "compressed messages cannot be added up under masks; leave [channel] out"
-        elif self.averages_statistics:
-            why = "BatchNorm's statistics are averaged in the open; give buffers = 'local'"
-        elif self.membership is not None:
-            why = "members may change, and a cohort of one would hide nothing; leave [membership] out"
-        elif cohort < 3:
-            why = f"among {cohort} clients a sum hides nothing; it takes 3 or more in every round"
-        elif not cohort / 2 < threshold <= cohort:
-            why = f"threshold = {threshold} of {cohort} clients; expected more than half"
-        elif self.round is not None and self.round.quorum is not None and self.round.quorum < threshold:
-            why = f"round.quorum = {self.round.quorum} is less than its threshold of {threshold}"
-        if why:
-            raise HoldfastError(f"secure_aggregation: {why}")
-
-    def _check_membership(self) -> None:
-        """Whether members may change, if the file says so."""
-        if self.membership is None:
-            return
-        network, why = self.member_network, ""
-        if "path" in self.network.topology.parameters:
-            why = "the links stand in a file, and there is no rule to build others by"
-        elif network.sequence is not None or network.activity is not None:
-            why = "links have to be the same in every round"
-        elif network.is_server and not self.led:
-            why = f"with a server it needs a method that the server leads; {self.algorithm.name} is none"
-        elif len(self.node) < self.membership.minimum:
-            why = f"there are {len(self.node)} nodes, fewer than membership.minimum"
-        after = self.membership.remove_after
-        if after is not None and after >= self.limits.wait:
-            raise HoldfastError("membership.remove_after: should be less than limits.wait")
-        if why:
-            raise HoldfastError(f"membership: members cannot change here: {why}; leave [membership] out")
-
-    def _check_foreign(self) -> None:
-        """The file may come from others: it must not name code, other folders, or the authority's files."""
-        if ":" in self.problem.model.name:
-            raise HoldfastError(
-                f"problem.model: {self.problem.model.name!r} names code, which a federation file must not; "
-                "choose from 'holdfast list models' there, and give code of your own on the command line of "
-                "every site: --model module:Class"
-            )
-        files = {
-            "network.topology": self.network.topology.parameters.get("path"),
-            "start": self.start or None,
-        }
-        for key, path in files.items():
-            if not isinstance(path, str) or Path(path).name == path:
-                continue
-            raise HoldfastError(
-                f"{key}: {path!r} leads to another folder; expected the plain name of a file in "
-                "the folder that the command is started in"
-            )
-        if "ca" in [member.name for member in self.certified]:
-            raise HoldfastError("node: the name 'ca' belongs to the authority's files; choose another")
+        check_membership(self)
+        check_reach(self)
 
 
 def read_federation(path: Path, model: str | None = None) -> FederationFile:

@@ -199,11 +199,10 @@ class Server(Member):
         """Whether who took part in a round cannot be told from the file alone."""
         return self.quorum is not None or self.federation.secure_aggregation is not None
 
-    def counted(self, sender: str, round: int) -> bool:
-        return (
-            self.federation.secure_aggregation is not None
-            and sender in self.cohorts.lines().get(round, [""])[0].split()
-        )
+    def counted(self, sender: str, round: int, exchange: int) -> bool:
+        if self.federation.secure_aggregation is None or exchange <= self.schedule.message:
+            return False
+        return sender in self.cohorts.lines().get(round, [""])[0].split()
 
     def takers(self) -> list[str]:
         """Whose messages count in the exchange that is due."""

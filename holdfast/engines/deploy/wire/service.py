@@ -61,8 +61,8 @@ class Submissions(Protocol):
     def left_out(self, sender: str, round: int) -> bool:
         """Whether the round is decided without ``sender``, see ``Quorum``."""
 
-    def counted(self, sender: str, round: int) -> bool:
-        """Whether the round is over, with what ``sender`` had said until then; see ``aggregating``."""
+    def counted(self, sender: str, round: int, exchange: int) -> bool:
+        """Whether the round is over without what ``sender`` would say next, and its message counted."""
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Service:
             now = self.current_round()  # looked at first: what is published meanwhile is not gone
             message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
             if message is None:
-                if self.submissions is not None and self.submissions.counted(who, ask.round):
+                if self.submissions is not None and self.submissions.counted(who, ask.round, ask.exchange):
                     yield self._answer(who, active=True)
                     return
                 self._refuse_if_gone(who, ask, now)

@@ -38,8 +38,9 @@ class NodeDP:
     ``clip``: the largest Euclidean norm that a client's message keeps; larger ones are scaled down.
     ``noise_multiplier``: standard deviation of the noise in the sum of messages over ``clip``; None: the
     smallest with which all planned rounds stay within the budget.
-    ``noise``: who adds it. "server": others are protected, from a server that is trusted. "clients": each to
-    its own message, which protects from the server, too.
+    ``noise``: who adds it. "server": others are protected, by a server that is trusted. "clients": each to
+    its own message, which protects from the server, too. "distributed": each adds a share, and the server
+    sees nothing but the noised sum, which takes secure aggregation in a real federation.
     ``cohorts``: "fixed", of the size that is given, known to all; or "poisson": each client takes part
     with probability cohort / n, which nobody but the server knows, and which makes rounds cheaper.
     ``quantile``: None; or the share of messages that are not to be clipped: ``clip`` is then adapted from
@@ -50,19 +51,22 @@ class NodeDP:
     delta: Annotated[float, Field(gt=0, lt=1)]
     clip: Positive
     noise_multiplier: Positive | None = None
-    noise: Literal["server", "clients"] = "server"
+    noise: Literal["server", "clients", "distributed"] = "server"
     cohorts: Literal["fixed", "poisson"] = "fixed"
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def __post_init__(self) -> None:
         check_fields("NodeDP", self)
-        if self.noise == "clients" and self.cohorts == "poisson":
+        if self.noise != "server" and self.cohorts == "poisson":
             raise HoldfastError(
-                "NodeDP.cohorts: the server sees who takes part, so with noise = 'clients' a secret draw "
-                "gains nothing; use 'fixed'"
+                f"NodeDP.cohorts: the server sees who takes part, so with noise = {self.noise!r} a secret "
+                "draw gains nothing; use 'fixed'"
             )
         if self.noise == "clients" and self.quantile is not None:
-            raise HoldfastError("NodeDP.quantile: the server counts messages, so it needs noise = 'server'")
+            raise HoldfastError(
+                "NodeDP.quantile: a count to which every client adds all of the noise says nothing; use "
+                "noise = 'server' or 'distributed'"
+            )
 
 
 UNITS: dict[str, type[DP | NodeDP]] = {"sample": DP, "node": NodeDP}

@@ -16,6 +16,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.privacy.budget import DP, NodeDP
 from holdfast.problem.sampling import OVERFLOW
 
+MOST_ROUNDS = 4096  # that are looked ahead at once
 INTERVAL = 2e-4  # at which privacy losses are discretised, rounded up
 
 
@@ -33,12 +34,17 @@ class Ledger:
         self.samples = np.asarray(samples, dtype=np.int64)
         self.accesses = np.zeros((len(self.samples), 2), dtype=np.int64)  # minibatches, and of all data
         self.last = np.zeros(2, dtype=np.int64)  # of one round
+        self.plan: np.ndarray | None = (
+            None  # [rounds + 1, 2]: of each round, as planned, and before the first
+        )
         self.safe = self.accesses.copy()  # so many are known to be within the budget
 
     def begin(self, accesses: Sequence[int]) -> None:
         """What is accessed before the first round; no message depends on it yet."""
         if isinstance(self.budget, DP):
             self.record(accesses)
+        else:
+            self.last = np.array((1, 0), dtype=np.int64)  # what every round will be
 
     def record(self, accesses: Sequence[int], nodes: Sequence[int] | None = None) -> None:
         """A round's ``accesses``, to minibatches and to all data, by ``nodes``, or by all."""
@@ -62,22 +68,31 @@ class Ledger:
         """What the node with the largest loss has spent, for the delta of the budget."""
         return self.epsilon_of(self.accesses)
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether another round like the last would exceed the budget of some node."""
-        if (self.accesses + self.last > self.safe).any():
-            self.safe = self.accesses + self._rounds_left() * self.last
-        return bool((self.accesses + self.last > self.safe).any())
+    def exhausted(self, done: int) -> bool:
+        """Whether the round after ``done`` of them would exceed the budget of some node."""
+        ahead = self._ahead(done)
+        if (self.accesses + ahead[0] > self.safe).any():
+            self.safe = self.accesses + ahead[: self._rounds_left(ahead)].sum(0)
+        return bool((self.accesses + ahead[0] > self.safe).any())
 
-    def _rounds_left(self) -> int:
-        """How many rounds like the last are within the budget, at most 4096: asked once for all of them."""
+    def _ahead(self, done: int) -> np.ndarray:
+        """[k, 2]: the accesses of rounds to come, as planned; like the last where that was not as planned."""
+        if self.plan is None:
+            return np.tile(self.last, (MOST_ROUNDS, 1))
+        planned = self.plan[done + 1 : done + 1 + MOST_ROUNDS]
+        return planned if (self.last <= self.plan[done]).all() else np.maximum(planned, self.last)
+
+    def _rounds_left(self, ahead: np.ndarray) -> int:
+        """How many of the rounds ``ahead`` are within the budget: asked once for all of them."""
+        sums = np.cumsum(ahead, axis=0)
 
         def within(rounds: int) -> bool:
-            return self.epsilon_of(self.accesses + rounds * self.last) <= self.budget.epsilon
+            return self.epsilon_of(self.accesses + sums[rounds - 1]) <= self.budget.epsilon
 
-        low, high = 0, 1  # low is within the budget, high is not
-        while high <= 4096 and within(high):
+        low, high = 0, 1  # low is within the budget; high is not, or there are no more
+        while high <= len(ahead) and within(high):
             low, high = high, 2 * high
+        high = min(high, len(ahead) + 1)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if within(middle) else (low, middle)
@@ -88,8 +103,8 @@ class Ledger:
         """What to tell the user when the budget is spent."""
         asked = self.budget
         return (
-            f"the privacy budget is spent: epsilon {self.epsilon:.4g} of {asked.epsilon:g} at delta "
-            f"{asked.delta:g}, noise multiplier {self.multiplier:.4g}"
+            f"another round would exceed the privacy budget: epsilon {self.epsilon:.4g} of {asked.epsilon:g} "
+            f"is spent at delta {asked.delta:g}, noise multiplier {self.multiplier:.4g}"
         )
 
     def epsilon_of(self, accesses: np.ndarray) -> float:

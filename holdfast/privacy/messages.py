@@ -1,7 +1,8 @@
 """A method whose messages are clipped and noised, so that nobody sees whether a node took part with its data.
 
 McMahan et al., "Learning differentially private recurrent language models" (2018): the server takes in the
-sum of clipped messages with normal noise, over the expected size of the cohort.
+sum of clipped messages with normal noise, over the expected size of the cohort. The noise is the server's, or
+each client adds it to its own message; with secure aggregation, clients only add shares of it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from torch import Tensor
 
 from holdfast.contract import Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import Stream, philox
+from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves, tree_map
 from holdfast.privacy.budget import NodeDP
-from holdfast.problem.private import normals
+from holdfast.problem.private import OwnRandomness, counted_noise, noised
 
 CLIP_RATE = 0.2  # by how much the clipping norm adapts, and the noise of the count over the cohort's size:
 COUNT_NOISE = 1 / 20  # both as Andrew et al. (2021) recommend
+OF_MESSAGES, OF_COUNTS = 1 << 20, (1 << 20) + 1  # draws of noise
+SERVER = (1 << 31) - 1  # in the place of a node's number
 
 
 class Noised(NamedTuple):
@@ -50,8 +53,9 @@ class Clipped(NamedTuple):
 class PrivateMessages(ServerAlgorithm[Noised]):
     """``inner`` with messages as ``budget`` allows, in rounds of ``expected`` clients.
 
-    ``multiplier``: the noise of all that a round releases. Noise is drawn from the ``seed``, as in every
-    simulation: whoever knows it can take it away again.
+    ``multiplier``: the noise of all that a round releases. ``contributors``: where noise is distributed, how
+    many clients' shares amount to that. ``own``: what draws noise that nobody else can draw, at a real server
+    or client; None: noise from the ``seed``, as in every simulation, which whoever knows it can take away.
     """
 
     inner: Any
@@ -59,10 +63,13 @@ class PrivateMessages(ServerAlgorithm[Noised]):
     multiplier: float
     expected: int
     seed: int
+    contributors: int = 1
+    own: Any = None
 
     def __post_init__(self) -> None:
         assert isinstance(self.inner, ServerAlgorithm)
         assert isinstance(self.budget, NodeDP)
+        assert self.own is None or isinstance(self.own, OwnRandomness)
         if self.budget.quantile is not None and self.multiplier >= 2 * self.expected * COUNT_NOISE:
             raise HoldfastError(
                 f"NodeDP.quantile: the noise, {self.multiplier:.3g}, is more than a count of {self.expected} "
@@ -83,8 +90,12 @@ class PrivateMessages(ServerAlgorithm[Noised]):
         """The multiplier of the messages' own noise: a count beside them spends the rest."""
         if not self.adaptive:
             return self.multiplier
-        count = self.expected * COUNT_NOISE
-        return 1 / math.sqrt(self.multiplier**-2 - (2 * count) ** -2)
+        return 1 / math.sqrt(self.multiplier**-2 - self.of_counts**-2)
+
+    @property
+    def of_counts(self) -> float:
+        """The multiplier of the noise in the count, to which a client adds 1/2 or -1/2."""
+        return self.expected * COUNT_NOISE / 0.5
 
     def init(self, x0: Tensor) -> Any:
         return self.inner.init(x0)
@@ -104,28 +115,42 @@ class PrivateMessages(ServerAlgorithm[Noised]):
         norm = torch.stack(squares).sum(0).sqrt()  # [..., 1]
         # A message that is not finite must not show: it counts as if it were zero.
         factor = torch.where(norm.isfinite(), clip / torch.maximum(norm, torch.as_tensor(clip).to(norm)), 0.0)
-        clipped = tree_map(lambda part: torch.where(norm.isfinite(), part * factor, 0.0), message)
-        if not self.adaptive:
-            return after, clipped
-        return after, Clipped(clipped, (norm <= clip).to(norm) - 0.5)
+        sent = tree_map(lambda part: torch.where(norm.isfinite(), part * factor, 0.0), message)
+        if self.adaptive:
+            sent = Clipped(sent, (norm <= clip).to(norm) - 0.5)
+        if self.budget.noise == "server":
+            return after, sent
+        if self.own is not None and self.budget.noise == "distributed":  # on a grid, finer than float32
+            sent = tree_map(lambda part: part.double(), sent)
+        return after, self._noised(sent, clip, oracle.nodes, oracle.round, 1 / math.sqrt(self.contributors))
 
     def server(self, server: Noised, mean: Any, share: float) -> Noised:
-        inner, within = mean if self.adaptive else (mean, None)
-        senders = math.sqrt(self.expected) if self.budget.noise == "clients" else 1.0
-        deviation = self.of_messages * senders * server.clip / self.expected
-        parts = iter(range(1, 1 << 16))
-        noised = tree_map(lambda part: part + deviation * self._noise(server, part, next(parts)), inner)
-        clip = server.clip
-        if within is not None:
-            count = within + 0.5 + COUNT_NOISE * self._noise(server, within, 0)
-            clip = clip * torch.exp(-CLIP_RATE * (count - self.budget.quantile))
-        return Noised(self.inner.server(server.inner, noised, share), clip, server.round + 1)
+        if self.budget.noise == "server":  # of the sum, whose sensitivity is that of one message
+            total = tree_map(lambda part: (part * self.expected)[None], mean)
+            here = torch.full((1,), SERVER, device=server.clip.device)
+            noised = self._noised(total, server.clip, here, server.round.long(), 1.0)
+            mean = tree_map(lambda part: part[0] / self.expected, noised)
+        mean = tree_map(lambda part: part.to(server.clip), mean)
+        inner, clip = mean, server.clip
+        if self.adaptive:
+            inner, within = mean
+            clip = clip * torch.exp(-CLIP_RATE * (within + 0.5 - self.budget.quantile))
+        return Noised(self.inner.server(server.inner, inner, share), clip, server.round + 1)
 
-    def _noise(self, server: Noised, like: Tensor, part: int) -> Tensor:
-        """Standard normal numbers [d] for one part of what a round releases."""
-        blocks = torch.arange(max(2, -(-like.shape[-1] // 4)), device=like.device)
-        counter = (blocks, part, server.round.long(), 0)
-        return normals(philox(counter, (self.seed, int(Stream.NOISE) + (1 << 20))))[: like.shape[-1]].to(like)
+    def _noised(self, sent: Any, clip: float | Tensor, nodes: Tensor, round: Word, share: float) -> Any:
+        """``sent``, rows [m, ...] of ``nodes`` [m], with ``share`` of the noise that a release needs."""
+        inner, within = sent if self.adaptive else (sent, None)
+        parts = list(leaves(inner))
+        values = torch.cat(parts, -1)
+        sensitivity = torch.as_tensor(clip).to(values).expand(len(nodes), 1)
+        draw = self.own if self.own is not None else counted_noise(self.seed)
+        values = noised(draw, values, sensitivity, share * self.of_messages, nodes, round, 0, OF_MESSAGES)
+        pieces = iter(torch.split(values, [part.shape[-1] for part in parts], -1))
+        inner = tree_map(lambda _: next(pieces), inner)
+        if within is None:
+            return inner
+        half = torch.full_like(sensitivity, 0.5)
+        return Clipped(inner, noised(draw, within, half, share * self.of_counts, nodes, round, 0, OF_COUNTS))
 
     def settle(self, s: Any, sent: Any, answer: Any, oracle: Any) -> Any:
         return self.inner.settle(s, sent.inner if self.adaptive else sent, answer, oracle)

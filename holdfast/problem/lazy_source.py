@@ -188,7 +188,7 @@ class LazySource:
     def in_dtype(self, dtype: torch.dtype) -> LazySource:
         return LazySource(self.data, self.like.to(dtype), **self._options, reading=self.host.reading)
 
-    def drawn_by(self, shuffle: Shuffle) -> LazySource:
+    def drawn_by(self, shuffle: Shuffle | None) -> LazySource:
         twin = copy(self)
         twin.draws = drawn_by(shuffle, self.draws)
         return twin
@@ -278,7 +278,7 @@ class StreamSource:
     def in_dtype(self, dtype: torch.dtype) -> StreamSource:
         return StreamSource(self.data, self.like.to(dtype), **self._options, reading=self.host.reading)
 
-    def drawn_by(self, shuffle: Shuffle) -> StreamSource:
+    def drawn_by(self, shuffle: Shuffle | None) -> StreamSource:
         self._no_end()
 
     def identity(self) -> None:

@@ -25,7 +25,13 @@ from holdfast.problem.gradients.backend import Activations, Backend, BackendName
 from holdfast.problem.gradients.choice import choose_backend
 from holdfast.problem.losses import Loss
 from holdfast.problem.node_statistics import node_statistics
-from holdfast.problem.private import OF_ALL_DATA, OwnRandomness, PrivateGradients, Release
+from holdfast.problem.private import (
+    OF_ALL_DATA,
+    WHOLE_BATCHES,
+    OwnRandomness,
+    PrivateGradients,
+    Release,
+)
 from holdfast.problem.problem import Convexity
 from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.row_loss import RowLoss
@@ -120,7 +126,7 @@ class ModelProblem:
         self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
     ) -> list[tuple[Tensor, Tensor]]:
         if not self.stochastic:
-            return self._full(points, nodes, round, step)
+            return self._full(points, nodes, round, step, WHOLE_BATCHES)
         batch, keys = self.source.batch(nodes, round, step), self._keys(nodes, round, step)
         if self.augment is not None:
             batch = batch._replace(samples=augmented(self.augment, batch.samples, keys, self.stacked))
@@ -137,19 +143,21 @@ class ModelProblem:
         ]
 
     def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
-        return self._full([x], nodes, round, step)[0][1]
+        return self._full([x], nodes, round, step, OF_ALL_DATA)[0][1]
 
     def _full(
-        self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
+        self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word, draws: int
     ) -> list[tuple[Tensor, Tensor]]:
-        """At each of ``points``, losses, [m], and gradients, [m, d], over all of each node's data."""
+        """At each of ``points``, losses, [m], and gradients, [m, d], over all of each node's data.
+
+        ``draws``: where the numbers begin that tell the noise of points apart.
+        """
         answers = []
-        for draw, x in enumerate(points):
+        for draw, x in enumerate(points, draws):
             start = (x.new_zeros(len(x)), torch.zeros_like(x))
             values, total = self._sum(start, nodes, self._gradients, x)
             if self._protected is not None:
-                draws = OF_ALL_DATA + draw
-                total = self._protected.noised(total, nodes, round, step, draws, len(points))
+                total = self._protected.noised(total, nodes, round, step, draw, len(points))
             answers.append((values, self.regulariser.add_grad(total, x)))
         return answers
 
@@ -317,12 +325,14 @@ class ModelProblem:
             )
         twin = copy(self)
         twin._protected = PrivateGradients(self.row_loss, self.source, release)
+        shuffle = None
         if isinstance(release.noise, OwnRandomness):
             if self.model.draws:
                 raise HoldfastError(
                     "private: dropout draws from the seed, which all members know; use a model without it"
                 )
-            twin.source = self.source.drawn_by(release.noise.shuffle)
+            shuffle = release.noise.shuffle
+        twin.source = self.source.drawn_by(shuffle)
         return twin
 
     # --- the same with something changed ------------------------------------------------------------------
@@ -383,7 +393,9 @@ class ModelProblem:
         outputs = self.row_loss.probe(some, stacked=False)
         own = self.source.targets
         for targets in [own] if test is None else [own, targets_of(test)]:
-            self.loss.check(outputs, targets)
+            # A test set may have fewer samples than the model was tried on.
+            few = isinstance(outputs, Tensor) and outputs.ndim > 0 and targets is not None
+            self.loss.check(outputs[: len(targets)] if few else outputs, targets)  # type: ignore[arg-type]
         classes = self.loss.classes_of(outputs, own)
         self.source.watch(lambda read: self.loss.check_targets(read, classes))
         self._check_padding()
@@ -394,6 +406,13 @@ class ModelProblem:
     def _check_padding(self) -> None:
         if self.model.statistics and self.source.batch_size == 1:
             raise HoldfastError("batch_size = 1: BatchNorm needs more samples in a batch; give 2 or more")
+        if self.model.statistics and self.source.batch_size is None:
+            for node in self.here:
+                if self.samples(node[None]) == 1:
+                    raise HoldfastError(
+                        f"node {int(node)} has a single sample, and BatchNorm needs more in a batch; leave "
+                        "the node out, or use torch.nn.GroupNorm"
+                    )
         if not self.source.padded or (self.loss.per_sample and not self.model.statistics):
             return
         counts = "BatchNorm" if self.loss.per_sample else "a loss that gives one number for a batch"

@@ -27,6 +27,7 @@ from holdfast.problem.source import Batch, Source
 SHARE_FOR_GRADIENTS = 0.25  # of all memory, what the gradients of single samples may take
 COPIES = 3  # of them that are alive at once: as computed, without those that are not finite, multiplied
 OF_ALL_DATA = 1 << 16  # draws for gradients of all data; minibatches have those below
+WHOLE_BATCHES = OF_ALL_DATA + (1 << 15)  # and for minibatches that are all data: steps are counted apart
 WEYL = 0x9E3779B1  # an odd number that tells samples' keys apart
 
 Noise = Callable[[Tensor, Word, Word, int, int], Tensor]
@@ -94,10 +95,7 @@ class PrivateGradients:
         release = self.release
         weight = self.source.sample_weight(nodes, of_all_data=draw >= OF_ALL_DATA)
         sensitivity = weight.unsqueeze(-1) * (release.clip * math.sqrt(points))
-        if isinstance(release.noise, OwnRandomness):
-            return release.noise.noised(sums, sensitivity, release.multiplier, round, step, draw)
-        noise = release.noise(nodes, round, step, draw, sums.shape[1])
-        return sums + (release.multiplier * sensitivity * noise).to(sums.dtype)
+        return noised(release.noise, sums, sensitivity, release.multiplier, nodes, round, step, draw)
 
     def _some(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         size, width = max(1, self.at_once // len(x)), batch.weight.shape[1]
@@ -122,6 +120,23 @@ class PrivateGradients:
         weights = batch.weight * clipping(norms, self.release.clip)
         gradients = torch.where(norms.isfinite()[:, None], gradients, 0.0)
         return (values * batch.weight).sum(), weights @ gradients
+
+
+def noised(
+    noise: Noise | OwnRandomness,
+    sums: Tensor,
+    sensitivity: Tensor,
+    multiplier: float,
+    nodes: Tensor,
+    round: Word,
+    step: Word,
+    draw: int,
+) -> Tensor:
+    """``sums`` [m, d] of ``nodes`` [m] with noise of ``multiplier`` times their ``sensitivity`` [m, 1]."""
+    if isinstance(noise, OwnRandomness):
+        return noise.noised(sums, sensitivity, multiplier, round, step, draw)
+    normal = noise(nodes, round, step, draw, sums.shape[1])
+    return sums + (multiplier * sensitivity * normal).to(sums.dtype)
 
 
 def check_releasable(loss: RowLoss, source: Source) -> None:

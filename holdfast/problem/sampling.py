@@ -146,23 +146,32 @@ class Poisson:
         self.shuffle: Shuffle = partial(shuffled, seed)
         self.longest = int(counts.max())
         self.width = min(self.longest, rows_for(batch_size, self.longest))
+        self.trims = False  # whether rows that no node needs are left out, which shows in how long it takes
 
     def draw(self, nodes: Tensor, round: Word, step: Word) -> Drawn:
         counts = self.counts.index_select(0, nodes)
         words, order = self.shuffle(nodes, counts, self.longest, round, step)
         taken = words < (self.size * 2**32 // counts).unsqueeze(-1)
         surplus = taken.sum(-1, keepdim=True).clamp(min=self.width).double() / self.width
-        places = torch.minimum(order[:, : self.width], counts.unsqueeze(-1) - 1)
-        return Drawn(places, self.size / surplus, taken[:, : self.width])
+        width = self.width
+        if self.trims and not (isinstance(round, Tensor) or isinstance(step, Tensor) or nodes.is_cuda):
+            width = min(width, max(1, int(taken.sum(-1).max())))  # those taken come first
+        places = torch.minimum(order[:, :width], counts.unsqueeze(-1) - 1)
+        return Drawn(places, self.size / surplus, taken[:, :width])
 
 
-def drawn_by(shuffle: Shuffle, draws: Sampling | None) -> Sampling | None:
-    """``draws`` with the random numbers of ``shuffle``; None, where nothing is drawn, stays None."""
+def drawn_by(shuffle: Shuffle | None, draws: Sampling | None) -> Sampling | None:
+    """``draws`` with the random numbers of ``shuffle``; None, where nothing is drawn, stays None.
+
+    Without a ``shuffle``, draws are as they were, but on a CPU without rows that no node needs.
+    """
     if draws is None:
         return None
     assert isinstance(draws, Poisson)
     twin = copy(draws)
-    twin.shuffle = shuffle
+    twin.trims = shuffle is None
+    if shuffle is not None:
+        twin.shuffle = shuffle
     return twin
 
 

@@ -87,8 +87,8 @@ class Source(Protocol):
     def in_dtype(self, dtype: torch.dtype) -> Source:
         """The same samples as numbers of another type."""
 
-    def drawn_by(self, shuffle: Shuffle) -> Source:
-        """The same samples, Poisson samples of which are drawn with the random numbers of ``shuffle``."""
+    def drawn_by(self, shuffle: Shuffle | None) -> Source:
+        """The same samples, of which Poisson samples are drawn as ``sampling.drawn_by`` says."""
 
     def identity(self) -> tuple[list[object], list[Tensor]] | None:
         """All that the samples and weights depend on, for a hash; None where that is not known."""
@@ -221,7 +221,7 @@ class ArraySource:
             vars(twin).pop(made_once, None)
         return twin
 
-    def drawn_by(self, shuffle: Shuffle) -> ArraySource:
+    def drawn_by(self, shuffle: Shuffle | None) -> ArraySource:
         twin = copy(self)
         twin.draws = drawn_by(shuffle, self.draws)
         return twin

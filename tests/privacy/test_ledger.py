@@ -32,10 +32,18 @@ def test_epsilon_is_that_of_dp_accounting(sigma, rate, minibatches, of_all_data)
     assert ours == pytest.approx(direct.get_epsilon(1e-5), rel=0.01)
 
 
-def test_epsilon_is_that_of_opacus() -> None:
-    # PRVAccountant of Opacus 1.6.0, eps_error = 0.001, for its MNIST example: 10 epochs of 937 steps, rate
-    # 64/60000, sigma 1. By default it adds an error of 0.01: 0.5034.
-    assert epsilon_of(1.0, 1e-5, 64 / 60000, 9370, 0) == pytest.approx(0.49438, rel=0.01)
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "theirs"),
+    [
+        (1.0, 64 / 60000, 9370, 0.49438),  # its MNIST example: 10 epochs of 937 steps
+        (1.1, 256 / 60000, 14040, 2.38070),
+        (0.6, 0.001, 3000, 1.82621),
+        (2.0, 0.1, 500, 5.55677),
+    ],
+)
+def test_epsilon_is_that_of_opacus(sigma, rate, steps, theirs) -> None:
+    """PRVAccountant of Opacus 1.6.0 with eps_error = 0.001; by default it adds an error of 0.01."""
+    assert epsilon_of(sigma, 1e-5, rate, steps, 0) == pytest.approx(theirs, rel=0.01)
 
 
 def test_the_noise_of_a_plan_uses_the_budget_and_no_more() -> None:
@@ -95,6 +103,26 @@ def test_training_ends_before_a_round_that_would_exceed_the_budget() -> None:
     assert ledger.epsilon_of(np.array([[2 * (last["round"] + 3), 0]] * 4)) > 2.9
 
 
+@pytest.mark.parametrize(
+    ("method", "epsilon", "noise"),
+    [(hf.FedAvg(lr=0.3, local_steps=2), 0.1, 0.6), (hf.Scaffnew(lr=0.3, p=0.2), 2.0, 0.9)],
+)
+def test_no_round_exceeds_the_budget_not_even_the_first_or_a_longer_one(method, epsilon, noise) -> None:
+    """Scaffnew takes as many local steps as its coins say, which the plan knows."""
+    loud = hf.DP(epsilon=epsilon, delta=1e-5, clip=1.0, noise_multiplier=noise)
+    result = train(method, rounds=60, private=loud, evaluate_every=60)
+    last = result.history.rows[-1]
+    assert result.status == "stopped"
+    assert (last["round"] > 0) == (epsilon > 1)
+    assert last["epsilon"] <= epsilon
+
+
+def test_rounds_of_whole_nodes_do_not_exceed_the_budget_either() -> None:
+    loud = hf.NodeDP(epsilon=0.1, delta=1e-3, clip=0.5, noise_multiplier=0.6)
+    result = hf.train(hf.FedAvg(lr=0.1), model="linear", data="digits", nodes=4, rounds=5, private=loud)
+    assert [row["epsilon"] for row in result.history.rows] == [0.0]
+
+
 def test_only_clients_that_were_asked_pay() -> None:
     planned = planned_accesses(hf.FedAvg(lr=0.1, local_steps=3), as_network("server", 6), 2, 5, seed=1)
     assert planned.sum() == 5 * 2 * 3
@@ -129,3 +157,9 @@ def test_a_resumed_run_is_the_same_run(tmp_path) -> None:
 def test_a_budget_that_is_none_is_refused(budget, message) -> None:
     with pytest.raises(HoldfastError, match=f"DP.{message}"):
         hf.DP(**{"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, **budget})
+
+
+def test_accesses_are_those_that_the_methods_definition_says() -> None:
+    """FedLin takes one gradient of all data and three of minibatches in every round."""
+    planned = planned_accesses(hf.FedLin(lr=0.1, local_steps=3), as_network("server", 4), "all", 5, seed=1)
+    assert planned.tolist() == [[15, 5]] * 4

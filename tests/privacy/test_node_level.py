@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused(algorithm, options, message) -> None:
     ("changes", "message"),
     [
         ({"noise": "clients", "cohorts": "poisson"}, "a secret draw gains nothing"),
-        ({"noise": "clients", "quantile": 0.5}, "needs noise = 'server'"),
+        ({"noise": "clients", "quantile": 0.5}, "use noise = 'server' or 'distributed'"),
         ({"quantile": 1.0}, "NodeDP.quantile"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -158,15 +159,19 @@ def test_no_sample_moves_the_sum_by_more_than_the_sensitivity() -> None:
     assert 1 - 1e-9 < largest < 1 + 1e-9  # the bound is reached, and not exceeded
 
 
-def test_a_gradient_that_is_not_finite_does_not_show() -> None:
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_gradient_that_is_not_finite_does_not_show(value, layerwise, monkeypatch) -> None:
     own = problem(batch_size=None, sampling="replacement")
+    if not layerwise:
+        monkeypatch.setattr("holdfast.problem.private.fits", lambda _: False)
     protected = own.protected(silent(clip=0.5))
     nodes, rows = torch.arange(NODES), own.x0.expand(NODES, -1)
     expected = protected.full_grads(rows, nodes)
     [batch] = own.source.all_of(nodes, 10**6)
     keys = torch.zeros(NODES, 4, dtype=torch.int64)
     poisoned = batch._replace(samples=batch.samples._replace(x=batch.samples.x.clone()))
-    poisoned.samples.x[0, 0] = math.inf
+    poisoned.samples.x[0, 0] = value
     _, got = protected._protected.values_and_gradients(rows, poisoned, keys)
     assert got.isfinite().all()
     torch.testing.assert_close(got[1:], expected[1:])
@@ -218,6 +223,20 @@ def test_points_of_an_access_differ_in_noise_whoever_computes_gradients() -> Non
     got = BatchOracle(own, nodes, 5, 2, Work(), gradient=alone).grads(rows, rows)
     assert not torch.isclose(*got).any()
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_whole_batches_and_gradients_of_all_data_have_noise_of_their_own() -> None:
+    """Where batches are all data, a method that asks for both gets two releases in a step."""
+    own = problem(batch_size=None, sampling="replacement")
+    nodes, rows = torch.arange(NODES), own.x0.expand(NODES, -1)
+    exact = own.protected(silent(0.8)).full_grads(rows, nodes)
+    oracle = BatchOracle(own.protected(Release(0.8, 1.5, counted_noise(9))), nodes, 5, 2, Work())
+    noise = torch.cat(
+        [g - exact for g in (oracle.grad(rows), oracle.full_grad(rows), *oracle.grads(rows, rows))]
+    )
+    assert len(noise) == 4 * NODES
+    for i, j in itertools.combinations(range(len(noise)), 2):
+        assert not torch.isclose(noise[i], noise[j]).any()
 
 
 def test_noise_is_a_function_of_node_round_and_step() -> None:
@@ -286,9 +305,17 @@ def test_what_cannot_be_private_is_refused(changed, message) -> None:
         hf.train(hf.FedAvg(lr=0.1), rounds=1, private=budget, **options)
 
 
-@pytest.mark.parametrize("solver", [hf.Newton(), hf.LBFGS(tolerance=1e-3)])
-def test_a_solver_that_asks_for_more_than_gradients_is_refused(solver) -> None:
-    with pytest.raises(HoldfastError, match=r"private: the method's solver asks for (values|Hessians)"):
+@pytest.mark.parametrize(
+    ("solver", "what"),
+    [
+        (hf.Newton(), "Hessians"),
+        (hf.LBFGS(tolerance=None, max_steps=2), "values"),
+        (hf.LBFGS(tolerance=1e-3), "as many gradients as a stopping rule demands"),
+        (hf.GradientDescent(lr=0.1, stop="gradient", tolerance=1e-3), "as many gradients as a stopping rule"),
+    ],
+)
+def test_a_solver_that_asks_for_more_than_planned_gradients_is_refused(solver, what) -> None:
+    with pytest.raises(HoldfastError, match=rf"private: the method's solver asks for {what}"):
         hf.train(
             hf.FedDyn(alpha=0.1, solver=solver),
             model="linear",
@@ -297,5 +324,27 @@ def test_a_solver_that_asks_for_more_than_gradients_is_refused(solver) -> None:
             l2=0.1,
             batch_size="full",
             rounds=1,
-            private=hf.DP(epsilon=3, delta=1e-5, clip=1.0, noise_multiplier=1.0),
+            private=hf.DP(epsilon=30, delta=1e-5, clip=1.0, noise_multiplier=1.0),
         )
+
+
+def test_on_a_cpu_there_are_no_more_rows_than_a_draw_needs() -> None:
+    """The same samples, and the same sums up to rounding; where a node has noise of its own, rows stay."""
+    own, release, nodes = problem(), silent(clip=2.5), torch.arange(NODES)
+    protected = own.protected(release)
+    rows = own.x0.expand(NODES, -1)
+    widths = set()
+    for step in range(20):
+        all_rows, needed = own.source.batch(nodes, 0, step), protected.source.batch(nodes, 0, step)
+        width = needed.weight.shape[1]
+        widths.add(width)
+        assert width == max(1, int((all_rows.weight > 0).sum(1).max()))
+        assert torch.equal(all_rows.weight[:, :width], needed.weight)
+        keys = torch.zeros(NODES, 4, dtype=torch.int64)
+        some, every = (protected._gradients(rows, batch, keys)[1] for batch in (needed, all_rows))
+        torch.testing.assert_close(some, every, rtol=1e-12, atol=1e-14)
+    assert len(widths) > 1
+    recorded = protected.source.batch(nodes, torch.tensor(0), torch.tensor(1))
+    assert recorded.weight.shape == own.source.batch(nodes, 0, 1).weight.shape
+    alone = protected.source.drawn_by(lambda *given: own.source.draws.shuffle(*given))
+    assert alone.draws.trims is False

@@ -1,40 +1,51 @@
-"""A client's four phases. Everything it says follows from its secrets and from what it was told."""
+"""A client's five phases. Everything it says follows from its secrets and from what it was told."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.aggregation.keys import Announcement, Secrets, agreed, mask, seal, unseal
+from holdfast.privacy.aggregation.keys import Announcement, Secrets, agreed, digest_of, mask, seal, unseal
 from holdfast.privacy.aggregation.shares import SHARE_BYTES, check_threshold, split
 
 Announcements = Mapping[str, Announcement]  # of everybody in the cohort, in one order for all
 
 
-class Client(NamedTuple):
-    """One client in one round."""
+@dataclass(frozen=True)
+class Client:
+    """One client in one round.
+
+    The server may tell clients different things. So the keys of every phase are bound to what the client was
+    told before (``roster``, ``among``): clients who were told different things share no key.
+    """
 
     name: str
     secrets: Secrets
     announced: Announcements
     threshold: int
 
-    def deal(self) -> dict[str, bytes]:
-        """Phase 2: the sealed shares of this client's secrets, for every client."""
+    def __post_init__(self) -> None:
         check_threshold(self.threshold, len(self.announced))
         if self.announced.get(self.name) != self.secrets.announcement():
-            raise HoldfastError("secure aggregation: the server passes on another key than this client's")
+            raise HoldfastError(
+                "secure aggregation: the server passes on another key than this client's, or the client has "
+                "computed another message since it announced the key; roll everybody back to the round before"
+            )
+
+    def deal(self) -> dict[str, bytes]:
+        """Phase 2: the sealed shares of this client's secrets, for every client."""
         size = SHARE_BYTES * (self.threshold - 1)
-        random = self.secrets.randomness(2 * size)
+        random = self.secrets.randomness(2 * size, self.roster)
         of_key, of_mask = (
             split(secret, self.threshold, len(self.announced), part)
             for secret, part in ((self.secrets.masks, random[:size]), (self.secrets.own, random[size:]))
         )
         return {
-            name: seal(self._seal(self.name, name), of_key[i] + of_mask[i], self.secrets.context)
+            name: seal(self._seal(self.name, name), of_key[i] + of_mask[i], self.roster)
             for i, name in enumerate(self.announced)
         }
 
@@ -44,28 +55,48 @@ class Client(NamedTuple):
         ``dealt``: who went through phase 2.
         """
         self._check_enough(dealt, "dealt shares")
-        total = values + mask(self.secrets.own, len(values))
+        total, view = values + mask(self.secrets.own, len(values)), among(self.roster, dealt)
         for name in dealt - {self.name}:
-            announced, context = self.announced[name], self.secrets.context
-            total += pair_mask(self.name, self.secrets.masks, name, announced.masks, context, len(values))
+            public = self.announced[name].masks
+            total += pair_mask(self.name, self.secrets.masks, name, public, view, len(values))
         return total
 
-    def reveal(self, sealed: Mapping[str, bytes], dealt: Set[str], arrived: Set[str]) -> dict[str, bytes]:
-        """Phase 4: this client's share of the own mask of who ``arrived``, of the key of who did not.
+    def confirm(self, dealt: Set[str], arrived: Set[str]) -> bytes:
+        """Phase 4: what this client signs, so that all can see that they were told of the same ``arrived``.
 
-        ``sealed``: what everybody in ``dealt`` dealt to this client. The caller must see to it that this is
-        said once a round: with other sets, the server would learn both.
+        The caller must see to it that it signs once a round.
         """
         self._check_enough(arrived, "sent a message")
         if not arrived <= dealt:
             raise HoldfastError("secure aggregation: the server names clients that did not take part")
+        return among(among(self.roster, dealt), arrived)
+
+    def reveal(
+        self, sealed: Mapping[str, bytes], dealt: Set[str], arrived: Set[str], confirmed: Set[str]
+    ) -> dict[str, bytes]:
+        """Phase 5: this client's share of the own mask of who ``arrived``, of the key of who did not.
+
+        ``sealed``: what everybody in ``dealt`` dealt to this client. ``confirmed``: who signed what this
+        client signed in phase 4.
+        """
+        self.confirm(dealt, arrived)
+        if len(confirmed & arrived) < self.threshold:
+            raise HoldfastError(
+                f"secure aggregation: {len(confirmed & arrived)} clients confirm whose messages arrived, and "
+                f"{self.threshold} are needed; the server may have told them otherwise"
+            )
         shares = {}
         for name in dealt:
-            share = unseal(self._seal(name, self.name), sealed.get(name, b""), self.secrets.context)
+            share = unseal(self._seal(name, self.name), sealed.get(name, b""), self.roster)
             if share is None or len(share) != 2 * SHARE_BYTES:
                 raise HoldfastError(f"secure aggregation: what {name} dealt was changed on its way")
             shares[name] = share[SHARE_BYTES:] if name in arrived else share[:SHARE_BYTES]
         return shares
+
+    @cached_property
+    def roster(self) -> bytes:
+        """See the function of that name."""
+        return roster(self.announced, self.threshold, self.secrets.context)
 
     def _check_enough(self, names: Set[str], what: str) -> None:
         if self.name not in names or not names <= set(self.announced):
@@ -80,10 +111,25 @@ class Client(NamedTuple):
         """The key for what ``sender`` deals to ``receiver``; this client is one of them."""
         other = self.announced[receiver if sender == self.name else sender]
         use = b"seal\0" + sender.encode() + b"\0" + receiver.encode()
-        return agreed(self.secrets.seals, other.seals, self.secrets.context, use)
+        return agreed(self.secrets.seals, other.seals, self.roster, use)
 
 
-def pair_mask(name: str, key: bytes, other: str, public: bytes, context: bytes, size: int) -> Tensor:
-    """What ``name``, who has ``key``, adds for ``other``: the negative of what that one adds."""
-    numbers = mask(agreed(key, public, context, b"pair"), size)
+def roster(announced: Announcements, threshold: int, context: bytes) -> bytes:
+    """A digest of who takes part in the round that ``context`` names, with which keys and threshold."""
+    members = [part for name, said in announced.items() for part in (name.encode(), said.pack())]
+    return digest_of(context, threshold.to_bytes(8), *members)
+
+
+def among(view: bytes, names: Set[str]) -> bytes:
+    """A digest of what a client was told up to ``view``, and then of ``names``."""
+    return digest_of(view, *(name.encode() for name in sorted(names)))
+
+
+def pair_mask(name: str, key: bytes, other: str, public: bytes, view: bytes, size: int) -> Tensor:
+    """What ``name``, who has ``key``, adds for ``other``: the negative of what that one adds.
+
+    It depends on the names, so that a client that announces the key of another as its own gets other numbers.
+    """
+    use = b"\0".join((b"pair", *sorted((name.encode(), other.encode()))))
+    numbers = mask(agreed(key, public, view, use), size)
     return numbers if name < other else -numbers

@@ -41,8 +41,9 @@ class Announcement(NamedTuple):
 class Secrets:
     """A client's secrets for the round that ``context`` names, derived from its ``root``.
 
-    ``context`` must differ whenever the message may: it names federation, epoch, incarnation and round. If a
-    message were sent twice under the same masks, the difference would be known.
+    ``context`` is the same for all clients of a round. ``root`` must differ whenever the message does, and
+    whenever a round is gone through again: two messages under the same masks would show their difference, and
+    of a client that was there in one attempt and not in the other, both secrets would be revealed.
     """
 
     def __init__(self, root: bytes, context: bytes) -> None:
@@ -54,9 +55,9 @@ class Secrets:
     def announcement(self) -> Announcement:
         return Announcement(public(self.masks), public(self.seals), commitment(self.own, self.context))
 
-    def randomness(self, size: int) -> bytes:
-        """For the shares; the same in every call."""
-        return keystream(self._derive(b"shares"), size)
+    def randomness(self, size: int, roster: bytes) -> bytes:
+        """For the shares among the clients of ``roster``; the same in every call."""
+        return keystream(self._derive(b"shares\0" + roster), size)
 
     def _derive(self, use: bytes) -> bytes:
         return derived(self._root, self.context, use)
@@ -110,5 +111,10 @@ def keystream(seed: bytes, size: int) -> bytes:
 
 def derived(secret: bytes, context: bytes, use: bytes) -> bytes:
     """A key for one ``use``, from which ``secret`` cannot be found."""
-    info = b"holdfast secure aggregation 1\0" + use + b"\0" + context
+    info = b"holdfast secure aggregation 2\0" + use + b"\0" + context
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
+
+
+def digest_of(*parts: bytes) -> bytes:
+    """A digest of ``parts``, each with its length, so that no other parts have the same."""
+    return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).digest()

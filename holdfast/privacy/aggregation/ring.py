@@ -15,13 +15,13 @@ def encode(values: Tensor, clients: int, digits: int = PRECISION) -> Tensor:
 
     A number is off by at most 2^-(digits + 1), and so is the mean of all. Refuses what does not fit.
     """
-    largest = limit(clients, digits)
+    values, largest = values.double(), limit(clients, digits)  # float32 would round the limit up
     if not bool(torch.isfinite(values).all()) or bool((values.abs() > largest).any()):
         raise HoldfastError(
             f"secure aggregation of {clients} clients takes finite numbers up to {largest:.0f}; "
             f"the message has {float(values.abs().max()):.3g}: the run diverges, try a smaller lr"
         )
-    return (values.double() * 2.0**digits).round().to(torch.int64)
+    return (values * 2.0**digits).round().to(torch.int64)
 
 
 def decode(total: Tensor, digits: int = PRECISION) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.aggregation.client import Announcements, pair_mask
+from holdfast.privacy.aggregation.client import Announcements, among, pair_mask, roster
 from holdfast.privacy.aggregation.keys import Announcement, commitment, mask, public
 from holdfast.privacy.aggregation.shares import join
 
@@ -35,6 +35,7 @@ def total(
     size, sum_ = len(messages[0]), torch.zeros_like(messages[0])
     for message in messages:
         sum_ += message
+    view = among(roster(announced, threshold, context), dealt)
     place = {name: x for x, name in enumerate(announced, 1)}
     for name in dealt:
         shares = {place[holder]: said[name] for holder, said in revealed.items()}
@@ -48,7 +49,7 @@ def total(
             sum_ -= mask(secret, size)
         else:  # those who arrived have added masks for it that nothing cancels
             for other in masked:
-                sum_ += pair_mask(name, secret, other, announced[other].masks, context, size)
+                sum_ += pair_mask(name, secret, other, announced[other].masks, view, size)
     return sum_
 
 

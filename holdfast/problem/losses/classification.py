@@ -118,13 +118,14 @@ class CrossEntropy(_Multiclass):
             return self.values(outputs, targets)
         # Stacked on a CPU, torch.softmax and one_hot would take several times as long: results of narrow
         # layers lie class by class in memory, and here everything stays as it lies.
+        outputs = outputs.clamp(min=torch.finfo(outputs.dtype).min)  # -inf, of a class that cannot be
         at = _scores(outputs, targets).detach()
         shifted = at - at.amax(-1, keepdim=True)
         above = shifted.exp()
         total = above.sum(-1, keepdim=True)
-        right = (torch.arange(at.shape[-1], device=at.device)[:, None] == targets).mT.to(at.dtype)
-        slopes = above / total - right
-        values = total.squeeze(-1).log() - (shifted * right).sum(-1)
+        right = (torch.arange(at.shape[-1], device=at.device)[:, None] == targets).mT
+        slopes = above / total - right.to(at.dtype)
+        values = total.squeeze(-1).log() - torch.where(right, shifted, 0).sum(-1)
         return values + ((outputs - at) * slopes).sum(-1)  # the second term is zero; only its slope counts
 
 

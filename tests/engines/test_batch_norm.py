@@ -108,6 +108,7 @@ def assert_server(buffers: str, module: nn.Module, file: Path) -> None:
         Net().load_state_dict(safetensors.torch.load_file(file))
 
 
+@pytest.mark.slow
 def test_members_that_stop_before_statistics_have_travelled(tmp_path: Path) -> None:
     """Everybody is stopped when the first has finished its rounds; started again, all end alike."""
     run = deployed("graph", "average", tmp_path)

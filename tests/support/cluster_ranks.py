@@ -101,6 +101,9 @@ def other_problems() -> list[Task]:
     nodes = hf.NodeDP(epsilon=9.0, delta=1e-3, clip=0.1, cohorts="poisson")
     noised = PrivateMessages(cohorts[1], nodes, 1.0, 2, 7)
     problems += [Task("fedavg, private nodes in Poisson cohorts", noised, server(7), "samples", cohort=2)]
+    shares = hf.NodeDP(epsilon=9.0, delta=1e-3, clip=0.1, noise="distributed")
+    noised = PrivateMessages(cohorts[1], shares, 1.0, 4, 7, 2)
+    problems += [Task("fedavg, shares of noise by clients", noised, server(7), "samples", cohort=4)]
     problems += [Task("recorded cohorts", cohorts[0], server(7), "samples", cohort=recorded)]
     answered = build("tamuna", lr=0.05, p=0.5, copies=2)  # who sends which entries is known on every rank
     problems += [Task(f"tamuna {c}", answered, server(7), "samples", cohort=c) for c in (3, recorded)]

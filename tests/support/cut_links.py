@@ -18,6 +18,7 @@ class Line:
         self.port, self.target = port, target
         self.whole = asyncio.Event()
         self.whole.set()
+        self.cuts = 0  # under way
         self.refusing = False
         self.open: set[asyncio.StreamWriter] = set()
 
@@ -27,12 +28,15 @@ class Line:
     async def cut(self, seconds: float, how: How) -> None:
         """``silent``: nothing passes, and then connections go on. ``reset``: they break, and none is made."""
         self.whole.clear()
-        self.refusing = how == "reset"
+        self.cuts += 1
+        self.refusing = self.refusing or how == "reset"
         for writer in list(self.open) if self.refusing else []:
             writer.transport.abort()
         await asyncio.sleep(seconds)
-        self.refusing = False
-        self.whole.set()
+        self.cuts -= 1
+        if not self.cuts:
+            self.refusing = False
+            self.whole.set()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ends = [writer]

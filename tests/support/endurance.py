@@ -33,8 +33,8 @@ class Endurance:
         self.nodes, self.rounds = "".join(halves), raw["rounds"]
         self.processes: dict[str, ForkServerProcess] = {}
         self.lost: set[str] = set()
-        self.kills = self.strokes = 0
-        self._slow: str = ""
+        self.kills = 0
+        self._slow, self._allowed = "", 0  # who is slow, and up to which round it may go
         self._over = threading.Event()
         names = [*self.nodes, "relay"]
         self.real = dict(zip(names, free_ports(len(names)), strict=True))
@@ -105,41 +105,54 @@ class Endurance:
         self.start(name)
 
     def slow_down(self, name: str) -> None:
-        """From here on, it runs at a twentieth of its speed; while it starts, it does not."""
+        """From here on, it runs at a twentieth of its speed, and no further than ``harass`` allows.
+
+        All others wait for it. So however fast the machine is, no round is done before its blows have fallen.
+        """
         self._slow = name
+        self.wait_for_round(1)
+        self._allowed = self.round(name) + 1
         threading.Thread(target=self._hold_back, daemon=True).start()
 
     def _hold_back(self) -> None:
         while not self._over.is_set():
             process = self.processes[self._slow]
-            begun = any(entry["event"] in ("starting", "resuming") for entry in self.log(self._slow)[-3:])
-            if process.is_alive() and process.pid is not None and (begun or self.round(self._slow)):
+            if process.is_alive() and process.pid is not None:
                 with suppress(ProcessLookupError):  # killed meanwhile
                     os.kill(process.pid, signal.SIGSTOP)
                     time.sleep(ASLEEP)
+                    while self.round(self._slow) >= self._allowed and not self._over.is_set():
+                        time.sleep(AWAKE)
                     os.kill(process.pid, signal.SIGCONT)
             time.sleep(AWAKE)
 
-    def harass(self, seed: int, kills: int, victims: str, last: int) -> None:
-        """Kills at random times up to round ``last``, some twice in a row, and cuts lines meanwhile."""
-        draw, done, first = random.Random(seed), 0, max(map(self.round, self.nodes))
-        while done < kills:
-            self.wait_for_round(first + done * (last - first) // kills)
-            victim = draw.choice([*victims, *victims, "relay"])
+    def harass(self, seed: int, kills: int, cuts: int, victims: str, last: int) -> None:
+        """Blows at random times, evenly over the rounds up to ``last``, until there were enough of each.
+
+        Some members are killed twice in a row; lines are cut for seconds.
+        """
+        draw, first, blows = random.Random(seed), self.round(self._slow), max(kills, cuts)
+        killed = cut = blow = 0
+        while killed < kills or cut < cuts:
+            due = min(first + blow * (last - first) // blows, last)
+            self._allowed = due + 1
+            self.wait_for_round(due)
             time.sleep(draw.uniform(0.0, 0.3))
-            half = draw.choice(self.halves)
-            how: How = draw.choice(["silent", "reset"])
-            one, other = draw.sample([*(name for name in half if name not in self.lost), "relay"], 2)
-            self.strokes += 1
-            if self.strokes % 2:
+            if cut < cuts:
+                half = draw.choice(self.halves)
+                one, other = draw.sample([*(name for name in half if name not in self.lost), "relay"], 2)
+                how: How = draw.choice(["silent", "reset"])
                 self.lines.cut(one, other, draw.uniform(3.0, 8.0), how)
+                cut += 1
+            victim = draw.choice([*victims, *victims, "relay"])
             for _ in range(draw.choice([1, 1, 2])):
-                if self.processes[victim].is_alive():
+                if killed < kills and self.processes[victim].is_alive():
                     self.kill(victim)
-                    done += 1
+                    killed += 1
                     time.sleep(draw.choice([0.0, 0.5]))
                     self.start(victim)
                     time.sleep(draw.uniform(0.0, 0.5))
+            blow += 1
 
     # --- what becomes of them -----------------------------------------------------------------------------
 
@@ -152,23 +165,25 @@ class Endurance:
         return max([entry["round"] for entry in self.log(name) if entry["event"] == "round done"], default=0)
 
     def wait_for_round(self, number: int) -> None:
-        """Until somebody has come so far."""
+        """Until the one that is slow has come so far; before there is one, until somebody has."""
         until = time.monotonic() + PATIENCE
-        while max(map(self.round, self.nodes)) < number:
+        while max(map(self.round, self._slow or self.nodes)) < number:
             self.check_processes()
             assert time.monotonic() < until, self.last_words()
             time.sleep(0.1)
 
     def check_processes(self) -> None:
-        """Nobody has failed; who was told to try later is started again, as a service manager does."""
+        """Nobody has failed; who was told to try later is started again, as by systemd."""
         for name, process in list(self.processes.items()):
             if name in self.lost or process.exitcode in (None, 0, -signal.SIGKILL):
                 continue
             assert process.exitcode == 75, (name, process.exitcode, self.log(name)[-5:])
+            print(f"{name} ended with {process.exitcode}, and is started again")
             self.start(name)
 
     def finish(self) -> None:
-        """Waits for all who are left."""
+        """Waits for all who are left; from here on, nothing holds them up."""
+        self._allowed = self.rounds + 1
         until = time.monotonic() + PATIENCE
         left = [name for name in self.nodes if name not in self.lost]
         while any(self.processes[name].exitcode != 0 for name in left):

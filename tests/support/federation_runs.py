@@ -40,6 +40,8 @@ from holdfast.problem.model_problem import ModelProblem
 
 SHAPE, CLASSES, SAMPLES = 6, 3, 20
 
+PATIENCE = 300.0  # seconds, far more than any of this takes, on a machine that does much else too
+
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody uses just now."""
@@ -132,6 +134,7 @@ class DeployedRun:
     errors: dict[str, BaseException] = field(default_factory=dict)
     log: list[dict[str, Any]] = field(default_factory=list)
     data_of: Callable[[int], Any] | None = None  # a node's own data; by default those of ``make_data``
+    counted_noise: bool = False  # private noise from the seed, as in a simulation
 
     def credentials(self, name: str) -> Credentials:
         certs = self.folder / "certs"
@@ -150,18 +153,20 @@ class DeployedRun:
         }
         made: Member
         if federation.server is not None and name == federation.server.name:
-            made = Server(federation, folder, initial_model(federation), **shared)
+            own = {"counted_noise": self.counted_noise}
+            made = Server(federation, folder, initial_model(federation), **own, **shared)
         else:
             node = federation.names.index(name)
             data = (
                 self.data_of(node) if self.data_of else make_data(node, tuple(federation.problem.input_shape))
             )
-            made = Node(federation, name, folder, open_site(federation, name, data), **shared)
+            site = open_site(federation, name, data, counted_noise=self.counted_noise)
+            made = Node(federation, name, folder, site, **shared)
         if isinstance(made, Server) or federation.server is None:
             made.open(listen)
         return made
 
-    def carry_out(self, timeout: float = 60.0) -> DeployedRun:
+    def carry_out(self, timeout: float = PATIENCE) -> DeployedRun:
         """Runs all members to the end, or to their first error."""
         network = NetworkThread()
         names = [member.name for member in self.federation.members]
@@ -170,7 +175,7 @@ class DeployedRun:
         network.close()
         return self
 
-    def run_members(self, timeout: float = 60.0) -> None:
+    def run_members(self, timeout: float = PATIENCE) -> None:
         """Runs the members that there are to the end, or to their first error, and closes them."""
         threads = [threading.Thread(target=self._run, args=[name], daemon=True) for name in self.members]
         for thread in threads:
@@ -205,7 +210,7 @@ def calm_run(raw: dict[str, Any]) -> DeployedRun:
     return _CALM[key]
 
 
-def deploy(raw: dict[str, Any], folder: Path, timeout: float = 60.0) -> DeployedRun:
+def deploy(raw: dict[str, Any], folder: Path, timeout: float = PATIENCE) -> DeployedRun:
     """Runs the federation that ``raw`` describes; fails if a member did."""
     run = DeployedRun(make_federation(raw, "test"), folder).carry_out(timeout)
     if run.errors:
@@ -233,7 +238,7 @@ class Started:
         self.threads[name].start()
 
     def until(self, what: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not what():
             assert time.monotonic() < deadline
             time.sleep(0.002)
@@ -241,7 +246,7 @@ class Started:
     def end(self) -> DeployedRun:
         """Waits for all, and closes them."""
         for thread in self.threads.values():
-            thread.join(90)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
         for member in self.run.members.values():
             member.close()

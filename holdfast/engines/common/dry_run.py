@@ -69,14 +69,22 @@ def dry_run(
 def planned_accesses(method: Method, network: Network, cohort: Cohort, rounds: int, seed: int) -> np.ndarray:
     """[n, 2] int64: how often each node's minibatches and all its data will be looked at in so many rounds.
 
-    Coins and cohorts are those of ``seed``. A solver that stops by what it sees may look more often.
+    Coins and cohorts are those of ``seed``.
     """
+    return dry_ledger(method, network, cohort, rounds, seed).accesses
+
+
+def dry_ledger(method: Method, network: Network, cohort: Cohort, rounds: int, seed: int) -> Ledger:
+    """The accesses of so many rounds, of each node and round by round (``plan``)."""
     problem = ZeroProblem(network.nodes, method.least_dim)
     ledger = Ledger(_ANY, np.ones(network.nodes), None, 1.0)
     simulation = Simulation(method, problem, network, seed=seed, cohort=cohort, ledger=ledger)
+    plan = [ledger.last]
     for _ in range(rounds):
         simulation.step()
-    return ledger.accesses
+        plan.append(ledger.last)
+    ledger.plan = np.stack(plan)
+    return ledger
 
 
 def planned_messages(budget: NodeDP, nodes: int, cohort: Cohort, rounds: int, seed: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.contract.channel import Mixing, Use
@@ -175,6 +175,9 @@ def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort 
         )
     if isinstance(method, Algorithm):
         _check_weights(method, network)
+    # Recorded cohorts are what they were; some may have lacked clients that were late.
+    if isinstance(method, ServerAlgorithm) and isinstance(cohort, int | str):
+        _check_least(method, nodes if cohort == "all" else cohort)
     if cohort == "all":
         return
     if not isinstance(method, ServerAlgorithm) or not method.allows_cohorts:
@@ -188,6 +191,15 @@ def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort 
         return
     if not 1 <= cohort <= nodes:
         raise HoldfastError(f"cohort: should be between 1 and the number of nodes {nodes}, got {cohort}")
+
+
+def _check_least(method: ServerAlgorithm[Any], size: int) -> None:
+    """Refuses cohorts of fewer clients than the method needs."""
+    if size < method.least_cohort:
+        raise HoldfastError(
+            f"{type(method).__name__} needs at least {method.least_cohort} clients in every round, and there "
+            f"are {size}; take a larger cohort"
+        )
 
 
 def _check_weights(method: Algorithm, network: Network) -> None:

@@ -99,6 +99,8 @@ class BatchOracle:
         solver: Solver = EXACT,
         gradient_norm: float | None = None,
     ) -> Tensor:
+        if self.problem.private and (solver.adaptive or gradient_norm is not None):
+            raise unprotected("as many gradients as a stopping rule demands,")
         problem, rows = OracleProblem(self, linear, centre, weight, gradient_norm), self._rows(start)
         return self.guard(lambda: solver.solve(problem, rows), rows)
 

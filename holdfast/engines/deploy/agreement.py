@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from pydantic import Field
 
@@ -22,7 +23,9 @@ from holdfast.engines.deploy.epochs import Checked, Epoch, Order, Standing, next
 from holdfast.engines.deploy.federation import NodeConfig
 from holdfast.engines.deploy.storage.messages import Number
 
-Ballot = tuple[Number, str]  # a count, then the name of who drew it; they are ordered
+# A count, then the name of who drew it; they are ordered.
+Ballot = tuple[Annotated[int, Field(ge=0, lt=2**62)], str]
+MOST_AHEAD = 2**20  # by how much a ballot may be above all before: nobody is to use up the numbers
 
 NO_BALLOT: Ballot = (0, "")
 

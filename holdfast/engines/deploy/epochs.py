@@ -173,12 +173,16 @@ def led_epoch(
 
 
 def check_change(
-    now: Epoch, after: Epoch, membership: MembershipConfig, former: Collection[str] = ()
+    now: Epoch,
+    after: Epoch,
+    membership: MembershipConfig,
+    former: Mapping[str, NodeConfig] | None = None,
 ) -> None:
     """Refuses an epoch that does not follow from ``now`` by an order, or as the file allows.
 
     It may allow to leave out who was lost, and to take in ``former`` members that nobody has ordered away.
     """
+    former = former or {}
     names, order = after.names, after.order
     follows = after.first >= now.first if order is None or order.to is None else after.first == order.to
     if after.number != now.number + 1 or not follows:
@@ -192,11 +196,25 @@ def check_change(
     back = set(former) & set(after.joined) if membership.rejoin else set()
     if added := sorted(set(names) - set(now.names) - adds - back):
         raise HoldfastError(f"epoch {after.number}: nobody has ordered {added[0]!r} to be added")
+    if order is not None and order.node is not None and not _carries_out(after, order):
+        raise HoldfastError(f"epoch {after.number} does not do what its order says ({order.change})")
+    known = {**former, **{node.name: node for node in now.nodes}}
+    if order is not None and order.newcomer is not None:
+        known[order.name] = order.newcomer
+    if changed := [node.name for node in after.nodes if node != known[node.name]]:
+        raise HoldfastError(f"epoch {after.number}: {changed[0]!r} is not as it was, and no order says so")
     lost = set(now.names) - set(names) - ordered
     if lost and membership.remove_after is None:
         raise HoldfastError(f"epoch {after.number}: {sorted(lost)[0]!r} is left out, and no order says so")
     if len(names) < membership.minimum:
         raise HoldfastError(f"epoch {after.number}: {len(names)} members are fewer than membership.minimum")
+
+
+def _carries_out(after: Epoch, order: Order) -> bool:
+    """Whether whom the order is about is out, or begins anew."""
+    if order.newcomer is None:
+        return order.name not in after.names
+    return order.name in after.names and order.name in after.joined
 
 
 def as_json(document: BaseModel) -> dict[str, Any]:

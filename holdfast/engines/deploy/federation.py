@@ -109,7 +109,7 @@ class Federation(Section, ABC):
     """What the members agree on, and where they are. Who describes it also builds its method and network."""
 
     name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]+$", max_length=50)
-    rounds: Count
+    rounds: Annotated[Count, Field(lt=2**30)]
     seed: Seed = 0
     dtype: Literal["float32", "float64"] = "float32"
     compression: Annotated[Literal["none", "lossless"], BeforeValidator(_no_channel)] = "none"
@@ -152,6 +152,21 @@ class Federation(Section, ABC):
     @abstractmethod
     def method(self) -> Method:
         """The algorithm, its hyperparameters checked."""
+
+    @property
+    @abstractmethod
+    def member_method(self) -> Method:
+        """The method as members run it: where whole nodes are private, with clipped and noised messages.
+
+        The noise is from the seed; a member that draws its own puts that in its place.
+        """
+
+    @property
+    def secret_cohorts(self) -> bool:
+        """Whether only the server knows who takes part in a round; it tells each client of itself."""
+        method = self.member_method
+        drawn = isinstance(method, ServerAlgorithm) and method.poisson_cohorts
+        return drawn and self.cohort < len(self.node)
 
     @property
     @abstractmethod

@@ -6,14 +6,19 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 
+import grpc
 import pytest
 from command_line import holdfast
-from federation_runs import DeployedRun, deploy, describe
+from federation_runs import DeployedRun, Started, deploy, describe, stopped
 
 from holdfast.engines.deploy.ops.audit import BEGINNING, AuditError, AuditLog, Head, check_heads, read_audit
 from holdfast.engines.deploy.wire.credentials import serial_of
+from holdfast.engines.deploy.wire.protocol import SERVICE, Ask
+from holdfast.engines.deploy.wire.service import LATER, REPEATS
+from holdfast.experiments.federation import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 PASSED = ("round", "exchange", "bytes", "digest")
@@ -162,3 +167,70 @@ def test_where_there_is_no_room_lines_wait(tmp_path: Path, monkeypatch: pytest.M
     log.sync()
     log.close()
     assert [entry["peer"] for entry in read_audit(tmp_path)] == ["b", "c"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "written anew"])
+def test_a_member_notes_that_lines_were_taken_out_while_it_was_down(damage: str, tmp_path: Path) -> None:
+    """Its next saved states, by which the command finds out, would know nothing of it."""
+    run = stopped(describe(GECL, nodes=2, rounds=3, network={"topology": "line"}), tmp_path, 2)
+    path = tmp_path / "a" / "audit.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(b"".join(lines[:3]))
+    elif damage == "written anew":
+        again = AuditLog(tmp_path / "a")
+        for _ in lines:
+            again.note("sent", peer="b")
+        again.close()
+    run.carry_out()
+    assert not run.errors
+    noted = {name: [e["reason"] for e in read_audit(tmp_path / name) if "reason" in e] for name in "ab"}
+    assert "lines are missing, or others" in " ".join(noted["a"])
+    assert "lines are missing" not in " ".join(noted["b"])
+
+
+def test_lines_since_the_start_are_not_missing_where_a_member_goes_back_in_the_same_process(
+    tmp_path: Path,
+) -> None:
+    """As after a damaged file: the state that it goes on from was saved after the log was opened."""
+    log = AuditLog(tmp_path)
+    log.note("begun")
+    head = log.sync()
+    log.note("sent")
+    assert log.holds(head)
+    assert not log.holds(head._replace(hash=BEGINNING))
+    assert not log.holds(Head(3, head.hash))
+    log.close()
+
+
+def test_a_lock_that_leads_elsewhere_empties_nothing(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    run = DeployedRun(
+        make_federation(describe(GECL, nodes=2, network={"topology": "line"}), "test"), tmp_path
+    )
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "lock").symlink_to(precious)
+    run.member("a").close()
+    assert precious.read_text() == "precious"
+
+
+def test_who_asks_for_the_same_message_again_and_again_has_to_wait(tmp_path: Path) -> None:
+    """Every answer is a line in the log: at 200 a second, a day's would take five gigabytes."""
+    raw = describe(GECL, nodes=2, network={"topology": "line"})
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
+    started = Started(run, ["a"])
+    member, credentials = run.members["a"], run.credentials("b")
+    started.until(lambda: bool(member.outbox.messages))
+    ask = Ask(federation=run.federation.id, start=member.start, round=1, exchange=0).model_dump_json()
+    options = [("grpc.ssl_target_name_override", "a")]
+    address = run.federation.member("a").address
+    with grpc.secure_channel(address, credentials.for_client(), options=options) as channel:
+        fetch = channel.unary_stream(f"/{SERVICE}/Fetch")
+        for _ in range(REPEATS):
+            assert len(list(fetch(ask.encode(), timeout=60))) == 2
+        before = time.monotonic()
+        assert len(list(fetch(ask.encode(), timeout=60))) == 2
+        assert time.monotonic() - before >= LATER
+    started.stop()

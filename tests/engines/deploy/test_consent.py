@@ -73,15 +73,15 @@ def test_a_file_from_others_is_shown_accepted_and_asked_about_again_when_it_chan
     for words in (
         "trains the file's model 'linear', 21 numbers",
         "local-gecl (lr = 0.1, local_steps = 3)",
-        "no code comes with it",
+        "it contains no code",
         "every receiver gets 2 vectors of 21 numbers",
         "no differential privacy",
-        "Figures that other members can see: none",
+        "Metrics that other members can see: none",
         f"beta sends to alpha at {federation.member('alpha').address}",
         "2 rounds.",
         f"Fingerprint of the file: {shown(federation.id)}",
         f"whose key is {fingerprint(federation.coordinator or '')}",
-        "and you agree: holdfast federation accept",
+        "and you agree, run: holdfast federation accept",
     ):
         assert words in told, words
 
@@ -213,5 +213,5 @@ def test_a_relay_and_changing_members_are_shown() -> None:
     assert "c sends to a through the relay, b through the relay." in told
     assert "It cannot read or change them" in told
     assert "have all go back to an earlier round" in told
-    assert "was not heard of for 3600 s is left out" in told
-    assert "comes back with its certificate, is taken in again" in told
+    assert "has been silent for 3600 s is dropped" in told
+    assert "comes back with its certificate is readmitted" in told

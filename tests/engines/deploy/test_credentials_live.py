@@ -270,3 +270,17 @@ def test_encrypted_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HOLDFAST_PASSPHRASE", "wrong")
     with pytest.raises(HoldfastError, match="its passphrase is another one"):
         load_credentials(elsewhere, "b")
+
+
+def test_keys_that_others_on_the_machine_can_read_are_warned_of(tmp_path: Path) -> None:
+    run = DeployedRun(make_federation(describe(GECL, nodes=2), "test"), tmp_path)
+    run.member("a").close()
+    assert not [entry for entry in run.log if entry["event"] == "a key is not private"]
+    certs = tmp_path / "certs"
+    certs.joinpath("a.key").chmod(0o640)
+    certs.joinpath("ca.key").chmod(0o644)
+    member = run.member("a")
+    soon(lambda: any(entry["event"] == "a key is not private" for entry in run.log))
+    member.close()
+    told = [entry["reason"] for entry in run.log if entry["event"] == "a key is not private"]
+    assert told == [f"others can read it: chmod 600 {certs / name}" for name in ("a.key", "ca.key")]

@@ -295,7 +295,7 @@ def test_running_a_finished_node_again_gives_its_model_and_waits_for_nobody(tmp_
 def test_a_node_killed_while_it_took_leave_ends_though_the_others_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engines.deploy.member.parting.GRACE", 0.5)
+    monkeypatch.setattr("holdfast.engines.deploy.member.farewell.GRACE", 0.5)
     run = deploy(describe({"name": "local-gecl", "lr": 0.1}, limits={"wait": 3600.0}), tmp_path)
     (tmp_path / "a" / "parted").unlink()
     with run.member("a") as again:

@@ -15,8 +15,16 @@ from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.carrier import apart
-from holdfast.engines.deploy.member.aggregating import ANNOUNCED, DEALT, MASKED, REVEALED, secrets_for
+from holdfast.engines.deploy.member.aggregating import (
+    ANNOUNCED,
+    CONFIRMED,
+    DEALT,
+    MASKED,
+    REVEALED,
+    secrets_for,
+)
 from holdfast.engines.deploy.member.server import Server
+from holdfast.engines.deploy.storage.messages import digest
 from holdfast.engines.deploy.storage.results import read_model
 from holdfast.engines.deploy.storage.round_records import read_cohorts
 from holdfast.experiments.federation import make_federation
@@ -93,7 +101,7 @@ def stopping(run: DeployedRun, member: str, exchange: int) -> Started:
 
 
 @pytest.mark.parametrize("member", ["b", pytest.param("hub", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("exchange", [ANNOUNCED, DEALT, MASKED, REVEALED])
+@pytest.mark.parametrize("exchange", [ANNOUNCED, DEALT, MASKED, CONFIRMED, REVEALED])
 def test_a_member_that_stops_in_any_phase_goes_on_when_it_is_back(
     member: str, exchange: int, tmp_path: Path
 ) -> None:
@@ -118,6 +126,7 @@ def test_a_member_that_stops_in_any_phase_goes_on_when_it_is_back(
         pytest.param(ANNOUNCED, marks=pytest.mark.slow),
         pytest.param(DEALT, marks=pytest.mark.slow),
         MASKED,
+        pytest.param(CONFIRMED, marks=pytest.mark.slow),
         REVEALED,
     ],
 )
@@ -134,7 +143,7 @@ def test_who_is_late_in_any_phase_stops_nobody(exchange: int, tmp_path: Path) ->
     started.end()
     assert not run.errors, run.errors
     cohorts = read_cohorts(tmp_path / "hub" / "cohorts.csv", run.federation.names)
-    assert (1 in cohorts[1]) == (exchange == REVEALED)
+    assert (1 in cohorts[1]) == (exchange >= CONFIRMED)
     assert_like_the_simulator(run, cohorts)
 
 
@@ -173,11 +182,14 @@ def test_files_that_cannot_be_are_refused() -> None:
 
 def test_another_message_of_the_same_round_has_other_masks() -> None:
     """As after everybody was rolled back: the difference of two messages under the same masks would show."""
-    key, message = bytes(range(32)), {"x": torch.ones(3)}
-    first, again = (secrets_for(key, message, b"round 1").announcement() for _ in range(2))
-    other = secrets_for(key, {"x": torch.ones(3) * 2}, b"round 1").announcement()
+    key, message = bytes(range(32)), digest({"x": torch.ones(3)})
+    first, again = (secrets_for(key, "run", message, b"round 1").announcement() for _ in range(2))
+    other = secrets_for(key, "run", digest({"x": torch.ones(3) * 2}), b"round 1").announcement()
+    after = secrets_for(key, "rolled back", message, b"round 1").announcement()
     assert first == again
     assert not set(first) & set(other)
+    assert not set(first) & set(after)
+    assert not set(first) & set(secrets_for(bytes(32), "run", message, b"round 1").announcement())
 
 
 @pytest.mark.slow

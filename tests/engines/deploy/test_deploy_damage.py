@@ -13,8 +13,9 @@ import torch
 from federation_runs import DeployedRun, Started, calm_run, deploy, describe, stopped
 from thinning import thinned
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile
+from holdfast.engines.deploy.storage.tally import PutBackError
 from holdfast.engines.deploy.wire.dialling import RefusedForGoodError
 from holdfast.experiments.federation import make_federation
 
@@ -219,7 +220,7 @@ def test_a_message_that_rots_at_the_server_is_sent_again_by_its_client(
 def test_a_message_of_the_last_round_that_rots_while_a_node_takes_leave_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.engines.deploy.member.parting.GRACE", 0.5)
+    monkeypatch.setattr("holdfast.engines.deploy.member.farewell.GRACE", 0.5)
     run = deploy(describe(GECL, rounds=6), tmp_path)
     models = dict(run.models)
     for name in run.federation.names:
@@ -265,8 +266,9 @@ def test_a_node_put_back_too_far_is_told_so_at_once(tmp_path: Path) -> None:
     started.threads["a"].join(60)
     assert not started.threads["a"].is_alive()
     error = run.errors.pop("a")
-    assert isinstance(error, RefusedForGoodError)
-    assert "is over" in str(error)
+    assert isinstance(error, RefusedForGoodError | PutBackError)  # it asks first, or another asks it
+    assert error.exit_code == REFUSED
+    assert "a was put back" in str(error)
     assert "start all of them anew" in str(error)
     started.stop()
 

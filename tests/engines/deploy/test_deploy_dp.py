@@ -60,20 +60,6 @@ def private(
     return raw
 
 
-class CountedRun(DeployedRun):
-    """With noise from the seed."""
-
-    def member(self, name: str, network: Any = None, listen: str | None = None) -> Any:
-        site = open_site
-        import federation_runs
-
-        federation_runs.open_site = lambda *given: site(*given, counted_noise=True)
-        try:
-            return super().member(name, network, listen)
-        finally:
-            federation_runs.open_site = site
-
-
 def simulate(federation: FederationFile) -> Simulation:
     problem, plan = federation.problem, federation.protection
     assert plan is not None
@@ -159,12 +145,12 @@ def test_a_key_is_drawn_once_and_nobody_else_reads_it(tmp_path: Path) -> None:
 )
 def test_with_noise_from_the_seed_it_is_the_simulators(algorithm: Any, changes: Any, tmp_path: Path) -> None:
     federation = make_federation(private(algorithm, **changes), "test")
-    run = CountedRun(federation, tmp_path).carry_out()
+    run = DeployedRun(federation, tmp_path, counted_noise=True).carry_out()
     assert not run.errors
     expected = simulate(federation)
     models = torch.stack([run.models[name] for name in federation.names])
     assert (models - expected.models).norm() <= 1e-5 * expected.models.norm()
-    spent = [run.members[name].privacy.epsilon for name in federation.names]
+    spent = [run.members[name].privacy.releases.epsilon for name in federation.names]
     assert max(spent) == pytest.approx(expected.ledger.epsilon)
     assert any(entry["event"] == "noise from the seed" for entry in run.log)
 
@@ -249,9 +235,9 @@ def test_what_was_spent_is_written_down_and_shown(tmp_path: Path) -> None:
         rounds = len((tmp_path / name / "privacy.jsonl").read_text().splitlines())
         node = run.members[name]
         assert isinstance(node, Node)
-        assert node.privacy.epsilon == epsilon_of(1.0, 1e-3, 4 / (SAMPLES + i), 2 * rounds, 0)
+        assert node.privacy.releases.epsilon == epsilon_of(1.0, 1e-3, 4 / (SAMPLES + i), 2 * rounds, 0)
         told = json.loads((tmp_path / name / "report.json").read_text())
-        assert told["epsilon"] == pytest.approx(node.privacy.epsilon, abs=1e-4)
+        assert told["epsilon"] == pytest.approx(node.privacy.releases.epsilon, abs=1e-4)
     assert sum(len((tmp_path / n / "privacy.jsonl").read_text().splitlines()) for n in "abc") == 2 * 4
 
 

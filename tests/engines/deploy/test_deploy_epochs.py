@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from epoch_runs import Threads
 from federation_runs import describe, free_ports
 
+from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.engines.deploy import signing
 from holdfast.engines.deploy.epochs import Order
 from holdfast.engines.deploy.federation import NodeConfig
@@ -113,6 +114,33 @@ def test_the_coordinator_removes_adds_and_replaces_members(
     assert (added.names, added.joined) == (["a", "b", "d", "e"], ["e"])
     assert (replaced.names, replaced.joined) == (["a", "b", "d", "e"], ["b"])
     assert removed.first < added.first <= replaced.first
+
+
+@pytest.mark.slow
+def test_whom_the_coordinator_has_removed_it_can_add_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the folder that it had: what stands there about its removal is not the latest."""
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    raw = changing(GECL, 4, 20, coordinator=KEY.public_key().public_bytes_raw().hex())
+    raw["membership"] = {}
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    for name in "abcd":
+        threads.start(name)
+    threads.hold(3)
+    drop_in(threads, "a", order(threads, "remove", "c"))
+    threads.agreed(1)
+    threads.hold(8)
+    threads.threads.pop("c").join(60)
+    removed = threads.errors.pop("c")
+    assert isinstance(removed, HoldfastError)
+    assert removed.exit_code == REFUSED
+    drop_in(threads, "b", order(threads, "add", "c", epoch=1, address=threads.file.member("c").address))
+    threads.agreed(2)
+    threads.limit = 21
+    threads.start("c")
+    threads.end()
+    assert [epoch.joined for epoch in threads.check("abcd")] == [[], ["c"]]
 
 
 @pytest.mark.slow

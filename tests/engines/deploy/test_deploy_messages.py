@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 import zlib
 from collections.abc import AsyncIterator
@@ -13,23 +14,26 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from federation_runs import describe
 from torch import Tensor
 
 from holdfast.channels import Half
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import Carrier
+from holdfast.engines.deploy.storage.compression import expand, squeeze
+from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import (
     CHUNK,
     Header,
     MessageFile,
-    expand,
     parse,
     specs,
-    squeeze,
     write_message,
 )
+from holdfast.engines.deploy.wire.arrivals import Arrivals
 from holdfast.engines.deploy.wire.incoming import Incoming, check_header, receive
+from holdfast.experiments.federation import make_federation
 
 
 class Pair(NamedTuple):
@@ -120,6 +124,41 @@ def test_what_is_received_is_what_was_sent(squeezed: bool, tmp_path: Path) -> No
     got = received(sent.header, frames, tmp_path / "got", squeezed)
     assert (tmp_path / "got").read_bytes() == (tmp_path / "sent").read_bytes()
     assert got.header == sent.header
+
+
+@pytest.mark.parametrize("breaks", [TimeoutError, asyncio.CancelledError])
+def test_what_came_before_a_peer_fell_silent_is_not_asked_for_again(
+    breaks: type[BaseException], tmp_path: Path
+) -> None:
+    federation = make_federation(describe({"name": "local-gecl", "lr": 0.1}), "test")
+    sent = write_message(tmp_path / "sent", header(pair(), federation=federation.id), pair())
+
+    async def some() -> AsyncIterator[bytes]:
+        for frame in frames_of(sent)[:2]:
+            yield frame
+        raise breaks
+
+    async def scene() -> tuple[int, str]:
+        arrivals = Arrivals(federation, "a", tmp_path, Dependencies("b", "0" * 16, ["a", "b"]))
+        with pytest.raises(breaks):
+            await arrivals.take(3, 1, sent.header.tensors, sent.header, 0, some())
+        known = arrivals.so_far(3, 1)
+        arrivals.close()
+        return known
+
+    assert asyncio.run(scene()) == (2 * CHUNK, sent.header.content)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_message_for_which_there_is_no_room_leaves_no_trace(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            Incoming(header(pair()), tmp_path / "got", squeezed=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_came_before_a_break_is_kept_also_what_nobody_has_looked_at_yet(tmp_path: Path) -> None:

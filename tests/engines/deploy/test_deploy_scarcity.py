@@ -18,7 +18,7 @@ from federation_runs import FORKS, _run_member, describe, saved_model, simulate
 from member_processes import PATIENCE, Members
 
 from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.wire.doorkeeper import MOST_FROM_ONE_ADDRESS, Doorkeeper
+from holdfast.engines.deploy.wire.doorkeeper import MOST_FROM_ONE_ADDRESS, MOST_OF_ONE_MEMBER, Doorkeeper
 from holdfast.experiments.federation import make_federation
 
 FILES = 256  # that a member may open
@@ -122,11 +122,33 @@ def test_the_oldest_strangers_have_to_go_and_members_stay(family: socket.Address
             stack.enter_context(listener.accept()[0])
             if len(callers) <= 8:
                 door.look()  # these are the oldest
-        door.welcome(f"ipv4:127.0.0.1:{callers[0].getsockname()[1]}")
+        door.welcome(_peer(callers[0]), "b")
         for _ in range(2):  # ended connections are there until their owner closes them
             assert door.look() == 7
             assert [is_closed(caller) for caller in callers] == [False, *7 * [True], *32 * [False]]
     assert [entry["peer"] for entry in log] == ["127.0.0.1"]
+
+
+def test_of_a_member_with_too_many_connections_the_ones_unused_for_longest_have_to_go() -> None:
+    """It shows a certificate on each, so it is no stranger; other members need room, too."""
+    log: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))
+        port = listener.getsockname()[1]
+        door, callers = Doorkeeper(100, Events("a", log.append), port), list[socket.socket]()
+        for i in range(MOST_OF_ONE_MEMBER + 8):
+            callers += connect(f"127.0.0.1:{port}", 1)
+            stack.enter_context(callers[-1])
+            stack.enter_context(listener.accept()[0])
+            door.welcome(_peer(callers[-1]), "b" if i == 1 else "c")
+        door.welcome(_peer(callers[0]), "c")  # it is used again
+        assert door.look() == 7
+        assert [is_closed(caller) for caller in callers] == [False, False, *7 * [True], *31 * [False]]
+    assert [entry["peer"] for entry in log] == ["c"]
+
+
+def _peer(caller: socket.socket) -> str:
+    return f"ipv4:127.0.0.1:{caller.getsockname()[1]}"
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -176,3 +178,31 @@ def test_strangers_are_refused_and_logged_and_disturb_nothing(topology: str, tmp
     for name in federation.names:
         disturbed = folder / f"node-{name}" / "model.safetensors"
         assert disturbed.read_bytes() == (tmp_path / "calm" / name / "model.safetensors").read_bytes()
+
+
+def test_a_crowd_at_the_door_does_not_crash_a_member(tmp_path: Path) -> None:
+    """Handshakes at the same time, by anybody, without a certificate."""
+    raw = describe({"name": "gossip", "lr": 0.1, "local_steps": 2}, nodes=2, limits={"wait": PATIENCE})
+    path = write_federation(raw, tmp_path)
+    host, _, port = make_federation(raw, "test").member("a").address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+
+    def knock(_: int) -> None:
+        try:
+            with socket.create_connection((host, int(port)), timeout=30) as plain, context.wrap_socket(plain):
+                pass
+        except OSError:  # refused, or one of too many
+            pass
+
+    member = forked_member(path, "a")
+    try:
+        wait_for(lambda: (tmp_path / "a.log").exists())
+        wait_for(lambda: any(e["event"] == "starting" for e in log_of(tmp_path, "a")))
+        with futures.ThreadPoolExecutor(16) as crowd:
+            list(crowd.map(knock, range(1000)))
+        assert member.exitcode is None
+    finally:
+        member.kill()
+        member.join()

@@ -15,6 +15,7 @@ import torch
 from federation_runs import DeployedRun, Started, describe, free_ports, stopped
 
 from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.storage.messages import Header, MessageFile, specs, write_message
 from holdfast.engines.deploy.storage.tally import ForgedError, Passed, Tally
 from holdfast.engines.deploy.wire.protocol import SERVICE, Answer, Ask
@@ -150,3 +151,31 @@ def test_an_averaging_server_and_its_clients_compare_all_that_passed(forged: boo
         ours, theirs = run.members["hub"].tally.links[name][-1], run.members[name].tally.links["hub"][-1]
         assert ours.round == theirs.round == 6
         assert (ours.sent, ours.received) == (theirs.received, theirs.sent)
+
+
+def test_an_averaging_server_that_comes_back_tells_of_whole_rounds_only(tmp_path: Path) -> None:
+    """It has published both means of a round that no saved state tells of, and clients may ask at once."""
+    fedlin = {"name": "fedlin", "lr": 0.1, "local_steps": 2}  # exchanges twice in a round
+    run = stopped(describe(fedlin, rounds=12, network={"topology": "server"}), tmp_path, at=6)
+    further = [member for member in run.members.values() if member.name != "hub" and member.done == 6]
+    assert further
+    assert run.members["hub"].done == 5
+    hub, told = run.member("hub", network := NetworkThread()), []
+    add = hub.tally.add
+
+    def noticed(peer: str, round: int, **passed: Any) -> None:
+        add(peer, round, **passed)
+        told.extend((peer, each) for each in hub.tally.told(peer))
+
+    hub.tally.add = noticed  # type: ignore[method-assign]
+    run.members = {"hub": hub}
+    hub.stop()
+    run._run("hub")
+    hub.close()
+    network.close()
+    assert {each.round for _, each in told} >= {6}
+    for client in further:
+        (theirs,) = [each for each in client.tally.links["hub"] if each.round == 6]
+        for peer, ours in told:
+            if (peer, ours.round) == (client.name, 6):
+                assert (ours.sent, ours.received) == (theirs.received, theirs.sent)

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import shutil
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -18,6 +19,7 @@ import yaml
 from federation_runs import DeployedRun, Started, deploy, describe, member_process, write_federation
 from prometheus_client.parser import text_string_to_metric_families
 
+from holdfast.cli.node import monitor_page
 from holdfast.core.errors import DAMAGED, MISCONFIGURED, REFUSED, TRY_LATER, HoldfastError
 from holdfast.engines.deploy.ops.audit import AuditError
 from holdfast.engines.deploy.ops.events import Events, nothing_but_entries
@@ -104,6 +106,27 @@ def test_health_and_figures_by_peer(tmp_path: Path) -> None:
     started.stop()
 
 
+def test_a_page_of_somebody_else_cannot_read_along(tmp_path: Path) -> None:
+    """Its name may point to this machine (DNS rebinding), but it is not this machine's."""
+    run = deploy(describe(GECL, nodes=2, rounds=1), tmp_path)
+    server = monitor_page(run.members["a"], "0")
+    where = f"http://127.0.0.1:{server.server_address[1]}"
+    for path in ("/", "/data", "/health", "/metrics", "/metrics?name[]=x"):
+        request = urllib.request.Request(f"{where}{path}", headers={"Host": "evil.example:80"})
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(request)
+        assert error.value.code == 403, path
+    assert urllib.request.urlopen(f"{where}/metrics").status == 200
+    with socket.create_connection(server.server_address[:2]) as slow:
+        slow.sendall(b"GET / HT")
+        server.RequestHandlerClass.timeout = 0.1  # seconds; for those that come from here on
+        with socket.create_connection(server.server_address[:2], timeout=10) as slower:
+            slower.sendall(b"GET / HT")
+            assert slower.recv(1) == b""
+    server.shutdown()
+    server.server_close()
+
+
 def test_who_is_done_is_healthy(tmp_path: Path) -> None:
     run = deploy(describe(GECL, nodes=2, rounds=1), tmp_path)
     status = run.members["a"].status()
@@ -144,6 +167,7 @@ def test_compose_and_kubernetes_files_are_whole() -> None:
     for document in yaml.safe_load_all((DEPLOYMENT / "kubernetes.yml").read_text()):
         kinds[document["kind"]] = document
     assert {"StatefulSet", "Service", "PersistentVolumeClaim"} & kinds.keys() >= {"StatefulSet", "Service"}
+    assert kinds["Service"]["spec"]["publishNotReadyAddresses"]  # or who is waited for could not come back
     pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["containers"][0]["livenessProbe"]["tcpSocket"]["port"]

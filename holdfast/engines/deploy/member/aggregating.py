@@ -1,14 +1,12 @@
 """Secure aggregation in a round of a server that leads; the protocol is in ``holdfast.privacy.aggregation``.
 
-What clients send in its four phases are the round's exchanges 0 to 3. The server's answers to the first three
-are its exchanges 1 to 3; its exchange 0 is the model, as ever. A client saves its new state when all is said
+What clients send in its five phases are the round's exchanges 0 to 4. The server's answers to the first four
+are its exchanges 1 to 4; its exchange 0 is the model, as ever. A client saves its new state when all is said
 but the last, so that after a crash it says the same again, and the server holds to what it has published.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,15 +14,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import leaves, tree_map
+from holdfast.engines.deploy.member.adding import summed
+from holdfast.engines.deploy.member.cards import (
+    CARD_BYTES,
+    CONFIRMATION_BYTES,
+    as_tensor,
+    check_card,
+    is_confirmed,
+    make_card,
+    make_confirmation,
+)
 from holdfast.engines.deploy.own_noise import read_key
-from holdfast.engines.deploy.storage.messages import MessageFile, digest
+from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, write_message
 from holdfast.engines.deploy.wire.protocol import Counted
-from holdfast.engines.deploy.wire.vouching import check_signature, signature_of
 from holdfast.privacy.aggregation.client import Announcements, Client
-from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement, Secrets, derived
+from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement, Secrets, derived, digest_of
 from holdfast.privacy.aggregation.ring import decode, encode
 from holdfast.privacy.aggregation.server import total
 from holdfast.privacy.aggregation.shares import SHARE_BYTES, default_threshold
@@ -34,11 +40,8 @@ if TYPE_CHECKING:
     from holdfast.engines.deploy.member.node import Node
     from holdfast.engines.deploy.member.server import Server
 
-ANNOUNCED, DEALT, MASKED, REVEALED = range(4)
-CARD_BYTES = 4096  # an announcement, its signature and the certificate, filled up with zeros
+ANNOUNCED, DEALT, MASKED, CONFIRMED, REVEALED = range(5)
 SEALED_BYTES = 2 * SHARE_BYTES + 16
-
-_LENGTHS = struct.Struct("<HH")
 
 
 def phases(message: Any, clients: int) -> list[Tensor]:
@@ -48,6 +51,7 @@ def phases(message: Any, clients: int) -> list[Tensor]:
         _bytes(CARD_BYTES),
         _bytes(clients, SEALED_BYTES),
         torch.empty(size, dtype=torch.int64, device="meta"),
+        _bytes(CONFIRMATION_BYTES),
         _bytes(clients, SHARE_BYTES),
     ]
 
@@ -55,20 +59,24 @@ def phases(message: Any, clients: int) -> list[Tensor]:
 def _answers(clients: int) -> list[Any]:
     """Like what the server answers to each phase but the last."""
     sealed = {"dealt": _bytes(clients), "sealed": _bytes(clients, clients, SEALED_BYTES)}
-    return [_bytes(clients, CARD_BYTES), sealed, _bytes(clients)]
+    return [_bytes(clients, CARD_BYTES), sealed, _bytes(clients), _bytes(clients, CONFIRMATION_BYTES)]
 
 
 # --- a client ----------------------------------------------------------------------------------------------
 
 
-def send_masked(node: Node, message: Any) -> tuple[MessageFile, MessageFile | None]:
+def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, MessageFile | None]:
     """Goes through a round's phases with ``message``: what was sent, and what is to be sent when it is saved.
 
     The latter is None where the server has ended the round, with this client's message, without it.
+    ``model``: what the round began with.
     """
-    names = _cohort(node.federation, node.stage)
-    context = _context(node.federation, node.stage)
-    secrets = secrets_for(read_key(node.folder / "masks.key"), message, context)
+    names, own = _cohort(node.federation, node.stage), node.credentials
+    round = _round(node.federation, model)
+    values = torch.cat([leaf.detach().cpu().double().flatten() for leaf in leaves(message)])
+    kept = _kept(node, encode(values, len(names)))
+    key = read_key(node.folder / "masks.key")
+    secrets = secrets_for(key, node.store.incarnation, kept.header.content, round)
     answers = _answers(len(names))
 
     def say(exchange: int, make: Callable[[], Tensor]) -> MessageFile:
@@ -85,73 +93,67 @@ def send_masked(node: Node, message: Any) -> tuple[MessageFile, MessageFile | No
         return node.insist(partial(file.read, like, torch.device("cpu")))
 
     node.phase = f"hiding the message of round {node.stage}"
-    node.transport.to_server(say(ANNOUNCED, lambda: _card(node, secrets.announcement())))
-    cards = hear(DEALT)
-    announced = {name: _checked(node, name, card) for name, card in zip(names, cards, strict=True)}
-    client = Client(
-        node.name, secrets, {n: a for n, a in announced.items() if a}, _threshold(node.federation)
-    )
+    card = partial(make_card, own, node.name, secrets.announcement(), round)
+    node.transport.to_server(say(ANNOUNCED, card))
+    checked = {n: check_card(own, n, said, round) for n, said in zip(names, hear(DEALT), strict=True)}
+    cards = {name: card for name, card in checked.items() if card is not None}
+    announced = {name: card.announcement for name, card in cards.items()}
+    client = Client(node.name, secrets, announced, _threshold(node.federation))
     node.transport.to_server(say(DEALT, lambda: _rows(names, client.deal(), SEALED_BYTES)))
     heard = hear(MASKED)
     dealt = _named(names, heard["dealt"])
-    values = torch.cat([leaf.detach().cpu().double().flatten() for leaf in leaves(message)])
-    sent = say(MASKED, lambda: client.masked(encode(values, len(names)), dealt))
+    plain = partial(kept.read, torch.empty(len(values), dtype=torch.int64), torch.device("cpu"))
+    sent = say(MASKED, lambda: client.masked(node.insist(plain), dealt))
     node.transport.to_server(sent)
     try:
-        arrived = _named(names, hear(REVEALED))
+        arrived = _named(names, hear(CONFIRMED))
+        told = client.confirm(dealt, arrived)
+        node.transport.to_server(say(CONFIRMED, lambda: make_confirmation(own, node.name, told)))
+        signed = dict(zip(names, hear(REVEALED), strict=True))
     except Counted:
         return sent, None
+    confirmed = {name for name in arrived if is_confirmed(own, name, cards[name], signed[name], told)}
     mine = names.index(node.name)
     sealed = {name: bytes(heard["sealed"][i, mine].tolist()) for i, name in enumerate(names)}
-    reveal = partial(client.reveal, sealed, dealt, arrived)
+    reveal = partial(client.reveal, sealed, dealt, arrived, confirmed)
     return sent, say(REVEALED, lambda: _rows(names, reveal(), SHARE_BYTES))
 
 
-def secrets_for(key: bytes, message: Any, context: bytes) -> Secrets:
-    """A client's secrets for a round, from its ``key``.
+def _kept(node: Node, values: Tensor) -> MessageFile:
+    """The message as it was first computed in this round, int64 [d], in a file that nobody else may fetch.
 
-    Another message in the same round, as after everybody was rolled back, gets others: two messages under the
-    same masks would show their difference.
+    The client's secrets follow from it. Where the same round, computed again after a crash, gives other
+    digits, as on some devices, the announced keys would not fit any more.
     """
-    return Secrets(derived(key, bytes.fromhex(digest(message)), b"message"), context)
+    path = node.folder / "unmasked"
+    try:
+        kept = MessageFile(path)
+        kept.verify()
+        begun = (kept.header.round, kept.header.depends_on[node.name])
+    except (DamagedError, FileNotFoundError):
+        begun = (0, "")
+    if begun != (node.stage, node.store.incarnation):
+        kept = node.insist(lambda: write_message(path, node.header(MASKED, values), values))
+    return kept
 
 
-def _card(node: Node, announcement: Announcement) -> Tensor:
-    """The announcement, signed with the key of the node's certificate."""
-    text, signature, certificate = announcement.pack(), b"", b""
-    if node.credentials is not None:
-        signature = signature_of(node.credentials, _signed(node, node.name, text))
-        certificate = node.credentials.certificate
-    card = text + _LENGTHS.pack(len(signature), len(certificate)) + signature + certificate
-    if len(card) > CARD_BYTES:
-        raise HoldfastError(f"secure_aggregation: your certificate is too long, {len(certificate)} bytes")
-    return _tensor(card.ljust(CARD_BYTES, b"\0"))
+def secrets_for(key: bytes, incarnation: str, content: str, round: bytes) -> Secrets:
+    """A client's secrets in the ``round`` of that digest, from its ``key``.
 
-
-def _checked(node: Node, name: str, card: Tensor) -> Announcement | None:
-    """What ``name`` announced; None if it is left out. Refuses what it did not sign."""
-    if not bool(card.any()):
-        return None
-    text, rest = bytes(card.tolist())[: 3 * KEY_BYTES], bytes(card.tolist())[3 * KEY_BYTES :]
-    lengths = _LENGTHS.unpack_from(rest)
-    signature, rest = rest[_LENGTHS.size :][: lengths[0]], rest[_LENGTHS.size + lengths[0] :]
-    if node.credentials is not None:
-        try:
-            check_signature(node.credentials, name, rest[: lengths[1]], signature, _signed(node, name, text))
-        except ValueError as error:
-            raise HoldfastError(f"secure_aggregation: the server passes on keys that are {error}") from None
-    return Announcement.unpack(text)
-
-
-def _signed(node: Node, name: str, announcement: bytes) -> bytes:
-    return b"\0".join((_context(node.federation, node.stage), name.encode(), announcement))
+    Another message, with the digest ``content``, gets others, and so does the same message after the client
+    was rolled back.
+    """
+    return Secrets(derived(key, bytes.fromhex(content), f"message {incarnation}".encode()), round)
 
 
 # --- the server --------------------------------------------------------------------------------------------
 
 
-def aggregate(server: Server) -> tuple[Any, list[str]]:
-    """The mean of the clients' messages, a tree like one of them, and whose they were."""
+def aggregate(server: Server, model: Header) -> tuple[Any, list[str]]:
+    """The mean of the clients' messages, a tree like one of them, and whose they were.
+
+    ``model``: what the round began with.
+    """
     names, like = server.due.names, server.due.like
     answers = _answers(len(names))
 
@@ -180,9 +182,14 @@ def aggregate(server: Server) -> tuple[Any, list[str]]:
         sealed = torch.stack([read(DEALT, name) if name in takers else missing for name in names])
         return {"dealt": _flags(names, takers), "sealed": sealed}
 
+    def signatures(_: list[str]) -> Tensor:
+        missing, said = _zeros(CONFIRMATION_BYTES), server.arrivals[server.due.key]
+        return torch.stack([read(CONFIRMED, name) if name in said else missing for name in names])
+
     announced = _announced(names, answer(ANNOUNCED, cards))
     dealt = _named(names, answer(DEALT, shares)["dealt"])
     arrived = [n for n in names if n in _named(names, answer(MASKED, lambda takers: _flags(names, takers)))]
+    answer(CONFIRMED, signatures)
     server.due = server.schedule.due((server.stage, REVEALED))
     server.ask(server.everybody)
 
@@ -196,13 +203,13 @@ def aggregate(server: Server) -> tuple[Any, list[str]]:
             if name in said
         }
         masked = {name: read(MASKED, name) for name in arrived}
-        threshold, context = _threshold(server.federation), _context(server.federation, server.stage)
+        threshold, context = _threshold(server.federation), _round(server.federation, model)
         return total(masked, dealt, announced, revealed, threshold, context)
 
     mean = decode(server.insist(sum_)) / len(arrived)
     parts = iter(torch.split(mean, [leaf.numel() for leaf in leaves(like)]))
     device = server.x0.device
-    return tree_map(lambda t: next(parts).view(t.shape).to(device, t.dtype), like), arrived
+    return tree_map(lambda t: next(parts).view(t.shape).to(device, summed(server, t)), like), arrived
 
 
 def _announced(names: list[str], cards: Tensor) -> Announcements:
@@ -218,8 +225,15 @@ def _cohort(federation: Federation, stage: int) -> list[str]:
     return [federation.names[i] for i in chosen.tolist()]
 
 
-def _context(federation: Federation, stage: int) -> bytes:
-    return hashlib.sha256(f"{federation.id} {federation.epoch} {stage}".encode()).digest()
+def _round(federation: Federation, model: Header) -> bytes:
+    """A digest that names the round, the server's incarnation, and the ``model`` that the server sends.
+
+    All that clients of a round derive or sign is bound to it. So a server that sends them different models,
+    to have a sum in which one stands out, gets nothing that cancels.
+    """
+    served = (model.sender, model.depends_on.get(model.sender, ""), model.content)
+    parts = (federation.id, str(federation.epoch), str(model.round), *served)
+    return digest_of(*(part.encode() for part in parts))
 
 
 def _threshold(federation: Federation) -> int:
@@ -229,7 +243,7 @@ def _threshold(federation: Federation) -> int:
 
 def _rows(names: list[str], texts: dict[str, bytes], size: int) -> Tensor:
     """``texts`` of ``size`` bytes in the order of ``names``; zeros for who has none."""
-    return torch.stack([_tensor(texts[name]) if name in texts else _zeros(size) for name in names])
+    return torch.stack([as_tensor(texts[name]) if name in texts else _zeros(size) for name in names])
 
 
 def _flags(names: list[str], chosen: list[str]) -> Tensor:
@@ -238,10 +252,6 @@ def _flags(names: list[str], chosen: list[str]) -> Tensor:
 
 def _named(names: list[str], flags: Tensor) -> set[str]:
     return {name for name, flag in zip(names, flags.tolist(), strict=True) if flag}
-
-
-def _tensor(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def _zeros(*shape: int) -> Tensor:

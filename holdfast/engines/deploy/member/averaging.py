@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from holdfast.engines.common.carrier import wire_like
@@ -17,11 +18,13 @@ def average(server: Server) -> None:
     if server.saved is None:
         server.save_round(0, ())
     server.phase = "averaging"
-    for _, message in sorted(server.outbox.messages.items()):  # published after the state was last saved
+    before = [message for _, message in sorted(server.outbox.messages.items())]
+    for message in before:  # published after the state was last saved
         if server.done < message.header.round <= federation.rounds:
             _count(server, message)
-        if _noted(server) < message.header.round <= federation.rounds:
-            _passed(server, message)
+    for round, of_round in groupby(before, lambda message: message.header.round):
+        if _noted(server) < round <= federation.rounds:
+            _passed(server, round, list(of_round))
     while server.due.key[0] <= federation.rounds:
         stage, exchange = server.due.key
         server.stage = stage
@@ -36,7 +39,7 @@ def average(server: Server) -> None:
         server.due = server.schedule.due((stage, exchange + 1))  # whoever has the mean may send what follows
         published = server.publish(header, answer)
         _count(server, published)
-        _passed(server, published)
+        _passed(server, stage, [published])
         for key in [key for key in list(server.arrivals) if key[0] <= _noted(server)]:
             server.drop(key)
     server.average_statistics()
@@ -49,15 +52,18 @@ def _noted(server: Server) -> int:
     return server.done if server.done else -1  # the first state is saved before anything passes
 
 
-def _passed(server: Server, mean: MessageFile) -> None:
-    """Notes what everybody has sent, and has got for it."""
-    key = (mean.header.round, mean.header.exchange)
+def _passed(server: Server, round: int, means: list[MessageFile]) -> None:
+    """Notes what everybody has sent in ``round``, and has got for it.
+
+    ``means`` are noted at once: a client that asks meanwhile must not be told of half a round.
+    """
     for name in server.federation.names:
-        there = server.arrivals.get(key, {}).get(name)
-        if there is None:  # damaged since: what this client sent cannot be told any more
+        arrivals = [server.arrivals.get((round, mean.header.exchange), {}) for mean in means]
+        received = [senders[name].content for senders in arrivals if name in senders]
+        if len(received) < len(means):  # damaged since: what this client sent cannot be told any more
             server.tally.forget(name)
         else:
-            server.tally.add(name, key[0], sent=[mean.header.content], received=[there.content])
+            server.tally.add(name, round, sent=[mean.header.content for mean in means], received=received)
 
 
 def _count(server: Server, mean: MessageFile) -> None:

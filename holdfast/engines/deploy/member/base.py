@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,14 @@ from torch import Tensor
 
 import holdfast
 from holdfast.engines.deploy.federation import Federation
-from holdfast.engines.deploy.member.joining import epoch_notes
+from holdfast.engines.deploy.member.connections import Connections
+from holdfast.engines.deploy.member.epoch_start import epoch_notes
 from holdfast.engines.deploy.member.keeper import EpochChanged
 from holdfast.engines.deploy.member.network import Costs, Hosting, NetworkThread
-from holdfast.engines.deploy.member.standing import status_of
+from holdfast.engines.deploy.member.recovery import watch_folder
+from holdfast.engines.deploy.member.status import status_of
 from holdfast.engines.deploy.member.waiting import Waiting
-from holdfast.engines.deploy.member.ways import Ways
-from holdfast.engines.deploy.ops.audit import AuditLog
+from holdfast.engines.deploy.ops.audit import AuditLog, Head
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import DivergedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.norms import Norms
@@ -42,7 +43,7 @@ GRACE = 15.0  # seconds that a finished member stays for answers that got lost
 
 
 class Member:
-    """One process of a federation. Used as a context; what it does is up to ``Node`` and ``Hub``."""
+    """One process of a federation. Used as a context; what it does is up to ``Node`` and ``Server``."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Member:
             self.outbox,
             self.events,
             self.may_fetch,
-            self.status,
+            self.told,
             lambda: self.stage,
             self.dependencies,
             self.give_up,
@@ -96,7 +97,7 @@ class Member:
             tally=self.tally,
         )
         self.service.gate.credentials = self.credentials
-        self.ways = Ways(
+        self.connections = Connections(
             federation,
             name,
             self.start,
@@ -107,15 +108,14 @@ class Member:
             self.tally,
             self.service,
         )
-        self.links, self.waits = self.ways.links, self.ways.waits
-        self._watching: list[Future[None]] = []
+        self.links, self.waits = self.connections.links, self.connections.waits
+        tasks = [watch_folder(self)]
         if self.credentials is not None:
-            watching = watch_certificates(
-                self.credentials, federation.coordinator, self.events, self._drop_revoked
-            )
-            tasks = [watching, *([self.ways.share_revocations()] if federation.coordinator else [])]
-            loop = self.network.loop
-            self._watching = [asyncio.run_coroutine_threadsafe(task, loop) for task in tasks]
+            coordinator = federation.coordinator
+            tasks.append(watch_certificates(self.credentials, coordinator, self.events, self._drop_revoked))
+            tasks += [self.connections.share_revocations()] if coordinator else []
+        loop = self.network.loop
+        self._watching = [asyncio.run_coroutine_threadsafe(task, loop) for task in tasks]
         self.costs = Costs()
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
@@ -157,7 +157,7 @@ class Member:
         if any(federation.relayed(other.name, self.name) for other in federation.members):
 
             async def reach() -> None:
-                self.ways.relay()
+                self.connections.relay()
 
             self.waiting.run(reach())
 
@@ -174,7 +174,7 @@ class Member:
 
     def _drop_revoked(self) -> None:
         self.service.gate.drop_revoked()
-        self.ways.drop_revoked()
+        self.connections.drop_revoked()
 
     async def _close(self) -> None:
         for watching in self._watching:
@@ -182,7 +182,7 @@ class Member:
         if self._server is not None:
             failed = self.waiting.failure is not None
             await self._server.stop(1.0 if failed or self.phase == "finished" else 0)  # others hear why
-        await self.ways.close()
+        await self.connections.close()
         self.service.close()
 
     def stop(self) -> None:
@@ -243,15 +243,21 @@ class Member:
 
     def take_up(self, saved: MessageFile | None) -> None:
         """Goes on from what is saved; None: from the beginning."""
+        self.tally.slack = math.inf
         self.done, self.costs = self.federation.first_round, Costs()
         notes = epoch_notes(self) if saved is None else saved.header.notes
         if notes is not None:
             self.costs = Costs.from_notes(notes["costs"], self.x0.element_size())
+            if not self.trail.holds(Head(*notes["audit"])):
+                reason = "lines are missing, or others than when the state was saved: put back the file"
+                self.events.complain("the audit log is damaged", reason=reason)
         self.tally.restore({} if saved is None else saved.header.notes["tally"])
         self.norms.restore({} if saved is None else saved.header.notes["norms"])
         if saved is not None:
-            self.done = saved.header.round
+            # Who was put back to a later round than that of its state was idle between.
+            self.done = max(saved.header.round, saved.header.notes.get("rolled_back", 0))
             self.dependencies.add(saved.header.depends_on)
+        self.tally.slack = self.store.again
         self._clock_start = time.monotonic() - self.costs.seconds
         self.record.keep(upto=self.done if saved is not None else self.federation.first_round - 1)
 
@@ -270,8 +276,8 @@ class Member:
         self.costs.saving += time.monotonic() - before
 
     async def link(self, peer: str) -> Connection:
-        """The way to ``peer``."""
-        return self.ways.to(peer)
+        """The connection to ``peer``."""
+        return self.connections.to(peer)
 
     def header(self, exchange: int, wire: Any) -> Header:
         """Of a message in the round under way, as it is sent."""
@@ -308,5 +314,9 @@ class Member:
         return asdict(self.costs) | {"wire_sent": sent, "wire_received": received}
 
     def status(self) -> dict[str, Any]:
-        """For people and for other members: only metrics that the federation file lists are in it."""
+        """For the member's own people; only metrics that the federation file lists are in it."""
         return status_of(self)
+
+    def told(self) -> dict[str, Any]:
+        """The status as other members hear it."""
+        return self.status()

@@ -14,8 +14,9 @@ from holdfast.contract import ServerAlgorithm
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import apart, carried, wire_like
+from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.aggregating import send_masked
-from holdfast.engines.deploy.member.joining import forget_epoch_before, starting_model
+from holdfast.engines.deploy.member.epoch_start import forget_epoch_before, starting_model
 from holdfast.engines.deploy.member.network import Costs
 from holdfast.engines.deploy.member.template import channel_slots, state_template
 from holdfast.engines.deploy.member.transport import read
@@ -61,7 +62,7 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
         if federation.secure_aggregation is None:
             published = last = node.publish(node.header(0, sent.wire), sent.wire)
         else:
-            published, last = send_masked(node, sent.wire)
+            published, last = send_masked(node, sent.wire, file.header)
         state = method.at(r).settle(state, sent.arrived, (), oracle)
         node.state = carried(state, carrier.memory)
         node.transport.passed_server(sent=[published], received=[file])
@@ -71,7 +72,8 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
 
     r = _unless_left_out(node, node.transport.to_server_again, node.done)
     while r < federation.rounds:
-        if node.node in cohort(federation.seed, r, len(federation.node), federation.cohort):
+        # Whether it is in a secret cohort, the server tells it when it asks for the model.
+        if federation.secret_cohorts or node.node in _cohort(federation, r):
             r = _unless_left_out(node, partial(take_part, r), r + 1)
         else:
             r += 1
@@ -82,6 +84,10 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
     node.done = federation.rounds
     node.measure(model[None])
     return model
+
+
+def _cohort(federation: Federation, r: int) -> Tensor:
+    return cohort(federation.seed, r, len(federation.node), federation.cohort)
 
 
 def _unless_left_out(node: Node, take_part: Callable[[], None], then: int) -> int:
@@ -105,8 +111,11 @@ def _unless_left_out(node: Node, take_part: Callable[[], None], then: int) -> in
             node.costs.traffic = Costs.from_notes(notes["costs"], x0.element_size()).traffic
             node.save(node.done, node.state, work=vars(node.work), metrics=node.metrics)
         node.outbox.withdraw(late.stage)
-        node.events.log("left out of a round", "warning", round=late.stage, reason="the answer was late")
-        node.events.audit("left out", round=late.stage)
+        if node.federation.secret_cohorts:
+            node.events.log("not asked in a round", round=late.stage)
+        else:
+            node.events.log("left out of a round", "warning", round=late.stage, reason="the answer was late")
+            node.events.audit("left out", round=late.stage)
         then = min(max(late.now - 1, late.stage, then), node.federation.rounds)
         if then > node.done:
             node.save(then, node.state, work=vars(node.work), metrics=node.metrics)

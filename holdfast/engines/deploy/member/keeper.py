@@ -17,15 +17,15 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.agreement import Decision, is_majority
 from holdfast.engines.deploy.epochs import Order
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.membership_links import MembershipLinks
 from holdfast.engines.deploy.member.network import NetworkThread
-from holdfast.engines.deploy.member.proposing import Proposer
-from holdfast.engines.deploy.member.reach import Reach
+from holdfast.engines.deploy.member.proposer import Proposer
 from holdfast.engines.deploy.member.voter import Voter
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.messages import BeyondRepairError, parse
 from holdfast.engines.deploy.storage.store import remove
 from holdfast.engines.deploy.wire.credentials import Credentials
-from holdfast.engines.deploy.wire.listening import caller_name, first_frame
+from holdfast.engines.deploy.wire.listening import caller_name, first_frame, shown_by
 from holdfast.engines.deploy.wire.membership import Reply, Word
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Keeper:
         self.began = self.now  # everybody has time from here on to be heard of
         self.voter = Voter(file, name, folder, credentials, events, self._heard_of)
         self.member: Member | None = None
+        self.confirmed = -1  # the latest epoch that another was heard to be in, since this process began
         self.problem = ""  # why it does not take part
         self.broken: set[str] = set()  # whose files are beyond repair: they can go on in another epoch only
         self.returning: dict[str, float] = {}  # former members, and when each last asked to be let in
@@ -63,12 +64,12 @@ class Keeper:
         after = self.voter.rules.remove_after
         self.pause = LONGEST_PAUSE if after is None else min(after / 5, LONGEST_PAUSE)
         self.proposer = Proposer(self)
-        self.reach = Reach(file, name, credentials, events)
+        self.links = MembershipLinks(file, name, credentials, events)
         self._task: asyncio.Task[None] | None = None
         asyncio.run_coroutine_threadsafe(self._begin(), network.loop).result()
 
     async def _begin(self) -> None:
-        self.reach.open(self)
+        self.links.open(self)
         self._task = self.network.loop.create_task(self._keep())
 
     def close(self) -> None:
@@ -79,7 +80,7 @@ class Keeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await self.reach.close()
+        await self.links.close()
 
     @property
     def now(self) -> float:
@@ -114,7 +115,8 @@ class Keeper:
 
     async def _tell_status(self, frames: Any, context: Any) -> bytes:
         if self.member is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "it does not take part yet")
+            reason = self.problem or "it does not take part yet"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
             raise AssertionError  # abort does not return
         return await self.member.service.tell_status(frames, context)
 
@@ -124,7 +126,7 @@ class Keeper:
         try:
             if who not in self.voter.known_names:
                 raise HoldfastError("not a member of the federation")
-            shown = b"".join(context.auth_context().get("x509_pem_cert", []))
+            shown = shown_by(context)
             if self.credentials is not None and shown:
                 self.credentials.check(who, shown)  # it may have been revoked
             word: Word = parse(Word, await first_frame(frames))
@@ -166,7 +168,7 @@ class Keeper:
             return self.voter.answer(name, word)
         known = [self.voter.federation, self.file]
         federation = next(f for f in known if name in [member.name for member in f.members])
-        return await self.reach.ask(federation, name, word, max(2 * self.pause, 1.0))
+        return await self.links.ask(federation, name, word, max(2 * self.pause, 1.0))
 
     def word(self, **fields: Any) -> Word:
         """What this member says, beside what it says about itself."""
@@ -185,6 +187,7 @@ class Keeper:
             if reply is None:
                 continue
             if reply.epoch == word.epoch:
+                self.confirmed = max(self.confirmed, reply.epoch)
                 folder = "" if reply.standing is None else reply.standing.incarnation
                 if voter.ledger.memory.known.get(name, folder) == folder:  # else it has lost its own
                     self._heard_of(name)
@@ -193,9 +196,12 @@ class Keeper:
                 elif reply.known and not voter.ledger.memory.registered:
                     way = self._way_in("replace")
                     self._explain(f"{self.name} has lost its folder, since others know another: {way}")
-            voter.consider(reply.order)
-            for decision in reply.decisions:
-                self.learn(decision)
+            try:
+                voter.consider(reply.order)
+                for decision in reply.decisions:
+                    self.learn(decision)
+            except HoldfastError as error:  # what one says does not make us deaf for the others
+                self.events.complain("membership", peer=name, reason=str(error))
         if voter.epoch.number == word.epoch and is_majority(know_us, voter.voters):
             voter.ledger.remember(registered=True)
         if self.name not in voter.epoch.names and not voter.serves:
@@ -225,6 +231,7 @@ class Keeper:
         if decision.epoch.number != self.voter.epoch.number + 1:
             return
         self.voter.learn(decision)
+        self.confirmed = decision.epoch.number
         self.began, self.proposer.due_since, self.problem = self.now, None, ""
         self.broken.clear()
         self.returning.clear()
@@ -238,6 +245,14 @@ class Keeper:
         """Whether this member takes part in the next epoch only: its files are gone, or all go back."""
         order = self.voter.order
         return self.name in self.broken or (order is not None and order.change == "rollback")
+
+    @property
+    def ordered_away(self) -> bool:
+        """Whether the coordinator has removed this member, and has not ordered it to be added again."""
+        now, pending = self.voter.epoch, self.voter.order
+        last = None if now.order is None else (now.order.change, now.order.name)
+        back = pending is not None and pending.newcomer is not None and pending.name == self.name
+        return last == ("remove", self.name) and self.confirmed == now.number and not back
 
     def begin_anew(self, error: BeyondRepairError) -> None:
         """This member's files are beyond repair: it goes on in a new epoch, from a model that is intact.

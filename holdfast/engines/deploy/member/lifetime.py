@@ -7,17 +7,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import Member
 from holdfast.engines.deploy.member.keeper import EpochChanged, Keeper
-from holdfast.engines.deploy.member.lobby import admit
 from holdfast.engines.deploy.member.network import Hosting, NetworkThread
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.messages import BeyondRepairError
 from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.dialling import WaitLimitError
+from holdfast.engines.deploy.wire.listening import serve
+
+MOST_STRANGERS = 4096  # connections meanwhile
 
 M = TypeVar("M", bound=Member)
 T = TypeVar("T")
+
+
+class RemovedError(HoldfastError):
+    """The coordinator has ordered the others to go on without this member."""
+
+    exit_code = REFUSED
+
+    def __init__(self, name: str, round: int) -> None:
+        super().__init__(
+            f"the coordinator has removed {name} after round {round}; once it has run 'holdfast federation "
+            "add', start the same command again"
+        )
 
 
 def run_through_epochs(
@@ -43,7 +59,7 @@ def run_through_epochs(
     keeper = Keeper(federation, name, folder, credentials, events, shared)
     try:
         while True:
-            admit(keeper, listen, lambda waiting: _wait(shared, waiting))
+            _wait(shared, _admission(keeper, listen))
             hosting = Hosting(credentials=credentials, events=events, network=shared, keeper=keeper)
             try:
                 with make(keeper.voter.federation, hosting) as member:
@@ -64,3 +80,38 @@ def _wait(network: NetworkThread, waiting: Any) -> None:
         future.result()
     finally:
         future.cancel()
+
+
+# --- until it is let in, or the epoch begins that it can go on in ------------------------------------------
+
+
+async def _admission(keeper: Keeper, listen: str | None) -> None:
+    """Waits until the member takes part; meanwhile it answers others, on ``listen`` if given."""
+    server, keeping, since = None, None, keeper.now
+    try:
+        keeper.look_for_order()
+    except HoldfastError as error:
+        keeper.events.complain("membership", reason=str(error))
+    if listen is not None and _outside(keeper):
+        server, port, door = await serve(
+            listen, keeper.credentials, keeper.fetch, keeper.answers, MOST_STRANGERS, keeper.events
+        )
+        keeping = asyncio.create_task(door.keep(port))
+    try:
+        while _outside(keeper):
+            if keeper.ordered_away:
+                raise RemovedError(keeper.name, keeper.voter.epoch.first)
+            if keeper.now - since > keeper.file.limits.wait:
+                problem = keeper.problem or "fewer than half of the members could be reached"
+                raise WaitLimitError(
+                    f"{problem}; that is the limit (limits.wait). Start the same command again to go on"
+                )
+            await asyncio.sleep(min(keeper.pause, 0.2))
+    finally:
+        if server is not None and keeping is not None:
+            keeping.cancel()
+            await server.stop(0)
+
+
+def _outside(keeper: Keeper) -> bool:
+    return not keeper.voter.admitted or keeper.waits_for_another

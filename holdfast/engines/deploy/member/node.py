@@ -21,19 +21,19 @@ from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import Member
 from holdfast.engines.deploy.member.client import train_with_server
-from holdfast.engines.deploy.member.joining import (
+from holdfast.engines.deploy.member.epoch_start import (
     epoch_notes,
     forget_epoch_before,
     keep_model,
     starting_model,
 )
+from holdfast.engines.deploy.member.farewell import take_leave
 from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.pace import Pace
-from holdfast.engines.deploy.member.parting import part
 from holdfast.engines.deploy.member.peers import NodePeers
-from holdfast.engines.deploy.member.privacy import NodePrivacy
+from holdfast.engines.deploy.member.privacy import SamplePrivacy, node_privacy, with_own_noise
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
-from holdfast.engines.deploy.member.recovering import recovering
+from holdfast.engines.deploy.member.recovery import recovering
 from holdfast.engines.deploy.member.statistics import averaged, statistics_like
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier, state_template
 from holdfast.engines.deploy.member.transport import Transport
@@ -53,10 +53,11 @@ class Node(Member):
         facts = {} if site.test is None else {"test_samples": len(next(leaves(site.test)))}
         super().__init__(federation, name, folder, site.problem.x0, data=site.digest, facts=facts, **hosting)
         self.site, self.node, self.transport = site, site.node, Transport(self)
-        self.privacy = None
-        if federation.protection is not None:
-            self.privacy = NodePrivacy(self, federation.protection)
+        self.privacy, self.method = node_privacy(self), federation.member_method
+        if isinstance(self.privacy, SamplePrivacy):
             self.site = replace(site, problem=site.problem.protected(self.privacy.release))
+        elif self.privacy is not None:
+            self.method = with_own_noise(self.method, self.privacy.releases)
         self.pace = None
         if federation.round is not None and federation.round.budget is not None:
             steps = vars(federation.method)["local_steps"]
@@ -87,14 +88,14 @@ class Node(Member):
             self.events.log("finished already", round=self.done)
             return model
         self.phase = "finishing"
-        part(self)
+        take_leave(self)
         self.phase = "finished"
         self.events.log("finished", metrics=self.metrics)
         return model
 
     def _train(self) -> Tensor:
         """All rounds that are left; the model, [d]."""
-        method = self.federation.method
+        method = self.method
         if isinstance(method, ServerAlgorithm):
             return train_with_server(self, method)
         assert isinstance(method, Algorithm)
@@ -162,7 +163,7 @@ class Node(Member):
 
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         if self.privacy is not None:
-            self.privacy.charge()
+            self.insist(self.privacy.charge)
         return super().publish(header, tree, recipient)
 
     def forget_start(self) -> None:
@@ -198,9 +199,9 @@ class Node(Member):
 
     def save_round(self, done: int) -> None:
         """The round is finished: writes it down, then forgets what it took."""
-        method = self.federation.method
+        method = self.method
         if self.privacy is not None:
-            self.privacy.charge()
+            self.insist(self.privacy.charge)
         if self.keeper is not None and isinstance(method, Algorithm):
             keep_model(self, done, method.model(apart(self.state)[0])[0])
         self.save(done, self.state, work=vars(self.work), metrics=self.metrics)
@@ -240,7 +241,7 @@ class Node(Member):
         """The model and the personal one, if any, as their modules' states, and the report of this node."""
         notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
         problem, rows = self.site.problem, {"model": model}
-        personal = self.federation.method.personal(apart(self.state)[0])
+        personal = self.method.personal(apart(self.state)[0])
         if personal is not None:
             rows["personal"] = personal[0]
         complete = self._complete([row.to(problem.x0) for row in rows.values()])
@@ -268,7 +269,7 @@ class Node(Member):
 
     def status(self) -> dict[str, Any]:
         """Also what was spent of a privacy budget, which does not depend on the data."""
-        spent = {} if self.privacy is None else {"epsilon": round(self.privacy.epsilon, 4)}
+        spent = {} if self.privacy is None else {"epsilon": round(self.privacy.releases.epsilon, 4)}
         return super().status() | spent
 
     # --- who is next to us ----------------------------------------------------------------------------

@@ -1,65 +1,179 @@
-"""Differential privacy at a node: its own noise, and what it has spent, written down before it sends."""
+"""Differential privacy at a member: its own noise, and what it has spent, written down before it sends."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import astuple
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from holdfast.contract import Method
+from holdfast.core.randomness import poisson_cohort
 from holdfast.engines.common.counters import Accesses
 from holdfast.engines.deploy.own_noise import OwnNoise, read_key
-from holdfast.engines.deploy.storage.spent import Spent
-from holdfast.privacy import DP, Ledger
-from holdfast.problem.private import Noise, OwnRandomness, Release, counted_noise
+from holdfast.engines.deploy.storage.spent import EVERYBODY, Spent
+from holdfast.privacy import DP, Ledger, NodeDP
+from holdfast.privacy.aggregation.ring import PRECISION
+from holdfast.privacy.messages import PrivateMessages
+from holdfast.problem.private import OwnRandomness, Release, counted_noise
 
 if TYPE_CHECKING:
+    from holdfast.engines.deploy.member.base import Member
     from holdfast.engines.deploy.member.node import Node
+    from holdfast.engines.deploy.member.server import Server
+
+RING = 2.0**-PRECISION  # the grid of numbers under masks
 
 
-class NodePrivacy:
-    """The noise of ``node`` as ``plan`` says, and the node's releases."""
+class Releases:
+    """What ``member`` releases as ``plan`` says, from a key of its own, and what that has spent.
 
-    def __init__(self, node: Node, plan: Ledger) -> None:
-        assert isinstance(plan.budget, DP)  # others are refused with the file
+    ``data``: a digest of the data that they are of, where these are the member's own. ``counted``: noise from
+    the seed, for tests. ``grid``, ``rounded``: as for ``OwnNoise``.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        plan: Ledger,
+        counted: bool,
+        data: str = "",
+        grid: float | None = None,
+        rounded: float = 0.0,
+    ) -> None:
         self.budget, self.multiplier = plan.budget, plan.multiplier
-        self.run = f"{node.federation.id} {node.store.incarnation} {node.site.digest}"
-        size, samples = plan.batch_size, int(plan.samples[node.node])
-        self.rate = 1.0 if size is None else size / samples
-        key, begun = node.folder / "noise.key", node.store.state.exists()
-        self.spent = Spent(node.folder / "privacy.jsonl", begun or key.exists())
-        noise: Noise | OwnRandomness
-        if node.site.counted_noise:
-            noise = counted_noise(node.federation.seed)
+        self.run = " ".join(filter(None, (member.federation.id, member.store.incarnation, data)))
+        key, begun = member.folder / "noise.key", member.store.state.exists()
+        self.spent = Spent(member.folder / "privacy.jsonl", begun or key.exists())
+        self.own: OwnNoise | None = None
+        if counted:
             reason = "anybody who knows the seed can take the noise away: this is for tests only"
-            node.events.log("noise from the seed", "warning", reason=reason)
+            member.events.log("noise from the seed", "warning", reason=reason)
         else:
-            noise = OwnNoise(read_key(key), self.run, self._note)
-        self.release = Release(plan.budget.clip, plan.multiplier, noise)
-        self.accesses, self._trace = Accesses(), hashlib.blake2b()
+            self.own = OwnNoise(read_key(key), self.run, self._note, grid, rounded)
+        self._trace = hashlib.blake2b()
 
-    def begin(self, round: str) -> Accesses:
-        """What counts the accesses of a ``round``, which may be computed again."""
-        self.accesses, self._trace = (
-            Accesses(),
-            hashlib.blake2b(f"{self.run} {round}".encode(), digest_size=16),
-        )
-        return self.accesses
+    def begin(self, round: str) -> None:
+        """From here on, what is released is of ``round``, which may be computed again."""
+        self._trace = hashlib.blake2b(f"{self.run} {round}".encode(), digest_size=16)
 
     def _note(self, release: bytes) -> None:
         self._trace.update(release)
 
-    def charge(self) -> None:
-        """Before anything that depends on the accesses so far is sent or saved: pays for them, once."""
-        minibatches, of_all_data = astuple(self.accesses)
-        if minibatches + of_all_data == 0:
-            return
-        self._trace.update(f"{minibatches} {of_all_data}".encode())
-        accesses = [(self.rate, minibatches), (1.0, of_all_data)]
-        release = self._trace.hexdigest()
-        self.spent.charge(release, [a for a in accesses if a[1]], self.multiplier, self.budget)
-        self.accesses.minibatches = self.accesses.of_all_data = 0
+    def charge(
+        self, accesses: list[tuple[float, int]], nodes: Sequence[str] = EVERYBODY, draw: str = ""
+    ) -> None:
+        """Pays for ``accesses``, (sampling rate, how often), unless the very same was paid for before."""
+        trace = self._trace.copy()
+        trace.update(repr(accesses).encode())
+        self.spent.charge(trace.hexdigest(), accesses, self.multiplier, self.budget, nodes, draw)
+        self._trace = trace  # only now: while there is no room for the line, it is tried again
 
     @property
     def epsilon(self) -> float:
         """What was spent so far."""
         return self.spent.epsilon(self.budget.delta)
+
+
+class SamplePrivacy:
+    """The noise of ``node`` in the gradients of its samples."""
+
+    def __init__(self, node: Node, plan: Ledger) -> None:
+        assert isinstance(plan.budget, DP)
+        self.releases = Releases(node, plan, node.site.counted_noise, node.site.digest)
+        size, samples = plan.batch_size, int(plan.samples[node.node])
+        self.rate = 1.0 if size is None else size / samples
+        own: OwnRandomness | None = self.releases.own
+        noise = counted_noise(node.federation.seed) if own is None else own
+        self.release = Release(plan.budget.clip, plan.multiplier, noise)
+        self.accesses = Accesses()
+
+    def begin(self, round: str) -> Accesses:
+        """What counts the accesses of a ``round``, which may be computed again."""
+        self.releases.begin(round)
+        self.accesses = Accesses()
+        return self.accesses
+
+    def charge(self) -> None:
+        """Before anything that depends on the accesses so far is sent or saved: pays for them, once."""
+        minibatches, of_all_data = astuple(self.accesses)
+        accesses = [(self.rate, minibatches), (1.0, of_all_data)]
+        if minibatches + of_all_data:
+            self.releases.charge([access for access in accesses if access[1]])
+        self.accesses.minibatches = self.accesses.of_all_data = 0
+
+
+class MessagePrivacy:
+    """The noise that ``node`` adds to its own messages, each of which is paid for in full."""
+
+    def __init__(self, node: Node, plan: Ledger) -> None:
+        assert isinstance(plan.budget, NodeDP)
+        grid = RING if plan.budget.noise == "distributed" else None
+        self.releases = Releases(node, plan, node.site.counted_noise, node.site.digest, grid)
+        self._due = False
+
+    def begin(self, round: str) -> Accesses:
+        """The message of a ``round`` follows. Gradients are not counted: nobody sees them."""
+        self.releases.begin(round)
+        self._due = round != "start"
+        return Accesses()
+
+    def charge(self) -> None:
+        """Before the message is sent: pays for it, once."""
+        if self._due:
+            self.releases.charge([(1.0, 1)])
+        self._due = False
+
+
+NodePrivacy = SamplePrivacy | MessagePrivacy
+
+
+def node_privacy(node: Node) -> NodePrivacy | None:
+    """What ``node`` itself has to protect and to pay for; None: nothing, or the server does."""
+    plan = node.federation.protection
+    if plan is None or (isinstance(plan.budget, NodeDP) and plan.budget.noise == "server"):
+        return None
+    return SamplePrivacy(node, plan) if isinstance(plan.budget, DP) else MessagePrivacy(node, plan)
+
+
+class ServerPrivacy:
+    """The noise in what ``server`` makes of its clients' messages, and the cohorts that it alone knows."""
+
+    def __init__(self, server: Server, plan: Ledger, counted: bool) -> None:
+        federation = server.federation
+        self.rate = 1.0 if plan.batch_size is None else plan.batch_size / len(federation.node)
+        masked = federation.secure_aggregation is not None
+        self.releases = Releases(server, plan, counted, rounded=RING / 2 if masked else 0.0)
+        nodes, own = len(federation.node), self.releases.own
+
+        @lru_cache(maxsize=64)
+        def cohort(round: int) -> list[int]:
+            if own is not None:
+                return own.chosen(nodes, self.rate, round)
+            return poisson_cohort(federation.seed, round, nodes, federation.cohort).tolist()
+
+        self.cohort = cohort
+
+    def charge(self, round: int, names: Sequence[str]) -> None:
+        """Before the model after ``round`` is saved or sent: pays for the messages of ``names`` in it.
+
+        Nobody but the server knows who was in a secret cohort, so everybody pays for that.
+        """
+        if self.rate < 1.0:
+            self.releases.charge([(self.rate, 1)], draw=f"{self.releases.run} {round}")
+        else:
+            self.releases.charge([(1.0, 1)], names)
+
+
+def server_privacy(server: Server, counted: bool) -> ServerPrivacy | None:
+    """What ``server`` has to protect and to pay for; None: nothing, or its clients do."""
+    plan = server.federation.protection
+    if plan is None or not isinstance(plan.budget, NodeDP) or plan.budget.noise != "server":
+        return None
+    return ServerPrivacy(server, plan, counted)
+
+
+def with_own_noise(method: Method, releases: Releases) -> Method:
+    """``method`` with noise that only this member can draw."""
+    return replace(method, own=releases.own) if isinstance(method, PrivateMessages) else method

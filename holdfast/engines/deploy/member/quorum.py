@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.engines.deploy.member.due import Due
+    from holdfast.engines.deploy.member.schedule import Due
     from holdfast.engines.deploy.member.server import Server
 
 

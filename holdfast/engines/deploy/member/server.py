@@ -6,7 +6,6 @@ averages. Either way clients dial out, and only the server has to be reachable.
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -16,22 +15,22 @@ from torch import Tensor
 
 from holdfast.contract import IDENTITY, Channel, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import Carrier, apart
 from holdfast.engines.common.counters import Work
-from holdfast.engines.common.doubt import together
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.member.adding import add_up
 from holdfast.engines.deploy.member.averaging import average
 from holdfast.engines.deploy.member.base import GRACE, Member
-from holdfast.engines.deploy.member.due import Due, Key, Schedule
-from holdfast.engines.deploy.member.joining import keep_model
-from holdfast.engines.deploy.member.leading import lead
+from holdfast.engines.deploy.member.epoch_start import keep_model
 from holdfast.engines.deploy.member.network import Hosting
+from holdfast.engines.deploy.member.privacy import server_privacy, with_own_noise
 from holdfast.engines.deploy.member.quorum import Quorum
 from holdfast.engines.deploy.member.recording import record_round, recorded, write_report
-from holdfast.engines.deploy.member.recovering import recovering
+from holdfast.engines.deploy.member.recovery import recovering
+from holdfast.engines.deploy.member.schedule import Due, Key, Schedule
+from holdfast.engines.deploy.member.server_rounds import lead
+from holdfast.engines.deploy.member.status import hidden_from_others, status_of_server
 from holdfast.engines.deploy.member.template import new_carrier
-from holdfast.engines.deploy.member.transport import add_to, read
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
 from holdfast.engines.deploy.storage.round_records import RoundRecord
@@ -52,7 +51,13 @@ class Server(Member):
     """The server of a federation. ``run`` serves from wherever it stopped, to the end."""
 
     def __init__(
-        self, federation: Federation, folder: Path, model: FlatModel, **hosting: Unpack[Hosting]
+        self,
+        federation: Federation,
+        folder: Path,
+        model: FlatModel,
+        *,
+        counted_noise: bool = False,  # for tests, as in ``Site``
+        **hosting: Unpack[Hosting],
     ) -> None:
         assert federation.server is not None
         super().__init__(federation, federation.server.name, folder, model.x0, **hosting)
@@ -61,7 +66,12 @@ class Server(Member):
         self.arrivals: dict[Key, dict[str, Arrival]] = {}
         self.quorum: Quorum | None = None
         self.cohorts = RoundRecord(folder / "cohorts.csv", "clients")
-        self.schedule = Schedule(federation, model)
+        self.privacy, self.method = server_privacy(self, counted_noise), federation.member_method
+        secret = None
+        if self.privacy is not None:
+            self.method = with_own_noise(self.method, self.privacy.releases)
+            secret = self.privacy.cohort if federation.secret_cohorts else None
+        self.schedule = Schedule(federation, model, secret)
         self.last = self.schedule.last
         self._restore()
 
@@ -107,7 +117,7 @@ class Server(Member):
         """From what is saved to the end."""
         begun = "resuming" if self.done > self.federation.first_round else "starting"
         self.events.log(begun, round=self.done)
-        method = self.federation.method
+        method = self.method
         if isinstance(method, ServerAlgorithm):
             lead(self, method)
         else:
@@ -125,7 +135,7 @@ class Server(Member):
 
     def save_round(self, done: int, state: Any) -> None:
         """Writes down the state after ``done`` rounds."""
-        method = self.federation.method
+        method = self.method
         if self.keeper is not None and isinstance(method, ServerAlgorithm):
             keep_model(self, done, method.model(apart(state)[0]))
         self.save(done, state)
@@ -192,12 +202,16 @@ class Server(Member):
         senders[header.sender] = Arrival(header.content, norm)
 
     def left_out(self, sender: str, round: int) -> bool:
+        if self.federation.secret_cohorts:  # said of a round that has begun: nobody need know ahead
+            return round <= self.stage and not self.schedule.asked(sender, round)
         return self.quorum is not None and (round, sender) in self.quorum.left_out
 
     @property
     def keeps_cohorts(self) -> bool:
         """Whether who took part in a round cannot be told from the file alone."""
-        return self.quorum is not None or self.federation.secure_aggregation is not None
+        federation = self.federation
+        masked = federation.secure_aggregation is not None
+        return self.quorum is not None or masked or federation.secret_cohorts
 
     def counted(self, sender: str, round: int, exchange: int) -> bool:
         if self.federation.secure_aggregation is None or exchange <= self.schedule.message:
@@ -246,28 +260,13 @@ class Server(Member):
             return missing
         return {name for name in missing if not self.keeper.lost(name)}
 
-    def mean(self, channel: Channel) -> Any:
-        """The mean of all messages that are due, added up in the order of ``Due.names``."""
-        self.ask(self.everybody)
-        return self.insist(lambda: self._add_up(channel))
+    def mean(self, channel: Channel, size: int | None = None) -> Any:
+        """The mean of all messages that are due, added up in the order of ``Due.names``.
 
-    def _add_up(self, channel: Channel) -> Any:
-        due, takers, rule = self.due, self.takers(), self.federation.member_network.aggregation
-        messages = []  # all of them, if they are not just added up
-        total = tree_map(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=self.x0.device), due.like)
-        for name in takers:
-            message = self.file(due.key, name)
-            message.verify()  # it may have been on disk for long
-            known = self.arrivals[due.key][name].norm
-            message.norm = math.sqrt(message.squares()) if known is None else known
-            self.norms.received(name, message)
-            if rule.plain:
-                add_to(total, message, channel, due.wire)
-            else:
-                messages.append(read(message, channel, due.wire, due.like, self.x0.device))
-        if messages:
-            return together(rule, [1 / len(takers)] * len(takers), messages)
-        return tree_map(lambda t: t.div_(len(takers)), total)
+        ``size``: what their sum is divided by, if not by their number.
+        """
+        self.ask(self.everybody)
+        return self.insist(lambda: add_up(self, channel, size))
 
     def file(self, key: Key, name: str) -> MessageFile:
         """What ``name`` sent."""
@@ -296,9 +295,14 @@ class Server(Member):
 
     def status(self) -> dict[str, Any]:
         """Also where the clients are: they cannot be asked themselves."""
-        now, rounds = self.network.loop.time(), self.federation.rounds
-        clients = {
-            name: {"round": min(max(stage - 1, 0), rounds), "seconds_ago": round(now - when, 1)}
-            for name, (when, stage) in dict(self.service.seen).items()
-        }
-        return super().status() | {"clients": clients}
+        return super().status() | status_of_server(self)
+
+    def told(self) -> dict[str, Any]:
+        return self.status() | hidden_from_others(self)
+
+    def header(self, exchange: int, wire: Any) -> Header:
+        """What it depends on tells whose messages came, so with secret cohorts it names the server alone."""
+        header = super().header(exchange, wire)
+        if not self.federation.secret_cohorts:
+            return header
+        return header.model_copy(update={"depends_on": {self.name: self.store.incarnation}})

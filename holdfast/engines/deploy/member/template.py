@@ -33,13 +33,13 @@ def channel_slots(federation: Federation, like: Tensor) -> tuple[Slot, ...]:
     """What the channel remembers at one node before the first round; ``like`` is a model, [d]."""
     if federation.wire_channel.transparent:
         return ()
-    messages = sent_in_round(federation.method, federation.member_network, like)
+    messages = sent_in_round(federation.member_method, federation.member_network, like)
     return new_slots(federation.wire_channel, messages)
 
 
 def state_template(federation: Federation, node: int, x0: Tensor) -> Any:
     """A tree like what ``node`` saves, on the device "meta": shapes without memory."""
-    method, like = federation.method.at(0), torch.empty_like(x0, device="meta")
+    method, like = federation.member_method.at(0), torch.empty_like(x0, device="meta")
     slots = channel_slots(federation, like)
     if isinstance(method, ServerAlgorithm):
         return carried(method.init(like[None]), slots)
@@ -51,7 +51,7 @@ def state_template(federation: Federation, node: int, x0: Tensor) -> Any:
 
 def client_template(federation: Federation, dim: int) -> Any:
     """A tree like what a client of a server method sends, with models of dimension ``dim``, on "meta"."""
-    method, nodes = federation.method, len(federation.node)
+    method, nodes = federation.member_method, len(federation.node)
     assert isinstance(method, ServerAlgorithm)
     return grown(method, lambda size: client_message(method, nodes, size), _model_like(federation, dim))
 
@@ -61,7 +61,7 @@ def averaged_messages(federation: Federation, dim: int, stage: int) -> list[Any]
 
     Stage 0 is before the first round.
     """
-    method, r = federation.method, max(stage - 1, 0)
+    method, r = federation.member_method, max(stage - 1, 0)
     assert isinstance(method, Algorithm)
 
     def sent(size: int) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy import signing
-from holdfast.engines.deploy.agreement import Decision, Signed, Vote, is_majority
+from holdfast.engines.deploy.agreement import MOST_AHEAD, Decision, Signed, Vote, is_majority
 from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, first_epoch
 from holdfast.engines.deploy.federation import Federation, NodeConfig
 from holdfast.engines.deploy.member.statistics import diameter
@@ -119,7 +119,7 @@ class Voter:
             known = self._known(who, word.incarnation)
         signed = None
         if word.kind != "hello" and known and known == word.incarnation and who in self.voters:
-            signed = self._vote(word) if self.admitted else None
+            signed = self._vote(who, word) if self.admitted else None
         return Reply(
             epoch=self.epoch.number,
             decisions=self.ledger.decisions[word.epoch : word.epoch + MOST_DECISIONS],
@@ -144,9 +144,12 @@ class Voter:
             self.heard_of(who)
         return known
 
-    def _vote(self, word: Word) -> Signed | None:
+    def _vote(self, who: str, word: Word) -> Signed | None:
         """The promise or the vote that is asked for; None where a higher ballot was promised."""
-        self.highest = max(self.highest, word.ballot[0])
+        before = max(self.highest, self.ledger.vote.promised[0])
+        if word.ballot[1] != who or word.ballot[0] > before + MOST_AHEAD:
+            raise HoldfastError(f"a ballot that {who} cannot have drawn: {word.ballot}, after {before}")
+        self.highest = max(before, word.ballot[0])
         if word.kind == "promise":
             vote = self.ledger.vote.promise(word.ballot)
         else:
@@ -187,6 +190,10 @@ class Voter:
 
     def check(self, after: Epoch) -> None:
         """Refuses an epoch that cannot follow the present one."""
+        if after.first > self.file.rounds:
+            raise HoldfastError(
+                f"epoch {after.number} from round {after.first} does not follow: there is none"
+            )
         check_change(self.epoch, after, self.rules, self.former)
         if after.order is not None:
             self._check_order(after.order)

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,6 +81,14 @@ class AuditLog:
             return Head(int(json.loads(line)["n"]) + 1, _hash(line))
         except (ValueError, KeyError, TypeError):
             raise AuditError(f"{self.path} is damaged: 'holdfast federation audit' says where") from None
+
+    def holds(self, head: Head) -> bool:
+        """Whether ``head`` was that of this log once, which has gone on from there."""
+        if not 0 < head.lines <= self.head.lines:
+            return head.lines == 0
+        with self.path.open("rb") as file:
+            line = next(islice(file, head.lines - 1, None), b"")
+        return _hash(line.rstrip(b"\n")) == head.hash
 
     def note(self, event: str, **fields: Any) -> None:
         """One line; where there is no room, as soon as ``sync`` finds some."""

@@ -82,10 +82,12 @@ def serve_monitor(
     port: int,
     respond: Callable[[BaseHTTPRequestHandler], None] | None = None,
     host: str = "127.0.0.1",
+    is_own: Callable[[str | None], bool] = lambda _: True,
 ) -> ThreadingHTTPServer:
     """Serves ``/metrics``, ``/health`` and a page on ``host``; shut it down when done.
 
-    ``respond`` answers everything else. Without it, ``/`` is a table.
+    ``respond`` answers everything else. Without it, ``/`` is a table. ``is_own``: whether the name that was
+    asked for may be used; a name of somebody else's that points here lets its pages read along.
     """
 
     class Handler(MetricsHandler):
@@ -93,9 +95,12 @@ def serve_monitor(
             """Who looks at the page is no event."""
 
         registry = CollectorRegistry()
+        timeout = 30  # seconds for a request to come in
 
         def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
-            if self.path == "/metrics":
+            if not is_own(self.headers.get("Host")):
+                self.send_error(403, "Not the name of this machine")
+            elif self.path == "/metrics":
                 super().do_GET()
             elif self.path == "/health":
                 answer = health(status())

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 Code = grpc.StatusCode
 
 MOST_ANSWERING = 32  # calls of one process at a time
-MOST_SESSIONS = 16  # processes of one member that are remembered
+MOST_SESSIONS = 16  # processes of one member that may go on asking
+MOST_FORGOTTEN = 1000  # and of which no question is answered a second time
 
 
 class Answerer(Protocol):
@@ -78,23 +79,37 @@ class Questions:
 
     def __init__(self, board: Switchboard, service: Answerer) -> None:
         self.board, self.service = board, service
-        self.known: dict[str, dict[str, Answering]] = {}  # by asker, by process
-        self.oldest: dict[str, int] = {}  # cards issued before belong to processes that were forgotten
+        # By asker, by process: those that are gone come first, and who asked last is last.
+        self.known: dict[str, dict[str, Answering]] = {}
+        self.forgotten: dict[str, dict[str, int]] = {}  # by asker, by process: of when its card was
+        self.oldest: dict[str, int] = {}  # cards from before are of processes forgotten even there
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
         """Answers under way."""
         return [task for known in self.known.values() for a in known.values() for task in a.tasks.values()]
 
+    @property
+    def under_way(self) -> set[tuple[str, str]]:
+        """The askers, and their processes, that are being answered."""
+        return {(asker, i) for asker, known in self.known.items() for i, a in known.items() if a.tasks}
+
+    def renew(self) -> None:
+        """There is a new key, with which nothing old can be repeated: everybody introduces itself again."""
+        for task in self.tasks:
+            task.cancel()
+        for remembered in (self.known, self.forgotten, self.oldest):
+            remembered.clear()
+
     async def take(self, asker: str, instance: str, parcel: Parcel) -> None:
         """A frame of a question."""
-        known = self.known.setdefault(asker, {})
+        known = self.known.get(asker, {})
         if parcel.cancels:  # not sealed: whoever can forge it can as well drop what is sent
             if instance in known and (task := known[instance].tasks.get(parcel.call)) is not None:
                 task.cancel()
             return
         if parcel.frame == 0 and instance not in known:
-            self._introduce(asker, instance, parcel, known)
+            known = self._introduce(asker, instance, parcel)
         if instance not in known:
             raise SealError(f"a question of {asker} without its beginning")
         answering, number = known[instance], parcel.call
@@ -103,15 +118,16 @@ class Questions:
             if number <= answering.last_call:
                 raise SealError(f"a question of {asker} was repeated or reordered")
             answering.last_call = number
+            known[instance] = known.pop(instance)
+            question = hashlib.sha256(text).digest()
             if len(answering.tasks) >= MOST_ANSWERING:
                 raise SealError(f"{asker} asks too much at a time")
-            (length,) = HEAD.unpack_from(text)
-            head: Head = parse(Head, text[HEAD.size : HEAD.size + length])
+            head, text = _head(text)
+            if not parcel.last and head.kind != "Submit":  # nobody would read on, and all others would wait
+                raise SealError(f"a question of {asker} in more than one frame")
             pipe = answering.pipes[number] = Pipe()
-            question = hashlib.sha256(text).digest()
             task = asyncio.ensure_future(self._answer((asker, instance), answering, number, head, question))
             answering.tasks[number] = task
-            text = text[HEAD.size + length :]
         else:
             pipe = answering.pipes.get(number) or Pipe()
             if parcel.frame != pipe.expected:
@@ -121,17 +137,33 @@ class Questions:
         if parcel.last:
             await pipe.put(None)
 
-    def _introduce(self, asker: str, instance: str, parcel: Parcel, known: dict[str, Answering]) -> None:
-        """A process that has not asked before."""
+    def gone(self, asker: str, instance: str) -> None:
+        """The relay has lost a process, which makes room before others do. It may come back, and go on."""
+        known = self.known.get(asker, {})
+        if instance in known:
+            self.known[asker] = {instance: known.pop(instance), **known}
+
+    def _introduce(self, asker: str, instance: str, parcel: Parcel) -> dict[str, Answering]:
+        """A process that has not asked before; all that are known of its member."""
         card = self.board.identity.check(parcel.card, asker)
         if card.instance != instance:
             raise SealError(f"card: not of the process that {asker} asks from")
-        if card.issued < self.oldest.get(asker, 0):
+        forgotten = self.forgotten.setdefault(asker, {})
+        if instance in forgotten or card.issued < self.oldest.get(asker, 0):
             raise SealError(f"a question of a process of {asker} that is long gone")
+        session = self.board.identity.session(card, asks=False)
+        known = self.known.setdefault(asker, {})
         if len(known) >= MOST_SESSIONS:
-            gone = known.pop(next(iter(known)))
-            self.oldest[asker] = max(self.oldest.get(asker, 0), gone.card.issued + 1)
-        known[instance] = Answering(self.board.identity.session(card, asks=False), card)
+            name = next((name for name, other in known.items() if not other.tasks), next(iter(known)))
+            gone = known.pop(name)
+            for task in gone.tasks.values():
+                task.cancel()
+            forgotten[name] = gone.card.issued  # or its questions could be repeated
+            if len(forgotten) > MOST_FORGOTTEN:
+                first = min(forgotten, key=lambda name: forgotten[name])
+                self.oldest[asker] = forgotten.pop(first) + 1
+        known[instance] = Answering(session, card)
+        return known
 
     async def _answer(
         self, where: tuple[str, str], answering: Answering, number: int, head: Head, question: bytes
@@ -172,3 +204,12 @@ class Questions:
             pipe.close()
             answering.pipes.pop(number, None)
             answering.tasks.pop(number, None)
+
+
+def _head(text: bytes) -> tuple[Head, bytes]:
+    """What the first frame of a question begins with, and what it asks."""
+    if len(text) < HEAD.size:
+        raise SealError("a question without a head")
+    start = HEAD.size + HEAD.unpack_from(text)[0]
+    head: Head = parse(Head, text[HEAD.size : start])
+    return head, text[start:]

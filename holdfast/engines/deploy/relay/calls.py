@@ -173,6 +173,7 @@ class Sender:
         self.call = channel.stream_unary(f"/{RELAY_SERVICE}/Send")()
         self.address = Address(to=where[0], instance=where[1], sender=instance)
         self.lock, self.begun = asyncio.Lock(), False
+        self.hung_up = False  # nothing was under way: no call depends on how it ends
         self.writing: set[asyncio.Future[None]] = set()
 
     async def send(self, parcel: Parcel) -> None:

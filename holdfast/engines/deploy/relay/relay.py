@@ -21,8 +21,8 @@ from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.relay.parcels import RELAY_SERVICE, Address, CardAsk, Hello, Parcel, stamp
 from holdfast.engines.deploy.storage.messages import parse
-from holdfast.engines.deploy.wire.credentials import Credentials, serial_of
-from holdfast.engines.deploy.wire.listening import Frames, caller_name, first_frame, serve
+from holdfast.engines.deploy.wire.credentials import Credentials
+from holdfast.engines.deploy.wire.listening import Frames, caller_name, first_frame, serve, shown_by
 from holdfast.engines.deploy.wire.protocol import LARGEST_FRAME, PATIENCE, SILENCE
 from holdfast.engines.deploy.wire.service import MOST_STRANGERS
 from holdfast.engines.deploy.wire.vigil import watch_certificates
@@ -92,6 +92,7 @@ class Relay:
         self.credentials: Credentials | None = None
         self.boxes: dict[str, dict[str, Box]] = defaultdict(dict)  # by member, by process
         self.calls: Counter[str] = Counter()
+        self._under_way: Counter[tuple[str, bytes, str]] = Counter()  # who, its certificate, its connection
         self.parcels = self.bytes = 0  # passed on so far
         self._arrived = asyncio.Event()  # somebody with a card
 
@@ -99,7 +100,7 @@ class Relay:
         """Listens on ``address``; the port."""
         self.credentials = credentials
         answers = {"Card": self.card, "Send": self.send}
-        self._server, port, door = await serve(
+        self._server, port, self._door = await serve(
             address,
             credentials,
             self.receive,
@@ -107,10 +108,11 @@ class Relay:
             MOST_STRANGERS + CALLS * len(self.members),
             self.events,
             service=RELAY_SERVICE,
+            streams=CALLS,
             streaming="Receive",
         )
-        watch = watch_certificates(credentials, self.coordinator, self.events, lambda: None)
-        self._keeping = [asyncio.create_task(task) for task in (door.keep(port), watch)]
+        watch = watch_certificates(credentials, self.coordinator, self.events, self._drop_revoked)
+        self._keeping = [asyncio.create_task(task) for task in (self._door.keep(port), watch)]
         return port
 
     async def close(self) -> None:
@@ -148,8 +150,8 @@ class Relay:
             others = [i for i, box in boxes.items() if box.card and box.scope == hello.scope]
             for instance in others if hello.card else []:
                 self._drop(who, instance)  # that process has ended: a member answers from one at a time
-            while len(boxes) >= PROCESSES:
-                self._drop(who, next(iter(boxes)))
+            while len(boxes) >= PROCESSES:  # those that have gone make room first, then those that only ask
+                self._drop(who, min(boxes, key=lambda i: (boxes[i].left is None, bool(boxes[i].card))))
             boxes[hello.instance], box.card, box.scope = box, hello.card.encode(), hello.scope
             reader = box.take_over()
             self._arrived.set()
@@ -174,7 +176,8 @@ class Relay:
                     await context.abort(Code.UNAVAILABLE, f"{address.to} is not connected to the relay")
                     raise AssertionError  # abort does not return
                 try:
-                    box.senders.add((who, address.sender))
+                    if address.sender in self.boxes.get(who, {}):  # else there is nobody to tell anything
+                        box.senders.add((who, address.sender))
                     async with asyncio.timeout(SILENCE):
                         await box.put(who, stamp(who, address.sender, parcel))
                 except TimeoutError:
@@ -185,20 +188,30 @@ class Relay:
 
     @asynccontextmanager
     async def _call(self, context: Any) -> AsyncIterator[str]:
-        who = caller_name(context, secure=True)
-        if (reason := self._unwelcome(who, context)) is not None:
+        who, shown = caller_name(context, secure=True), shown_by(context)
+        if (reason := self._unwelcome(who, shown)) is not None:
             await self._refuse(context, who, Code.PERMISSION_DENIED, reason)
         if self.calls[who] >= CALLS:
             await self._refuse(context, who, Code.RESOURCE_EXHAUSTED, "too many calls at a time")
         self.calls[who] += 1
+        call = (who, shown, context.peer())
+        self._under_way[call] += 1
         try:
             yield who
         except HoldfastError as error:
             await self._refuse(context, who, Code.INVALID_ARGUMENT, str(error))
         finally:
             self.calls[who] -= 1
+            self._under_way -= Counter([call])
 
-    def _unwelcome(self, who: str, context: Any) -> str | None:
+    def _drop_revoked(self) -> None:
+        """Ends the connections of callers whose certificates hold no longer."""
+        for who, shown, connection in list(self._under_way):
+            if (reason := self._unwelcome(who, shown)) is not None:
+                self.events.complain("refused", peer=who, reason=reason)
+                self._door.drop(connection)
+
+    def _unwelcome(self, who: str, shown: bytes) -> str | None:
         """Why ``who`` may not use the relay; None: it may.
 
         Where members may change, everybody may who has a certificate of the federation's authority: the relay
@@ -206,8 +219,12 @@ class Relay:
         """
         if who not in self.members and (not self.changing or who in ("", self.name)):
             return "not a member of the federation"
-        shown = b"".join(context.auth_context().get("x509_pem_cert", []))
-        return None if self.credentials is None else self.credentials.revocations.why(serial_of(shown))
+        try:
+            if self.credentials is not None:
+                self.credentials.check(who, shown)
+        except HoldfastError as error:
+            return str(error)
+        return None
 
     async def _refuse(self, context: Any, who: str, code: grpc.StatusCode, reason: str) -> None:
         self.events.complain("refused", peer=who[:80] or "somebody", reason=reason)
@@ -222,6 +239,8 @@ class Relay:
     def _drop(self, name: str, instance: str) -> None:
         """Forgets a process, and tells those who may wait for its answers."""
         box = self.boxes[name].pop(instance)
+        for other in [other for boxes in self.boxes.values() for other in boxes.values()]:
+            other.senders.discard((name, instance))
         notice = stamp(name, instance, Parcel(0, 0, b"", gone=True).pack())
         for sender, process in box.senders:
             waiting = self.boxes[sender].get(process)

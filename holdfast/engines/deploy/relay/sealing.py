@@ -85,7 +85,10 @@ class Identity:
     def session(self, peer: Card, *, asks: bool) -> Session:
         """The keys for what this process asks ``peer``, or is asked by it; its card has been checked."""
         asker, answerer = (self.card, peer) if asks else (peer, self.card)
-        secret = self.key.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(peer.key)))
+        try:
+            secret = self.key.exchange(X25519PublicKey.from_public_bytes(base64.b64decode(peer.key)))
+        except ValueError:  # a key such as zeros, with which everybody has the same secret
+            raise SealError(f"card: the key of {peer.name} is none") from None
         info = _bound(self.federation.encode(), asker.name.encode(), answerer.name.encode())
         keys = HKDF(hashes.SHA256(), 64, salt=asker.digest + answerer.digest, info=PURPOSE + info).derive(
             secret
@@ -100,8 +103,8 @@ class Identity:
         now = time.time()
         if not now - LIFETIME - SKEW <= card.issued <= now + SKEW:
             raise SealError(f"card: {name}'s is too old, or clocks differ by more than an hour")
-        certificate, signature = card.certificate.encode(), base64.b64decode(card.signature)
         try:
+            certificate, signature = card.certificate.encode(), base64.b64decode(card.signature)
             check_signature(self.credentials, name, certificate, signature, card.signed(self.federation))
             X25519PublicKey.from_public_bytes(base64.b64decode(card.key))
         except ValueError as error:

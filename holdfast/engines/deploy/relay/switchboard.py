@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
 
 import grpc
 
@@ -34,6 +36,7 @@ from holdfast.engines.deploy.wire.protocol import SILENCE
 
 Code = grpc.StatusCode
 
+MOST_IDLE = 16  # streams to processes with which nothing is under way
 PAUSES = (0.1, 5.0)  # seconds between attempts to reach the relay: the first, the longest
 
 
@@ -62,6 +65,7 @@ class Switchboard:
         self.asking: dict[tuple[str, str], tuple[Session, int]] = {}
         self.calls: dict[tuple[str, str, int], Call] = {}
         self.senders: dict[tuple[str, str], Sender] = {}
+        self._hanging_up: set[asyncio.Future[None]] = set()
         self._connected = asyncio.Event()
         self._listening: asyncio.Task[None] | None = None
 
@@ -96,7 +100,7 @@ class Switchboard:
                 self.identity = new_identity(self.scope, self.name, self.credentials)
                 self.asking.clear()
                 if self.questions is not None:
-                    self.questions.known.clear()
+                    self.questions.renew()
             except grpc.aio.AioRpcError as error:
                 self.events.complain("the relay cannot be reached", reason=str(error.details())[:200])
             pause = PAUSES[0] if self._connected.is_set() else min(2 * pause, PAUSES[1])
@@ -124,6 +128,8 @@ class Switchboard:
             parcel = Parcel.unpack(packed)
             if parcel.gone:
                 self._lost((sender, instance), "it was started again, or has left the relay")
+                if self.questions is not None:
+                    self.questions.gone(sender, instance)
             elif parcel.answers:
                 call = self.calls.get((sender, instance, parcel.call))
                 if call is not None:
@@ -183,7 +189,9 @@ class Switchboard:
             if not text:
                 raise failure(Code.UNAVAILABLE, "it is not connected to the relay")
             self.cards[peer] = self.identity.check(text, peer)
-        return self.cards[peer]
+        card = self.cards[peer]
+        self.credentials.check(peer, card.certificate.encode())  # it may have been revoked since
+        return card
 
     def _fail(self, call: Call, reason: str) -> None:
         self.cards.pop(call.peer, None)  # it may have another by now
@@ -214,8 +222,23 @@ class Switchboard:
         """To the process ``where``; an ``AioRpcError`` if the relay does not take it."""
         sender = self.senders.get(where)
         if sender is None or sender.call.done():
+            self._hang_up()
             sender = self.senders[where] = Sender(self.channel, where, self.identity.card.instance)
-            sender.call.add_done_callback(
-                lambda _: self._lost(where, "the relay did not take all that was sent")
-            )
+            sender.call.add_done_callback(partial(self._ended, where, sender))
         await sender.send(parcel)
+
+    def _ended(self, where: tuple[str, str], sender: Sender, _: Any) -> None:
+        if not sender.hung_up:
+            self._lost(where, "the relay did not take all that was sent")
+
+    def _hang_up(self) -> None:
+        """Ends streams that nobody uses: processes come and go, and the relay carries so many at a time."""
+        asked = set() if self.questions is None else self.questions.under_way
+        used = asked | {key[:2] for key in self.calls}
+        idle = [where for where, sender in self.senders.items() if where not in used and not sender.writing]
+        for where in idle[:-MOST_IDLE]:
+            sender = self.senders.pop(where)
+            sender.hung_up = True
+            task = asyncio.ensure_future(sender.finish())
+            self._hanging_up.add(task)
+            task.add_done_callback(self._hanging_up.discard)

@@ -21,7 +21,7 @@ def read_identity(path: Path) -> dict[str, str]:
         begun: dict[str, str] = json.loads(path.read_text())
         if begun.pop("checksum") != _checksum(begun):
             raise ValueError("changed")
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DamagedError(f"{path} is missing or damaged") from None
     return begun
 

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.storage.messages import Incarnations
 
+START_ANEW = "stop all members, delete all their folders, and start all of them anew"
+
 
 class MixedRunsError(HoldfastError):
     """The members called ``names`` have started anew while others went on."""
@@ -24,8 +26,7 @@ class MixedRunsError(HoldfastError):
         shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
         super().__init__(
             f"two runs are mixed: {shown} started anew in an empty folder while others went on from theirs. "
-            f"Put back the old folder of {shown} and start the same command again; or stop all members, "
-            "delete all their folders, and start all of them anew"
+            f"Put back the old folder of {shown} and start the same command again; or {START_ANEW}"
         )
 
 

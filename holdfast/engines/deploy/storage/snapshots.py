@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import settle
@@ -55,40 +56,53 @@ def put_back(folder: Path, to: int, same: Callable[[int], bool]) -> int:
     """
     if not (folder / "identity.json").exists():
         raise HoldfastError(f"{folder} is not the folder of a member; name it with --dir")
-    with (folder / "lock").open("w") as lock:
+    with (folder / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise HoldfastError(f"{folder} is in use by another process; stop that one first") from None
-        state = _find(folder, to, same)
-        if state.header.notes.get("rolled_back") == to and not any((folder / "outbox").iterdir()):
-            return state.header.round  # done before
-        _rewrite(state, folder / "state", to)
+        identity = read_identity(folder / "identity.json")
+        now = identity["incarnation"]
+        run = Run(identity["name"], now, _renewed({"own": now}, to)["own"])
+        state = _find(folder, to, same, run)
+        done_before = state.header.notes.get("rolled_back") == to and run.of(state) == run.now
+        if done_before and state.path == folder / "state" and not any((folder / "outbox").iterdir()):
+            return state.header.round
+        _rewrite(state, folder / "state", to, run, rolled_back=to)
         for name in ("state.previous", *RESULTS):
             (folder / name).unlink(missing_ok=True)
         for name in FILES:
-            shutil.rmtree(folder / name)
+            shutil.rmtree(folder / name, ignore_errors=True)
             (folder / name).mkdir()
         kept = folder / "snapshots"
-        for later in [round for round in _rounds(kept) if round >= state.header.round]:
-            (kept / str(later)).unlink()
-        identity = read_identity(folder / "identity.json")
-        renewed = _renewed({"own": identity["incarnation"]}, to)["own"]
-        write_identity(folder / "identity.json", identity | {"incarnation": renewed})
+        for round in _rounds(kept):
+            if round >= state.header.round:
+                (kept / str(round)).unlink()
+            elif (earlier := _intact(kept / str(round), run)) is not None:  # one may go back further, later
+                _rewrite(earlier, kept / str(round), to, run)
+        write_identity(folder / "identity.json", identity | {"incarnation": run.renewed})  # last: all is done
     return state.header.round
 
 
-def _find(folder: Path, to: int, same: Callable[[int], bool]) -> MessageFile:
+class Run(NamedTuple):
+    """Of a member that is put back: its name, and its incarnations before and after."""
+
+    name: str
+    now: str
+    renewed: str
+
+    def of(self, state: MessageFile) -> str | None:
+        """The incarnation that ``state`` is of."""
+        return state.header.depends_on.get(self.name)
+
+
+def _find(folder: Path, to: int, same: Callable[[int], bool], run: Run) -> MessageFile:
     kept = folder / "snapshots"
     paths = [folder / "state", folder / "state.previous", *(kept / str(round) for round in _rounds(kept))]
     found: dict[int, MessageFile] = {}
     for path in paths:
-        try:
-            state = MessageFile(path)
-            state.verify()
-        except (DamagedError, FileNotFoundError):
-            continue
-        found.setdefault(state.header.round, state)
+        if (state := _intact(path, run)) is not None:
+            found.setdefault(state.header.round, state)
     fitting = [round for round in found if round <= to and same(round)]
     if not fitting:
         rounds = ", ".join(map(str, sorted(found))) or "none"
@@ -99,6 +113,16 @@ def _find(folder: Path, to: int, same: Callable[[int], bool]) -> MessageFile:
     return found[max(fitting)]
 
 
+def _intact(path: Path, run: Run) -> MessageFile | None:
+    """The state in ``path``; None if there is none, or if it is damaged or of another run."""
+    try:
+        state = MessageFile(path)
+        state.verify()
+    except (DamagedError, FileNotFoundError):
+        return None
+    return state if run.of(state) in (run.now, run.renewed) else None
+
+
 def _renewed(incarnations: Incarnations, to: int) -> Incarnations:
     return {
         name: hashlib.sha256(f"{old} rolled back to {to}".encode()).hexdigest()[:16]
@@ -106,12 +130,12 @@ def _renewed(incarnations: Incarnations, to: int) -> Incarnations:
     }
 
 
-def _rewrite(state: MessageFile, target: Path, to: int) -> None:
-    """The same state, which depends on the members as they are after rolling back."""
-    changes = {
-        "depends_on": _renewed(state.header.depends_on, to),
-        "notes": state.header.notes | {"rolled_back": to},
-    }
+def _rewrite(state: MessageFile, target: Path, to: int, run: Run, **notes: int) -> None:
+    """The same state, which depends on the members as they are after rolling back, with more ``notes``."""
+    depends_on = state.header.depends_on
+    if run.of(state) == run.now:  # and not renewed already, before a crash
+        depends_on = _renewed(depends_on, to)
+    changes = {"depends_on": depends_on, "notes": state.header.notes | notes}
     header = state.header.model_copy(update=changes).sealed(state.header.content)
     temporary = target.with_name(f".{target.name}.partial")
     with temporary.open("wb", buffering=0) as file:

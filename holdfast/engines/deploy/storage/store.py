@@ -14,17 +14,18 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import DAMAGED, HoldfastError
 from holdfast.core.files import settle, write_atomic
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.identity import read_identity, write_identity
-from holdfast.engines.deploy.storage.incarnations import new_incarnation
+from holdfast.engines.deploy.storage.incarnations import START_ANEW, new_incarnation
 from holdfast.engines.deploy.storage.messages import (
     BeyondRepairError,
     DamagedError,
@@ -35,7 +36,13 @@ from holdfast.engines.deploy.storage.messages import (
     write_partial,
 )
 
-START_ANEW = "stop all members, delete all their folders, and start all of them anew"
+
+class FolderGoneError(HoldfastError):
+    """The folder that a running member writes to is not there any more, or another one is in its place."""
+
+    exit_code = DAMAGED
+
+
 DECISIONS = {b"active\n": True, b"inactive\n": False}  # no flipped bit makes one of the other
 
 
@@ -47,10 +54,11 @@ class Store:
         self.first = first  # rounds that were done before it was begun
         self.state, self.previous = folder / "state", folder / "state.previous"
         self._newest: int | None = None  # the round of ``state``, if that is known to be intact
+        self.again = 0  # rounds that were finished, and are computed again because a file was damaged
         self.outbox, self.inbox, self.decisions = (folder / n for n in ("outbox", "inbox", "decisions"))
         for part in (self.outbox, self.inbox, self.decisions):
             part.mkdir(parents=True, exist_ok=True)
-        self._lock = (folder / "lock").open("w")
+        self._lock = (folder / "lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -61,6 +69,18 @@ class Store:
 
     def close(self) -> None:
         self._lock.close()
+
+    def require_folder(self) -> None:
+        """Complains if the folder is not the one any more that this process has begun with."""
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self.folder / "lock"), os.fstat(self._lock.fileno())):
+                return
+        raise FolderGoneError(
+            f"{self.folder} was taken away, or replaced, while {self.identity['name']} ran: put it back as "
+            "it was, and start the same command again. If it is lost: where members may change "
+            "([membership]), start with an empty one, and have the coordinator run 'holdfast federation "
+            f"replace'; else {START_ANEW}"
+        )
 
     def _check_identity(self) -> str:
         """What is here must have been begun with the same federation, data and model; the incarnation."""
@@ -158,7 +178,7 @@ class Store:
         That is the newest one. It is the one before if the newest is damaged, or if its round is among the
         ``lost`` ones, of which a message is to be computed again.
         """
-        newest = self._intact(self.state)
+        newest, self.again = self._intact(self.state), 0
         self._newest = newest.header.round if newest is not None else None
         if newest is not None and newest.header.round not in lost:
             return newest
@@ -166,6 +186,7 @@ class Store:
         if before is not None:
             if self.state.exists():
                 self.events.log("a round is computed again", "warning", round=before.header.round + 1)
+                self.again = 1
             return before
         if self._at_the_beginning():
             return None

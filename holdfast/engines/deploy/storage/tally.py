@@ -9,12 +9,14 @@ compared once both ends have finished it; what nobody asked about any more is co
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.core.errors import REFUSED, HoldfastError
+from holdfast.engines.deploy.storage.incarnations import START_ANEW
 from holdfast.engines.deploy.storage.messages import UNSEALED, Digest, Number
 
 KEPT = 4  # rounds that are remembered; the ends of a link are at most two apart, unless it is sporadic
@@ -24,6 +26,19 @@ class ForgedError(HoldfastError):
     """Somebody served other messages in a member's name: both ends stop."""
 
     exit_code = REFUSED
+
+
+class PutBackError(HoldfastError):
+    """A member's folder is older than what others have had from it, such as one from a backup."""
+
+    exit_code = REFUSED
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(
+            f"{name} was put back, to an old backup perhaps: {why}. Put back its newest folder; or roll "
+            "everybody back (holdfast federation rollback); or take it in anew with an empty folder "
+            f"(holdfast federation replace), if it is a node and members may change; or {START_ANEW}"
+        )
 
 
 class Passed(BaseModel):
@@ -46,6 +61,8 @@ class Tally:
         self.name, self.finished, self.first = name, finished, first
         self.links: dict[str, tuple[Passed, ...]] = {}  # the newest last
         self.forgotten: set[str] = set()  # over whose links something passed that is not known any more
+        # By how many rounds others may be further than the one under way; any, until a state is taken up.
+        self.slack = math.inf
 
     def add(self, peer: str, round: int, *, sent: Iterable[str] = (), received: Iterable[str] = ()) -> None:
         """Messages of ``round``, by their content; its exchanges come one after the other."""
@@ -74,6 +91,16 @@ class Tally:
             if (other := rounds.get(ours.round)) is not None:
                 self._same(ours.round, self.name, peer, ours.sent, other.received)
                 self._same(ours.round, peer, self.name, other.sent, ours.received)
+
+    def require_newest(self, peer: str, theirs: list[Passed]) -> None:
+        """Complains if this member was put back: ``peer``, who asks, has had messages of later rounds.
+
+        Not if ``peer`` is asked: a server tells also what it has published, and nobody has fetched yet.
+        """
+        done, furthest = self.finished(), max((passed.round for passed in theirs), default=0)
+        if furthest > done + 1 + self.slack:
+            why = f"{peer} has its messages up to round {furthest}, and its folder ends with round {done}"
+            raise PutBackError(self.name, why)
 
     @staticmethod
     def _same(round: int, sender: str, receiver: str, sent: str, received: str) -> None:

@@ -73,6 +73,8 @@ class Arrivals:
         incoming = self._resume(header, offset, round, exchange)
         try:
             received = await receive(pieces, incoming, keep=False, pool=self.pool)
+        except TimeoutError:  # the peer fell silent, which is an OSError, too: what came can be gone on from
+            raise
         except (HoldfastError, OSError):  # it is not good, or there is no room
             self._drop()
             raise

@@ -110,11 +110,13 @@ def sign_request(folder: Path, path: Path, members: list[str], days: float, *, r
     request = check_request(folder, path, members, replace=replace)
     name, authority = request.name, parse_certificate((folder / "ca.crt").read_bytes(), folder / "ca.crt")
     uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    key = own_key(folder / "ca.key")
     certificate = (
         _builder(_name(name), authority.subject, request.key, days, signs=False)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-        .sign(own_key(folder / "ca.key"), hashes.SHA256())
+        .add_extension(_key_of(authority, key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
     )
     target = folder / f"{name}.crt"
     write_atomic(target, certificate.public_bytes(PEM))
@@ -134,6 +136,15 @@ def make_certificates(folder: Path, federation: str, members: list[str], days: f
         request = make_request(folder, name)
         sign_request(folder, request, members, days)
         request.unlink()
+
+
+def _key_of(authority: x509.Certificate, public: ec.EllipticCurvePublicKey) -> x509.AuthorityKeyIdentifier:
+    """Which key signs. Strict checks of certificates, which Python makes from 3.13 on, ask for it."""
+    try:
+        named = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    except x509.ExtensionNotFound:  # an authority that was not made by holdfast
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(public)
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(named.value)
 
 
 def _name(text: str) -> x509.Name:

@@ -43,9 +43,22 @@ class Credentials:
     version: int = 0  # how often something has changed since
 
     def for_server(self) -> Any:
-        """Clients must show a certificate of an authority; each handshake takes what is there by then."""
+        """Clients must show a certificate of an authority; each handshake takes what is there by then.
+
+        gRPC asks in every handshake whether the certificates have changed. It must be told so only when they
+        have: while it replaces them, another handshake may still read what it frees, and the process crashes.
+        """
+        served_version = self.version
+
+        def changed() -> Any:
+            nonlocal served_version
+            if served_version == self.version:
+                return None  # as before
+            served_version = self.version
+            return self._configuration()
+
         served = grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._configuration, require_client_authentication=True
+            self._configuration(), changed, require_client_authentication=True
         )
         SERVED.append(served)
         return served
@@ -127,8 +140,12 @@ def load_credentials(folder: Path, name: str, coordinator: str | None = None) ->
     for path, pem in ((authority, found.authority), *((bound[other], found.bound[other]) for other in bound)):
         parse_certificate(pem, path)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if not begin <= datetime.now(UTC) <= end:
-        raise HoldfastError(f"{own} is not valid now, but until {end:%Y-%m-%d %H:%M} UTC")
+    if not begin <= (now := datetime.now(UTC)) <= end:
+        advice = "set the clock" if now < begin else "renew it with 'holdfast federation csr' and 'sign'"
+        raise HoldfastError(
+            f"{own} is not valid now: it is so from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC, and "
+            f"the clock of this machine says {now:%Y-%m-%d %H:%M}; {advice}"
+        )
     if subject_names(certificate) != [name]:
         raise HoldfastError(f"{own} is for {subject_names(certificate)}, not for {name!r}")
     if not _issued(certificate, found.authority_of(name)):

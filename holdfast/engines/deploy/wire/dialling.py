@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ async def look(federation: Federation, peer: str, credentials: Credentials | Non
         shown = await see_certificate(host.strip("[]"), int(port), peer, credentials)
     except ssl.SSLCertVerificationError:
         raise Unreachable(f"{NO_ANSWER} (certificate)") from None
+    except socket.gaierror:
+        raise Unreachable(f"{NO_ANSWER} (its host name is not known)") from None
     except (OSError, EOFError):
         raise Unreachable(NO_ANSWER) from None
     try:

@@ -1,7 +1,8 @@
-"""Connections without a member behind them: of too many, the oldest have to go, so that members get in.
+"""Too many connections of one member, or without a member: the oldest have to go, so that others get in.
 
-gRPC bounds how many connections there are and how long a handshake takes, but not how many one address may
-hold, nor which ones make room. It has no hook for that, so the open files of this process are looked through.
+gRPC bounds how many connections there are and how long a handshake takes, but not how many one address or
+member may hold, nor which ones make room. It has no hook for that, so the open files of this process are
+looked through.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import socket
 import stat
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from urllib.parse import unquote
 from holdfast.engines.deploy.ops.events import Events
 
 MOST_FROM_ONE_ADDRESS = 32  # connections on which nobody has asked anything with a certificate yet
+MOST_OF_ONE_MEMBER = 32  # connections of its processes, and of people who ask in its name
 CALM, BUSY = 1.0, 0.1  # seconds between two looks
 
 Place = tuple[str, int]  # the other end: address and port
@@ -33,13 +36,16 @@ class Doorkeeper:
     most: int
     events: Events
     port: int = 0  # not known yet
-    members: set[Place] = field(default_factory=set)
+    members: dict[Place, str] = field(default_factory=dict)  # whose each is; where a call began last is last
     strangers: list[Place] = field(default_factory=list)  # the oldest first
+    # What a call's certificate says; None: nothing that could be a member's name, "": there are none at all.
+    name_of: Callable[[Any], str | None] = lambda _: ""
 
-    def welcome(self, peer: str) -> None:
-        """Whoever calls as ``peer``, in gRPC's notation, has shown a certificate."""
-        if (place := _place_of(peer)) is not None:
-            self.members.add(place)
+    def welcome(self, peer: str, name: str | None) -> None:
+        """Whoever calls as ``peer``, in gRPC's notation, has shown a certificate in that name."""
+        if name is not None and (place := _place_of(peer)) is not None:
+            self.members.pop(place, None)
+            self.members[place] = name
 
     def drop(self, peer: str) -> None:
         """Ends the connection of whoever calls as ``peer``, in gRPC's notation."""
@@ -53,7 +59,7 @@ class Doorkeeper:
         """``answer``, a gRPC handler, after whose first call its caller is no stranger."""
 
         async def call(frames: Any, context: Any) -> bytes:
-            self.welcome(context.peer())
+            self.welcome(context.peer(), self.name_of(context))
             return await answer(frames, context)
 
         return call
@@ -62,7 +68,7 @@ class Doorkeeper:
         """``seen`` for a handler whose answer is a stream."""
 
         async def call(frames: Any, context: Any) -> AsyncIterator[bytes]:
-            self.welcome(context.peer())
+            self.welcome(context.peer(), self.name_of(context))
             async with aclosing(answer(frames, context)) as answers:
                 async for frame in answers:
                     yield frame
@@ -80,22 +86,36 @@ class Doorkeeper:
             await asyncio.sleep(max(BUSY if dropped else CALM, 10 * took))
 
     def look(self) -> int:
-        """Ends connections of strangers where there are too many; how many."""
+        """Ends connections where a member, or strangers, have too many; how many."""
         present = {place for place, _ in self._connections()}
-        self.members &= present
-        unknown = present - self.members
+        self.members = {place: name for place, name in self.members.items() if place in present}
+        unknown = present - self.members.keys()
         kept = [place for place in self.strangers if place in unknown]
         self.strangers = kept + sorted(unknown.difference(kept))
-        surplus = self._surplus()
-        if surplus:
+        surplus, crowd = self._surplus(), self._crowd()
+        if surplus or crowd:
             for place, connection in self._connections():
-                if place in surplus:
+                if place in surplus or place in crowd:
                     with suppress(OSError):  # it has just ended
                         connection.shutdown(socket.SHUT_RDWR)
+        if surplus:
             address = next(iter(surplus))[0]
             reason = "too many without a certificate: the oldest were closed"
             self.events.complain("idle connections", peer=address, reason=reason)
-        return len(surplus)
+        for name in set(crowd.values()):
+            reason = f"more than {MOST_OF_ONE_MEMBER}: the ones unused for longest were closed"
+            self.events.complain("too many connections", peer=name, reason=reason)
+        return len(surplus) + len(crowd)
+
+    def _crowd(self) -> dict[Place, str]:
+        """Of members that have too many connections, those that were unused for longest, with the name."""
+        count: Counter[str] = Counter()
+        crowd = {}
+        for place, name in reversed(self.members.items()):
+            count[name] += 1
+            if name and count[name] > MOST_OF_ONE_MEMBER:
+                crowd[place] = name
+        return crowd
 
     def _surplus(self) -> set[Place]:
         """The oldest strangers: of each address, and in all."""

@@ -13,10 +13,10 @@ import grpc
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.incarnations import MixedRunsError
-from holdfast.engines.deploy.storage.tally import ForgedError
+from holdfast.engines.deploy.storage.tally import ForgedError, PutBackError
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.doorkeeper import Doorkeeper
-from holdfast.engines.deploy.wire.listening import caller_name
+from holdfast.engines.deploy.wire.listening import caller_name, shown_by
 from holdfast.engines.deploy.wire.protocol import FOR_GOOD, FORGED
 
 Code = grpc.StatusCode
@@ -56,7 +56,7 @@ class Gate:
         if self.calls[who] >= MOST_CALLS:
             await self._refuse(context, who, Code.RESOURCE_EXHAUSTED, "too many calls at a time")
         self.calls[who] += 1
-        shown = b"".join(context.auth_context().get("x509_pem_cert", [])) if self.secure else b""
+        shown = shown_by(context) if self.secure else b""
         call = (who, shown, context.peer())
         self._under_way[call] += 1
         try:
@@ -69,6 +69,11 @@ class Gate:
                 code = FORGED if isinstance(error, ForgedError) else FOR_GOOD
                 await self._refuse(context, who, code, str(error))
             finally:  # after the answer is on its way
+                self.give_up(error)
+        except PutBackError as error:  # this end stops; the other waits for it
+            try:
+                await self._refuse(context, who, Code.FAILED_PRECONDITION, str(error))
+            finally:
                 self.give_up(error)
         except HoldfastError as error:
             await self._refuse(context, who, Code.INVALID_ARGUMENT, str(error))

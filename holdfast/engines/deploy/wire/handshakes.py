@@ -2,6 +2,8 @@
 
 gRPC for Python has no hook for that, takes no socket that we have accepted, and writes its log to file
 descriptor 2 alone. So the commands that run a member or a relay, and nothing else, read that descriptor.
+The other way, a TLS listener of our own in front of gRPC, would double what sending costs: see "Choices" in
+docs/reference/wire.md.
 """
 
 from __future__ import annotations

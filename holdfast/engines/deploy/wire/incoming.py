@@ -15,13 +15,13 @@ import numpy as np
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import settle
+from holdfast.engines.deploy.storage.compression import expand
 from holdfast.engines.deploy.storage.messages import (
     CHUNK,
     Header,
     MessageFile,
     TensorSpec,
     begin,
-    expand,
     numpy_type,
     put,
     require_finite,
@@ -76,7 +76,11 @@ class Incoming:
         self.got, self.hash, self.squares = 0, hashlib.sha256(), 0.0
         self.temporary = path.with_name(f".{path.name}.{id(self):x}.partial")
         self.file = self.temporary.open("wb", buffering=0)
-        begin(self.file, header)
+        try:
+            begin(self.file, header)
+        except OSError:  # no room: it is tried again, into another file
+            self.discard()
+            raise
 
     def take(self, frame: bytes) -> None:
         """The next piece."""

@@ -81,6 +81,7 @@ class Connection:
         self._introduced = False
         self._shown: bytes | None = None  # the peer's certificate
         self._dialled = -1  # version of our credentials when we last looked at it; -1: look again
+        self._dialling = asyncio.Lock()  # else the second of two closes the channel that the first has opened
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
@@ -102,14 +103,17 @@ class Connection:
 
     async def _dial(self) -> None:
         """Looks at who answers at the peer's address, unless the connection is known to be good."""
-        version = self.credentials.version if self.credentials else 0
-        if self._relayed or self._dialled == version:  # through a relay, its card says who it is
+        if self._relayed:  # its card says who it is
             return
-        shown = await look(self.federation, self.peer, self.credentials)
-        if shown != self._shown or version:
-            await self.channel.close()
-            self.channel = open_channel(self.federation, self.peer, self.credentials, shown)
-        self._shown, self._dialled = shown, version
+        async with self._dialling:
+            version = self.credentials.version if self.credentials else 0
+            if self._dialled == version:
+                return
+            shown = await look(self.federation, self.peer, self.credentials)
+            if shown != self._shown or version:
+                await self.channel.close()
+                self.channel = open_channel(self.federation, self.peer, self.credentials, shown)
+            self._shown, self._dialled = shown, version
 
     def drop_if_revoked(self) -> None:
         """Ends what is under way with a peer whose certificate holds no longer."""
@@ -168,6 +172,7 @@ class Connection:
             try:
                 answer = parse(Answer, await call)
             except grpc.aio.AioRpcError:  # is our own file as it was written?
+                self._introduced = False  # and the server where it was? It may have been put back
                 await asyncio.get_running_loop().run_in_executor(self.arrivals.pool, message.verify)
                 raise
             self._raise_if_left_out(answer, message.header.round)
@@ -182,7 +187,8 @@ class Connection:
         return bytes(await call(question, metadata=self.metadata, timeout=SILENCE))
 
     def _raise_if_left_out(self, answer: Answer, round: int) -> None:
-        if answer.active is False and self.federation.round is not None:
+        may_be = self.federation.round is not None or self.federation.secret_cohorts
+        if answer.active is False and may_be:
             raise LeftOut(round, answer.round)
 
     async def status(self, timeout: float) -> dict[str, Any]:

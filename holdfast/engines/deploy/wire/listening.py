@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
 import grpc
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import TRY_LATER, HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.scarcity import raise_file_limit
@@ -21,6 +23,7 @@ from holdfast.engines.deploy.wire.tls import speaks_tls_1_2
 
 Frames = AsyncIterator[bytes]
 
+STREAMS = 32  # calls of one connection: each may hold some pieces in memory
 HANDSHAKE = 10.0  # seconds in which a caller has to prove who it is
 
 
@@ -33,17 +36,21 @@ async def serve(
     events: Events,
     service: str = SERVICE,
     streaming: str = "Fetch",
+    streams: int = STREAMS,
 ) -> tuple[Any, int, Doorkeeper]:
     """Lets others ask on ``address``: ``fetch`` and ``answers``, by name; the server, its port, its door.
 
-    There are at most ``most`` connections, and at most half of the files that the process may open.
+    There are at most ``most`` connections, with ``streams`` calls each, and at most half of the files that
+    the process may open.
     """
     most = min(raise_file_limit() // 2, most)
     limits = [
         ("grpc.max_allowed_incoming_connections", most),
         ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)),
+        ("grpc.max_concurrent_streams", streams),
     ]
-    server, door = grpc.aio.server(options=[*CONNECTION, *limits]), Doorkeeper(most // 2, events)
+    server = grpc.aio.server(options=[*CONNECTION, *limits])
+    door = Doorkeeper(most // 2, events, name_of=_certified_name)
     # All as streams: gRPC refuses frames above its limit by itself, which only a stream gets to know.
     handlers = {
         name: grpc.stream_unary_rpc_method_handler(door.seen(answer)) for name, answer in answers.items()
@@ -58,7 +65,7 @@ async def serve(
     except RuntimeError:
         port = 0
     if port == 0:
-        raise HoldfastError(f"cannot listen on {address}: is the port taken, or the address not ours?")
+        raise _why_not(address)
     await server.start()
     host = address.rpartition(":")[0].strip("[]")
     trial = "localhost" if host in ("::", "0.0.0.0") else host
@@ -68,6 +75,28 @@ async def serve(
             "gRPC was loaded first and would accept TLS 1.2; import holdfast.engines.deploy.wire before it"
         )
     return server, port, door
+
+
+class PortTakenError(HoldfastError):
+    """Another process listens there, perhaps the one before that is about to end."""
+
+    exit_code = TRY_LATER
+
+
+def _why_not(address: str) -> HoldfastError:
+    """Why nobody can listen on ``address``, which gRPC does not tell."""
+    host, _, port = address.rpartition(":")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host.strip("[]"), int(port)), family=family):
+            return PortTakenError(f"cannot listen on {address}: the port was taken until just now; try again")
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return PortTakenError(
+                f"cannot listen on {address}: the port is taken; stop the program that has it, or listen "
+                "elsewhere with --listen"
+            )
+        return HoldfastError(f"cannot listen on {address} ({error.strerror}): give another with --listen")
 
 
 # --- who calls -------------------------------------------------------------------------------------------
@@ -81,11 +110,21 @@ def caller_name(context: Any, secure: bool) -> str:
     return str(names[0].decode(errors="replace")) if len(names) == 1 else ""
 
 
+def _certified_name(context: Any) -> str | None:
+    """For ``Doorkeeper.name_of``."""
+    return (caller_name(context, secure=True) or None) if shown_by(context) else ""
+
+
 def caller(context: Any, secure: bool) -> dict[str, str]:
     """Who calls, for the audit log: its name, its address, and the serial number of its certificate."""
     about = {"peer": caller_name(context, secure), "address": unquote(context.peer())}
     pem = context.auth_context().get("x509_pem_cert", [])
     return about | ({"serial": serial_of(pem[0])} if pem else {})
+
+
+def shown_by(context: Any) -> bytes:
+    """The caller's certificate, in PEM; b"" if it has none."""
+    return b"".join(context.auth_context().get("x509_pem_cert", []))
 
 
 def metadata(context: Any, wanted: str) -> str:

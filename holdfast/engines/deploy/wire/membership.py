@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Literal
 
 import grpc
@@ -66,7 +67,9 @@ async def ask(channel: Any, name: str, word: Word, secure: bool, timeout: float)
 
 
 def _document(federation: str, ballot: Ballot, epoch: Epoch) -> bytes:
-    return f"holdfast vote {federation} {ballot[0]} {ballot[1]} {epoch.digest}".encode()
+    """All of ``epoch``, also its order, and addresses that the order gives."""
+    whole = hashlib.sha256(epoch.model_dump_json().encode()).hexdigest()
+    return f"holdfast vote {federation} {ballot[0]} {ballot[1]} {whole}".encode()
 
 
 def sign_vote(credentials: Credentials | None, federation: str, ballot: Ballot, epoch: Epoch) -> Signed:

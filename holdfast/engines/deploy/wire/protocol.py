@@ -32,7 +32,6 @@ CONNECTION = [
     ("grpc.max_receive_message_length", LARGEST_FRAME),
     ("grpc.max_send_message_length", LARGEST_FRAME),
     ("grpc.max_metadata_size", 16384),
-    ("grpc.max_concurrent_streams", 32),  # of one connection: each may hold some pieces in memory
     ("grpc.keepalive_time_ms", 30_000),  # a long local phase is no reason to drop a connection
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -92,7 +91,8 @@ class Answer(BaseModel):
     round: Number  # where the one who answers is
     header: Header | None = None  # of the message that follows; None: not yet
     offset: Bytes = 0  # from where on it follows
-    # Whether a sporadic link took part; None: not decided yet. Of a server, False: see ``LeftOut``.
+    # Whether a sporadic link took part; None: not decided yet. Of a server, False: see ``LeftOut``,
+    # and True, without a header: see ``Counted``.
     active: bool | None = None
     received: bool = False  # a message to the server is safe there
     passed: list[Passed] = Field(default=[], max_length=KEPT)  # as the one who answers saw it

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import grpc
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.federation import SLOWEST, Federation
+from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.audit import Head
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.own_model import describe_identity
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import CHUNK, DamagedError, Header, MessageFile, parse
 from holdfast.engines.deploy.storage.outbox import Outbox
-from holdfast.engines.deploy.storage.store import START_ANEW, Store, message_key, message_name
-from holdfast.engines.deploy.storage.tally import Tally
+from holdfast.engines.deploy.storage.store import Store, message_key
+from holdfast.engines.deploy.storage.tally import PutBackError, Tally
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.gate import Gate, RefusedError
-from holdfast.engines.deploy.wire.incoming import Incoming, check_header, receive
+from holdfast.engines.deploy.wire.incoming import check_header
 from holdfast.engines.deploy.wire.listening import (
     Frames,
     caller,
@@ -37,32 +39,17 @@ from holdfast.engines.deploy.wire.protocol import (
     FOR_GOOD,
     MODEL_KEY,
     PATIENCE,
-    SILENCE,
     Answer,
     Ask,
     audit_message,
 )
 from holdfast.engines.deploy.wire.revocations import Heard, list_for, take_over
+from holdfast.engines.deploy.wire.submissions import Intake, Submissions
 
 Code = grpc.StatusCode
 
+REPEATS, LATER = 30, 1.0  # how often a member is sent a message at once; seconds that it waits from then on
 MOST_STRANGERS = 4096  # connections without a member, at most half of what the process may open
-
-
-class Submissions(Protocol):
-    """A server's view of its clients' messages."""
-
-    def admit(self, header: Header) -> bool:
-        """Whether the message is still needed; raises if it never was."""
-
-    def arrived(self, header: Header, norm: float | None = None) -> None:
-        """The message, of that norm, is in the inbox, for good unless its sender was left out meanwhile."""
-
-    def left_out(self, sender: str, round: int) -> bool:
-        """Whether the round is decided without ``sender``, see ``Quorum``."""
-
-    def counted(self, sender: str, round: int, exchange: int) -> bool:
-        """Whether the round is over without what ``sender`` would say next, and its message counted."""
 
 
 @dataclass
@@ -90,12 +77,13 @@ class Service:
     released: dict[str, int] = field(default_factory=dict)  # before which each member will ask for nothing
     fetched: dict[str, int] = field(default_factory=dict)  # the last round that each member has fetched
     served: dict[str, Path] = field(default_factory=dict)  # the last message that each member was sent
-    submitting: dict[str, asyncio.Timeout] = field(default_factory=dict)  # what each member is sending
 
     def __post_init__(self) -> None:
         self.gate = Gate({member.name for member in self.federation.members}, self.events, self.give_up)
         self.pool = ThreadPoolExecutor(2, "checking")
+        self.intake = Intake(self.federation, self.store.inbox, self.dependencies, self.pool)
         self._keeping: asyncio.Task[None] | None = None
+        self._sent: WeakKeyDictionary[MessageFile, Counter[str]] = WeakKeyDictionary()  # how often, to whom
 
     @property
     def answers(self) -> dict[str, Callable[[Any, Any], Awaitable[bytes]]]:
@@ -143,6 +131,9 @@ class Service:
             if message is None:
                 yield self._answer(who)
                 return
+            if self.submissions is not None and self.submissions.left_out(who, ask.round):  # meanwhile
+                yield self._answer(who, active=False)
+                return
             if self.served.get(who) == message.path:  # it did not arrive well: is the file as it was written?
                 await self._verify(message)
             self.served[who] = message.path
@@ -152,6 +143,7 @@ class Service:
             header = message.header
             resumes = ask.content == header.content and ask.offset < header.size and ask.offset % CHUNK == 0
             offset = ask.offset if resumes else 0
+            await self._slow_down(who, message)
             self._passed("sent", header, context)  # nothing leaves without a line
             yield self._answer(who, header=header, offset=offset)
             for frame in message.frames(self.federation.compression == "lossless", offset):
@@ -199,37 +191,12 @@ class Service:
             )
             self._saw(who, header.round)
             if not self.submissions.left_out(who, header.round) and self.submissions.admit(header):
-                norm = await self._take_in(who, header, frames)
+                norm = await self.intake.take(header, frames)
                 self._passed("received", header, context)
                 self.submissions.arrived(header, norm)
                 self.outbox.wake()
             left_out = self.submissions.left_out(who, header.round)
             return self._answer(who, received=True, active=False if left_out else None)
-
-    async def _take_in(self, who: str, header: Header, frames: Frames) -> float:
-        """The rest of a client's message, into the inbox: its norm. A newer one ends this one."""
-        path = self.store.inbox / message_name(header.round, header.exchange, who)
-        squeezed = self.federation.compression == "lossless"
-        before = self.submitting.get(who)
-        if before is not None and not before.expired():  # its connection broke, and we have not noticed
-            before.reschedule(0.0)
-        async with asyncio.timeout(SILENCE + header.size / SLOWEST) as until:
-            self.submitting[who] = until
-            try:
-                incoming = Incoming(header, path, squeezed)
-                try:
-                    message = await receive(frames, incoming, keep=True, pool=self.pool)
-                finally:
-                    incoming.discard()
-            finally:
-                if self.submitting[who] is until:
-                    del self.submitting[who]
-        try:
-            self.dependencies.add(header.depends_on)
-        except HoldfastError:
-            path.unlink(missing_ok=True)
-            raise
-        return message.norm
 
     async def revocations(self, frames: Frames, context: Any) -> bytes:
         """Who has the newer list of revoked certificates gives it to the other."""
@@ -271,6 +238,7 @@ class Service:
             raise RefusedError(Code.PERMISSION_DENIED, "not a neighbour")
         self.dependencies.check(ask.depends_on)
         self.tally.compare(who, ask.passed)
+        self.tally.require_newest(who, ask.passed)
         self._saw(who, ask.round)
         self.outbox.raise_floor(who, min(ask.round, self.current_round() + 1))
         return ask
@@ -288,12 +256,15 @@ class Service:
     def _refuse_if_gone(self, who: str, ask: Ask, now: int) -> None:
         """What is not here of a round before ``now`` will never be: the asker was put back too far."""
         if ask.round < now and ask.round not in self.outbox.lost:  # what is lost is computed again
-            raise RefusedError(
-                FOR_GOOD,
-                f"round {ask.round} is over: {self.name} is at round {now} and has no message of it left, so "
-                f"that {who} cannot catch up: put back its newest folder, roll everybody back (holdfast "
-                f"federation rollback), or {START_ANEW}",
-            )
+            why = f"round {ask.round} is over, {self.name} is at round {now} and has no message of it left"
+            raise RefusedError(FOR_GOOD, str(PutBackError(who, why)))
+
+    async def _slow_down(self, who: str, message: MessageFile) -> None:
+        """Whoever asks for the same message again and again must not fill our disk with lines about it."""
+        sent = self._sent.setdefault(message, Counter())
+        sent[who] += 1
+        if sent[who] > REPEATS:
+            await asyncio.sleep(LATER)
 
     async def _verify(self, message: MessageFile) -> None:
         """Refuses a message that is damaged on our disk, and has it computed again."""

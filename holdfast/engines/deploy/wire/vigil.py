@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.ops.events import Events
@@ -20,6 +21,7 @@ async def watch_certificates(
 ) -> None:
     """Takes up new files and calls ``changed`` then; warns of a certificate that expires soon. Never ends."""
     warned = -math.inf
+    _warn_of_open_keys(credentials, events)
     while True:
         try:
             if credentials.refresh(coordinator):
@@ -33,3 +35,11 @@ async def watch_certificates(
             advice = "renew it with 'holdfast federation csr' and 'sign'"
             events.log("certificate expires soon", "warning", days=round(left, 1), reason=advice)
         await asyncio.sleep(WATCH)
+
+
+def _warn_of_open_keys(credentials: Credentials, events: Events) -> None:
+    """Whoever reads a key is that member. Not refused: where secrets are mounted, modes may mean little."""
+    for path in sorted(credentials.folder.glob("*.key")) if credentials.folder is not None else []:
+        with suppress(OSError):  # gone meanwhile
+            if path.stat().st_mode & 0o077:
+                events.log("a key is not private", "warning", reason=f"others can read it: chmod 600 {path}")

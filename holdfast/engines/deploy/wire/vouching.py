@@ -24,8 +24,7 @@ def check_signature(
 ) -> None:
     """Raises a ``ValueError`` unless ``certificate`` (PEM) is the member ``name``'s, and signed ``text``.
 
-    A certificate that is revoked, or by an authority that does not vouch for the member, is refused with a
-    ``HoldfastError``.
+    So it does for one that is revoked, or by an authority that does not vouch for the member.
     """
     try:
         own = x509.load_pem_x509_certificate(certificate)

@@ -14,7 +14,7 @@ from holdfast.engines.deploy.wire.dialling import open_channel
 from holdfast.engines.deploy.wire.membership import Reply, Word, ask
 
 
-class Reach:
+class MembershipLinks:
     """The ways from ``name`` to all who are, were, or are to become members; it runs on the event loop."""
 
     def __init__(self, file: Federation, name: str, credentials: Credentials | None, events: Events) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.member.base import Member
+    from holdfast.engines.deploy.member.server import Server
 
 
 def status_of(member: Member) -> dict[str, Any]:
@@ -37,6 +38,29 @@ def status_of(member: Member) -> dict[str, Any]:
         "certificate_days": days,
         "metrics": shared,
     }
+
+
+def status_of_server(server: Server) -> dict[str, Any]:
+    """Where the clients are, and what was spent of a privacy budget of whole nodes."""
+    now, rounds = server.network.loop.time(), server.federation.rounds
+    clients = {
+        name: {"round": min(max(stage - 1, 0), rounds), "seconds_ago": round(now - when, 1)}
+        for name, (when, stage) in dict(server.service.seen).items()
+    }
+    spent = {} if server.privacy is None else {"epsilon": round(server.privacy.releases.epsilon, 4)}
+    return {"clients": clients, **spent}
+
+
+def hidden_from_others(server: Server) -> dict[str, Any]:
+    """What stands in the place of all that depends on private messages, or on who is in a secret cohort."""
+    if server.privacy is None:
+        return {}
+    hidden: dict[str, Any] = {"messages": {}, "last_error": ""}
+    if server.federation.secret_cohorts:
+        counts = ("payload_bytes", "wire_bytes_sent", "wire_bytes_received", "retries", "waiting_seconds")
+        hidden |= {"phase": server.phase, "refused": {}, "peers": {}, "clients": {}}
+        hidden |= dict.fromkeys(counts, 0)
+    return hidden
 
 
 def _peers(member: Member) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -38,14 +38,19 @@ class Due:
 class Schedule:
     """The exchanges of a run with models like ``model``.
 
-    A method with a state on the server exchanges once in each round, with the round's cohort. A method
-    without a leader may exchange several times in a round, or not at all, with everybody.
+    ``secret``: (round) -> the numbers of its clients, where only the server knows them.
+
+    A method with a state on the server exchanges once in each round, with the round's cohort, or with secure
+    aggregation once in each of its phases. A method without a leader may exchange several times in a round,
+    or not at all, with everybody.
     """
 
-    def __init__(self, federation: Federation, model: FlatModel) -> None:
-        self.federation, self.last = federation, federation.last_stage
+    def __init__(
+        self, federation: Federation, model: FlatModel, secret: Callable[[int], list[int]] | None = None
+    ) -> None:
+        self.federation, self.last, self.secret = federation, federation.last_stage, secret
         self.statistics, dim = statistics_like(federation, model), model.dim
-        self.leads = isinstance(federation.method, ServerAlgorithm)
+        self.leads = isinstance(federation.member_method, ServerAlgorithm)
         of_clients = self._of_clients(client_template(federation, dim)) if self.leads else []
 
         @lru_cache(2)
@@ -95,5 +100,11 @@ class Schedule:
         names, round = self.federation.names, max(stage - 1, 0)
         if stage > self.federation.rounds:
             return names
+        if self.secret is not None:
+            return [names[i] for i in self.secret(round)]
         chosen = cohort(self.federation.seed, round, len(names), self.federation.cohort)
         return [names[i] for i in chosen.tolist()]
+
+    def asked(self, name: str, stage: int) -> bool:
+        """Whether ``name`` takes part in a round; in what is no round, everybody does."""
+        return not 1 <= stage <= self.federation.rounds or name in self._senders(stage)

@@ -12,7 +12,7 @@ from holdfast.contract import ServerAlgorithm
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.carrier import apart, carried
 from holdfast.engines.deploy.member.aggregating import aggregate
-from holdfast.engines.deploy.member.joining import forget_epoch_before, starting_model
+from holdfast.engines.deploy.member.epoch_start import forget_epoch_before, starting_model
 from holdfast.engines.deploy.member.template import channel_slots
 from holdfast.engines.deploy.storage.results import write_model
 from holdfast.problem.statistics import from_moments
@@ -47,12 +47,18 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
         carrier.check()
         published = server.publish(server.header(0, sent.wire), sent.wire)
         if federation.secure_aggregation is None:
-            mean, takers = server.mean(channel), server.takers()
+            size = federation.cohort if federation.secret_cohorts else None
+            mean, takers = server.mean(channel, size), server.takers()
         else:
-            mean, takers = aggregate(server)
+            mean, takers = aggregate(server, published.header)
         arrived = tree_map(lambda t: t.squeeze(0), mean)
-        mean, memory = channel.gather(arrived, memory, len(takers) / nodes)
-        state = now.server(state, mean, len(takers) / nodes)
+        share = (federation.cohort if federation.secret_cohorts else len(takers)) / nodes
+        mean, memory = channel.gather(arrived, memory, share)
+        if server.privacy is not None:
+            server.privacy.releases.begin(str(r))
+        state = now.server(state, mean, share)
+        if server.privacy is not None:
+            server.insist(partial(server.privacy.charge, r, takers))
         server.costs.traffic.count(len(takers), sent.message, sent.wire)
         for name in takers:
             came = [server.arrivals[r + 1, server.schedule.message][name].content]

@@ -1,4 +1,4 @@
-"""The ways from one member to the others: dialled directly, or through the relay."""
+"""One member's connections to the others: dialled directly, or through the relay."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from holdfast.engines.deploy.wire.service import Service
 from holdfast.engines.deploy.wire.sharing import share_revocations
 
 SHARING = 30.0  # seconds between two looks at others' lists of revoked certificates
+SHARE_AGAIN = 1.0  # likewise, after somebody could not be reached; twice as long every time
 
 
-class Ways:
+class Connections:
     """One member's connections, each opened when it is first needed. All of it runs on the event loop."""
 
     def __init__(
@@ -46,7 +47,7 @@ class Ways:
         self.turn = asyncio.Event()  # there is a new list of revoked certificates
 
     def to(self, peer: str) -> Connection:
-        """The way to ``peer``."""
+        """The connection to ``peer``."""
         if peer not in self.links:
             self.links[peer] = Connection(
                 self.federation,
@@ -83,10 +84,14 @@ class Ways:
 
         A list that comes in is written down. ``watch_certificates`` takes it up, and calls for another turn.
         """
+        again = SHARE_AGAIN
         while True:
-            await asyncio.gather(*map(share_revocations, list(self.links.values())))
+            reached = await asyncio.gather(*map(share_revocations, list(self.links.values())))
+            pause, again = again, min(2 * again, SHARING)
+            if reached and all(reached):
+                pause, again = SHARING, SHARE_AGAIN
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.turn.wait(), SHARING)
+                await asyncio.wait_for(self.turn.wait(), pause)
             self.turn.clear()
 
     def drop_revoked(self) -> None:

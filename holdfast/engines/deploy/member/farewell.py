@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.engines.deploy.member.node import Node
 
 
-def part(node: Node) -> None:
+def take_leave(node: Node) -> None:
     """Stays until nobody needs the node any more: all neighbours have finished, too, and know of it."""
     node.stage = node.federation.last_stage
     farewell = node.publish(node.header(0, ()), ())

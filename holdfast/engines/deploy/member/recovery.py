@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.engines.deploy.storage.messages import BeyondRepairError, DamagedError
+from holdfast.engines.deploy.storage.store import FolderGoneError
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.member.base import Member
 
 T = TypeVar("T")
+
+WATCH = 1.0  # seconds between two looks at the folder
 
 
 def recovering(member: Member, run: Callable[[], T], restore: Callable[[], None]) -> T:
@@ -19,6 +23,9 @@ def recovering(member: Member, run: Callable[[], T], restore: Callable[[], None]
     while True:
         try:
             return run()
+        except OSError:
+            member.store.require_folder()
+            raise
         except DamagedError as error:
             if str(error) in damage:
                 raise BeyondRepairError(f"{error} again, after it was written anew: check the disk") from None
@@ -29,3 +36,14 @@ def recovering(member: Member, run: Callable[[], T], restore: Callable[[], None]
             for link in member.links.values():
                 link.bytes_sent = link.bytes_received = 0
             member.insist(restore)
+
+
+async def watch_folder(member: Member) -> None:
+    """Ends the member where its folder is taken away: nothing that it goes on to do would be saved."""
+    while True:
+        await asyncio.sleep(WATCH)
+        try:
+            member.store.require_folder()
+        except FolderGoneError as error:
+            member.give_up(error)
+            return

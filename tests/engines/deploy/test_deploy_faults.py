@@ -1,0 +1,122 @@
+"""What an operator, a backup or another program does to a member: it is told by name, with what mends it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federation_runs import DeployedRun, Started, deploy, describe
+
+from holdfast.core.errors import DAMAGED, REFUSED, TRY_LATER, HoldfastError
+from holdfast.engines.deploy.member.waiting import Stopped
+from holdfast.experiments.federation import make_federation
+
+GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
+FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
+SERVER = {"network": {"topology": "server"}}
+
+
+class At(list[dict[str, Any]]):
+    """A log; when the member ``name`` has finished a round, something is done before it goes on."""
+
+    def __init__(self, name: str, what: dict[int, Callable[[], object]]) -> None:
+        super().__init__()
+        self.name, self.what = name, what  # by round, each once
+
+    def append(self, entry: dict[str, Any]) -> None:
+        super().append(entry)
+        if (entry["event"], entry["node"]) == ("round done", self.name):
+            self.what.pop(entry["round"], lambda: None)()
+
+
+def assert_same_models(run: DeployedRun, calm: Path) -> None:
+    assert not run.errors
+    for name in run.federation.names:
+        mine = (run.folder / name / "model.safetensors").read_bytes()
+        assert mine == (calm / name / "model.safetensors").read_bytes(), name
+
+
+def ended_by_fault(run: DeployedRun, started: Started, name: str) -> HoldfastError:
+    """Why ``name`` has ended, which nobody else has; then all are stopped."""
+    started.until(lambda: name in run.errors)
+    for member in run.members.values():
+        member.stop()
+    started.end()
+    error = run.errors.pop(name)
+    assert all(isinstance(other, Stopped) for other in run.errors.values()), run.errors
+    run.errors.clear()
+    assert isinstance(error, HoldfastError), error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "name"),
+    [pytest.param(GECL, {}, "b", id="a node"), pytest.param(FEDAVG, SERVER, "hub", id="a server")],
+)
+def test_a_folder_that_is_taken_away_is_missed_at_once(
+    algorithm: dict, changes: dict, name: str, tmp_path: Path
+) -> None:
+    raw = describe(algorithm, rounds=12, **changes)
+    deploy(raw, tmp_path / "calm")
+    run = DeployedRun(make_federation(raw, "test"), tmp_path / "run")
+    place, away = tmp_path / "run" / name, tmp_path / "away"
+    run.log = At(name, {4: lambda: place.rename(away)})
+    error = ended_by_fault(run, Started(run), name)
+    assert error.exit_code == DAMAGED
+    assert f"{place} was taken away" in str(error)
+    assert "federation replace" in str(error)
+    shutil.rmtree(place, ignore_errors=True)
+    away.rename(place)
+    run.log = []
+    assert_same_models(Started(run).end(), tmp_path / "calm")
+
+
+def test_a_server_from_an_old_backup_says_so(tmp_path: Path) -> None:
+    raw = describe(FEDAVG, rounds=16, **SERVER)
+    deploy(raw, tmp_path / "calm")
+    run = DeployedRun(make_federation(raw, "test"), tmp_path / "run")
+    hub, backup, newest = tmp_path / "run" / "hub", tmp_path / "backup", tmp_path / "newest"
+    run.log = At("hub", {3: lambda: shutil.copytree(hub, backup), 9: lambda: run.members["hub"].stop()})
+    started = Started(run)
+    started.threads["hub"].join()
+    run.members["hub"].close()
+    assert isinstance(run.errors.pop("hub"), Stopped)
+    hub.rename(newest)
+    backup.rename(hub)
+    started.start("hub")  # its clients have been there all the time
+    error = ended_by_fault(run, started, "hub")
+    assert error.exit_code == REFUSED
+    assert "hub was put back" in str(error)
+    assert "federation rollback" in str(error)
+    shutil.rmtree(hub)
+    newest.rename(hub)
+    assert_same_models(Started(run).end(), tmp_path / "calm")
+
+
+def test_a_port_that_somebody_else_has_is_free_later(tmp_path: Path) -> None:
+    raw = describe(GECL)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
+    host, _, port = raw["node"][0]["address"].rpartition(":")
+    with (
+        socket.create_server((host, int(port))),
+        pytest.raises(HoldfastError, match="port is taken") as taken,
+    ):
+        run.member("a")
+    assert taken.value.exit_code == TRY_LATER
+
+
+def test_a_name_that_does_not_resolve_is_told_from_a_member_that_is_down(tmp_path: Path) -> None:
+    raw = describe(GECL, limits={"wait": 0.5})
+    raw["node"][1]["address"] = "b.invalid:7001"
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
+    with run.member("a") as a:
+
+        async def ask() -> bool:  # connections belong to the event loop
+            return await a.connections.to("b").agreed(1, 0)
+
+        with pytest.raises(HoldfastError, match=r"waiting for b .*host name is not known"):
+            a.ask(ask)

@@ -43,9 +43,11 @@ def judged_by_seeds(margins: Sequence[np.ndarray], ours: str, needed: str) -> Fi
     """PASS if the mean over the seeds is positive of each of ``margins``, [seeds] each, and how sure that is.
 
     A margin is by how much a condition is met, such as own - rival. Seeds are paired: entry s of every margin
-    comes from seed s. How sure the verdict is, is said of the margin with the smallest mean.
+    comes from seed s. How sure the verdict is, is said of the margin with the smallest mean. What is not a
+    number, such as a ratio of two delays that are never reached, does not meet its condition.
     """
-    weakest = min(margins, key=lambda margin: float(margin.mean()))
+    known = [np.where(np.isnan(margin), -np.inf, margin) for margin in margins]
+    weakest = min(known, key=lambda margin: float(margin.mean()))
     return judged(bool(weakest.mean() > 0), ours, needed)._replace(sure=sureness(weakest))
 
 

@@ -22,6 +22,7 @@ from holdfast_papers.evidence import Evidence, MissingRunError, fitted_power
 PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.2  # inches
 FEW = 8  # values on a logarithmic axis that are all written out
 CHARACTERS = 14  # of a legend that fit into an inch
+SYMBOLS = {"local_steps": "K", "lr": "step", "start": "first step", "rho": "ρ"}  # of swept keys in a legend
 
 
 def draw(layout: Layout, evidence: Evidence) -> Figure:
@@ -48,7 +49,8 @@ def _expanded(panel: Panel, evidence: Evidence) -> Panel:
         return panel
     lines = [
         line._replace(
-            name=f"{line.name}, {panel.each} = {_tick(value)}", where={**line.where, panel.each: value}
+            name=f"{line.name}, {SYMBOLS.get(panel.each, panel.each)} = {_tick(value)}",
+            where={**line.where, panel.each: value},
         )
         for line in panel.lines
         for value in evidence.swept(panel.each, line.preset)
@@ -57,7 +59,11 @@ def _expanded(panel: Panel, evidence: Evidence) -> Panel:
 
 
 def _styles(before: Sequence[Panel], after: Sequence[Panel]) -> dict[str, Style]:
-    """A style for every name in the legend; lines that one of several was expanded into share its colour."""
+    """A style for every name in the legend.
+
+    Lines that one of several in a panel was expanded into share its colour; those of a single one have the
+    next that are free.
+    """
     styles: dict[str, Style] = {}
     origins = list(dict.fromkeys(line.name for panel in before for line in panel.lines))
     for original, panel in zip(before, after, strict=True):
@@ -65,7 +71,7 @@ def _styles(before: Sequence[Panel], after: Sequence[Panel]) -> dict[str, Style]
         for place, line in enumerate(panel.lines):
             origin = origins.index(original.lines[place // copies].name)
             dash = place % copies if copies > 1 else origin
-            colour = origin if len(origins) > 1 else dash
+            colour = origin if copies == 1 or len(original.lines) > 1 else len(styles)
             styles.setdefault(line.name, curve_style(colour, dash, colour))
     return styles
 

@@ -169,9 +169,9 @@ class Evidence:
 
 
 def mean_text(values: np.ndarray | Sequence[float], digits: int = 2, unit: str = "") -> str:
-    """Mean and sample standard deviation, such as ``82.91 ± 0.32 %``; a single value alone."""
+    """Mean and sample standard deviation, such as ``82.91 ± 0.32 %``; a single or an infinite value alone."""
     numbers = [float(value) for value in values]
-    spread = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    spread = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 and np.isfinite(numbers).all() else ""
     return f"{fmean(numbers):.{digits}f}{spread}{unit and ' '}{unit}"
 
 

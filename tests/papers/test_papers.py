@@ -89,6 +89,7 @@ def test_a_finished_run_is_not_repeated_and_a_changed_preset_is_run_anew(
     assert len(list(folder.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_seeds_that_were_run_one_by_one_are_joined(paper: Paper, tmp_path: Path) -> None:
     holdfast("paper", "run", "tiny/curves", "--scale", "full", "--runs-dir", "whole")
     one = holdfast("paper", "run", "tiny/curves", "--scale", "full", "--seed", 1)

@@ -126,13 +126,29 @@ def test_links_drawn_by_each_end_differ_in_nothing_else(tmp_path):
     experiment = PAPER.experiment("figure-2")
     printed, released = (
         Task(PAPER, experiment, preset, Circumstances("full", "cpu", None), tmp_path)
-        for preset in experiment.presets
+        for preset in experiment.presets[:2]
     )
     kept = {a["label"] if "label" in a else a["name"]: a for a in printed.raw["algorithm"]}
     assert set(kept) == set(METHODS)
     assert released.raw["algorithm"] == [kept[method] for method in LINKS_MATTER]
     assert released.raw["network"] == {**printed.raw["network"], "link_draws": "each-end"}
     assert released.raw["problem"] == printed.raw["problem"]
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("figure", ["figure-1", "figure-2"])
+def test_the_start_of_a_figure_differs_in_rounds_and_evaluations_only(figure, scale, tmp_path):
+    experiment = PAPER.experiment(figure)
+    whole, start = (
+        Task(PAPER, experiment, preset, Circumstances(scale, "cpu", None), tmp_path).raw
+        for preset in experiment.presets
+        if preset.file in (figure, f"{figure}-start")
+    )
+    assert all(algorithm in whole["algorithm"] for algorithm in start["algorithm"])
+    for raw in (whole, start):
+        for key in ("name", "rounds", "evaluate_every", "algorithm"):
+            del raw[key]
+    assert start == whole
 
 
 # --- Figs. 1 and 2 -----------------------------------------------------------------------------------------
@@ -143,6 +159,25 @@ def test_accuracy_is_the_mean_over_the_last_fifth(tmp_path):
     curve = Case("figure-1", "iid").curve(figure(tmp_path, ALIKE, ALIKE), "dgd")
     assert accuracy_at(curve, 100, "round") == pytest.approx([72])
     assert accuracy_at(curve, 51 * 50) == pytest.approx([36])  # raw delay of 51 a round
+
+
+def test_rounds_that_take_long_are_evaluated_in_between(tmp_path):
+    """DGD's start is recorded after 2 rounds too, far above the line from 0 to 5."""
+    e = figure(tmp_path, ALIKE, ALIKE)
+    early = rows(0.8, COSTS["dgd"])[:2]
+    between = {key: 0.4 * value for key, value in early[1].items()} | {"round": 2, "test_accuracy": 0.5}
+    jobs = [
+        job("dgd", 0, [early[0], between, early[1]], axes={"problem.partition": split})
+        for split in ("iid", "classes-per-node")
+    ]
+    start = load_record(write_run(tmp_path / "start", jobs, axes=("problem.partition",), metrics=METRICS))
+    case = Case("figure-1", "iid")
+    refined = case.curve(Evidence("full", {**e.runs, "figure-1-start": start}), "dgd")
+    assert list(refined.rounds[:3]) == [0, 2, 5]
+    assert accuracy_at(refined, 2, "round")[0] > 10 * accuracy_at(case.curve(e, "dgd"), 2, "round")[0]
+    assert list(refined.path("test_accuracy")[0, 2:]) == list(
+        case.curve(e, "dgd").path("test_accuracy")[0, 1:]
+    )
 
 
 @pytest.mark.parametrize(("dspodfl", "verdict"), [(0.8, Verdict.PASS), (0.05, Verdict.FAIL)])

@@ -231,8 +231,8 @@ def test_one_newton_step_is_exact():
 
 
 def test_the_theorems_hold_on_small_problems():
-    rows = [*theory.strongly_convex((10.0, 30.0)), *theory.convex((0.1, 0.03)), *theory.nonsmooth(30)]
-    for claim in theory.THEOREMS.claims:
+    rows = [*theory.strongly_convex((10.0, 30.0)), *theory.convex((0.1, 0.03)), *theory.nonsmooth(100)]
+    for claim in (theory.TABLE_1.claims[1], *theory.THEOREMS.claims):
         assert claim.check(Evidence("small", {}, rows)).verdict == PASS, claim.says
 
 
@@ -241,9 +241,10 @@ def test_the_theorems_hold_on_small_problems():
     [
         (theory.TABLE_1.claims[0], "rounds", lambda row: row.get("kappa", 1)),
         (theory.TABLE_1.claims[2], "rounds", lambda row: row.get("alpha", 1)),
-        (theory.THEOREMS.claims[0], "error_times_n", lambda row: 3),
-        (theory.THEOREMS.claims[1], "factor", lambda row: 1.2),
-        (theory.THEOREMS.claims[2], "gradient", lambda row: 1.01),
+        (theory.TABLE_1.claims[1], "error_times_n", lambda row: 3),
+        (theory.TABLE_1.claims[1], "left", lambda row: 30 if row["regime"] == theory.KINKS else 1),
+        (theory.THEOREMS.claims[0], "factor", lambda row: 1.2),
+        (theory.THEOREMS.claims[1], "gradient", lambda row: 1.01),
     ],
 )
 def test_every_theorem_can_fail(claim: Claim, column: str, factor):
@@ -256,7 +257,11 @@ def test_every_theorem_can_fail(claim: Claim, column: str, factor):
         {"regime": theory.CONVEX, "alpha": a, "rounds": 5 * a**-0.5, "gradient": a, "floor": a}
         for a in (0.1, 0.01)
     ]
-    rows += [{"regime": theory.KINKS, "round": 1, "error": 1.0, "error_times_n": 1.0}]
+    rows += [  # a thousandth is left after 32 rounds, and after 64 without momentum
+        {"regime": regime, "round": n, "error_times_n": 1.0, "left": 2.0 ** (-n / slower)}
+        for regime, slower in ((theory.KINKS, 3.2), (theory.NO_MOMENTUM, 6.4))
+        for n in range(1, 101)
+    ]
     assert claim.check(Evidence("small", {}, rows)).verdict == PASS
     for row in rows:
         if column in row:

@@ -147,6 +147,7 @@ def test_a_judgement_says_how_it_came_about(device, seeds, option, words, tmp_pa
 def test_numbers_are_shown_with_their_spread() -> None:
     assert mean_text([1.0, 2.0, 3.0]) == "2.00 ± 1.00"
     assert mean_text([0.5], digits=1, unit="%") == "0.5 %"
+    assert mean_text([1.0, np.inf]) == "inf"  # such as a delay that one seed never needs
     assert scientific_text([1e-9, 3e-9, 2e-9]) == "2.0e-09 (1.0e-09 to 3.0e-09)"
 
 
@@ -170,6 +171,21 @@ def test_a_figure_has_the_papers_panels_and_curves(tmp_path: Path) -> None:
     assert [text.get_text() for text in right.get_xticklabels()] == ["0.5", "∞"]
     assert right.get_xlabel() == "likeness"
     assert left.lines[0].get_color() == left.lines[1].get_color() == right.lines[0].get_color()
+
+
+def test_the_settings_of_a_single_method_are_told_apart_by_colour(tmp_path: Path) -> None:
+    """Also where another panel has more than one method."""
+    axis = "algorithm.rho"
+    jobs = [job("local-gecl", 0, accuracies(0.1, 0.9), axes={axis: rho}) for rho in ("0.1", "0.2")]
+    jobs += [job("gossip", 0, accuracies(0.1, 0.5), axes={axis: "0.1"})]
+    run = load_record(write_run(tmp_path / "run", jobs, axes=(axis,)))
+    panels = [
+        Panel("(a)", [line._replace(where={"rho": "0.1"}) for line in LINES]),
+        Panel("(b)", LINES[:1], each="rho"),
+    ]
+    both, one = draw(Layout(panels), Evidence("small", {"run": run})).axes
+    assert [line.get_label() for line in one.lines] == ["ours, ρ = 0.1", "ours, ρ = 0.2"]
+    assert len({line.get_color() for line in (*both.lines, *one.lines)}) == 4
 
 
 @pytest.mark.parametrize(

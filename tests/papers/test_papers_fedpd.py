@@ -254,10 +254,20 @@ def test_released_fedavg_decays_with_all_steps_but_the_first_of_a_round():
     assert change.item() == pytest.approx((1 - 1 / 1.8**0.5) * (1 - 1 / 6) - 1)
 
 
-@pytest.mark.parametrize(("last", "expected"), [(1e-9, PASS), (5e-3, FAIL)])
-def test_table_1(last, expected, tmp_path):
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (gaps(1e-9, flat=False), PASS),
+        (gaps(5e-3, flat=False), FAIL),
+        ([{"round": r, "grad_norm2": max(10.0 ** (-r / 10), 1e-10)} for r in range(0, 601, 10)], FAIL),
+        ([{"round": r, "grad_norm2": (r + 10) ** -1.5} for r in range(0, 601, 10)], PASS),
+        ([{"round": r, "grad_norm2": (r + 10) ** -0.9} for r in range(0, 601, 10)], FAIL),
+    ],
+    ids=["linear", "slow", "stalls far down", "summable", "not summable"],
+)
+def test_table_1(rows, expected, tmp_path):
     axis = "problem.dataset.heterogeneity"
-    jobs = [job("fedpd", 0, gaps(last, False), axes={axis: case}) for case in ("weak", "strong")]
+    jobs = [job("fedpd", 0, rows, axes={axis: case}) for case in ("weak", "strong")]
     path = write_run(tmp_path / "run", jobs, axes=(axis,), metrics=("grad_norm2",))
     evidence = Evidence("full", {"table-1": load_record(path)})
     assert verdicts(table_1.TABLE_1, evidence) == [expected]

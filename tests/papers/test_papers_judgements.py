@@ -88,6 +88,14 @@ def test_a_verdict_over_seeds_says_how_sure_it_is(paper: Paper, tmp_path: Path) 
     )  # t = 2 sqrt(3), 2 degrees of freedom
 
 
+def test_what_is_not_a_number_fails() -> None:
+    met, unknown = np.array([1.0, 2.0]), np.array([np.nan, 2.0])
+    for margins in ([met, unknown], [unknown, met], [unknown]):
+        found = judged_by_seeds(margins, "", "")
+        assert (found.verdict, found.sure) == (Verdict.FAIL, "1 of 2 seeds")
+    assert judged_by_seeds([met, np.array([np.inf, 1.0])], "", "").verdict == Verdict.PASS
+
+
 def test_what_is_finished_is_judged_without_running_more(paper: Paper, tmp_path: Path) -> None:
     gossip = Claim(
         "Gossip learns", "yes", lambda e: judged(bool(e.curve("gossip", h=0.5).rounds[-1]), "", "")

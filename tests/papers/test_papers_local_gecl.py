@@ -69,10 +69,12 @@ def test_a_level_more_than_three_points_off_fails(tmp_path: Path) -> None:
     assert lines[2] == ["ours − printed"] + ["-3.10"] * 6
 
 
-def test_small_scale_asks_for_the_sign_only(tmp_path: Path) -> None:
-    near = [value - 0.3 for value in PRINTED["local-gecl"]]
+@pytest.mark.parametrize(("below", "verdict"), [(1.1, Verdict.PASS), (0.3, Verdict.FAIL)])
+def test_small_scale_asks_for_a_point(below: float, verdict: Verdict, tmp_path: Path) -> None:
+    """A method without its correction is that near to Gossip by chance."""
+    near = [value - below for value in PRINTED["local-gecl"]]
     found = verdicts(TABLE_3, table_3(tmp_path, "small", gossip=near))
-    assert found == [Verdict.PASS, Verdict.PASS, Verdict.NOT_COMPARABLE]
+    assert found == [Verdict.PASS, verdict, Verdict.NOT_COMPARABLE]
 
 
 @pytest.mark.parametrize(

@@ -124,16 +124,17 @@ def test_second_readings_differ_in_their_steps_only(id):
 # --- claims ------------------------------------------------------------------------------------------------
 
 
-def test_leads_asks_for_points_at_full_scale_and_for_the_sign_at_small(tmp_path):
+def test_leads_asks_for_points_or_for_the_sign(tmp_path):
     shown = comparison(tmp_path, "full", PAPERS_ORDER, PAPERS_ORDER)
     assert lead_over(shown, "shards", ONE_GRADIENT, "average_accuracy") == pytest.approx([8])
     assert leads("shards", ("ld-sgd",), 2)(shown).verdict == Verdict.PASS
     assert leads("shards", ("ld-sgd",), 6)(shown).verdict == Verdict.FAIL
     assert leads("shards", ("ld-sgd",), 2, "test_accuracy")(shown).ours == "5.00 points"
     at_small = Evidence("small", shown.runs)
-    assert leads("shards", ("ld-sgd",), 6)(at_small).verdict == Verdict.PASS
+    assert leads("shards", ("ld-sgd",), 6)(at_small).verdict == Verdict.FAIL
+    assert leads("shards", ("ld-sgd",), 0)(at_small).verdict == Verdict.PASS
     behind = comparison(tmp_path / "b", "small", PAPERS_ORDER, {**PAPERS_ORDER, "ld-sgd": 0.96})
-    assert leads("shards", ("ld-sgd",), 2)(behind).verdict == Verdict.FAIL
+    assert leads("shards", ("ld-sgd",), 0)(behind).verdict == Verdict.FAIL
 
 
 def test_like_ld_sgd(tmp_path):

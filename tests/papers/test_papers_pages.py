@@ -74,3 +74,16 @@ def alike(verdicts: Shown) -> dict[str, str]:
         says: "not sure" if "not sure" in words else words.partition(" (")[0]
         for says, words in verdicts.items()
     }
+
+
+def test_the_readme_counts_as_the_overview_does() -> None:
+    """The front page has small scale first; the overview, which the commands fill in, full scale."""
+    row = r"^\| \[[^\]]+\]\((?:docs/papers/)?([\w-]+)\.md\) \|([^|]*)\|([^|]*)\|"
+    counts: dict[str, dict[str, list[str]]] = {}
+    for name, page in (("front", PAGES.parents[1] / "README.md"), ("overview", PAGES / "README.md")):
+        rows = re.findall(row, page.read_text(encoding="utf-8"), re.MULTILINE)
+        counts[name] = {
+            paper: [" ".join(re.findall(r"\d+ of \d+", c)) for c in cells] for paper, *cells in rows
+        }
+    assert len(counts["front"]) >= 5
+    assert counts["front"] == {paper: cells[::-1] for paper, cells in counts["overview"].items()}

@@ -246,7 +246,7 @@ DELAYS_NOTE = (
 FIGURE_1 = PaperExperiment(
     id="figure-1",
     title="Fig. 1: a linear support vector machine on Fashion-MNIST, 10 nodes",
-    presets=[Preset("figure-1", ("rounds=250", "evaluate_every=5"))],
+    presets=[Preset("figure-1", ("rounds=250", "evaluate_every=5")), Preset("figure-1-start")],
     claims=_claims(
         "figure-1",
         "matches the highest",
@@ -258,17 +258,17 @@ FIGURE_1 = PaperExperiment(
     note=DELAYS_NOTE,
 )
 
-SMALL_2 = (
-    "rounds=200",
-    "evaluate_every=10",
-    "algorithm.lr=0.05",
-    'problem.model={name="mlp",hidden=[32]}',
-)
+SMALL_MODEL = ("algorithm.lr=0.05", 'problem.model={name="mlp",hidden=[32]}')
+SMALL_2 = ("rounds=200", "evaluate_every=10", *SMALL_MODEL)
 
 FIGURE_2 = PaperExperiment(
     id="figure-2",
     title="Fig. 2: a convolutional network on Fashion-MNIST, 10 nodes",
-    presets=[Preset("figure-2", SMALL_2), Preset("figure-2-each-end", SMALL_2)],
+    presets=[
+        Preset("figure-2", SMALL_2),
+        Preset("figure-2-each-end", SMALL_2),
+        Preset("figure-2-start", SMALL_MODEL),
+    ],
     claims=_claims(
         "figure-2",
         "surpasses the baselines",

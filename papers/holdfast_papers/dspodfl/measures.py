@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +30,15 @@ class Case(NamedTuple):
     each_end: bool = False
 
     def curve(self, e: Evidence, method: str) -> Curve:
+        """With what the preset of the figure's start, which evaluates more often, has of the same method."""
+        own, start = self.preset(method), f"{self.figure}-start"
         presets = {self.preset(method) for method in METHODS}
-        return e.paired(*presets).curve(method, self.preset(method), partition=self.split)
+        if own != self.figure or start not in e.runs or not has(e, start, method):
+            return e.paired(*presets).curve(method, own, partition=self.split)
+        both = e.paired(*presets, start)
+        return evaluated_more_often(
+            *(both.curve(method, preset, partition=self.split) for preset in (own, start))
+        )
 
     def preset(self, method: str) -> str:
         return self.figure + ("-each-end" if self.each_end and method in LINKS_MATTER else "")
@@ -38,6 +46,17 @@ class Case(NamedTuple):
     @property
     def words(self) -> str:
         return SPLITS[self.split] + (", links drawn by each end" if self.each_end else "")
+
+
+def has(e: Evidence, preset: str, method: str) -> bool:
+    """Whether ``method`` is among those of ``preset``."""
+    return any(curve.algorithm == method for curve in e.curves(preset))
+
+
+def evaluated_more_often(curve: Curve, start: Curve) -> Curve:
+    """``curve`` and what was recorded between its rounds by ``start``, the same method's first rounds."""
+    seeds = [{**early, **late} for early, late in zip(start.group.seeds, curve.group.seeds, strict=True)]
+    return Curve(replace(curve.group, seeds=seeds))
 
 
 def accuracy_at(curve: Curve, end: float, axis: str = RAW) -> np.ndarray:
@@ -64,13 +83,14 @@ def delays_reached(case: Case, e: Evidence, axis: str) -> list[float]:
 def saving(own: Curve, rival: Curve, axis: str, goals: np.ndarray) -> np.ndarray:
     """How many times less of ``axis`` ``own`` takes than ``rival`` to the accuracies ``goals``, all [seeds].
 
-    0 where ``own`` never gets there.
+    0 where ``own`` never gets there, and not a number where neither does.
     """
     needed = [
         [curve.first(axis, "test_accuracy", low=goal)[seed] for seed, goal in enumerate(goals)]
         for curve in (rival, own)
     ]
-    return np.asarray(np.array(needed[0]) / np.array(needed[1]))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.array(needed[0]) / np.array(needed[1]))
 
 
 def processing_saving(e: Evidence, figure: str, split: str) -> np.ndarray:

@@ -32,8 +32,10 @@ from holdfast_papers.evidence import Evidence, TableRow, fitted_power
 
 SMOOTH, DESCENT = "DualFL, smooth and strongly convex", "gradient descent"
 CONVEX, KINKS = "DualFL, merely convex", "DualFL, nonsmooth and strongly convex"
+NO_MOMENTUM = "the same without momentum"
 CLOSE = 1e-8  # a distance to the optimum that counts as there
 ROUNDS_OF_KINKS = 200
+SMALL_SHARE = 1e-3  # of the first error
 
 
 def distances(path: Tensor, goal: Tensor) -> np.ndarray:
@@ -106,12 +108,22 @@ def convex(alphas: tuple[float, ...]) -> list[TableRow]:
 
 
 def nonsmooth(rounds: int = ROUNDS_OF_KINKS) -> list[TableRow]:
+    """With the momentum of FISTA, rho = 0, and with none: rho near 1 keeps beta of (3.4) at zero."""
     problem, optimum = with_l1(1.5)
-    far = distances(common_path(DualFL(nu=0.5, solver=FISTA()), problem, rounds), optimum)
-    return [
-        {"regime": KINKS, "round": n, "error": float(far[n]), "error_times_n": float(n * far[n] / far[0])}
-        for n in range(1, rounds + 1)
-    ]
+    rows: list[TableRow] = []
+    for regime, rho in ((KINKS, 0.0), (NO_MOMENTUM, 1 - 1e-6)):
+        far = distances(common_path(DualFL(nu=0.5, rho=rho, solver=FISTA()), problem, rounds), optimum)
+        rows += [
+            {
+                "regime": regime,
+                "round": n,
+                "error": float(far[n]),
+                "error_times_n": float(n * far[n] / far[0]),
+                "left": float(far[n] / far[0]),
+            }
+            for n in range(1, rounds + 1)
+        ]
+    return rows
 
 
 def all_regimes(where: Circumstances) -> list[TableRow]:
@@ -125,7 +137,7 @@ def all_regimes(where: Circumstances) -> list[TableRow]:
 
 
 def dualfl_alone(where: Circumstances) -> list[TableRow]:
-    return [*strongly_convex((10.0, 100.0, 1000.0)), *convex((0.1, 0.01, 0.001)), *nonsmooth()]
+    return [*strongly_convex((10.0, 100.0, 1000.0)), *convex((0.1, 0.01, 0.001))]
 
 
 def power_of_rounds(e: Evidence, regime: str, x: str) -> float:
@@ -145,9 +157,18 @@ def accelerated_without_strong_convexity(e: Evidence) -> Finding:
 
 
 def accelerated_with_kinks(e: Evidence) -> Finding:
+    """The bound alone is loose: a method without momentum meets it too, so momentum has to save rounds."""
     worst = float(e.column("error_times_n", regime=KINKS).max())
-    ours = f"n times the error is at most {worst:.2f} times the first error"
-    return judged(worst <= 2, ours, "at most 2, for all n")
+    needed = [
+        rounds_to(np.array([1, *e.column("left", regime=regime)]), SMALL_SHARE)
+        for regime in (KINKS, NO_MOMENTUM)
+    ]
+    ours = (
+        f"n times the error is at most {worst:.2f} times the first error; {needed[0]:.0f} rounds to a "
+        f"thousandth of it, {needed[1]:.0f} without momentum"
+    )
+    holds = worst <= 2 and needed[0] <= needed[1] / 1.5
+    return judged(holds, ours, "at most 2, for all n; at least 1.5 times fewer rounds than without")
 
 
 def theorem_3_3(e: Evidence) -> Finding:
@@ -189,7 +210,7 @@ BY_KAPPA = _panel(
 BY_ALPHA = _panel("merely convex", [Line("DualFL", CONVEX)], x="alpha", x_label="regularisation α")
 BY_ROUND = _panel(
     "nonsmooth, strongly convex",
-    [Line("DualFL", KINKS)],
+    [Line("DualFL", KINKS), Line("without momentum", NO_MOMENTUM)],
     x="round",
     x_label="round",
     y="error",
@@ -202,7 +223,11 @@ TABLE_1 = PaperExperiment(
     compute=all_regimes,
     claims=[
         Claim("Smooth, strongly convex: rounds grow like the root of kappa", "O(√κ log 1/ε)", accelerated),
-        Claim("Nonsmooth, strongly convex: the error falls like 1/n", "O(1/√ε)", accelerated_with_kinks),
+        Claim(
+            "Nonsmooth, strongly convex: the error falls like 1/n (Theorem 3.2)",
+            "O(1/√ε)",
+            accelerated_with_kinks,
+        ),
         Claim(
             "Merely convex: rounds grow like the inverse root of the regularisation",
             "O(1/√ε)",
@@ -213,14 +238,9 @@ TABLE_1 = PaperExperiment(
 )
 THEOREMS = PaperExperiment(
     id="theorems",
-    title="Theorems 3.2, 3.3 and 4.2, on quadratics",
+    title="Theorems 3.3 and 4.2, on quadratics",
     compute=dualfl_alone,
     claims=[
-        Claim(
-            "Theorem 3.2: n times the error stays bounded where there are kinks",
-            "O(1/n)",
-            accelerated_with_kinks,
-        ),
         Claim(
             "Theorem 3.3: the error shrinks at least as fast as bounded", "√(1 − 1/√κ) per round", theorem_3_3
         ),

@@ -42,13 +42,16 @@ def lead_over(
 
 
 def leads(split: str, rivals: tuple[str, ...], least: float, column: str = "average_accuracy") -> Check:
-    """Ends more than ``least`` points above all ``rivals``; at small scale, above them."""
+    """Ends more than ``least`` points above all ``rivals``.
+
+    At small scale too: there NET-FLEET without its tracker ends a point above LD-SGD, as it mixes before it
+    steps, so that the sign alone would not tell.
+    """
 
     def check(e: Evidence) -> Finding:
         lead = lead_over(e, split, rivals, column)
-        if e.full and least:
-            return judged_by_seeds([lead - least], f"{mean_text(lead)} points", f"at least {least:g} points")
-        return judged_by_seeds([lead], f"{mean_text(lead)} points", "more than 0: the sign")
+        needed = f"at least {least:g} points" if least else "more than 0: the sign"
+        return judged_by_seeds([lead - least], f"{mean_text(lead)} points", needed)
 
     return check
 
@@ -150,7 +153,7 @@ FIGURE_1 = PaperExperiment(
 
 WHY_NOT = "steps, batches, rounds and nodes are others than printed, and they decide the order"
 SMALL_2 = (
-    *("rounds=20", "problem.nodes=4", "problem.batch_size=16", "problem.model.width=8", "evaluate_every=20"),
+    *("rounds=4", "problem.nodes=4", "problem.batch_size=16", "problem.model.width=8", "evaluate_every=4"),
     *("algorithm.lr=0.005", "algorithm.net-fleet.local_steps=5", "algorithm.ld-sgd.local_steps=5"),
 )
 

@@ -65,10 +65,14 @@ def watchers(
     return [*callbacks, Progress(jobs, leave=leave)]
 
 
-def check_call(rounds: int, cohort: Cohort) -> None:
+def checked_call(rounds: int, cohort: Cohort) -> tuple[int, Cohort]:
     """What ``train`` and ``minimize`` are both given."""
-    check("rounds", Count, rounds)
-    check("cohort", Cohort, cohort)
+    return check("rounds", Count, rounds), check("cohort", Cohort, cohort)
+
+
+def checkpoints_between(given: int | None, run_dir: str | Path | None, rounds: int) -> int:
+    """Rounds from one checkpoint to the next; without a ``run_dir``, which goes on, only at the end."""
+    return given if given is not None else 50 if run_dir is not None else rounds
 
 
 def number_type(dtype: object) -> torch.dtype:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Unpack
 import torch
 from torch import nn
 
-from holdfast.api.calls import CALLER, needs_folder, watchers
+from holdfast.api.calls import CALLER, checkpoints_between, needs_folder, watchers
 from holdfast.api.node_data import NodeData, as_read
 from holdfast.api.options import TrainOptions
 from holdfast.api.planning import given_plan
@@ -139,7 +139,7 @@ def compare(
     ``model(name)``. Ctrl-C ends it after the round, and what there is is returned. A method that diverges or
     fails does not stop the others; the table says so, and a warning.
     """
-    named = isinstance(algorithms, Mapping) and all(isinstance(name, str) for name in algorithms)
+    named = isinstance(algorithms, Mapping) and all(isinstance(name, str) and name for name in algorithms)
     if not named or not algorithms:
         raise HoldfastError(
             f'algorithms: expected names and methods, such as {{"ours": hf.LocalGECL(lr=0.05)}}, '
@@ -153,7 +153,7 @@ def compare(
         make_data,
         seeds=seeds,
         rounds=rounds,
-        checkpoint_every=checkpoint_every or (50 if run_dir is not None else rounds),
+        checkpoint_every=checkpoints_between(checkpoint_every, run_dir, rounds),
         options=completed("hf.compare", options),
     )
     for text in plan.warnings():

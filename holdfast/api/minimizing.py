@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from holdfast.api.calls import check_call, execute, number_type, watchers
+from holdfast.api.calls import checked_call, execute, number_type, watchers
 from holdfast.api.results import History, MinimizeResult
 from holdfast.channels import Channel
 from holdfast.contract import Method
@@ -57,8 +57,8 @@ def minimize(
     Returns a ``MinimizeResult``: ``history``, ``status`` and the path ``x`` [rounds + 1, n, d] of every node.
     """
     numbers = number_type(dtype)
-    check_call(rounds, cohort)
-    check("seed", Seed, seed)
+    rounds, cohort = checked_call(rounds, cohort)
+    seed = check("seed", Seed, seed)
     method, carrying = as_method(algorithm), as_channel(channel)
     check("functions", Sequence[Callable[..., Any]], functions)
     start = torch.as_tensor(x0, dtype=numbers).detach().clone()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from holdfast.api.calls import check_call, number_type
+from holdfast.api.calls import checked_call, number_type
 from holdfast.api.node_data import NodeData, nodes_data
 from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import Precision
@@ -48,14 +48,13 @@ def given_plan(
 
     ``options``: all arguments of ``hf.train`` that ``TrainOptions`` names.
     """
-    check_call(rounds, options["cohort"])
+    rounds, cohort = checked_call(rounds, options["cohort"])
     if not isinstance(seeds, Sequence) or not seeds:
         raise HoldfastError(f"seeds: expected a list such as [0, 1, 2] or range(3), got {quoted(seeds)}")
-    for seed in seeds:
-        check("seed", Seed, seed)
+    seeds = [check("seed", Seed, seed) for seed in seeds]
     if len(set(seeds)) < len(seeds):
-        raise HoldfastError(f"seeds: each once, got {quoted(list(seeds))}")
-    check("checkpoint_every", Count, checkpoint_every)
+        raise HoldfastError(f"seeds: each once, got {quoted(seeds)}")
+    checkpoint_every = check("checkpoint_every", Count, checkpoint_every)
 
     def make_setting(seed: int) -> Setting:
         return _setting(make_model(seed), make_data(seed), seed, **options)
@@ -64,7 +63,7 @@ def given_plan(
         origin=origin,
         name=origin.removeprefix("hf."),
         contenders=contenders,
-        seeds=list(seeds),
+        seeds=seeds,
         rounds=rounds,
         evaluate_every=check("evaluate_every", Cadence, options["evaluate_every"]),
         checkpoint_every=checkpoint_every,
@@ -76,7 +75,7 @@ def given_plan(
             **{name: value for name, value in options.items() if name not in OF_THIS_MACHINE},
         },
         device=str(options["device"]),
-        cohort=options["cohort"],
+        cohort=cohort,
         channel=as_channel(options["channel"]),
         local_epochs=check("local_epochs", Count | None, options["local_epochs"]),
     )

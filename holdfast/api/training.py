@@ -38,8 +38,6 @@ from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
 from holdfast.robust import Aggregation, Attack
 
-OF_THIS_MACHINE = ("device", "evaluate_every", "data_dir")  # what a run may be resumed with another of
-
 
 @switches_restored()
 def train(
@@ -196,7 +194,7 @@ def train(
     [job] = plan.jobs
     watching = watchers(callbacks, progress, [job.info])
     if run_dir is None:
-        run = Execution(plan.simulation(job), rounds, evaluate_every, plan.setting(job).evaluation)
+        run = Execution(plan.simulation(job), job.rounds, job.evaluate_every, plan.setting(job).evaluation)
         status = execute(run, job.info, watching)
     else:
         runner = open_run(plan, Path(run_dir), resume=resume)

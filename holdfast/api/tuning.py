@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
-from holdfast.api.calls import CALLER, watchers
+from holdfast.api.calls import CALLER, checkpoints_between, watchers
 from holdfast.api.comparing import data_maker, folder_for, model_maker
 from holdfast.api.node_data import NodeData
 from holdfast.api.options import TrainOptions
@@ -167,7 +167,7 @@ def tune(
             make_data,
             seeds=seeds,
             rounds=rounds,
-            checkpoint_every=checkpoint_every or (50 if run_dir is not None else rounds),
+            checkpoint_every=checkpoints_between(checkpoint_every, run_dir, rounds),
             options=completed("hf.tune", options),
         )
 

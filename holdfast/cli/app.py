@@ -330,7 +330,7 @@ def _add_installed_commands() -> None:
 def _no_papers(rest: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     from holdfast.core.errors import HoldfastError
 
-    raise HoldfastError("the papers are a package of their own: pip install 'holdfast[papers]'")
+    raise HoldfastError("the papers are a package of their own: pip install ./papers in a clone of holdfast")
 
 
 _add_installed_commands()

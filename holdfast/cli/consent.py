@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import holdfast
 from holdfast.algorithms import ALGORITHMS
+from holdfast.cli.consent_privacy import privacy_sentences
 from holdfast.core.files import private_files
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.deploy.own_model import describe_identity
@@ -27,7 +28,7 @@ from holdfast.report.format import bytes_text
 
 
 class Paragraph(NamedTuple):
-    """A heading, and what there is to say."""
+    """A heading and the sentences below it."""
 
     heading: str
     sentences: list[str]
@@ -49,7 +50,7 @@ def show_federation(
     if signed and federation.coordinator is not None:
         print(f"Signed by its coordinator, whose key is {fingerprint(federation.coordinator)}")
     else:
-        print("Not signed: nobody but the fingerprint tells whose file this is.")
+        print("Not signed: only the fingerprint shows that this is the coordinator's file.")
     for each in policies(policy):
         for objection in read_policy(each).objections(federation, own_code=model is not None, signed=signed):
             print(f"{each} does not allow {objection}")
@@ -57,7 +58,7 @@ def show_federation(
         print("You have accepted it.")
     else:
         print(
-            "If the coordinator tells you the same fingerprint, and you agree: "
+            "If the coordinator gives you the same fingerprint and you agree, run: "
             f"holdfast federation accept {shown(federation.id)} {path}"
         )
 
@@ -96,9 +97,9 @@ def _running(federation: FederationFile) -> list[str]:
     shape = problem.columns if problem.input_shape is None else problem.input_shape
     return [
         f"holdfast {holdfast.__version__} trains {model}, {_numbers(federation):,} numbers, on samples of "
-        f"the shape {shape}, in batches of {problem.batch_size}, for the loss {problem.loss.name!r}.",
+        f"shape {shape}, in batches of {problem.batch_size}, with the loss {problem.loss.name!r}.",
         f"The method is {algorithm.name}{f' ({given})' if given else ''}. {method}",
-        "The file names parts of holdfast only: no code comes with it.",
+        "The file names only parts of holdfast: it contains no code.",
     ]
 
 
@@ -108,36 +109,24 @@ def _leaving(federation: FederationFile) -> list[str]:
     size = numbers * federation.torch_dtype.itemsize
     per_link = footprint.vectors_per_link
     sentences = [
-        f"Samples and labels stay. In each round, every receiver gets {per_link:.3g} vectors of {numbers:,} "
-        f"numbers that were computed from them ({bytes_text(int(per_link * size))} before compression)."
+        f"Samples and labels stay here. In each round, every receiver gets {per_link:.3g} vectors "
+        f"of {numbers:,} numbers that were computed from them ({bytes_text(int(per_link * size))} before "
+        "compression)."
     ]
     if gives_gradients_away(federation):
         sentences.append(
-            "Messages give single gradients of your data away, from which samples can be guessed."
+            "Messages reveal single gradients of your data, from which samples can be reconstructed."
         )
     if federation.channel.name != "identity":
         sentences.append(f"They go through the channel {federation.channel.name!r}.")
     if not network.aggregation.plain:
-        sentences.append(f"They are put together by {network.aggregation!r}, not by the mean.")
-    sentences.append(_privacy(federation))
+        sentences.append(f"They are aggregated by {network.aggregation!r}, not by the mean.")
+    sentences += privacy_sentences(federation)
     shared = ", ".join(federation.shared_metrics)
-    sentences.append(f"Figures that other members can see: {shared or 'none'}.")
+    sentences.append(f"Metrics that other members can see: {shared or 'none'}.")
     if any(federation.counts):
-        sentences.append("The file tells how many samples members have.")
+        sentences.append("The file states how many samples each member has.")
     return sentences
-
-
-def _privacy(federation: FederationFile) -> str:
-    plan = federation.protection
-    if plan is None:
-        return "There is no differential privacy: models and gradients can give away what they saw."
-    budget, planned = plan.budget, plan.epsilon_of(plan.safe)
-    return (
-        "All of it together is differentially private for each of your samples: epsilon at most "
-        f"{budget.epsilon:g} at delta {budget.delta:g} ({planned:.3g} is planned). "
-        f"Gradients of samples are clipped at {budget.clip:g}, and noise of {plan.multiplier:.3g} times "
-        "what one sample can change is added, from a key that stays here."
-    )
 
 
 def _receivers(federation: FederationFile, name: str | None) -> list[str]:
@@ -147,12 +136,12 @@ def _receivers(federation: FederationFile, name: str | None) -> list[str]:
         masked = []
         if federation.secure_aggregation is not None:
             masked = [
-                "Messages go out under masks, and what the server can read is the sum over a round's "
+                "Messages are masked (secure aggregation): the server can read only the sum over a round's "
                 f"{federation.cohort} nodes."
             ]
         return [
             f"The server {hub} {_where(federation, name or '', hub, address[hub])} receives what every node "
-            f"sends, and sends all what it makes of it. Nodes: {', '.join(federation.names)}.",
+            f"sends, and sends the aggregate to all of them. Nodes: {', '.join(federation.names)}.",
             *masked,
         ]
     network, names = federation.member_network, federation.names
@@ -163,7 +152,7 @@ def _receivers(federation: FederationFile, name: str | None) -> list[str]:
             receivers = ", ".join(f"{peer} {_where(federation, node, peer, address[peer])}" for peer in peers)
             sentences.append(f"{node} sends to {receivers or 'nobody'}.")
     if network.sequence is not None:
-        sentences.append("Later rounds have other links.")
+        sentences.append("The links change in later rounds.")
     return sentences
 
 
@@ -176,9 +165,9 @@ def _passed_on(federation: FederationFile) -> list[str]:
     if relay is None:
         return []
     return [
-        f"The relay {relay.name} at {relay.address} passes messages on between members that cannot dial one "
-        "another. It cannot read or change them: they are sealed from member to member. It sees who talks to "
-        "whom, when and how much, and can keep everything back.",
+        f"The relay {relay.name} at {relay.address} forwards messages between members that cannot dial each "
+        "other. It cannot read or change them: they are sealed from member to member. It sees who talks to "
+        "whom, when and how much, and can withhold everything.",
     ]
 
 
@@ -187,13 +176,14 @@ def _changes(federation: FederationFile) -> list[str]:
     if rules is None:
         return []
     sentences = [
-        "The coordinator may add, replace and remove members while it runs; then others may receive what you "
-        f"send. There are never fewer than {rules.minimum}. It may also have all go back to an earlier round."
+        "The coordinator may add, replace and remove members while the federation runs; new members may then "
+        f"receive what you send. There are never fewer than {rules.minimum} nodes. The coordinator "
+        "may also have all go back to an earlier round."
     ]
     if rules.remove_after is not None:
-        sentences.append(f"A member that was not heard of for {rules.remove_after:.0f} s is left out.")
+        sentences.append(f"A member that has been silent for {rules.remove_after:.0f} s is dropped.")
     if rules.rejoin:
-        sentences.append("Whoever was left out so, and comes back with its certificate, is taken in again.")
+        sentences.append("A member that was dropped and comes back with its certificate is readmitted.")
     return sentences
 
 
@@ -201,13 +191,13 @@ def _duration(federation: FederationFile) -> list[str]:
     late = []
     if (rule := federation.round) is not None and rule.deadline is not None:
         late = [
-            f"After {rule.deadline:g} s of a round, the server goes on with {rule.quorum} answers or more. "
-            "What comes later is received, but does not count."
+            f"After {rule.deadline:g} s of a round, the server continues with {rule.quorum} answers or more. "
+            "Later answers are received, but do not count."
         ]
     return [
-        f"{federation.rounds} rounds. Whoever waits for longer than {federation.limits.wait:.0f} s stops, "
-        "and can be started again. You can stop at any time with Ctrl-C.",
-        "Receivers keep messages for two rounds; what they make of them, the model, is theirs to keep.",
+        f"{federation.rounds} rounds. A member that waits for longer than {federation.limits.wait:.0f} s "
+        "stops, and can be restarted. You can stop at any time with Ctrl-C.",
+        "Receivers keep messages for two rounds. They may keep the models computed from them for good.",
         *late,
     ]
 

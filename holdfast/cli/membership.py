@@ -11,7 +11,7 @@ from holdfast.core.files import private_files, write_atomic
 from holdfast.engines.deploy.agreement import Decision
 from holdfast.engines.deploy.epochs import Epoch, Order, first_epoch
 from holdfast.engines.deploy.federation import NodeConfig
-from holdfast.engines.deploy.member.reach import Reach
+from holdfast.engines.deploy.member.membership_links import MembershipLinks
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.signing import load_key, sign
 from holdfast.engines.deploy.storage.ledger import Ledger
@@ -150,14 +150,14 @@ async def _tell(
     """Tells everybody an order, if there is one; the epoch that each is in, and its answer, if any."""
     federation = file.in_epoch(now)
     members = [federation.server] if federation.server is not None else federation.node
-    reach = Reach(file, asker, credentials, Events(asker, silence))
-    reach.open()
+    links = MembershipLinks(file, asker, credentials, Events(asker, silence))
+    links.open()
 
     async def tell(name: str) -> tuple[Epoch, Reply] | None:
         epoch = now
         while True:  # a member tells about a few epochs at a time
             word = Word(federation=file.id, epoch=epoch.number, incarnation="", order=order)
-            reply = await reach.ask(federation, name, word, TIMEOUT)
+            reply = await links.ask(federation, name, word, TIMEOUT)
             if reply is None:
                 return None
             later: list[Decision] = [d for d in reply.decisions if d.epoch.number > epoch.number]
@@ -166,5 +166,5 @@ async def _tell(
             epoch = later[-1].epoch
 
     answers = await asyncio.gather(*(tell(member.name) for member in members))
-    await reach.close()
+    await links.close()
     return {member.name: answer for member, answer in zip(members, answers, strict=True)}

@@ -27,7 +27,7 @@ from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines, nothing_but_entries
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
-from holdfast.engines.deploy.wire.listening import bind_address, require_loopback
+from holdfast.engines.deploy.wire.listening import bind_address, is_loopback, require_loopback
 from holdfast.experiments.consent import require_consent
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, names_code, open_site, own_data
@@ -192,13 +192,19 @@ def _run_member(options: MemberOptions, member: Node | Server, events: Events, l
 def monitor_page(member: Member, where: str | int) -> ThreadingHTTPServer:
     """The member's live page, its health and metrics for Prometheus on a port, or on host:port."""
     from holdfast.engines.deploy.ops.monitor import serve_monitor
-    from holdfast.report.serving import answers, respond
+    from holdfast.report.serving import answers, is_local, respond
     from holdfast.report.views import member_view
 
     pages = answers(member_view(member.folder, member.status, member.federation.shared_metrics))
     host, _, port = str(where).rpartition(":")
+    host = host or "127.0.0.1"
+    inside = is_loopback(f"{host}:{port}")  # otherwise others are to read it, under whatever name
     return serve_monitor(
-        member.status, int(port), lambda handler: respond(handler, pages), host or "127.0.0.1"
+        member.status,
+        int(port),
+        lambda handler: respond(handler, pages),
+        host,
+        is_local if inside else lambda _: True,
     )
 
 

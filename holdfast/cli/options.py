@@ -17,7 +17,8 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="key.path=value",
-        help="Changes, such as network.topology=complete; a list, algorithm.lr=[0.1,0.01], makes a sweep.",
+        help="Changes, such as network.topology=complete; algorithm.gossip.lr=0.1 changes one of several "
+        "algorithms; a list, algorithm.lr=[0.1,0.01], makes a sweep.",
     ),
 ]
 DataDir = Annotated[

@@ -11,7 +11,7 @@ from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files
 from holdfast.core.randomness import cohort
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import has_leaves, tree_map
 from holdfast.engines.common.carrier import apart, carried
 from holdfast.engines.deploy.epochs import first_epoch
 from holdfast.engines.deploy.member.template import channel_slots, state_template
@@ -44,7 +44,7 @@ def write_current_model(
         raise HoldfastError(f"--output: expected a name that ends in .safetensors, got {target.name}")
     if not target.parent.is_dir():
         raise HoldfastError(f"--output: {target.parent} is not a folder")
-    method, flat = federation.method, initial_model(federation)
+    method, flat = federation.member_method, initial_model(federation)
     leads, client = isinstance(method, ServerAlgorithm), name in federation.names
     if (leads and client) or (not leads and not client):
         keeper = federation.server.name if leads and federation.server else "every node"
@@ -117,6 +117,9 @@ def roll_member_back(path: Path, name: str, to: int, folder: Path | None) -> Non
             return done == to
         node, nodes = federation.names.index(name), len(federation.node)
         between = range(done, to)
+        if federation.secret_cohorts:  # only the server knows the cohorts, but some clients remember nothing
+            state = state_template(federation, node, initial_model(federation).x0)
+            return done == to or not has_leaves(state)
         return all(node not in cohort(federation.seed, r, nodes, federation.cohort) for r in between)
 
     round = put_back(where, to, same)

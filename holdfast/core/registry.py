@@ -60,7 +60,7 @@ class Registry(Generic[T]):
         return iter(sorted(self._makers))
 
     def __getitem__(self, name: str) -> Callable[..., T]:
-        if name not in self._makers:
+        if not isinstance(name, str) or name not in self._makers:
             raise unknown(self.kind, name, self._makers)
         return self._makers[name]
 

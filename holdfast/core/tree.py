@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 Tree = TypeVar("Tree", bound=Any)
@@ -78,8 +77,3 @@ def row_bits(tree: Any) -> int:
 def put_rows(whole: Tree, rows: Tensor, part: Tree) -> Tree:
     """``whole`` with its ``rows`` replaced by those of ``part``, in place: client state is kept only once."""
     return tree_map(lambda target, source: target.index_copy_(0, rows, source), whole, part)
-
-
-def all_finite(tree: Any) -> bool:
-    """Whether no tensor of ``tree`` holds a NaN or an infinity."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in leaves(tree))

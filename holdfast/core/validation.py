@@ -10,18 +10,37 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from numbers import Integral
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+)
 
 from holdfast.core.errors import HoldfastError, unknown
 
+
+def _of_python(value: Any) -> Any:
+    """A whole number of numpy as one of Python; anything else as it is."""
+    if isinstance(value, int):
+        return value
+    return int(value) if isinstance(value, Integral) else value
+
+
+Int = Annotated[int, BeforeValidator(_of_python)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
+Count = Annotated[Int, Field(ge=1)]
+Whole = Annotated[Int, Field(ge=0)]
 Probability = Annotated[float, Field(gt=0, le=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Share = Probability  # of a whole
+Seed = Annotated[Int, Field(ge=0, lt=2**32)]
 Cohort = Count | Literal["all"]  # clients that take part in a round
 
 LONGEST_REPR = 80  # characters of a value quoted in an error

@@ -162,7 +162,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HoldfastError(f"cannot read {what} {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and lists as deep
         raise HoldfastError(f"{path} is not valid TOML: {error}") from None
 
 

@@ -85,7 +85,8 @@ class Policy(Section):
     own_code: bool = True  # --model and --data module:...
     raw_gradients: bool = True  # methods whose messages give a single gradient away
     min_members: Whole = 0  # nodes of the federation
-    require_dp: bool = False  # differential privacy
+    require_dp: bool = False  # differential privacy of all that leaves
+    trust_server: bool = False  # whether noise that a server adds, to what leaves without, is enough for that
     max_epsilon: Positive | None = None  # the largest privacy budget; None: any
     require_signature: bool = False
     coordinators: list[str] | None = None  # fingerprints of the keys that may sign; None: any
@@ -107,6 +108,11 @@ class Policy(Section):
         private = federation.problem.private
         if self.require_dp and private is None:
             yield "training without differential privacy (require_dp): the federation has none"
+        if self.require_dp and not self.trust_server and federation.trusts_server:
+            yield (
+                "noise that the server adds (require_dp): your messages leave without any; ask for noise = "
+                "'clients' or 'distributed', or set trust_server = true"
+            )
         if private is not None and self.max_epsilon is not None and private.epsilon > self.max_epsilon:
             yield f"epsilon = {private.epsilon:g} (max_epsilon = {self.max_epsilon:g}): ask for less"
         if not signed and (self.require_signature or self.coordinators is not None):

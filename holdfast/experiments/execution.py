@@ -95,7 +95,7 @@ class Execution:
             tell("on_round", simulation.round)
             # All ranks of a cluster have to agree. In the last round there is nothing left to stop.
             unfinished = simulation.round < self.rounds and not self.diverged
-            if unfinished and simulation.ledger is not None and simulation.ledger.exhausted:
+            if unfinished and simulation.ledger is not None and simulation.ledger.exhausted(simulation.round):
                 stops.append(Stop(simulation.ledger.farewell))
             ends = unfinished and simulation.world.any(bool(stops) or asked_to_stop())
             stopped = ends and simulation.world.any(bool(stops))

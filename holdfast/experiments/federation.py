@@ -39,13 +39,18 @@ from holdfast.experiments.federation_checks import (
     check_reach,
     check_round,
     check_secure_aggregation,
+    check_steps,
     check_trust,
 )
 from holdfast.experiments.networks import configured_network
-from holdfast.experiments.protecting import check_private_federation, federation_ledger
+from holdfast.experiments.protecting import (
+    check_private_federation,
+    federation_ledger,
+    federation_method,
+)
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
 from holdfast.models.base import MODELS
-from holdfast.privacy import Ledger
+from holdfast.privacy import Ledger, NodeDP
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 
@@ -141,6 +146,16 @@ class FederationFile(Federation):
             raise HoldfastError(f"algorithm.local_epochs: say how many samples {who!r} has, samples = ...")
         return LocalEpochs(epochs, self.counts, self.problem.batch_size).of(method)
 
+    @cached_property
+    def member_method(self) -> Method:
+        return federation_method(self)
+
+    @property
+    def trusts_server(self) -> bool:
+        """Whether messages are private only when the server has added its noise to them."""
+        private = self.problem.private
+        return isinstance(private, NodeDP) and private.noise == "server"
+
     def _with_own_steps(self, method: Method) -> Method:
         """``method`` where nodes take different numbers of local steps."""
         common = vars(method).get("local_steps")
@@ -205,8 +220,7 @@ class FederationFile(Federation):
         _ = self.loss  # complains about its parameters
         if self._start_file is not None:
             read_start(self._start_file)  # complains about what is no model
-        if not isinstance(self.algorithm.parameters.get("local_steps", 1), int):
-            raise HoldfastError("algorithm.local_steps: one number; a node's own stands in its [[node]]")
+        check_steps(self)
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
         check_private_federation(self)

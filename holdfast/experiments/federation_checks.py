@@ -12,6 +12,8 @@ from holdfast.privacy.aggregation.shares import default_threshold
 if TYPE_CHECKING:
     from holdfast.experiments.federation import FederationFile
 
+MOST_STEPS = 100_000  # of a node in a round
+
 
 def check_reach(federation: FederationFile) -> None:
     """Whether everybody who is asked for something can be: at an address, or through the relay."""
@@ -60,6 +62,15 @@ def check_round(federation: FederationFile) -> None:
         raise HoldfastError("round.deadline: should be less than limits.wait, after which members stop")
     if federation.membership is not None and quorum > federation.membership.minimum:
         raise HoldfastError("round.quorum: should be at most membership.minimum, to which members may go")
+
+
+def check_steps(federation: FederationFile) -> None:
+    """Whether local steps are numbers that can be done; what a round takes is counted step by step."""
+    common = federation.algorithm.parameters.get("local_steps", 1)
+    if not isinstance(common, int):
+        raise HoldfastError("algorithm.local_steps: one number; a node's own stands in its [[node]]")
+    if (most := max([common, *(node.local_steps or 1 for node in federation.node)])) > MOST_STEPS:
+        raise HoldfastError(f"local_steps: at most {MOST_STEPS} in a round, got {most}")
 
 
 def check_trust(federation: FederationFile) -> None:

@@ -200,8 +200,8 @@ class GivenPlan:
 
 
 def file_name(text: str) -> str:
-    """``text`` as part of the name of a file."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+    """``text`` as part of the name of a file, which may have 255 bytes."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:100]
 
 
 def _of_beginning(path: Path) -> bool:

@@ -118,8 +118,8 @@ class Measured:
         if (personal := simulation.personal_models) is not None:
             return personal
         method = simulation.method.at(simulation.round)
-        if not self.personalize or "lr" not in vars(method):
-            name, lacking = type(method).__name__, "a step size lr" if self.personalize else "personal models"
+        if not self.personalize or vars(method).get("lr") is None:
+            name, lacking = type(method).__name__, "step size lr" if self.personalize else "personal models"
             raise HoldfastError(
                 f"personal metrics: {name} has no {lacking}; give personalize=steps to a method with lr"
             )

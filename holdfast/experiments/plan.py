@@ -107,7 +107,7 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """Identifies the experiment: a checkpoint of another one is refused."""
-        return hashlib.sha256(json.dumps(self.raw, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.raw, sort_keys=True, default=str).encode()).hexdigest()
 
     @property
     def document(self) -> tuple[str, str]:
@@ -179,7 +179,7 @@ class Plan:
 
 def _setting_key(job: Job) -> str:
     shared = job.experiment.model_dump(exclude={"algorithm", "channel", "seeds", "rounds", "name"})
-    return json.dumps([shared, job.seed], sort_keys=True)
+    return json.dumps([shared, job.seed], sort_keys=True, default=str)
 
 
 def _identity(index: int, experiment: Experiment, seed: int) -> str:

@@ -9,11 +9,13 @@ import numpy as np
 from holdfast.contract import Channel, Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Cohort
-from holdfast.engines.common.dry_run import planned_accesses, planned_messages
+from holdfast.engines.common.dry_run import dry_ledger, planned_accesses, planned_messages
 from holdfast.privacy import Ledger, NodeDP, protection
+from holdfast.privacy.aggregation.shares import default_threshold
 from holdfast.privacy.messages import PrivateMessages, check_clippable
 from holdfast.problem.private import Release, check_releasable, counted_noise
 from holdfast.problem.problem import Problem
+from holdfast.topology import Network
 
 if TYPE_CHECKING:
     from holdfast.experiments.assembly import Setting
@@ -27,11 +29,12 @@ def planned_ledger(setting: Setting, method: Method, cohort: Cohort, rounds: int
         return None
     if isinstance(private, NodeDP):
         planned = planned_messages(private, nodes, cohort, rounds, setting.seed)
-        secret = None if cohort == "all" or private.cohorts == "fixed" else cohort
-        return protection(private, planned, np.full(nodes, nodes), secret)
-    planned = planned_accesses(method, setting.network, cohort, rounds, setting.seed)
+        return protection(private, planned, np.full(nodes, nodes), _secret_size(private, cohort))
+    dry = dry_ledger(method, setting.network, cohort, rounds, setting.seed)
     size = None if setting.terms.batch_size == "full" else setting.terms.batch_size
-    return protection(private, planned, np.asarray(setting.data.counts), size)
+    ledger = protection(private, dry.accesses, np.asarray(setting.data.counts), size)
+    ledger.plan = dry.plan
+    return ledger
 
 
 def protected(
@@ -42,9 +45,11 @@ def protected(
         return method, setting.problem
     if isinstance(ledger.budget, NodeDP):
         expected = setting.data.nodes if cohort == "all" else cohort
-        return PrivateMessages(
-            method, ledger.budget, ledger.multiplier, expected, setting.seed
-        ), setting.problem
+        contributors = _contributors(ledger.budget, expected, None)
+        noised = PrivateMessages(
+            method, ledger.budget, ledger.multiplier, expected, setting.seed, contributors
+        )
+        return noised, setting.problem
     release = Release(ledger.budget.clip, ledger.multiplier, counted_noise(setting.seed))
     return method, setting.problem.protected(release)
 
@@ -54,17 +59,7 @@ def check_private(setting: Setting, method: Method, cohort: Cohort, channel: Cha
     if setting.terms.private is None:
         return
     if isinstance(setting.terms.private, NodeDP):
-        check_clippable(method)
-        if not setting.network.aggregation.plain:
-            raise HoldfastError(
-                "NodeDP: its noise is for the mean, and one node may change what another rule gives by more; "
-                "leave aggregation out"
-            )
-        if not channel.transparent:
-            raise HoldfastError(
-                "NodeDP: a channel that changes messages may make them longer than they were clipped to; "
-                "leave channel out"
-            )
+        check_messages(method, setting.network, channel)
         return
     unequal = isinstance(vars(method).get("local_steps"), tuple)
     if setting.world.size > 1 and (cohort != "all" or unequal):
@@ -75,6 +70,42 @@ def check_private(setting: Setting, method: Method, cohort: Cohort, channel: Cha
     check_releasable(setting.problem.row_loss, setting.problem.source)
 
 
+def check_messages(method: Method, network: Network, channel: Channel) -> None:
+    """Refuses messages that cannot be clipped and noised."""
+    check_clippable(method)
+    if not network.aggregation.plain:
+        raise HoldfastError(
+            "NodeDP: its noise is for the mean, and one node may change what another rule gives by more; "
+            "leave aggregation out"
+        )
+    if not channel.transparent:
+        raise HoldfastError(
+            "NodeDP: a channel that changes messages may make them longer than they were clipped to; "
+            "leave channel out"
+        )
+
+
+def _secret_size(budget: NodeDP, cohort: Cohort) -> int | None:
+    """The expected size of cohorts that nobody knows; None: everybody knows them."""
+    return None if cohort == "all" or budget.cohorts == "fixed" else cohort
+
+
+def _contributors(budget: NodeDP, cohort: int, threshold: int | None) -> int:
+    """How many clients' noise has to amount to that of a round.
+
+    Of the ``threshold`` clients without whom nothing is revealed, one may be curious itself: it knows its own
+    share, and the others' have to be enough.
+    """
+    if budget.noise != "distributed":
+        return 1
+    if cohort < 3:
+        raise HoldfastError(
+            f"NodeDP.noise: among {cohort} clients noise cannot be distributed; it takes 3 or more in every "
+            "round"
+        )
+    return (threshold or default_threshold(cohort)) - 1
+
+
 # --- real federations --------------------------------------------------------------------------------------
 
 
@@ -83,11 +114,29 @@ def federation_ledger(federation: FederationFile) -> Ledger | None:
     budget, size = federation.problem.private, federation.problem.batch_size
     if budget is None:
         return None
-    cohort, rounds = federation.network.cohort, federation.rounds
-    planned = planned_accesses(federation.method, federation.member_network, cohort, rounds, federation.seed)
-    ledger = protection(budget, planned, np.array(federation.counts), None if size == "full" else size)
+    cohort, rounds, nodes = federation.network.cohort, federation.rounds, len(federation.node)
+    if isinstance(budget, NodeDP):
+        planned = planned_messages(budget, nodes, cohort, rounds, federation.seed)
+        ledger = protection(budget, planned, np.full(nodes, nodes), _secret_size(budget, cohort))
+    else:
+        method, network = federation.method, federation.member_network
+        planned = planned_accesses(method, network, cohort, rounds, federation.seed)
+        ledger = protection(budget, planned, np.array(federation.counts), None if size == "full" else size)
     ledger.safe = planned
     return ledger
+
+
+def federation_method(federation: FederationFile) -> Method:
+    """The method as members run it: with private messages, if the file asks for that."""
+    plan = federation.protection
+    if plan is None or not isinstance(plan.budget, NodeDP):
+        return federation.method
+    masked = federation.secure_aggregation
+    threshold = None if masked is None else masked.threshold
+    contributors = _contributors(plan.budget, federation.cohort, threshold)
+    return PrivateMessages(
+        federation.method, plan.budget, plan.multiplier, federation.cohort, federation.seed, contributors
+    )
 
 
 def check_private_federation(federation: FederationFile) -> None:
@@ -95,20 +144,17 @@ def check_private_federation(federation: FederationFile) -> None:
     budget = federation.problem.private
     if budget is None:
         return
-    if isinstance(budget, NodeDP):
-        raise HoldfastError(
-            "problem.private: unit = 'node' is for simulations so far, as noise and secret cohorts of a "
-            "server are not built yet; use unit = 'sample', the default"
-        )
-    if not all(federation.counts):
-        who = federation.names[federation.counts.index(0)]
-        raise HoldfastError(f"problem.private: say how many samples {who!r} has, samples = ...")
     if federation.shared_metrics:
         raise HoldfastError(
             f"shared_metrics: {federation.shared_metrics[0]} is computed from private data without noise; "
             "leave it out, and look at it at home"
         )
-    if federation.membership is not None and budget.noise_multiplier is None:
+    if isinstance(budget, NodeDP):
+        _check_private_nodes(federation, budget)
+    elif not all(federation.counts):
+        who = federation.names[federation.counts.index(0)]
+        raise HoldfastError(f"problem.private: say how many samples {who!r} has, samples = ...")
+    elif federation.membership is not None and budget.noise_multiplier is None:
         raise HoldfastError(
             "problem.private: members may change, so the noise cannot be found from their data; give "
             "noise_multiplier. Each member stops when its budget is spent"
@@ -120,3 +166,28 @@ def check_private_federation(federation: FederationFile) -> None:
             f"problem.private: {federation.rounds} rounds with noise_multiplier = {plan.multiplier:g} spend "
             f"epsilon {planned:.4g} of {budget.epsilon:g}; take fewer rounds, or more noise"
         )
+    _ = federation.member_method  # complains about a quantile that the noise drowns
+
+
+def _check_private_nodes(federation: FederationFile, budget: NodeDP) -> None:
+    """Whether nobody but a trusted server, if that adds the noise, sees anything of a node without noise."""
+    check_messages(federation.method, federation.member_network, federation.wire_channel)
+    masked, why = federation.secure_aggregation is not None, ""
+    if federation.averages_statistics:
+        why = "BatchNorm's statistics would be averaged without noise; give buffers = 'local'"
+    elif federation.membership is not None:
+        why = "the noise is found for the nodes that there are; leave [membership] out"
+    elif federation.round is not None and federation.round.quorum is not None:
+        why = "the noise is for the mean over all clients that are asked; leave round.quorum out"
+    elif budget.noise == "distributed" and not masked:
+        why = (
+            "with noise = 'distributed' a single message has too little noise for the server to see it; add "
+            "[secure_aggregation], or take noise = 'clients'"
+        )
+    elif budget.cohorts == "poisson" and masked:
+        why = (
+            "with [secure_aggregation] the clients of a round know one another, so its cohort is no secret; "
+            "take cohorts = 'fixed'"
+        )
+    if why:
+        raise HoldfastError(f"problem.private: {why}")

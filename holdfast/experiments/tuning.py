@@ -116,11 +116,11 @@ class Tuned:
                 "spend more together than the epsilon of a run says"
             )
         for name in self.algorithms:
-            often = f"after {self.widened[name]} widenings" if self.widened[name] else "without widening"
+            often = f", after {self.widened[name]} widenings" if self.widened[name] else ""
             values, best = [trial.value for trial in self.of(name)], self.best(name)
             same = len({self.goal.rank(trial) for trial in self.of(name)}) == 1
             if best is None:
-                found.append(f"{name}: everything diverged or failed, down to {values[0]:g}, {often}")
+                found.append(f"{name}: everything diverged or failed, down to {values[0]:g}{often}")
             elif same and len(values) > 1:
                 grid = f"{values[0]:g} to {values[-1]:g}"
                 found.append(
@@ -130,7 +130,7 @@ class Tuned:
             elif self.on_edge(name):
                 edge = "smallest" if best.value == values[0] else "largest"
                 found.append(
-                    f"{name}: the best {self.goal.parameter}, {best.value:g}, is the {edge} tried, {often}"
+                    f"{name}: the best {self.goal.parameter}, {best.value:g}, is the {edge} tried{often}"
                 )
         return found
 

@@ -1,4 +1,4 @@
-"""The README's Python, run as printed."""
+"""The README's Python, and that of pages beside it, run as printed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,35 @@ from pathlib import Path
 import pytest
 from forks import run_python
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+import holdfast
+from holdfast.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def printed(word: str, folder: Path) -> tuple[str, str]:
-    """The only snippet that has ``word`` in it, and what it prints."""
-    [code] = [snippet for snippet in SNIPPETS if word in snippet]
-    return code, run_python(code, folder)[0]
+def snippet(page: str, word: str) -> str:
+    """The only snippet of ``page`` that has ``word`` in it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    [code] = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if word in code]
+    return code
+
+
+def test_it_counts_the_methods() -> None:
+    stated = re.search(r"\*\*(\d+) methods", README)
+    assert stated is not None
+    assert int(stated[1]) == len(list(ALGORITHMS))
+
+
+def test_the_citation_names_this_version() -> None:
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert cited is not None
+    assert cited[1] == holdfast.__version__
 
 
 def test_training_gives_the_figure_that_is_stated(tmp_path: Path) -> None:
-    code, out = printed("hf.train(", tmp_path)
+    code = snippet("README.md", "hf.train(")
+    out, _ = run_python(code, tmp_path)
     stated = re.search(r"print\(.*# ([\d.]+)$", code, re.MULTILINE)
     assert stated is not None
     # Rounding differs from machine to machine, and so may a few of the 397 test samples.
@@ -30,13 +47,13 @@ def test_training_gives_the_figure_that_is_stated(tmp_path: Path) -> None:
 
 
 def test_minimising_gives_the_optimum(tmp_path: Path) -> None:
-    _, out = printed("hf.minimize(", tmp_path)
+    out, _ = run_python("import holdfast as hf\n" + snippet("docs/python.md", "hf.minimize("), tmp_path)
     assert out.startswith("torch.Size([201, 2, 1])")
     assert [float(x) for x in re.findall(r"\[(-?[\d.]+)\]", out)] == pytest.approx([-0.5, -0.5], abs=1e-4)
 
 
 def test_an_own_method_joins_the_others(tmp_path: Path) -> None:
-    (tmp_path / "my_module.py").write_text(next(code for code in SNIPPETS if "class MyTracking" in code))
+    (tmp_path / "my_module.py").write_text(snippet("docs/howto/own-method.md", "class MyTracking"))
     code = (
         "import my_module, holdfast as hf\n"
         "functions = [lambda x: ((x - 1) ** 2).sum(), lambda x: (3 * (x + 1) ** 2).sum()]\n"
@@ -50,9 +67,6 @@ def test_an_own_method_joins_the_others(tmp_path: Path) -> None:
     assert found == pytest.approx([-0.5, -0.5], abs=1e-4)
 
 
-EXPERIMENTS = (Path(__file__).parents[2] / "docs/experiments.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "printed"),
@@ -63,7 +77,7 @@ EXPERIMENTS = (Path(__file__).parents[2] / "docs/experiments.md").read_text(enco
     ],
 )
 def test_the_page_on_experiments(word: str, printed: str, tmp_path: Path) -> None:
-    [code] = [code for code in re.findall(r"```python\n(.*?)```", EXPERIMENTS, re.DOTALL) if word in code]
+    code = snippet("docs/experiments.md", word)
     running = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert running.stdout.strip() == printed, running.stderr
 
@@ -71,7 +85,7 @@ def test_the_page_on_experiments(word: str, printed: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_the_page_on_python(tmp_path: Path) -> None:
     """All of its code, in order, as one script."""
-    page = (Path(__file__).parents[2] / "docs/python.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     running = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert running.returncode == 0, running.stderr

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -26,6 +28,37 @@ class Thing:
         self.value = value
         self.me = self
 
+    def plus_one(self, x: float) -> float:
+        return x + 1
+
+    def plus_two(self, x: float) -> float:
+        return x + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    value: float
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+def with_default(value: float) -> Any:
+    def function(x: float, *, factor: float = value) -> float:
+        return factor * x
+
+    return function
+
+
+class Scaled(nn.Linear):
+    def __init__(self, factor: float) -> None:
+        super().__init__(2, 2)
+        self.factor = factor
+
 
 def frozen(value: float) -> nn.Module:
     model = nn.Linear(2, 2)
@@ -45,6 +78,9 @@ ALIKE = {
     "cycles": lambda: Thing([1, {"a": Thing(2)}]),
     "sets": lambda: {"b", "a", "c"},
     "bfloat16": lambda: torch.ones(3, dtype=torch.bfloat16),
+    "slots": lambda: [Slotted(1.0), Slots(2.0)],
+    "paths and bytes": lambda: [Path("a"), b"a", np.int64(3)],
+    "bound methods": lambda: Thing(1).plus_one,
     "words": lambda: np.array(["a", None], dtype=object),
 }
 
@@ -77,6 +113,16 @@ DIFFERENT = {
     "attributes": (Thing(1), Thing(2)),
     "order": ([1, 2], [2, 1]),
     "1 and 1.0": (1, 1.0),
+    "methods of an object": (Thing(1).plus_one, Thing(1).plus_two),
+    "the object of a method": (Thing(1).plus_one, Thing(2).plus_one),
+    "defaults of keywords": (with_default(1.0), with_default(2.0)),
+    "slots": (Slots(1.0), Slots(2.0)),
+    "a dataclass with slots": (Slotted(1.0), Slotted(2.0)),
+    "numbers of numpy": (np.int64(1), np.int64(2)),
+    "paths": (Path("a"), Path("b")),
+    "bytes": (b"a", b"b"),
+    "numbers in a model of one's own": (Scaled(1.0), Scaled(2.0)),
+    "layers in eval mode": (nn.Sequential(nn.Dropout(0.5)), nn.Sequential(nn.Dropout(0.5).eval())),
 }
 
 

@@ -1,4 +1,4 @@
-"""A user's own algorithm, written as the README shows, on the command line."""
+"""A user's own algorithm, written as docs/howto/own-method.md shows, on the command line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from forks import run_python
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.federation import FederationFile
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-[MY_TRACKING] = [
-    code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "MyTracking" in code
-]
+PAGE = (Path(__file__).parents[2] / "docs/howto/own-method.md").read_text(encoding="utf-8")
+[MY_TRACKING] = [code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "MyTracking" in code]
 WRONG = """\
 from dataclasses import dataclass
 from holdfast import Algorithm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from command_line import experiment_file, holdfast, make_plan
 from federation_runs import describe
 
 import holdfast as hf
+from holdfast.experiments.config import with_defaults
 from holdfast.experiments.federation import make_federation
+from holdfast.experiments.plan import Plan
 
 OWN = '''
 from dataclasses import dataclass
@@ -262,3 +265,14 @@ def test_an_augmentation_by_name(own, tmp_path) -> None:
     assert not torch.equal(by_name, without)
     with pytest.raises(hf.HoldfastError, match="augment 'own_parts:NUMBER': expected a function, got 3"):
         hf.train(method, augment="own_parts:NUMBER", **options)
+
+
+def test_a_date_is_a_parameter_of_ones_own_part() -> None:
+    def plan(since: date) -> Plan:
+        dataset = {"name": "own:load", "since": since}
+        raw = {"rounds": 1, "problem": {"dataset": dataset}, "algorithm": {"name": "dsgd", "lr": 0.1}}
+        return Plan(with_defaults(raw), None, "cpu")
+
+    first, second = plan(date(2020, 1, 1)), plan(date(2020, 1, 2))
+    assert first.digest != second.digest
+    assert first.shares_setting(first.jobs[0], first.jobs[0])

@@ -311,6 +311,7 @@ def test_a_model_of_the_users_own_with_tied_weights(tmp_path: Path, monkeypatch:
 # --- the report command ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_reports_can_be_written_again_and_overlaid(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     run_plan(make_plan(tmp_path, ONE_METRIC), tmp_path).rename(first)

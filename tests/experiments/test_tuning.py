@@ -81,7 +81,7 @@ def test_it_gives_up_and_says_so() -> None:
     assert found.on_edge("a")
     assert found.caveats == ["a: the best lr, 16, is the largest tried, after 3 widenings"]
     assert search(lambda value: value, [1.0, 2.0], widen=0).caveats == [
-        "a: the best lr, 2, is the largest tried, without widening"
+        "a: the best lr, 2, is the largest tried"
     ]
 
 

@@ -8,16 +8,14 @@ channel H is X itself. The papers mix with the copies of the round before, so a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
 from holdfast.contract.schedules import Rate
-
-Share = Annotated[float, Field(gt=0, le=1)]
+from holdfast.core.validation import Share
 
 
 class Node(NamedTuple):

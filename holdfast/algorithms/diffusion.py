@@ -7,10 +7,9 @@ alone: what mixing changed in a node's model is what the node's own gradients ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from holdfast.algorithms.averaging import descend_and_average
@@ -24,10 +23,9 @@ from holdfast.contract import (
     Peers,
 )
 from holdfast.contract.schedules import Rate
-from holdfast.core.validation import NonNegative
+from holdfast.core.validation import NonNegative, Share
 from holdfast.optimizers import PLAIN
 
-Share = Annotated[float, Field(gt=0, le=1)]
 HALF = 0.5
 
 

@@ -7,18 +7,15 @@ Both sides add up what arrived, so what a compressor left out is part of the nex
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from holdfast.contract import ALGORITHMS, Memory, Optimizer, Oracle, ServerAlgorithm
 from holdfast.contract.schedules import Rate
-from holdfast.core.validation import Count
+from holdfast.core.validation import Count, Share
 from holdfast.optimizers import PLAIN
-
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Server(NamedTuple):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from holdfast.algorithms.averaging import descend_and_average
-from holdfast.algorithms.diffusion import HALF, Share, least_eigenvalue
+from holdfast.algorithms.diffusion import HALF, least_eigenvalue
 from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
 from holdfast.contract.schedules import Rate
-from holdfast.core.validation import Probability
+from holdfast.core.validation import Probability, Share
 from holdfast.optimizers import PLAIN
 
 

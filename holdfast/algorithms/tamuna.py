@@ -48,6 +48,10 @@ class TAMUNA(ServerAlgorithm[Server]):
     copies: Copies | None = None  # s: so many clients of the cohort send each entry; None: all of them
     chi: Probability = 0.5  # step of h; up to n (s-1) / (s (n-1)) is safe, for n clients in all
 
+    @property
+    def least_cohort(self) -> int:  # of a single client, no h would ever move
+        return self.copies or 2
+
     def init(self, x0: Tensor) -> Client:
         return Client(h=torch.zeros_like(x0))
 

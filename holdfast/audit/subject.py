@@ -55,10 +55,10 @@ class Subject:
                 "one label per sample, such as loss = 'cross-entropy'"
             )
         private = self.setting.terms.private
-        if isinstance(private, NodeDP) and private.noise == "clients":
+        if isinstance(private, NodeDP) and private.noise == "distributed":
             raise HoldfastError(
-                "audit: the simulator adds the noise of all clients to their sum, so single messages are not "
-                "those that a server would see; audit noise = 'server', or privacy of samples"
+                "audit: with noise = 'distributed' a server sees no single message, and that is what is "
+                "attacked; audit noise = 'server' or 'clients', or privacy of samples"
             )
         if int(data.counts.min()) < 2:
             raise HoldfastError("audit: a node has a single sample, which cannot be left out; use more data")

@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
-from holdfast.core.validation import Whole, check_fields
+from holdfast.core.validation import Whole, check_fields, quoted
 
 Attackers = Annotated[list[Whole], Field(min_length=1)]
 
@@ -28,6 +29,8 @@ class Attack(ABC):
 
     def __post_init__(self) -> None:
         check_fields(type(self).__name__, self)
+        if len(set(self.nodes)) < len(self.nodes):
+            raise HoldfastError(f"{type(self).__name__}.nodes: each once, got {quoted(self.nodes)}")
 
     def forge(self, messages: Tensor, liars: Tensor, nodes: int) -> Tensor:
         """[m, d]: what is sent of ``messages`` [m, d] in one exchange by senders of a network of ``nodes``.

@@ -137,6 +137,11 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
         return False
 
     @property
+    def least_cohort(self) -> int:
+        """The fewest clients that a round needs to do what the method promises."""
+        return 1
+
+    @property
     def poisson_cohorts(self) -> bool:
         """Whether each client takes part by itself, so that cohorts have their size only on average."""
         return False

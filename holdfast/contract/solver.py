@@ -65,6 +65,11 @@ class Solver(ABC):
         Where the problem asks for a ``gradient_norm``, that replaces the solver's own stopping rule.
         """
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether it takes as many steps as what it sees demands, so that nobody can plan how many."""
+        return False
+
 
 def require_smooth(solver: str, problem: LocalProblem, *, l1: bool = False) -> None:
     """Refuses problems with kinks; ``l1`` says whether the solver can treat an l1 term."""

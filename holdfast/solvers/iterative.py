@@ -65,6 +65,10 @@ class IterativeSolver(Solver):
         answer: Tensor = state.answer
         return answer
 
+    @property
+    def adaptive(self) -> bool:
+        return self.tolerance is not None
+
     def _rule(self, problem: LocalProblem) -> StoppingRule:
         if problem.gradient_norm is not None:
             return StoppingRule(gradient_norm=problem.gradient_norm)

@@ -212,15 +212,6 @@ def test_training_lowers_the_common_objective_of_a_model(case, problem):
 
 
 @every_case
-@with_minibatches
-def test_the_same_seed_gives_the_same_bits(case, problem):
-    other = simulate(CASES[0], problem, 2)  # another run in between must not matter
-    first, second = simulate(case, problem, 4), simulate(case, problem, 4)
-    assert same_state(first, second)
-    assert other.round == 2
-
-
-@every_case
 @exactly
 def test_rounds_do_not_change_what_they_were_given(case, problem):
     """States are values: a round makes a new one, but for the client rows that a server method keeps once."""
@@ -236,9 +227,11 @@ def test_rounds_do_not_change_what_they_were_given(case, problem):
 
 @every_case
 @with_minibatches
-def test_resuming_changes_nothing(case, problem):
+def test_the_same_seed_gives_the_same_bits_and_resuming_changes_nothing(case, problem):
     whole = simulate(case, problem, 6)
+    other = simulate(CASES[0], problem, 2)  # another run in between must not matter
     half = simulate(case, problem, 3)
+    assert other.round == 2
     tensors, counters = half.snapshot()
     half.step()  # going on must not reach into the snapshot
     resumed = simulate(case, problem, 0)
@@ -281,10 +274,14 @@ scheduled_cases = pytest.mark.parametrize("case", [case for case in CASES if cas
 @scheduled_cases
 def test_step_sizes_may_be_schedules(case, problem):
     start = case.options.get(case.rate, 0.05)
-    assert same_state(simulate(case, problem, 4), simulate(case, problem, 4, constant(start)))
-    halved = simulate(case, problem, 4, halving(start, every=2))
-    assert same_state(simulate(case, problem, 2), simulate(case, problem, 2, halving(start, every=2)))
-    assert not same_state(simulate(case, problem, 4), halved)
+    rates = (None, constant(start), halving(start, every=2))
+    number, same, halved = (simulate(case, problem, 2, rate) for rate in rates)
+    assert same_state(number, halved)
+    for simulation in (number, same, halved):
+        simulation.step()
+        simulation.step()
+    assert same_state(number, same)
+    assert not same_state(number, halved)
 
 
 @exactly

@@ -71,6 +71,13 @@ def test_both_lines_make_the_same_method(name: str, pages: ModuleType) -> None:
     assert from_file == eval(pages.python_line(name), {"hf": hf})
 
 
+def test_the_index_says_which_cannot_be_deployed() -> None:
+    stated = re.search(r"all but (.*?) run deployed", (METHODS / "index.md").read_text(encoding="utf-8"))
+    assert stated is not None
+    answering = [name for name in NAMES if getattr(ALGORITHMS[name], "answers", False)]
+    assert re.findall(r"\((.*?)\.md\)", stated[1]) == answering
+
+
 def test_facts_are_those_of_the_code(pages: ModuleType) -> None:
     scaffold, led, pdmm = (pages.facts(name) for name in ("scaffold", "led", "pdmm"))
     assert "| Cohorts | yes |" in scaffold

@@ -11,7 +11,10 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 # python.md, data.md and experiments.md have tests of their own, which also look at what is printed.
-PAGES = [DOCS / "index.md", DOCS / "channels.md", DOCS / "robust.md", *sorted((DOCS / "howto").glob("*.md"))]
+PAGES = [
+    *(DOCS / f"{name}.md" for name in ("index", "channels", "models", "robust")),
+    *sorted((DOCS / "howto").glob("*.md")),
+]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,18 @@ def test_an_own_method_passes_its_own_tests(tmp_path: Path) -> None:
         ".",
         cwd=folder,
     )
+
+
+def test_three_containers_are_prepared(tmp_path: Path) -> None:
+    folder = tmp_path / "containers"
+    shutil.copytree(ROOT / "examples/containers", folder)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "prepare.sh"], cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.fullmatch(r"FINGERPRINT=\S.*\n", (folder / ".env").read_text())
+    for name in ("north", "south", "west"):
+        keys = {path.name for path in (folder / "sites" / name / "certs").iterdir()}
+        assert keys == {"ca.crt", f"{name}.crt", f"{name}.key"}  # no site has another's key
+        assert (folder / "sites" / name / "data.npz").exists()

@@ -110,6 +110,7 @@ def test_corrected_methods_reach_the_optimum_with_momentum(reference, method, ne
     assert (models - reference.optimum).norm(dim=-1).max() < 1e-9
 
 
+@pytest.mark.slow
 def test_scaffnew_reaches_the_optimum_with_momentum(reference):
     algorithm = hf.Scaffnew(lr=0.05, p=0.3, optimizer=hf.Momentum(beta=0.5))
     models = reference.run(algorithm, 1200, SERVER)[-1]

@@ -87,6 +87,7 @@ def test_markup_of_users_is_text_in_a_notebook() -> None:
     assert html.startswith("<pre")
 
 
+@pytest.mark.slow
 def test_a_notebook_sees_it() -> None:
     """A real kernel: one output that is replaced, and no word on standard error."""
     pytest.importorskip("ipykernel")

@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -136,8 +137,31 @@ def serve(path: Path, raw_port: int, messages: int, ready: Event, done: Event) -
         node.ask(lambda: server.stop(0))
 
 
-def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tuple[float, float]]:
-    """(seconds of a fetch, seconds of the raw stream) for every repetition."""
+@dataclass
+class Cost:
+    """Seconds, and seconds of processor time of who sends and who receives."""
+
+    wall: float
+    sending: float
+    receiving: float
+
+    @classmethod
+    def so_far(cls, sender: int) -> Cost:
+        """``sender``: that process; this one receives."""
+        return cls(time.perf_counter(), cpu_seconds(sender), cpu_seconds(os.getpid()))
+
+    def __sub__(self, before: Cost) -> Cost:
+        return Cost(self.wall - before.wall, self.sending - before.sending, self.receiving - before.receiving)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process so far, in user and system mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tuple[Cost, Cost]]:
+    """What a fetch and what the raw stream cost, for every repetition."""
     path = write_federation(folder, 2, 1, megabytes, "gossip")
     spawn, raw_port = multiprocessing.get_context("spawn"), free_ports(1)[0]
     ready, done = spawn.Event(), spawn.Event()
@@ -145,33 +169,35 @@ def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tup
     server.start()
     if not ready.wait(600):
         raise RuntimeError("the serving process did not start")
+    pid = server.pid
+    assert pid is not None
     try:
         with open_node(path, "b") as node:
             assert node.credentials is not None
             credentials = node.credentials.for_client()
             tensors = node.header(0, node.x0[None]).tensors
 
-            async def fetch(exchange: int) -> float:
+            async def fetch(exchange: int) -> Cost:
                 # Each once: a message that is asked for again is first verified by who sends it.
-                begun = time.perf_counter()
+                before = Cost.so_far(pid)
                 message = await (await node.link("a")).fetch(1, exchange, tensors)
-                took = time.perf_counter() - begun
+                cost = Cost.so_far(pid) - before
                 message.path.unlink()
-                return took
+                return cost
 
-            async def raw() -> float:
+            async def raw() -> Cost:
                 options = [*CONNECTION, ("grpc.ssl_target_name_override", "a")]
                 address = f"127.0.0.1:{raw_port}"
                 async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
                     await asyncio.wait_for(channel.channel_ready(), 60)
-                    begun, received = time.perf_counter(), 0
+                    before, received = Cost.so_far(pid), 0
                     call = channel.unary_stream(RAW)(b"")
                     while (frame := await call.read()) is not grpc.aio.EOF:
                         received += len(frame)
-                    took = time.perf_counter() - begun
+                    cost = Cost.so_far(pid) - before
                 if received != node.x0.numel() * 4:
                     raise RuntimeError("the raw stream is not of the same size")
-                return took
+                return cost
 
             node.ask(lambda: fetch(0))  # connects
             return [(node.ask(partial(fetch, i + 1)), node.ask(raw)) for i in range(repeats)]
@@ -240,10 +266,20 @@ def main() -> None:
 
 def report_throughput(console: Console, folder: Path, megabytes: float, repeats: int) -> bool:
     times = measure_throughput(folder / "exchange", megabytes, repeats)
-    ratio = statistics.median(raw / ours for ours, raw in times)
-    table = Table("over raw", "exchange, MB/s", "raw stream, MB/s")
+    ratio = statistics.median(raw.wall / ours.wall for ours, raw in times)
+    table = Table(
+        "over raw",
+        "exchange, MB/s",
+        "CPU of sender, receiver, s/GB",
+        "raw stream, MB/s",
+        "CPU of sender, receiver, s/GB",
+    )
     for ours, raw in times:
-        table.add_row(f"{raw / ours:.2f}", f"{megabytes / ours:.0f}", f"{megabytes / raw:.0f}")
+        figures = [f"{raw.wall / ours.wall:.2f}"]
+        for cost in (ours, raw):
+            sending, receiving = (1000 * seconds / megabytes for seconds in (cost.sending, cost.receiving))
+            figures += [f"{megabytes / cost.wall:.0f}", f"{sending:.2f}, {receiving:.2f}"]
+        table.add_row(*figures)
     console.print(table)
     console.print(f"median of the ratios: {ratio:.2f}, to be at least {LEAST_RATIO}")
     return ratio >= LEAST_RATIO

@@ -156,7 +156,9 @@ class Threads:
             time.sleep(0.005)
 
     def leaving(self, name: str) -> bool:
-        return name in self.members and self.members[name].waiting.stopping
+        """Whether the member is to stop, or to go on in another epoch."""
+        waiting = self.members[name].waiting if name in self.members else None
+        return waiting is not None and (waiting.stopping or waiting.failure is not None)
 
     def hold(self, rounds: int) -> None:
         """Lets all go on to the end of so many rounds, and waits until somebody is there."""
@@ -164,8 +166,13 @@ class Threads:
         self.until(lambda: any(e["event"] == "round done" and e["round"] == rounds for e in self.log))
 
     def agreed(self, epoch: int) -> None:
-        """Waits until somebody knows that an epoch is decided."""
-        self.until(lambda: any(e["event"] == "a new epoch" and e["epoch"] == epoch for e in self.log))
+        """Waits until everybody who is here knows that an epoch is decided."""
+
+        def knows(name: str) -> bool:
+            about = {"event": "a new epoch", "epoch": epoch, "node": name}
+            return any(about.items() <= entry.items() for entry in list(self.log))
+
+        self.until(lambda: all(knows(name) for name, thread in self.threads.items() if thread.is_alive()))
 
     def until(self, what: Callable[[], bool], patience: float = 60.0) -> None:
         deadline = time.monotonic() + patience

@@ -102,6 +102,26 @@ def test_a_list_of_revoked_certificates_is_passed_on(tmp_path: Path) -> None:
     started.stop()
 
 
+def test_questions_at_once_after_a_renewal_do_not_close_each_others_connection(tmp_path: Path) -> None:
+    raw = describe(GECL, nodes=2, rounds=100_000)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
+    started = Started(run)
+    started.until(lambda: run.members["a"].done >= 1)
+    serial = renew(tmp_path / "certs", "a")
+    credentials = run.members["a"].credentials
+    assert credentials is not None
+    soon(lambda: serial_of(credentials.certificate) == serial)
+
+    async def ask() -> list[bytes]:
+        link = run.members["a"].connections.to("b")
+        link._dialled = -1  # whatever the round under way has done since
+        return await asyncio.gather(*(link.say("Status", b"") for _ in range(8)))
+
+    loop = run.members["a"].network.loop
+    assert all(asyncio.run_coroutine_threadsafe(ask(), loop).result(60))
+    started.stop()
+
+
 def test_whoever_answers_with_a_revoked_certificate_is_not_talked_to(tmp_path: Path) -> None:
     """A thief at b's address has only the old certificate; gRPC accepts none but the one that was seen."""
     certs = tmp_path / "certs"

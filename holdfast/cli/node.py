@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,7 @@ from holdfast.engines.deploy.member.lifetime import run_through_epochs
 from holdfast.engines.deploy.member.network import Hosting
 from holdfast.engines.deploy.member.node import Node
 from holdfast.engines.deploy.member.server import Server
+from holdfast.engines.deploy.member.status import blank_status
 from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines, nothing_but_entries
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
@@ -32,6 +34,8 @@ from holdfast.experiments.consent import require_consent
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, names_code, open_site, own_data
 from holdfast.report.format import bytes_text
+
+Status = Callable[[], dict[str, Any]]
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -144,7 +148,11 @@ def _run(
         listen = options.listen or (bind_address(named[0]) if named else None) or None
     for number in STOPPING:
         signal.signal(number, _stop)
-    with watch_handshakes(events, plain=options.log != "json"):
+    with ExitStack() as stack:
+        stack.enter_context(watch_handshakes(events, plain=options.log != "json"))
+        watched = Watched(partial(blank_status, federation, options.name))
+        if options.monitor is not None:
+            stack.enter_context(monitor_page(folder, watched, federation.shared_metrics, options.monitor))
         try:
             run_through_epochs(
                 federation,
@@ -153,8 +161,9 @@ def _run(
                 credentials,
                 events,
                 make,
-                lambda member: _run_member(options, member, events, listen),
+                lambda member: _run_member(options, watched, member, events, listen),
                 listen=listen,
+                outside=watched.of,
             )
         except Stopped:
             if options.log == "progress":
@@ -166,13 +175,28 @@ def _run(
             raise
 
 
-def _run_member(options: MemberOptions, member: Node | Server, events: Events, listen: str | None) -> None:
+class Watched:
+    """The status of whatever this process is at: a member, or one that waits until it takes part."""
+
+    def __init__(self, status: Status) -> None:
+        self.status = status
+
+    def of(self, status: Status) -> None:
+        """From here on, ``status`` tells it."""
+        self.status = status
+
+    def __call__(self) -> dict[str, Any]:
+        return self.status()
+
+
+def _run_member(
+    options: MemberOptions, watched: Watched, member: Node | Server, events: Events, listen: str | None
+) -> None:
     """One epoch, watched."""
+    watched.of(member.status)
     with ExitStack() as stack:
         if isinstance(member, Server) or member.federation.server is None:
             member.open(listen)
-        if options.monitor is not None:
-            stack.callback(monitor_page(member, options.monitor).shutdown)
         if options.log == "progress":
             events.write = stack.enter_context(ProgressView(member)).show
         if isinstance(member, Node) and member.site.warning:
@@ -189,23 +213,29 @@ def _run_member(options: MemberOptions, member: Node | Server, events: Events, l
             _summary(member)
 
 
-def monitor_page(member: Member, where: str | int) -> ThreadingHTTPServer:
-    """The member's live page, its health and metrics for Prometheus on a port, or on host:port."""
+@contextmanager
+def monitor_page(
+    folder: Path, status: Status, shared: Sequence[str], where: str | int
+) -> Iterator[ThreadingHTTPServer]:
+    """A member's live page, its health and metrics for Prometheus on a port, or on host:port.
+
+    ``folder``: the member's. ``shared``: the metrics that may be shown.
+    """
     from holdfast.engines.deploy.ops.monitor import serve_monitor
     from holdfast.report.serving import answers, is_local, respond
     from holdfast.report.views import member_view
 
-    pages = answers(member_view(member.folder, member.status, member.federation.shared_metrics))
+    pages = answers(member_view(folder, status, shared))
     host, _, port = str(where).rpartition(":")
     host = host or "127.0.0.1"
     inside = is_loopback(f"{host}:{port}")  # otherwise others are to read it, under whatever name
-    return serve_monitor(
-        member.status,
-        int(port),
-        lambda handler: respond(handler, pages),
-        host,
-        is_local if inside else lambda _: True,
-    )
+    own = is_local if inside else lambda _: True
+    server = serve_monitor(status, int(port), lambda handler: respond(handler, pages), host, own)
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

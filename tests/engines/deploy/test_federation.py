@@ -282,19 +282,20 @@ def test_status_tells_who_is_up_and_shares_only_what_is_listed(tmp_path: Path) -
     server.shutdown()
     server.server_close()
 
-    server = monitor_page(member, 0)  # as the command line serves it
-    port = server.server_address[1]
-    assert "holdfast_round 0.0" in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
-    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/").read().decode()
-    assert "waiting for b" in page
-    news = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{port}/data?since=").read())
-    metrics = [metric["name"] for metric in news["about"]["metrics"]]
-    assert not {"test_loss", "test_accuracy"} & set(metrics)  # which are not shared
-    stranger = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Host": "evil.example"})
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(stranger)
-    server.shutdown()
-    server.server_close()
+    shared = member.federation.shared_metrics
+    with monitor_page(member.folder, member.status, shared, 0) as server:  # as the command line serves it
+        port = server.server_address[1]
+        assert (
+            "holdfast_round 0.0" in urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+        )
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/").read().decode()
+        assert "waiting for b" in page
+        news = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{port}/data?since=").read())
+        metrics = [metric["name"] for metric in news["about"]["metrics"]]
+        assert not {"test_loss", "test_accuracy"} & set(metrics)  # which are not shared
+        stranger = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(stranger)
     member.stop()
     thread.join(60)
     member.close()

@@ -9,14 +9,27 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from federation_runs import DeployedRun, Started, deploy, describe, member_process, write_federation
+from federation_runs import (
+    PATIENCE,
+    DeployedRun,
+    Started,
+    deploy,
+    describe,
+    free_ports,
+    member_process,
+    write_federation,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.cli.node import monitor_page
@@ -106,25 +119,63 @@ def test_health_and_figures_by_peer(tmp_path: Path) -> None:
     started.stop()
 
 
+@pytest.mark.slow
+def test_the_monitor_answers_from_the_start_and_through_all_epochs(tmp_path: Path) -> None:
+    """Alone, a is let in by nobody; with b and c it takes part; then c is lost, and another epoch begins."""
+    raw = describe(GECL, 3, 2000, membership={"remove_after": "2s"}, evaluate_every=2000)
+    path = write_federation(raw, tmp_path)
+    port = free_ports(1)[0]
+
+    def ask(what: str) -> Any:
+        try:
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/{what}").read().decode()
+        except urllib.error.HTTPError as error:
+            return error.read().decode()
+
+    def until(what: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with suppress(ConnectionError, urllib.error.URLError):
+                if what():
+                    return
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    members = {"a": member_process(path, "a", "--monitor", port)}
+    try:
+        until(lambda: "waiting" in json.loads(ask("health"))["phase"])
+        assert json.loads(ask("health"))["healthy"]
+        assert 'holdfast_peer_waiting_seconds{peer="b"}' in ask("metrics")
+        assert "waiting to be let in" in ask("")
+        members |= {name: member_process(path, name) for name in "bc"}
+        until(lambda: json.loads(ask("health"))["round"] >= 2)
+        members["c"].kill()
+        until(lambda: (tmp_path / "node-a" / "membership" / "epoch-1.json").exists())
+        until(lambda: json.loads(ask("health"))["phase"].startswith("computing"))
+    finally:
+        for process in members.values():
+            process.kill()
+            process.wait()
+
+
 def test_a_page_of_somebody_else_cannot_read_along(tmp_path: Path) -> None:
     """Its name may point to this machine (DNS rebinding), but it is not this machine's."""
     run = deploy(describe(GECL, nodes=2, rounds=1), tmp_path)
-    server = monitor_page(run.members["a"], "0")
-    where = f"http://127.0.0.1:{server.server_address[1]}"
-    for path in ("/", "/data", "/health", "/metrics", "/metrics?name[]=x"):
-        request = urllib.request.Request(f"{where}{path}", headers={"Host": "evil.example:80"})
-        with pytest.raises(urllib.error.HTTPError) as error:
-            urllib.request.urlopen(request)
-        assert error.value.code == 403, path
-    assert urllib.request.urlopen(f"{where}/metrics").status == 200
-    with socket.create_connection(server.server_address[:2]) as slow:
-        slow.sendall(b"GET / HT")
-        server.RequestHandlerClass.timeout = 0.1  # seconds; for those that come from here on
-        with socket.create_connection(server.server_address[:2], timeout=10) as slower:
-            slower.sendall(b"GET / HT")
-            assert slower.recv(1) == b""
-    server.shutdown()
-    server.server_close()
+    a = run.members["a"]
+    with monitor_page(a.folder, a.status, a.federation.shared_metrics, 0) as server:
+        where = f"http://127.0.0.1:{server.server_address[1]}"
+        for path in ("/", "/data", "/health", "/metrics", "/metrics?name[]=x"):
+            request = urllib.request.Request(f"{where}{path}", headers={"Host": "evil.example:80"})
+            with pytest.raises(urllib.error.HTTPError) as error:
+                urllib.request.urlopen(request)
+            assert error.value.code == 403, path
+        assert urllib.request.urlopen(f"{where}/metrics").status == 200
+        with socket.create_connection(server.server_address[:2]) as slow:
+            slow.sendall(b"GET / HT")
+            server.RequestHandlerClass.timeout = 0.1  # seconds; for those that come from here on
+            with socket.create_connection(server.server_address[:2], timeout=10) as slower:
+                slower.sendall(b"GET / HT")
+                assert slower.recv(1) == b""
 
 
 def test_who_is_done_is_healthy(tmp_path: Path) -> None:

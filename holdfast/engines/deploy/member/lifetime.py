@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.base import Member
 from holdfast.engines.deploy.member.keeper import EpochChanged, Keeper
 from holdfast.engines.deploy.member.network import Hosting, NetworkThread
+from holdfast.engines.deploy.member.status import status_outside
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.messages import BeyondRepairError
 from holdfast.engines.deploy.wire.credentials import Credentials
@@ -47,10 +49,12 @@ def run_through_epochs(
     *,
     listen: str | None = None,
     network: NetworkThread | None = None,
+    outside: Callable[[Callable[[], dict[str, Any]]], None] = lambda _: None,
 ) -> T:
     """What ``run`` gives for the member that ``make`` makes; both are called again in every epoch.
 
     ``make`` gets the federation as it is in that epoch. ``listen``: where others reach the member.
+    ``outside`` is given what tells the status of a member that has to wait until it takes part.
     """
     if federation.membership is None:
         with make(federation, Hosting(credentials=credentials, events=events, network=network)) as member:
@@ -59,6 +63,7 @@ def run_through_epochs(
     keeper = Keeper(federation, name, folder, credentials, events, shared)
     try:
         while True:
+            outside(partial(status_outside, keeper, keeper.now))
             _wait(shared, _admission(keeper, listen))
             hosting = Hosting(credentials=credentials, events=events, network=shared, keeper=keeper)
             try:

@@ -6,8 +6,52 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.engines.deploy.federation import Federation
     from holdfast.engines.deploy.member.base import Member
+    from holdfast.engines.deploy.member.keeper import Keeper
     from holdfast.engines.deploy.member.server import Server
+
+
+def blank_status(federation: Federation, name: str) -> dict[str, Any]:
+    """Of a process that has just begun."""
+    nothing = ("round", "payload_bytes", "wire_bytes_sent", "wire_bytes_received", "retries")
+    return {
+        "name": name,
+        "federation": federation.id,
+        "epoch": federation.epoch,
+        "rounds": federation.rounds,
+        "phase": "starting",
+        **dict.fromkeys(nothing, 0),
+        "waiting_seconds": 0.0,
+        "uptime_seconds": 0.0,
+        "refused": {},
+        "messages": {},
+        "last_error": "",
+        "wait_limit": federation.limits.wait,
+        "peers": {},
+        "certificate_days": None,
+        "metrics": {},
+    }
+
+
+def status_outside(keeper: Keeper, since: float) -> dict[str, Any]:
+    """Of a member that has not taken part since then (on the event loop's clock): it waits for the others."""
+    waiting = round(keeper.now - since, 1)
+    figures = {"waiting_seconds": waiting, "round": 0, "bytes_sent": 0, "bytes_received": 0, "retries": 0}
+    return blank_status(keeper.voter.federation, keeper.name) | {
+        "phase": keeper.problem or "waiting to be let in",
+        "round": keeper.voter.epoch.first,
+        "waiting_seconds": waiting,
+        "uptime_seconds": waiting,
+        "refused": dict(keeper.events.complaints),
+        "last_error": keeper.events.last_error,
+        "peers": {name: dict(figures) for name in keeper.others()},
+        "certificate_days": _days_left(keeper),
+    }
+
+
+def _days_left(member: Member | Keeper) -> float | None:
+    return None if member.credentials is None else round(member.credentials.days_left, 1)
 
 
 def status_of(member: Member) -> dict[str, Any]:
@@ -16,13 +60,8 @@ def status_of(member: Member) -> dict[str, Any]:
     waits = "; ".join(str(wait) for wait in list(member.waits.values()))
     sent, received = member.wire_bytes
     shared = {k: v for k, v in member.metrics.items() if k in federation.shared_metrics}
-    days = None if member.credentials is None else round(member.credentials.days_left, 1)
-    return {
-        "name": member.name,
-        "federation": federation.id,
-        "epoch": federation.epoch,
+    return blank_status(federation, member.name) | {
         "round": member.done,
-        "rounds": federation.rounds,
         "phase": member.phase if member.phase in ("finished", "starting") else waits or member.phase,
         "payload_bytes": member.payload_bytes,
         "wire_bytes_sent": sent,
@@ -33,9 +72,8 @@ def status_of(member: Member) -> dict[str, Any]:
         "refused": dict(member.events.complaints),
         "messages": member.norms.status(),
         "last_error": member.events.last_error,
-        "wait_limit": federation.limits.wait,
         "peers": _peers(member),
-        "certificate_days": days,
+        "certificate_days": _days_left(member),
         "metrics": shared,
     }
 

@@ -1,6 +1,6 @@
 """Eight nodes whose texts differ fine-tune one character model with LoRA: does the correction help?
 
-python examples/adapters.py [--seeds 3] [--output adapter]
+python examples/adapters.py [--seeds 3] [--rounds 20] [--output adapter]
 
 Nothing is downloaded: the model is first trained from scratch on one language (examples/dialects.py), and
 every node then has text of its own dialect. Local G-ECL is compared with FedAvg, each with the best of a few
@@ -31,14 +31,14 @@ STEP_SIZES = (0.1, 0.2, 0.4, 0.8)
 class Contestant:
     name: str
     method: Callable[..., hf.Method]
-    rounds: int
+    times: int  # as many rounds
     local_steps: int
 
 
 CONTESTANTS = (
-    Contestant("FedAvg", hf.FedAvg, 20, 16),
-    Contestant("FedAvg, as much traffic", hf.FedAvg, 40, 8),
-    Contestant("Local G-ECL", hf.LocalGECL, 20, 16),
+    Contestant("FedAvg", hf.FedAvg, 1, 16),
+    Contestant("FedAvg, as much traffic", hf.FedAvg, 2, 8),
+    Contestant("Local G-ECL", hf.LocalGECL, 1, 16),
 )
 
 
@@ -49,17 +49,17 @@ def with_adapters(model: nn.Module, seed: int) -> PeftModel:
     return get_peft_model(copy.deepcopy(model), config).train()
 
 
-def fine_tune(model: nn.Module, who: Contestant, lr: float, seed: int) -> PeftModel:
+def fine_tune(model: nn.Module, who: Contestant, lr: float, seed: int, rounds: int) -> PeftModel:
     """The mean of all nodes' adapters on the frozen model."""
     result = hf.train(
         who.method(lr=lr, local_steps=who.local_steps),
         model=with_adapters(model, seed),
         data=[{"input_ids": text, "labels": text} for text in texts(SAMPLES, seed)],
         step=lambda model, batch: model(**batch).loss,
-        rounds=who.rounds,
+        rounds=who.times * rounds,
         batch_size=BATCH,
         seed=seed,
-        evaluate_every=who.rounds,
+        evaluate_every=who.times * rounds,
     )
     return result.model
 
@@ -78,20 +78,21 @@ def test_losses(model: nn.Module, seed: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--output", help="folder for the PEFT adapter of the last run")
     given = parser.parse_args()
     model = character_model()
     print(f"before fine-tuning: {_words([test_losses(model, 0)])}", flush=True)
     tuned = model
     for who in CONTESTANTS:
-        trials = {lr: fine_tune(model, who, lr, seed=0) for lr in STEP_SIZES}
+        trials = {lr: fine_tune(model, who, lr, 0, given.rounds) for lr in STEP_SIZES}
         means = {lr: statistics.fmean(test_losses(trial, 0)) for lr, trial in trials.items()}
         best = min(means, key=means.__getitem__)
         print(f"{who.name}: " + ", ".join(f"lr {lr} {mean:.3f}" for lr, mean in means.items()), flush=True)
         # Step sizes were chosen with seed 0, so the figures are of other seeds.
         runs = []
         for seed in range(1, given.seeds + 1):
-            tuned = fine_tune(model, who, best, seed)
+            tuned = fine_tune(model, who, best, seed, given.rounds)
             runs.append(test_losses(tuned, seed))
         print(f"{who.name}, lr {best}: {_words(runs)}", flush=True)
     if given.output:

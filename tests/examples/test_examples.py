@@ -41,6 +41,14 @@ def test_images_are_augmented_anew(tmp_path: Path) -> None:
     assert float(re.findall(r"accuracy ([\d.]+)", out)[0]) > 0.6
 
 
+def test_adapters_learn_eight_dialects(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    out = run(str(ROOT / "examples/adapters.py"), "--seeds", "1", "--rounds", "2", cwd=tmp_path)
+    before, *tuned = (float(loss) for loss in re.findall(r"mean loss ([\d.]+)", out))
+    assert len(tuned) == 3
+    assert max(tuned) < before
+
+
 def test_an_own_method_passes_its_own_tests(tmp_path: Path) -> None:
     folder = ROOT / "examples/own_method"
     run(

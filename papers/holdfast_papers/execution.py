@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Simulation
@@ -145,15 +145,18 @@ def joined(parts: Sequence[RunRecord]) -> RunRecord:
 
 
 class PaperProgress:
-    """A bar over the work of all tasks, with the time that is left."""
+    """A bar over the work of all tasks, with the time that has passed.
+
+    The time that is left is not shown: multiply-adds tell little about it, where one method takes a step and
+    another solves a problem to the end.
+    """
 
     def __init__(self, console: Console, work: float) -> None:
         self.bar = Progress(
             TextColumn("{task.description}", markup=False, style="bold"),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
-            TextColumn("left:"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TimeElapsedColumn(),
             console=console,
             transient=True,
         )
@@ -172,8 +175,7 @@ class PaperProgress:
     def report(self, what: str) -> None:
         """A line that stays, also where the output is a file and has no bar."""
         bar = next(task for task in self.bar.tasks if task.id == self.task)
-        left = f", about {seconds_text(bar.time_remaining)} left" if bar.time_remaining else ""
-        self.note(f"{what} done: {bar.percentage:.0f} % of all{left}")
+        self.note(f"{what} done: {bar.percentage:.0f} % of all, after {seconds_text(bar.elapsed or 0.0)}")
 
 
 class _JobView(Callback):

@@ -1,8 +1,8 @@
-"""What the code knows of a method, added to its hand-written page; and the pages' place in the navigation.
+"""Adds to each method's hand-written page what the code knows, and lists the pages in the navigation.
 
 A page, NAME.md, has the equations, what the method is good for and when it fails. mkdocs calls ``on_config``
-and ``on_page_markdown``. Facts are found by asking the library whether it would run, and by a dry run that
-counts what is sent; citations, settings and curves are those of papers.toml, methods.toml and curves.py.
+and ``on_page_markdown``. Facts are found by asking the library what it would run, and by a dry run that
+counts what is sent. Citations, settings and curves come from papers.toml, methods.toml and curves.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.topology import Network, base_graph, ring, server
 
 HERE = Path(__file__).parent
 NODES = 4
-ROUNDING = 1e-13  # results below are that
+ROUNDING = 1e-13  # results below this are rounding error
 TABLE = "<!-- the table of methods -->"
 COMPRESSORS = {  # one of each kind of channel that changes messages
     "half": CHANNELS.build("half", {}),
@@ -157,9 +157,9 @@ def sends(method: Method) -> str:
         each = counted.vectors_per_link
         text = f"{_vectors_of(each)} over every directed link and round: {4 * each:g} bytes per parameter"
     if counted.scalars_per_round > 0:
-        text += ", and a single number"
+        text += ", plus a single number"
     if counted.scalars_per_round < 0:
-        text += ", less those that stay at the node"
+        text += ", except for those that stay at the node"
     if counted.vectors_at_start:
         each = counted.vectors_at_start / usual_network(method).directed_links
         text += f"; {_vectors_of(each)} more before the first round"
@@ -182,7 +182,7 @@ def local_steps(method: Method) -> str:
         who.append("any [optimiser](../optimizers.md)")
     if method.uses_solver:
         who.append("a solver of the local problem")
-    return " or ".join(who) or "plain SGD, the method's own"
+    return " or ".join(who) or "plain SGD, built into the method"
 
 
 def channels(method: Method) -> str:
@@ -199,13 +199,15 @@ def channels(method: Method) -> str:
 def curve(name: str) -> str:
     ends = "; ".join(f"{label}: {_short(value)}" for label, value in RESULTS[name].items())
     what = (
-        "The nodes' own losses" if ALGORITHMS.describe(name)["family"] == "personalised" else "The distance"
+        "The nodes' own losses"
+        if ALGORITHMS.describe(name)["family"] == "personalised"
+        else "The distance to the optimum"
     )
     return "\n".join(
         [
             "\n## A curve\n",
             f"![{METHODS[name]['title']} on heterogeneous quadratics](figures/{name}.svg)\n",
-            f"*{what} after 300 rounds, as a share of the start. {ends}.",
+            f"*{what} after 300 rounds, relative to the start. {ends}.",
             "[The problem](index.md#the-curves).*",
         ]
     )

@@ -39,7 +39,7 @@ class APDAInexact(Algorithm):
     lr: Rate  # primal step eta_x
     beta: Positive  # beta_y: how much of the local gradient enters the dual step; about 1/(2 L) to 1/L
     mu: NonNegative  # strong convexity of the objective
-    dual_lr: Positive | None = None  # eta_y; by default 1/(32 lr), up to 1/lr is faster if beta eta_y < 1
+    dual_lr: Positive | None = None  # eta_y, by default 1/(32 lr); up to 1/lr is faster, if beta eta_y < 1
     solver: LocalSolver = EXACT
 
     @property

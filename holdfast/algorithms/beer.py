@@ -69,7 +69,7 @@ class MoTEF(_CompressedTracking):
 
     columnwise: ClassVar[bool] = True
 
-    share: Share = 0.1  # lambda, of the new gradient in the average; 1 makes it BEER
+    share: Share = 0.1  # lambda: weight of the new gradient in the average; 1 makes it BEER
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         return self._round(s, oracle, peers, self.share)

@@ -72,7 +72,7 @@ class ExactDiffusion(Differences):
 
     columnwise: ClassVar[bool] = True
 
-    share: Share = HALF  # of mixing: (1 - share) I + share W. 1 makes it D²; more is faster where W allows it
+    share: Share = HALF  # mixes with (1 - share) I + share W; 1 is D²; more is faster where W allows it
 
     @property
     def least_eigenvalue(self) -> float:
@@ -145,7 +145,7 @@ class LED(Algorithm):
 
     lr: Rate
     local_steps: LocalSteps = 1  # 1 is Exact Diffusion
-    share: Share = HALF  # of mixing: (1 - share) I + share W. More is faster where W allows it
+    share: Share = HALF  # mixes with (1 - share) I + share W; more is faster where W allows it
     optimizer: Optimizer = PLAIN
 
     @property

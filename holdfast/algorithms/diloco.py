@@ -54,7 +54,7 @@ class NoLoCo(Algorithm):
     lr: Rate
     local_steps: Count = 1
     momentum: Decay = 0.5  # the paper's alpha
-    outer_lr: Rate = 0.7  # the paper's beta: share of the neighbours' mean change
+    outer_lr: Rate = 0.7  # the paper's beta: weight of the neighbours' mean change
     pull: Weight = 1.0  # the paper's gamma, towards the neighbours' mean model
     optimizer: Optimizer = INNER
 

@@ -38,7 +38,7 @@ class DSpodFL(Algorithm):
     sporadic_gradients: bool = True  # False: every node computes in every round, however long it takes
     sporadic_links: bool = True  # False: every link transmits in every round
     bias_correction: bool = False  # divide steps by the probability of computing; not in the paper
-    optimizer: Optimizer = PLAIN  # of a node that computes; one that does not stays, and so does its memory
+    optimizer: Optimizer = PLAIN  # of nodes that compute; it leaves the memory of the others as it is
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -55,9 +55,9 @@ class DualFL(Algorithm):
     nu: Positive  # step in the dual; at most the strong convexity of the local problems
     rho: Annotated[float, Field(ge=0, lt=1)] = 0.0  # momentum: 0 grows as in FISTA, larger settles lower
     alpha: NonNegative = 0.0  # weight of (alpha/2) ||x||^2 added to every local problem
-    shrink_alpha_every: Count | None = None  # rounds between divisions of alpha by 10; None: it stays
+    shrink_alpha_every: Count | None = None  # rounds after which alpha is divided by 10; None: never
     solver: LocalSolver = EXACT
-    gap_rule: GapRule | None = None  # local solves as exact as (3.7), (3.8) ask; None: as the solver says
+    gap_rule: GapRule | None = None  # stop local solves where (3.7), (3.8) allow; None: by the solver's rule
     mu: Positive | None = None  # gap_rule "strong-convexity": strong convexity of the objective, above nu
 
     def __post_init__(self) -> None:

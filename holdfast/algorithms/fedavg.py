@@ -54,7 +54,7 @@ class FedAvg(ServerAlgorithm[Server]):
     server_lr: Rate = 1.0  # other than 1: generalised FedAvg with two-sided step sizes
     optimizer: Optimizer = PLAIN
     server_optimizer: Optimizer = PLAIN  # FedOpt: sees minus the clients' mean change as its gradient
-    normalize: bool = field(default=False, kw_only=True)
+    normalize: bool = field(default=False, kw_only=True)  # FedNova: average the changes per step
 
     @property
     def clippable(self) -> bool:

@@ -71,7 +71,7 @@ class FedDR(ServerAlgorithm[Server]):
 
 
 class Node(NamedTuple):
-    z: Tensor  # tends to x* + eta times the node's own gradient there
+    z: Tensor  # tends to x* - eta times the node's own gradient there
     x: Tensor  # everybody's mean z
 
 

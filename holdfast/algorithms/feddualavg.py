@@ -36,7 +36,7 @@ class FedDualAvg(ServerAlgorithm[Server]):
     server_lr: Rate = 1.0
     l1: NonNegative = 0.0
     l2: NonNegative = 0.0
-    l2_in_objective: bool = False  # then its share is taken out of the gradients
+    l2_in_objective: bool = False  # l2 is in the objective already: it is taken out of the gradients
 
     @property
     def clippable(self) -> bool:

@@ -69,9 +69,9 @@ class FedPD(Algorithm):
     tolerance: NonNegative = 0.0  # gd: a node whose squared gradient is below it stops early (eq. 8)
     decreasing: bool = False  # sgd: step q = 1..Q of round r is lr / sqrt(Q r / 5 + q)
     refresh_every: Count = 20  # vr: rounds between full gradients, I
-    gamma: Rate | None = None  # vr: larger moves farther in a step; by default 4 eta
+    gamma: Rate | None = None  # vr: larger means longer steps; by default 4 eta
     skip: Chance = 0.0  # probability p of a round without communication
-    communicate_every: Count = 1  # instead of ``skip``: only in the last of every so many rounds
+    communicate_every: Count = 1  # instead of ``skip``: rounds from one communication to the next
     optimizer: Optimizer = PLAIN  # gd, sgd
 
     def __post_init__(self) -> None:

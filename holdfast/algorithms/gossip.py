@@ -106,7 +106,7 @@ class QGDSGDM(Algorithm):
     keeps_sums: ClassVar[bool] = False
 
     lr: Rate
-    momentum: Decay = 0.9  # weight of the momentum in a step, and of its past in the momentum; 0 is DSGD
+    momentum: Decay = 0.9  # weight of m in a step, and of the old m in the new one; 0 is DSGD
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Moving:
         return Moving(x=x0, m=torch.zeros_like(x0))

@@ -81,8 +81,8 @@ class FedRep(Algorithm):
     lr: Rate
     head: Part
     head_steps: Count = 1  # tau: on the head, with the body as it was received
-    local_steps: Count = 1  # then on the body, with the new head; several drift apart
-    optimizer: Optimizer = PLAIN  # of both, each with a memory of its own
+    local_steps: Count = 1  # then on the body, with the new head; more than one drifts
+    optimizer: Optimizer = PLAIN  # of both, with separate memories
 
     @property
     def own(self) -> ModelPart:
@@ -132,7 +132,7 @@ class Stays(NamedTuple):
 @ALGORITHMS.register("fedbn", family="personalised", paper="Li et al. 2021, Alg. 1")
 @dataclass(frozen=True)
 class FedBN(Algorithm):
-    """Local steps and averaging, of all parameters but those that stay at home (Li et al. 2021).
+    """Local steps and averaging, of all parameters but those that stay at the nodes (Li et al. 2021).
 
     ``local``: names of modules or parameters, or patterns such as "*.norm*", that are trained but never sent;
     or a number, that of the last trainable numbers of the model.

@@ -83,11 +83,11 @@ class _Increments(ServerAlgorithm[Server]):
 @ALGORITHMS.register("scallion", family="corrected, with a server", paper="Huang et al. 2023 (SCALLION)")
 @dataclass(frozen=True)
 class SCALLION(_Increments):
-    """SCAFFOLD with one vector up; for compressors that are right on average (Huang et al. 2023)."""
+    """SCAFFOLD with one vector up; for unbiased compressors (Huang et al. 2023)."""
 
     columnwise: ClassVar[bool] = True
 
-    alpha: Share = 1.0  # of a control variate's way to the new gradient; the coarser the channel, the less
+    alpha: Share = 1.0  # step of the control variate to the new gradient; smaller for coarser channels
 
     def init(self, x0: Tensor) -> Client:
         return Client(c=torch.zeros_like(x0), memory=self.optimizer.memory(x0))

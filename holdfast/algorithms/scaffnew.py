@@ -69,7 +69,7 @@ class DScaffnew(Algorithm):
 
     lr: Rate  # 1/L is safe
     p: Probability  # of communicating after a step; 1 makes it Exact Diffusion
-    share: Share = HALF  # of mixing: (1 - share) I + share W. More is faster where W allows it
+    share: Share = HALF  # mixes with (1 - share) I + share W; more is faster where W allows it
     optimizer: Optimizer = PLAIN
 
     @property

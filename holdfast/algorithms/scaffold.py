@@ -49,7 +49,7 @@ class SCAFFOLD(ServerAlgorithm[Server]):
     lr: Rate
     local_steps: LocalSteps = 1
     server_lr: Rate = 1.0
-    option: Literal[1, 2] = 2  # new control variate: 1 full gradient at the server's model, 2 steps' mean
+    option: Literal[1, 2] = 2  # new control variate: 1 full gradient at x, 2 mean gradient of the steps
     optimizer: Optimizer = PLAIN
 
     @property

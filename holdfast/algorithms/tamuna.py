@@ -45,7 +45,7 @@ class TAMUNA(ServerAlgorithm[Server]):
 
     lr: Rate  # gamma; 1/L is safe
     p: Probability  # of communicating after a step: rounds have 1/p steps on average
-    copies: Copies | None = None  # s: so many clients of the cohort send each entry; None: all of them
+    copies: Copies | None = None  # s: how many clients of the cohort send each entry; None: all of them
     chi: Probability = 0.5  # step of h; up to n (s-1) / (s (n-1)) is safe, for n clients in all
 
     @property

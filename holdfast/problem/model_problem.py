@@ -18,6 +18,7 @@ from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.lazy import AnyData
 from holdfast.data.samples import TARGET_NAMES, targets_of
 from holdfast.problem.augmentation import Augment, augmented, check_augment
+from holdfast.problem.checks import check_batches, check_loss
 from holdfast.problem.convexity import SquaredOutputs, convexity_of
 from holdfast.problem.features import Kept, keep_features
 from holdfast.problem.flat import FlatModel
@@ -390,37 +391,11 @@ class ModelProblem:
         some = self.given.some(2).samples
         if self.augment is not None:
             some = check_augment(self.augment, some, self._keys(self.here[:1], 0, 0)[0], self.stacked)
-        outputs = self.row_loss.probe(some, stacked=False)
-        own = self.source.targets
-        for targets in [own] if test is None else [own, targets_of(test)]:
-            # A test set may have fewer samples than the model was tried on.
-            few = isinstance(outputs, Tensor) and outputs.ndim > 0 and targets is not None
-            self.loss.check(outputs[: len(targets)] if few else outputs, targets)  # type: ignore[arg-type]
-        classes = self.loss.classes_of(outputs, own)
-        self.source.watch(lambda read: self.loss.check_targets(read, classes))
-        self._check_padding()
+        check_loss(self.row_loss, self.source, some, test)
+        check_batches(self.model, self.loss, self.source)
         self.model.probe_evaluation(self.loss.first_part, some, self.loss.calls)
         if self.backend.vmapped:
             self.row_loss.probe(some, stacked=True)
-
-    def _check_padding(self) -> None:
-        if self.model.statistics and self.source.batch_size == 1:
-            raise HoldfastError("batch_size = 1: BatchNorm needs more samples in a batch; give 2 or more")
-        if self.model.statistics and self.source.batch_size is None:
-            for node in self.here:
-                if self.samples(node[None]) == 1:
-                    raise HoldfastError(
-                        f"node {int(node)} has a single sample, and BatchNorm needs more in a batch; leave "
-                        "the node out, or use torch.nn.GroupNorm"
-                    )
-        if not self.source.padded or (self.loss.per_sample and not self.model.statistics):
-            return
-        counts = "BatchNorm" if self.loss.per_sample else "a loss that gives one number for a batch"
-        advice = "" if self.loss.per_sample else "give one per sample, or "
-        raise HoldfastError(
-            f"batches have different numbers of samples, so they are padded, and {counts} would count the "
-            f"padding: {advice}a batch_size that divides every node's samples, or draw with replacement"
-        )
 
     # --- a test set ---------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ STEPS = ("lr", "local_steps", "optimizer")
 SOLVER_USES = {"exact": (), "gd": STEPS, "sgd": STEPS}
 
 
-@ALGORITHMS.register("a-fedpd", family="primal-dual, with a server", paper="Sun et al. 2024, Alg. 1")
+@ALGORITHMS.register("a-fedpd", family="primal-dual, with a server", paper="Sun et al. 2024 (reconstruction)")
 @dataclass(frozen=True)
 class AFedPD(ServerAlgorithm[Server]):
     """FedPD with cohorts: duals of absent clients follow the cohort's mean (Sun et al. 2024)."""

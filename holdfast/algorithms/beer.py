@@ -62,7 +62,7 @@ class BEER(_CompressedTracking):
         return self._round(s, oracle, peers, 1.0)
 
 
-@ALGORITHMS.register("motef", family="corrected, between neighbours", paper="Islamov et al. 2024, Alg. 1")
+@ALGORITHMS.register("motef", family="corrected, between neighbours", paper="Islamov et al. 2024")
 @dataclass(frozen=True)
 class MoTEF(_CompressedTracking):
     """BEER that tracks an average of past gradients, for noisy ones, exact (Islamov et al. 2024)."""

@@ -80,7 +80,9 @@ class _Increments(ServerAlgorithm[Server]):
         return server.x
 
 
-@ALGORITHMS.register("scallion", family="corrected, with a server", paper="Huang et al. 2023 (SCALLION)")
+@ALGORITHMS.register(
+    "scallion", family="corrected, with a server", paper="Huang et al. 2023 (SCALLION, reconstruction)"
+)
 @dataclass(frozen=True)
 class SCALLION(_Increments):
     """SCAFFOLD with one vector up; for unbiased compressors (Huang et al. 2023)."""
@@ -97,7 +99,9 @@ class SCALLION(_Increments):
         return s._replace(memory=memory), self.alpha * (gradient - s.c)
 
 
-@ALGORITHMS.register("scafcom", family="corrected, with a server", paper="Huang et al. 2023 (SCAFCOM)")
+@ALGORITHMS.register(
+    "scafcom", family="corrected, with a server", paper="Huang et al. 2023 (SCAFCOM, reconstruction)"
+)
 @dataclass(frozen=True)
 class SCAFCOM(_Increments):
     """SCALLION that averages gradients over rounds, for any compressor such as top-k (Huang et al. 2023)."""

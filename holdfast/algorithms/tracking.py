@@ -112,8 +112,8 @@ class FlexGT(Tracking):
 
     columnwise: ClassVar[bool] = True
 
-    local_steps: Count = 1  # d1: steps along the tracker, which follows each new gradient
-    exchanges: Count = 1  # d2: of the model, then of the tracker; each mixes with W^d2
+    local_steps: Count = 1  # steps along the tracker, which follows each new gradient
+    exchanges: Count = 1  # M: of the model, then of the tracker; each mixes with W^M
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         memory = self.optimizer.begin(s.memory, s.x)

@@ -89,6 +89,7 @@ TYPES = {  # what parameters are, in words; others are shown as they are written
     "ChosenAggregation": "aggregation",
     "AtLeastTwo": "whole number from 2",
     "TwoOrMore": "whole number from 2",
+    "Copies": "whole number from 2",
 }
 
 

@@ -1,4 +1,4 @@
-"""FlexGT, BEER and MoTEF against their papers, in float64."""
+"""FlexGT written out, BEER and MoTEF against their authors' code, in float64."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_flexgt_with_one_step_and_one_exchange_is_gradient_tracking(quadratics):
     assert_same(ours, quadratics.run(hf.GTSGD(lr=0.03, order="atc"), 40, RING))
 
 
-def test_flexgt_is_the_printed_method(quadratics):
+def test_flexgt_is_the_method_on_its_page(quadratics):
     """d1 = 3 steps along the tracker, the last of which ends in d2 = 2 exchanges of model and tracker."""
     lr, mixing = 0.02, W @ W
     x = quadratics.x0.expand(10, -1)
@@ -68,8 +68,8 @@ def test_flexgt_converges_linearly_to_the_optimum(quadratics):
 # --- BEER and MoTEF -------------------------------------------------------------------------------------
 
 
-def printed(problem, lr: float, share: float, gamma: float, compress, rounds: int) -> torch.Tensor:
-    """Algorithm 1 of both papers, with rows for their columns; BEER is share = 1. Starts with H = G = 0."""
+def written_out(problem, lr: float, share: float, gamma: float, compress, rounds: int) -> torch.Tensor:
+    """As in the code of both papers, with rows for its columns; BEER is share = 1. Starts with H = G = 0."""
     mixing = W - torch.eye(10, dtype=torch.float64)
     x = problem.x0.expand(10, -1)
     h = g = torch.zeros_like(x)
@@ -100,9 +100,9 @@ def path(problem, method, rounds: int, **options) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("method", "share"), [(hf.BEER(lr=0.02), 1.0), (hf.MoTEF(lr=0.02, share=0.3), 0.3)])
-def test_with_a_channel_they_are_the_printed_methods(method, share, quadratics):
+def test_with_a_channel_they_are_the_methods_of_their_authors_code(method, share, quadratics):
     ours = path(quadratics, method, 60, channel=TOP)
-    assert_same(ours, printed(quadratics, 0.02, share, 0.4, top_half, 60))
+    assert_same(ours, written_out(quadratics, 0.02, share, 0.4, top_half, 60))
 
 
 def test_motef_without_an_average_is_beer(quadratics):
@@ -111,7 +111,7 @@ def test_motef_without_an_average_is_beer(quadratics):
 
 
 def test_beer_is_gradient_tracking_but_for_the_start(quadratics):
-    """Without compression. Copies begin at zero in the paper, so the first tracker is not mixed."""
+    """Without compression. Copies begin at zero in the authors' code, so the first tracker is not mixed."""
     ours = path(quadratics, hf.BEER(lr=0.02), 40)
     x = quadratics.x0.expand(10, -1)
     g = y = quadratics.grads(x)

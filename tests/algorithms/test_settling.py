@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_quadratics
@@ -52,6 +53,34 @@ def test_without_compression_and_averages_they_are_scaffold(method, cohort, quad
     assert_same(ours, path(quadratics, hf.SCAFFOLD(lr=0.02, local_steps=3, server_lr=0.7), 40, cohort=cohort))
 
 
+def top_half(v: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(v) >= np.sort(np.abs(v))[len(v) // 2], v, 0)
+
+
+@pytest.mark.parametrize("method", [hf.SCALLION, hf.SCAFCOM])
+def test_with_cohorts_and_top_k_they_are_the_published_recursions(method, quadratics):
+    """Client by client, with all that they keep. Increments and server are as in published code of others."""
+    lr, steps, server_lr, part = 0.02, 3, 0.7, 0.4
+    made = method(lr, steps, server_lr, **{"alpha" if method is hf.SCALLION else "beta": part})
+    simulation = Simulation(made, quadratics, SERVER, seed=3, cohort=4, channel=hf.TopK(0.5))
+    A, b, x = quadratics.A.numpy(), quadratics.b.numpy(), quadratics.x0.numpy()
+    c, c_i, v_i = np.zeros(4), np.zeros((10, 4)), np.zeros((10, 4))
+    for round in range(30):
+        sent = np.zeros((10, 4))
+        for i in simulation.rounds.cohort(round).tolist():
+            y = x
+            for _ in range(steps):
+                y = y - lr * (A[i] @ (y - b[i]) - c_i[i] + c)
+            v_i[i] = (1 - part) * v_i[i] + part * ((x - y) / (lr * steps) + c_i[i] - c)
+            scallion = part * ((x - y) / (lr * steps) - c)
+            sent[i] = top_half(scallion if method is hf.SCALLION else v_i[i] - c_i[i])
+        x = x - server_lr * lr * steps * (sent.sum(0) / 4 + c)
+        c, c_i = c + sent.sum(0) / 10, c_i + sent
+        simulation.step()
+        assert np.linalg.norm(simulation.models[0].numpy() - x) <= 1e-10 * np.linalg.norm(x)
+    assert np.abs(simulation.state.clients.c.numpy() - c_i).max() < 1e-10
+
+
 @pytest.mark.parametrize("method", [hf.SCALLION(0.05, 3, alpha=0.5), hf.SCAFCOM(0.05, 3, beta=0.5)])
 def test_both_sides_hold_the_same_control_variates(method, quadratics):
     state = clients(quadratics, method, 20, cohort=4, channel=hf.TopK(0.25))
@@ -89,8 +118,8 @@ def test_a_fedpd_with_everybody_is_fedpd(quadratics):
     assert_same(ours, fedpd)
 
 
-def test_a_fedpd_is_the_printed_method_with_cohorts(quadratics):
-    """Algorithm 1 with a dual for every client, absent ones included; rho = 1/eta."""
+def test_a_fedpd_is_the_method_that_keeps_a_dual_for_every_client(quadratics):
+    """Absent ones included, as published code of others has it; rho = 1/eta."""
     rho, rounds = 2.0, 30
     simulation = Simulation(hf.AFedPD(eta=1 / rho, solver="exact"), quadratics, SERVER, seed=3, cohort=4)
     x, dual = quadratics.x0, torch.zeros(10, 4, dtype=torch.float64)
@@ -138,26 +167,42 @@ def test_every_entry_is_sent_by_so_many(clients, copies, d):
     assert torch.equal(alone.parts(x[:1], copies)[0], parts[2])
 
 
-def test_tamuna_is_compressed_scaffnew_as_printed(quadratics):
-    """Condat et al. 2022, Algorithm 1: q marks who sends an entry, s = 3 for each; one step at a time."""
-    lr, p, s, chi = 0.1, 0.4, 3, 0.6
-    simulation = Simulation(hf.TAMUNA(lr, p, copies=s, chi=chi), quadratics, SERVER, seed=3)
-    x = quadratics.x0.expand(10, -1)
-    h = torch.zeros_like(x)
+def template(clients: int, copies: int, d: int) -> np.ndarray:
+    """[clients, d]: who sends what, before clients are shuffled; for d >= clients/copies."""
+    q = np.zeros((clients, d))
+    for turn in range(copies * d):
+        q[turn % clients, turn // copies] = 1
+    return q
+
+
+@pytest.mark.parametrize("cohort", ["all", 5])
+def test_tamuna_is_the_method_of_its_authors_code(cohort, quadratics):
+    """With everybody it is CompressedScaffnew. A client's h moves at the end of the round it took part in."""
+    lr, p, s, eta = 0.1, 0.4, 3, 0.24
+    method = hf.TAMUNA(lr, p, copies=s, chi=eta / p)
+    simulation = Simulation(method, quadratics, SERVER, seed=3, cohort=cohort)
+    A, b, x, h = quadratics.A.numpy(), quadratics.b.numpy(), quadratics.x0.numpy(), np.zeros((10, 4))
     for round in range(30):
-        oracle = BatchOracle(quadratics, torch.arange(10), 3, round, Work())
-        q = (oracle.parts(x, s) > 0).double()
-        while True:
-            hat = x - lr * quadratics.grads(x) + lr * h
-            if oracle.coin(p):
-                break
-            x = hat
-        mean = (q * hat).sum(0) / s
-        h = h + p * chi / lr * q * (mean - hat)
-        x = mean.expand(10, -1)
+        chosen = torch.arange(10) if cohort == "all" else simulation.rounds.cohort(round)
+        oracle = BatchOracle(quadratics, chosen, 3, round, Work(), cohort=chosen)
+        q = (oracle.parts(torch.zeros(len(chosen), 4), s) > 0).double().numpy()
+        assert sorted(q.tolist()) == sorted(template(len(chosen), s, 4).tolist())
+        steps = 1
+        while not oracle.coin(p):
+            steps += 1
+        sent = np.zeros_like(q)
+        for place, i in enumerate(chosen.tolist()):
+            y = x
+            for _ in range(steps):
+                y = y - lr * (A[i] @ (y - b[i]) - h[i])
+            sent[place] = q[place] * y
+        x = sent.sum(0) / s
+        for place, i in enumerate(chosen.tolist()):
+            h[i] += eta / lr * (q[place] * x - sent[place])
         simulation.step()
-        assert (simulation.models[0] - mean).norm() <= 1e-10 * mean.norm()
-    assert simulation.state.clients.h.sum(0).norm() < 1e-10
+        assert np.linalg.norm(simulation.models[0].numpy() - x) <= 1e-10 * np.linalg.norm(x)
+    assert np.abs(simulation.state.clients.h.numpy() - h).max() < 1e-10
+    assert np.abs(h.sum(0)).max() < 1e-10
 
 
 @pytest.mark.parametrize(("cohort", "copies", "rounds"), [("all", 3, 45), (5, None, 30), (5, 3, 45)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -100,6 +101,7 @@ def test_list_as_json_has_everything_with_its_fields() -> None:
             for parameter in entry["parameters"]:
                 assert {"name", "type", "required"} <= set(parameter)
                 assert parameter["required"] != ("default" in parameter)
+                assert not re.search(r"[A-Z\[]", parameter["words"])  # in words, not as a type is written
     [gossip] = [entry for entry in listed["algorithms"] if entry["name"] == "gossip"]
     assert gossip["parameters"] == [
         {

@@ -33,6 +33,7 @@ from holdfast.engines.deploy.wire.listening import bind_address, is_loopback, re
 from holdfast.experiments.consent import require_consent
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, names_code, open_site, own_data
+from holdfast.problem.threads import on_threads, step_threads
 from holdfast.report.format import bytes_text
 
 Status = Callable[[], dict[str, Any]]
@@ -199,8 +200,10 @@ def _run_member(
             member.open(listen)
         if options.log == "progress":
             events.write = stack.enter_context(ProgressView(member)).show
-        if isinstance(member, Node) and member.site.warning:
-            events.log("problem", "warning", reason=member.site.warning)
+        if isinstance(member, Node):
+            stack.enter_context(on_threads(step_threads(member.site.problem)))
+            if member.site.warning:
+                events.log("problem", "warning", reason=member.site.warning)
         own = member.federation.own_model
         if own is not None:
             events.log("own model", model=own.spec, file=str(own.file), sha256=own.sha256)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import torch
+
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Look, Simulation
 from holdfast.experiments.callbacks import Callback, JobInfo, Measurements, Stop
@@ -17,6 +19,7 @@ from holdfast.experiments.config import Cadence
 from holdfast.experiments.evaluation import Evaluation, costs
 from holdfast.experiments.reading import Reading, Stopwatch
 from holdfast.experiments.statuses import Outcome
+from holdfast.problem.threads import on_threads, step_threads
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Execution:
     def __post_init__(self) -> None:
         given = self.evaluate_every
         self.every = self.evaluation.auto_every(self.simulation) if given == "auto" else given
+        self.threads = step_threads(self.simulation.problem)
         self._look: Look = lambda: self.evaluation.figures(self.simulation)
         self._unread: Reading | None = None  # what was measured last, while nobody has looked at it
 
@@ -62,7 +66,11 @@ class Execution:
             if self.rows:
                 tell("on_resume", list(self.rows))
             left = self.rounds - self.simulation.round
-            tell("on_prepared", self.simulation.prepare(left))
+            with on_threads(self.threads):
+                how = self.simulation.prepare(left)
+            if self.threads < (cores := torch.get_num_threads()):
+                how += f", on {self.threads} of {cores} cores, as a step is small"
+            tell("on_prepared", how)
             if self.evaluation.repeatable:
                 times = left // self.every
                 self._look = self.simulation.executor.repeated(self.simulation, self._look, times)
@@ -116,7 +124,7 @@ class Execution:
         Returns the rows that are known by now: its own, or, if rows may come ``late``, the one before.
         """
         if not begins:
-            with watch.round():
+            with watch.round(), on_threads(self.threads):
                 self.simulation.step()
             self.seconds = watch.seconds
         known, done = self._read(), self.simulation.round

@@ -142,6 +142,10 @@ class Keeper:
             self.events.complain("refused", peer=who[:80] or "somebody", reason=str(error))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise
+        except OSError as error:  # nothing is promised that could not be written down
+            self.events.complain("membership", reason=str(error))
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "cannot be saved: no room, or no folder")
+            raise
 
     # --- what it asks -----------------------------------------------------------------------------------
 

@@ -29,13 +29,13 @@ class Ledger:
     """The folder ``membership`` of a member: ``memory.json``, and ``epoch-N.json`` for each epoch after 0."""
 
     def __init__(self, folder: Path, first: Epoch) -> None:
-        self.folder, self.first = folder, first
+        self.folder, self.first, self.path = folder, first, folder / "memory.json"
         folder.mkdir(parents=True, exist_ok=True)
         self.memory = Remembered(incarnation=new_incarnation())
-        if (path := folder / "memory.json").exists():
-            self.memory = _read(path, Remembered)
+        if self.path.exists():
+            self.memory = _read(self.path, Remembered)
         else:
-            self._write("memory.json", self.memory)
+            self._write(self.path.name, self.memory)
         self.decisions: list[Decision] = []
         while (path := folder / f"epoch-{len(self.decisions) + 1}.json").exists():
             try:
@@ -65,7 +65,7 @@ class Ledger:
         """Writes down ``changes`` of ``Remembered``, for good."""
         changed = self.memory.model_copy(update=changes)
         if changed != self.memory:
-            self._write("memory.json", changed)
+            self._write(self.path.name, changed)
             self.memory = changed
 
     def decide(self, decision: Decision) -> None:

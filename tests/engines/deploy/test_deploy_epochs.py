@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import epoch_runs
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from epoch_runs import Threads
 from federation_runs import describe, free_ports
@@ -14,8 +17,10 @@ from federation_runs import describe, free_ports
 from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.engines.deploy import signing
 from holdfast.engines.deploy.epochs import Order
-from holdfast.engines.deploy.federation import NodeConfig
+from holdfast.engines.deploy.federation import LimitsConfig, NodeConfig
 from holdfast.engines.deploy.member import keeper
+from holdfast.engines.deploy.member.epoch_start import keep_model
+from holdfast.engines.deploy.storage.kept_models import KeptModels
 from holdfast.experiments.federation import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -158,3 +163,43 @@ def test_a_server_goes_on_without_a_client_that_is_lost(algorithm: str, cohort: 
     last = threads.check("abd")[-1]
     assert last.names == ["a", "b", "d"]
     assert 3 <= last.first < 20
+
+
+def test_an_epoch_that_a_member_hears_of_while_it_reads_its_data_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.1)
+    fedavg = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
+    raw = changing(fedavg, 3, 6, network={"topology": "server"}, limits={"wait": 9.0})
+    raw |= {"coordinator": KEY.public_key().public_bytes_raw().hex(), "membership": {}}
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    read = epoch_runs.open_site
+
+    def slowly(now: Any, name: str, *data: Any) -> Any:
+        if name == "b" and now.epoch == 0 and threads.limit == 7:
+            threads.until(lambda: any((e["event"], e["node"]) == ("a new epoch", "b") for e in threads.log))
+        return read(now, name, *data)
+
+    monkeypatch.setattr(epoch_runs, "open_site", slowly)
+    for name in ("hub", *"abc"):
+        threads.start(name)
+    threads.limit = 2
+    threads.until(lambda: threads.members.keys() == {"hub", *"abc"} and threads.members["b"].done > 0)
+    for name in "bc":
+        threads.stop(name)
+        del threads.threads[name]
+    drop_in(threads, "hub", order(threads, "remove", "c"))
+    threads.agreed(1)
+    threads.limit = 7
+    threads.start("b")
+    threads.end()
+    assert threads.check("ab")[0].names == ["a", "b"]
+
+
+def test_what_an_epoch_still_computes_is_no_model_of_the_next(tmp_path: Path) -> None:
+    kept = KeptModels(tmp_path / "epoch-1", 0, lambda: False, LimitsConfig())
+    voter = SimpleNamespace(kept=kept, place=lambda number: tmp_path / f"epoch-{number}")
+    member: Any = SimpleNamespace(keeper=SimpleNamespace(voter=voter), federation=SimpleNamespace(epoch=0))
+    with pytest.raises(keeper.EpochChanged):
+        keep_model(member, 7, torch.zeros(2))
+    assert kept.rounds == []

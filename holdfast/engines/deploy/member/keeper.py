@@ -15,7 +15,7 @@ import grpc
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.agreement import Decision, is_majority
-from holdfast.engines.deploy.epochs import Order
+from holdfast.engines.deploy.epochs import Epoch, Order
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.membership_links import MembershipLinks
 from holdfast.engines.deploy.member.network import NetworkThread
@@ -218,12 +218,24 @@ class Keeper:
         return f"others take it in once they have left out the old one (membership.rejoin), or {ordered}"
 
     def look_for_order(self) -> None:
-        """The file ``membership/order.json``, which the member's people have put there."""
-        path = self.voter.ledger.folder / "order.json"
-        if path.exists():
+        """The file ``membership/order.json``, which the member's people have put there.
+
+        One that says nothing yet may still be being copied; it keeps nobody from hearing of the others.
+        """
+        path, epoch = self.voter.ledger.folder / "order.json", self.voter.epoch.number
+        if not path.exists():
+            return
+        try:
             order: Order = parse(Order, path.read_bytes())
             remove(path)
+            if order.federation == self.file.id and order.epoch != epoch:
+                raise HoldfastError(
+                    f"an order for epoch {order.epoch}, but this is {epoch}: ask for a new one"
+                )
+            self.voter.check_order(order)
             self.voter.consider(order)
+        except (HoldfastError, OSError) as error:
+            self.events.complain("membership", reason=str(error), file=str(path))
 
     def _explain(self, problem: str) -> None:
         if self.problem != problem:
@@ -251,12 +263,11 @@ class Keeper:
         return self.name in self.broken or (order is not None and order.change == "rollback")
 
     @property
-    def ordered_away(self) -> bool:
-        """Whether the coordinator has removed this member, and has not ordered it to be added again."""
+    def removal(self) -> Epoch | None:
+        """Where the coordinator has removed this member, and has not ordered it to be added again."""
         now, pending = self.voter.epoch, self.voter.order
-        last = None if now.order is None else (now.order.change, now.order.name)
         back = pending is not None and pending.newcomer is not None and pending.name == self.name
-        return last == ("remove", self.name) and self.confirmed == now.number and not back
+        return self.voter.removal if self.confirmed == now.number and not back else None
 
     def begin_anew(self, error: BeyondRepairError) -> None:
         """This member's files are beyond repair: it goes on in a new epoch, from a model that is intact.

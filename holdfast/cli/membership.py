@@ -14,7 +14,7 @@ from holdfast.engines.deploy.federation import NodeConfig
 from holdfast.engines.deploy.member.membership_links import MembershipLinks
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.signing import load_key, sign
-from holdfast.engines.deploy.storage.ledger import Ledger
+from holdfast.engines.deploy.storage.ledger import read_decisions
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.engines.deploy.wire.membership import Reply, Word
@@ -112,7 +112,7 @@ class Coordinator:
         if now is None and folder is not None:
             if not (folder / "membership").is_dir():
                 raise HoldfastError(f"--dir: {folder} is not the folder of a member whose members may change")
-            now = Ledger(folder / "membership", first_epoch(self.file)).epoch
+            now = [first_epoch(self.file), *(d.epoch for d in read_decisions(folder / "membership"))][-1]
         if now is None:
             raise NobodyError("no member could be reached: start them, or give the folder of one with --dir")
         return now, [reply for epoch, reply in told if epoch.number == now.number]
@@ -181,6 +181,12 @@ def _with_certificate(file: FederationFile, folder: Path, insecure: bool) -> str
     if not found:
         raise HoldfastError(f"{folder} holds no key of a member; name the folder with --certs")
     return found[0]
+
+
+def latest_epoch(file: FederationFile, asker: str, credentials: Credentials | None) -> Epoch | None:
+    """The epoch under way, as far as the members of the file know who can be reached; None: none can."""
+    told = asyncio.run(_tell(file, asker, credentials, None, first_epoch(file))).values()
+    return max((answer[0] for answer in told if answer), key=lambda epoch: epoch.number, default=None)
 
 
 async def _tell(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,6 +314,7 @@ def test_what_an_epoch_still_computes_is_no_model_of_the_next(tmp_path: Path) ->
     assert kept.rounds == []
 
 
+@pytest.mark.slow
 def test_the_coordinators_commands_say_what_becomes_of_an_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,15 +334,22 @@ def test_the_coordinators_commands_say_what_becomes_of_an_order(
     few = holdfast("federation", "remove", path, "b", "c", "d")
     assert (few.code, "fewer than membership.minimum" in few.err) == (2, True)
     assert not list(tmp_path.glob("remove-*.json"))
-    threads.stop("d")
-    first = holdfast("federation", "remove", path, "c")  # waits for d
+    threads.stop("a")
+    first = holdfast("federation", "remove", path, "c")  # waits for a
     assert (first.code, "takes the place" in first.out) == (0, False)
-    second = holdfast("federation", "remove", path, "d")
+    second = holdfast("federation", "remove", path, "a")
     assert (second.code, "takes the place of an order" in second.out) == (0, True)
-    del threads.threads["d"]
+    del threads.threads["a"]
     threads.agreed(1)
+    threads.until(lambda: [threads.members[name].federation.epoch for name in "bcd"] == [1, 1, 1])
+    status = json.loads(holdfast("federation", "status", path, "--json").out)
+    assert {name: told.get("epoch") for name, told in status.items()} == {"b": 1, "c": 1, "d": 1}
     threads.limit = 10
     threads.end()
-    assert threads.check("abc")[0].names == ["a", "b", "c"]
-    alone = holdfast("federation", "remove", path, "c", "--dir", tmp_path / "a")
+    assert threads.check("bcd")[0].names == ["b", "c", "d"]
+    alone = holdfast("federation", "remove", path, "c", "--dir", tmp_path / "b")
     assert (alone.code, "in epoch 1 of 3 nodes" in alone.out) == (0, True)
+    for name, words in {"a": "after 2 rounds", "b": "after 9 rounds"}.items():
+        written = holdfast("federation", "model", path, "--name", name, "--dir", tmp_path / name)
+        assert words in written.out, written
+    assert holdfast("federation", "model", path, "--name", "zz").code == 2

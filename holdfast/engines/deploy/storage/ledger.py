@@ -36,12 +36,7 @@ class Ledger:
             self.memory = _read(self.path, Remembered)
         else:
             self._write(self.path.name, self.memory)
-        self.decisions: list[Decision] = []
-        while (path := folder / f"epoch-{len(self.decisions) + 1}.json").exists():
-            try:
-                self.decisions.append(_read(path, Decision))
-            except DamagedError:  # others have it, see ``behind``
-                break
+        self.decisions = read_decisions(folder)
         for decision in self.decisions[self.memory.epoch :]:  # decided right before a crash
             self._know(decision.epoch)
 
@@ -84,6 +79,17 @@ class Ledger:
 
     def _write(self, name: str, content: Checked) -> None:
         write_atomic(self.folder / name, content.model_dump_json().encode() + b"\n")
+
+
+def read_decisions(folder: Path) -> list[Decision]:
+    """About all epochs after the first, up to one whose file is damaged: others have it, see ``behind``."""
+    decisions: list[Decision] = []
+    while (path := folder / f"epoch-{len(decisions) + 1}.json").exists():
+        try:
+            decisions.append(_read(path, Decision))
+        except DamagedError:
+            break
+    return decisions
 
 
 def _read(path: Path, model: Any) -> Any:

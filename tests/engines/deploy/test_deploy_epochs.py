@@ -19,11 +19,15 @@ from federation_runs import describe, free_ports
 
 from holdfast.core.errors import REFUSED, TRY_LATER, HoldfastError
 from holdfast.engines.deploy import signing
+from holdfast.engines.deploy.agreement import Decision, Signed
 from holdfast.engines.deploy.epochs import Order
 from holdfast.engines.deploy.federation import LimitsConfig, NodeConfig
 from holdfast.engines.deploy.member import keeper
 from holdfast.engines.deploy.member.epoch_start import keep_model
+from holdfast.engines.deploy.member.voter import Voter
+from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.kept_models import KeptModels
+from holdfast.engines.deploy.wire.membership import Word
 from holdfast.experiments.federation import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -353,3 +357,43 @@ def test_the_coordinators_commands_say_what_becomes_of_an_order(
         written = holdfast("federation", "model", path, "--name", name, "--dir", tmp_path / name)
         assert words in written.out, written
     assert holdfast("federation", "model", path, "--name", "zz").code == 2
+
+
+def test_an_order_that_an_epoch_began_without_is_called_void(tmp_path: Path) -> None:
+    raw = changing(GECL, 3, 6, coordinator=KEY.public_key().public_bytes_raw().hex())
+    threads, log = Threads(make_federation(raw, "test"), tmp_path), list[dict[str, Any]]()
+    voter = Voter(threads.file, "a", tmp_path / "a", None, Events("a", log.append), lambda _: None)
+    voter.consider(order(threads, "remove", "c"))
+    epoch = voter.epoch.model_copy(update={"number": 1})
+    voter.learn(Decision(epoch=epoch, ballot=(1, "b"), votes={"a": Signed(), "b": Signed()}))
+    (void,) = (entry for entry in log if entry["event"] == "an order is void")
+    assert void["order"] == "remove c"
+    assert "once more" in void["reason"]
+
+
+def test_who_proposes_takes_over_an_order_that_others_have_heard_of_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    raw = changing(GECL, 3, 8, coordinator=KEY.public_key().public_bytes_raw().hex()) | {"membership": {}}
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    wanted, promise = order(threads, "remove", "c"), Voter._vote
+
+    def hears_just_before(voter: Voter, who: str, word: Word) -> Signed | None:
+        if voter.name == "b" and word.kind == "promise":
+            voter.consider(wanted)
+        return promise(voter, who, word)
+
+    monkeypatch.setattr(Voter, "_vote", hears_just_before)
+    for name in "abc":
+        threads.start(name)
+    threads.hold(2)
+    beginner = threads.members["a"].keeper
+    assert beginner is not None
+    threads.members["a"].network.loop.call_soon_threadsafe(beginner.broken.add, "a")  # a reason to begin
+    threads.agreed(1)
+    threads.threads.pop("c").join(60)
+    assert "has removed c" in str(threads.errors.pop("c"))
+    threads.limit = 9
+    threads.end()
+    assert threads.check("ab")[0].names == ["a", "b"]

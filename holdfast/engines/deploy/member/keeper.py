@@ -200,16 +200,20 @@ class Keeper:
                 elif reply.known and not voter.ledger.memory.registered:
                     way = self._way_in("replace")
                     self._explain(f"{self.name} has lost its folder, since others know another: {way}")
-            try:
-                voter.consider(reply.order)
-                for decision in reply.decisions:
-                    self.learn(decision)
-            except HoldfastError as error:  # what one says does not make us deaf for the others
-                self.events.complain("membership", peer=name, reason=str(error))
+            self.take_over(name, reply)
         if voter.epoch.number == word.epoch and is_majority(know_us, voter.voters):
             voter.ledger.remember(registered=True)
         if self.name not in voter.epoch.names and not voter.serves:
             self._explain(f"{self.name} is not a member in epoch {voter.epoch.number}: {self._way_in('add')}")
+
+    def take_over(self, name: str, reply: Reply) -> None:
+        """What ``name`` knows of orders and decisions; if it lies, that does not make us deaf for others."""
+        try:
+            self.voter.consider(reply.order)
+            for decision in reply.decisions:
+                self.learn(decision)
+        except HoldfastError as error:
+            self.events.complain("membership", peer=name, reason=str(error))
 
     def _way_in(self, change: str) -> str:
         ordered = f"the coordinator has to run 'holdfast federation {change}' for it"

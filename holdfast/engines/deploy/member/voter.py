@@ -212,7 +212,7 @@ class Voter:
 
     def learn(self, decision: Decision) -> None:
         """The next epoch is decided: writes it down."""
-        after, before = decision.epoch, self.epoch
+        after, before, pending = decision.epoch, self.epoch, self.order
         self.check(after)
         if not is_majority(decision.votes, self.voters):
             raise HoldfastError(f"epoch {after.number}: no majority has voted for it")
@@ -228,3 +228,6 @@ class Voter:
             joined=after.joined,
             without=sorted(set(before.names) - set(after.names)),
         )
+        if pending is not None and (after.order is None or after.order.document != pending.document):
+            reason = f"epoch {after.number} began without it: the coordinator has to give it once more"
+            self.events.log("an order is void", "warning", order=pending.summary, reason=reason)

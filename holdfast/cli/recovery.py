@@ -15,7 +15,7 @@ from holdfast.core.tree import has_leaves, tree_map
 from holdfast.engines.common.carrier import apart, carried
 from holdfast.engines.deploy.member.template import channel_slots, state_template
 from holdfast.engines.deploy.storage.ledger import read_decisions
-from holdfast.engines.deploy.storage.messages import MessageFile
+from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile
 from holdfast.engines.deploy.storage.results import write_model
 from holdfast.engines.deploy.storage.snapshots import put_back
 from holdfast.experiments.federation import FederationFile, read_federation
@@ -56,6 +56,8 @@ def write_current_model(
         state = _current_state(where, Path(temporary) / "state")
         if state.header.federation != federation.id:
             raise HoldfastError(f"{where} is of another federation file")
+        if state.header.sender != name:
+            raise HoldfastError(f"{where} is of another member, {state.header.sender}: see --name and --dir")
         if isinstance(method, ServerAlgorithm):
             slots = channel_slots(federation, flat.x0)
             memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
@@ -83,7 +85,11 @@ def _current_state(folder: Path, copy: Path) -> MessageFile:
             copy.unlink()
             continue
         return state
-    raise HoldfastError(f"{folder} holds no intact state: has the member begun, and is this its --dir?")
+    if (folder / "state").exists() or (folder / "state.previous").exists():
+        raise DamagedError(
+            f"{folder}: neither state nor state.previous is intact; the member repairs what it can"
+        )
+    raise HoldfastError(f"{folder} holds no state: has the member begun, and is this its --dir?")
 
 
 def roll_back(

@@ -207,3 +207,22 @@ def test_a_record_of_rounds_that_cannot_be_read_is_named(tmp_path: Path) -> None
     with pytest.raises(HoldfastError, match="is damaged: put it back") as error:
         record.keep()
     assert error.value.exit_code == DAMAGED
+
+
+def test_a_model_is_written_of_the_member_whose_folder_it_is(tmp_path: Path) -> None:
+    raw = describe(GECL, rounds=3)
+    path = write_federation(raw, tmp_path)
+    deploy(raw, tmp_path / "run")
+
+    def written(name: str, folder: str) -> tuple[int, str]:
+        ended = holdfast("federation", "model", path, "--name", name, "--dir", tmp_path / "run" / folder)
+        return ended.code, ended.out + ended.err
+
+    assert written("a", "a")[0] == 0
+    code, told = written("a", "b")
+    assert (code, "is of another member, b" in told) == (2, True)
+    for file in ("state", "state.previous"):
+        (tmp_path / "run" / "a" / file).write_bytes(b"no state")
+    assert written("a", "a")[0] == DAMAGED
+    code, told = written("a", "nowhere")
+    assert (code, "has the member begun" in told) == (2, True)

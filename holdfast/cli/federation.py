@@ -13,6 +13,7 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.cli.membership import latest_epoch
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files, write_atomic
 from holdfast.data.columns import Columns
@@ -240,7 +241,14 @@ def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: b
         require_loopback(federation, None)
     asker = name or (federation.names[0] if insecure else _only_key(federation, folder))
     credentials = None if insecure else load_credentials(folder, asker, federation.coordinator)
-    told = asyncio.run(_ask_all(federation, asker, credentials))
+    scope = ""
+    if federation.membership is not None:
+        scope, now = members_scope(federation), latest_epoch(federation, asker, credentials)
+        federation = federation if now is None else federation.in_epoch(now)
+        if name is None and not insecure and asker not in [member.name for member in federation.members]:
+            asker = _only_key(federation, folder)  # members talk only to those of the epoch
+            credentials = load_credentials(folder, asker, federation.coordinator)
+    told = asyncio.run(_ask_all(federation, asker, credentials, scope))
     if as_json:
         print(json.dumps(told, indent=2))
         return
@@ -254,8 +262,10 @@ def _only_key(federation: FederationFile, folder: Path) -> str:
     return found[0]
 
 
-async def _ask_all(federation: FederationFile, asker: str, credentials: Any) -> dict[str, dict[str, Any]]:
-    """What every member that can be reached says about itself, by name."""
+async def _ask_all(
+    federation: FederationFile, asker: str, credentials: Any, scope: str
+) -> dict[str, dict[str, Any]]:
+    """What every member that can be reached says about itself, by name; ``scope``: of a relay's calls."""
 
     async def ask(peer: str) -> dict[str, Any]:
         nothing = Dependencies(asker, "", ())  # who only looks on takes part in no run
@@ -270,7 +280,6 @@ async def _ask_all(federation: FederationFile, asker: str, credentials: Any) -> 
 
     board, events = None, Events(asker, silence)
     if federation.relay is not None and credentials is not None:
-        scope = "" if federation.membership is None else members_scope(federation)
         board = Switchboard(federation, asker, credentials, events, scope)
         board.open()
     reachable = [federation.server] if federation.server else federation.node

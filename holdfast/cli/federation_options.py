@@ -66,7 +66,11 @@ Monitor = Annotated[
 Days = Annotated[float, typer.Option(help="How long certificates are valid.")]
 Asker = Annotated[str | None, typer.Option("--name", help="Whose certificate to show; the first there is.")]
 OrderFile = Annotated[Path | None, typer.Option("--output", "-o", help="Where the signed order is written.")]
-Who = Annotated[str, typer.Argument(metavar="NAME", help="The member.")]
+Who = Annotated[list[str], typer.Argument(metavar="NAME...", help="The member, or several at once.")]
+EpochFolder = Annotated[
+    Path | None,
+    typer.Option("--dir", help="A member's folder, which knows the epoch; for when nobody can be reached."),
+]
 WhoWhere = Annotated[
     str,
     typer.Argument(metavar="NAME[=host:port]", help="The member, and where it is reached, if that is new."),

@@ -11,6 +11,7 @@ from holdfast.cli.federation_options import (
     Accept,
     Asker,
     Certs,
+    EpochFolder,
     File,
     Folder,
     Insecure,
@@ -91,11 +92,12 @@ def remove(
     member: Who,
     name: Asker = None,
     certs: Certs = None,
+    folder: EpochFolder = None,
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
-    """Have a running federation go on without a member; only its coordinator can."""
-    _change("remove", file, member, name, certs, None, output, insecure)
+    """Have a running federation go on without a member, or several at once; only its coordinator can."""
+    _change("remove", file, member, name, certs, None, folder, output, insecure)
 
 
 @running.command("add")
@@ -106,11 +108,12 @@ def add(
     name: Asker = None,
     certs: Certs = None,
     samples: Samples = None,
+    folder: EpochFolder = None,
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
     """Have a running federation take in a member, also one that was lost and is back."""
-    _change("add", file, member, name, certs, samples, output, insecure)
+    _change("add", file, [member], name, certs, samples, folder, output, insecure)
 
 
 @running.command("replace")
@@ -120,27 +123,37 @@ def replace(
     member: WhoWhere,
     name: Asker = None,
     certs: Certs = None,
+    folder: EpochFolder = None,
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
     """Have a member go on with an empty folder, on another machine for instance."""
-    _change("replace", file, member, name, certs, None, output, insecure)
+    _change("replace", file, [member], name, certs, None, folder, output, insecure)
 
 
 def _change(
     change: Literal["remove", "add", "replace"],
     file: Path,
-    member: str,
+    members: list[str],
     name: str | None,
     certs: Path | None,
     samples: int | None,
+    folder: Path | None,
     output: Path | None,
     insecure: bool,
 ) -> None:
     from holdfast.cli.membership import change_members
 
     change_members(
-        file, change, member, asker=name, certs=certs, samples=samples, output=output, insecure=insecure
+        file,
+        change,
+        members,
+        asker=name,
+        certs=certs,
+        samples=samples,
+        folder=folder,
+        output=output,
+        insecure=insecure,
     )
 
 

@@ -6,15 +6,15 @@ import asyncio
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import TRY_LATER, HoldfastError
 from holdfast.core.files import private_files, write_atomic
 from holdfast.engines.deploy.agreement import Decision
-from holdfast.engines.deploy.epochs import Epoch, Order, first_epoch
+from holdfast.engines.deploy.epochs import Epoch, Order, check_change, first_epoch, led_epoch
 from holdfast.engines.deploy.federation import NodeConfig
 from holdfast.engines.deploy.member.membership_links import MembershipLinks
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.signing import load_key, sign
-from holdfast.engines.deploy.storage.ledger import Ledger
+from holdfast.engines.deploy.storage.ledger import read_decisions
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.engines.deploy.wire.membership import Reply, Word
@@ -30,22 +30,28 @@ TIMEOUT = 5.0  # seconds in which a member has to answer
 def change_members(
     path: Path,
     change: Change,
-    member: str,
+    members: list[str],
     *,
     asker: str | None,
-    certs: Path | None,
-    samples: int | None,
-    output: Path | None,
-    insecure: bool,
+    certs: Path | None = None,
+    samples: int | None = None,
+    folder: Path | None = None,
+    output: Path | None = None,
+    insecure: bool = False,
 ) -> None:
-    """Signs the order for ``member``, NAME or NAME=host:port, writes it, and tells everybody who is there."""
+    """Signs the order for ``members``, NAME or NAME=host:port, writes it, and tells everybody who is there.
+
+    ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
+    """
     coordinator = Coordinator(path, certs, asker, insecure)
-    now, _ = coordinator.look()
-    if now is None:
-        raise HoldfastError("no member could be reached, so nobody knows who takes part now: try again")
-    node = _node(coordinator.file, now, change, member, samples)
-    order = Order(federation=coordinator.file.id, epoch=now.number, change=change, node=node)
-    coordinator.give(order, now, output or path.parent / f"{change}-{node.name}.json")
+    now, replies = coordinator.look(folder)
+    nodes = [_node(coordinator.file, now, change, member, samples) for member in members]
+    names = list(dict.fromkeys(node.name for node in nodes))
+    order = Order(
+        federation=coordinator.file.id, epoch=now.number, change=change, node=nodes[0], also=names[1:]
+    )
+    _foresee(coordinator.file, now, order)
+    coordinator.give(order, now, replies, output or path.parent / f"{change}-{'-'.join(names)}.json")
 
 
 @private_files()
@@ -64,11 +70,7 @@ def roll_members_back(
     ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
     """
     coordinator = Coordinator(path, certs, asker, insecure)
-    now, replies = coordinator.look()
-    if now is None and folder is not None:
-        now = Ledger(folder / "membership", first_epoch(coordinator.file)).epoch
-    if now is None:
-        raise HoldfastError("no member could be reached: start them, or give the folder of one with --dir")
+    now, replies = coordinator.look(folder)
     kept = [set(its.rounds) for reply in replies if (its := reply.standing) is not None and its.rounds]
     if kept and to not in (common := set.intersection(*kept)):
         rounds = ", ".join(map(str, sorted(common))) or "none"
@@ -76,7 +78,13 @@ def roll_members_back(
             f"--to {to}: choose a round whose models all have kept (limits.snapshots): {rounds}"
         )
     order = Order(federation=coordinator.file.id, epoch=now.number, change="rollback", to=to)
-    coordinator.give(order, now, output or path.parent / f"rollback-{to}.json")
+    coordinator.give(order, now, replies, output or path.parent / f"rollback-{to}.json")
+
+
+class NobodyError(HoldfastError):
+    """No member takes the order now; later some may."""
+
+    exit_code = TRY_LATER
 
 
 class Coordinator:
@@ -97,22 +105,43 @@ class Coordinator:
             None if insecure else load_credentials(self.folder, self.asker, self.file.coordinator)
         )
 
-    def look(self) -> tuple[Epoch | None, list[Reply]]:
-        """The epoch under way, None if nobody can be reached, and what those say who are in it."""
+    def look(self, folder: Path | None) -> tuple[Epoch, list[Reply]]:
+        """The epoch under way, from ``folder`` if nobody can be reached, and what those say who are in it."""
         told = [answer for answer in self._tell(None, first_epoch(self.file)).values() if answer is not None]
         now = max((epoch for epoch, _ in told), key=lambda epoch: epoch.number, default=None)
-        return now, [reply for epoch, reply in told if now is not None and epoch.number == now.number]
+        if now is None and folder is not None:
+            if not (folder / "membership").is_dir():
+                raise HoldfastError(f"--dir: {folder} is not the folder of a member whose members may change")
+            now = [first_epoch(self.file), *(d.epoch for d in read_decisions(folder / "membership"))][-1]
+        if now is None:
+            raise NobodyError("no member could be reached: start them, or give the folder of one with --dir")
+        return now, [reply for epoch, reply in told if epoch.number == now.number]
 
-    def give(self, order: Order, now: Epoch, output: Path) -> None:
-        """Signs ``order``, writes it to ``output``, and tells everybody who is there."""
-        key = load_key(self.folder)
+    def give(self, order: Order, now: Epoch, replies: list[Reply], output: Path) -> None:
+        """Signs ``order``, writes it to ``output``, and tells everybody who is there.
+
+        It takes the place of all that ``replies`` name for this epoch, which nobody has carried out.
+        """
+        key, known = load_key(self.folder), [reply.order for reply in replies if reply.order is not None]
+        before = [other for other in known if other.epoch == now.number]
+        number = max((other.number + 1 for other in before), default=0)
+        order = order.model_copy(update={"number": number})
         order = order.model_copy(update={"signature": sign("membership", order.document, key)})
         write_atomic(output, order.model_dump_json().encode() + b"\n")
-        took = sorted(name for name, answer in self._tell(order, now).items() if answer is not None)
-        what = f"{order.change} {order.name if order.to is None else f'to round {order.to}'}"
-        print(f"wrote {output}: {what}, in epoch {now.number} of {len(now.nodes)} nodes")
+        answers = {name: answer for name, answer in self._tell(order, now).items() if answer is not None}
+        took = sorted(answers)
+        print(f"wrote {output}: {order.summary}, in epoch {now.number} of {len(now.nodes)} nodes")
+        for summary in sorted({other.summary for other in before if other.document != order.document}):
+            print(f"it takes the place of an order that was not carried out yet: {summary}")
         print(f"told {', '.join(took) or 'nobody'}; they tell the others, and change at a round's border")
         print("where nobody can be told over the network, copy it to node-NAME/membership/order.json there")
+        for _, reply in answers.values():
+            other = reply.order
+            if other is not None and other.epoch == now.number and other.document != order.document:
+                raise NobodyError(
+                    f"another order was given at the same time, and counts: {other.summary}. Once that is "
+                    "done, run the same command again"
+                )
 
     def _tell(self, order: Order | None, now: Epoch) -> dict[str, tuple[Epoch, Reply] | None]:
         return asyncio.run(_tell(self.file, self.asker, self.credentials, order, now))
@@ -136,12 +165,28 @@ def _node(file: FederationFile, now: Epoch, change: Change, member: str, samples
     return NodeConfig.of(given | changes)
 
 
+def _foresee(file: FederationFile, now: Epoch, order: Order) -> None:
+    """Complains about an order that members could never carry out."""
+    assert file.membership is not None
+    after = led_epoch(now, now.first, (), order)
+    if after is None:
+        raise HoldfastError("nobody would be left who has a model: start a new federation")
+    check_change(now, after, file.membership)
+    file.in_epoch(after)  # complains if there is no such network
+
+
 def _with_certificate(file: FederationFile, folder: Path, insecure: bool) -> str:
     names = [member.name for member in file.members]
     found = names if insecure else [name for name in names if (folder / f"{name}.key").exists()]
     if not found:
         raise HoldfastError(f"{folder} holds no key of a member; name the folder with --certs")
     return found[0]
+
+
+def latest_epoch(file: FederationFile, asker: str, credentials: Credentials | None) -> Epoch | None:
+    """The epoch under way, as far as the members of the file know who can be reached; None: none can."""
+    told = asyncio.run(_tell(file, asker, credentials, None, first_epoch(file))).values()
+    return max((answer[0] for answer in told if answer), key=lambda epoch: epoch.number, default=None)
 
 
 async def _tell(

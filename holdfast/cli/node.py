@@ -27,6 +27,7 @@ from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.member.status import blank_status
 from holdfast.engines.deploy.member.waiting import Stopped
 from holdfast.engines.deploy.ops.events import Events, describe, json_lines, nothing_but_entries
+from holdfast.engines.deploy.storage.scarcity import explained
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
 from holdfast.engines.deploy.wire.listening import bind_address, is_loopback, require_loopback
@@ -170,10 +171,11 @@ def _run(
             if options.log == "progress":
                 print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
             sys.exit(130)
-        except HoldfastError as error:
+        except (HoldfastError, OSError) as problem:
+            error = explained(problem) if isinstance(problem, OSError) else problem
             if options.log == "progress":  # otherwise ``_log`` says so
                 events.log("stopping", "error", reason=str(error))
-            raise
+            raise error from None
 
 
 class Watched:

@@ -13,10 +13,9 @@ from holdfast.core.files import private_files
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import has_leaves, tree_map
 from holdfast.engines.common.carrier import apart, carried
-from holdfast.engines.deploy.epochs import first_epoch
 from holdfast.engines.deploy.member.template import channel_slots, state_template
-from holdfast.engines.deploy.storage.ledger import Ledger
-from holdfast.engines.deploy.storage.messages import MessageFile
+from holdfast.engines.deploy.storage.ledger import read_decisions
+from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile
 from holdfast.engines.deploy.storage.results import write_model
 from holdfast.engines.deploy.storage.snapshots import put_back
 from holdfast.experiments.federation import FederationFile, read_federation
@@ -25,8 +24,10 @@ from holdfast.experiments.sites import initial_model
 
 def member_folder(federation: FederationFile, path: Path, name: str, folder: Path | None) -> Path:
     """Where the member called ``name`` keeps its files."""
-    federation.member(name)  # complains about a name that there is not
-    return folder or path.parent / f"{'node' if name in federation.names else 'server'}-{name}"
+    if federation.membership is None:  # else it may have been added
+        federation.member(name)  # complains about a name that there is not
+    serves = federation.server is not None and federation.server.name == name
+    return folder or path.parent / f"{'server' if serves else 'node'}-{name}"
 
 
 @private_files()
@@ -36,9 +37,11 @@ def write_current_model(
     """``holdfast federation model``"""
     federation = read_federation(path, model)
     where = member_folder(federation, path, name, folder)
-    if (where / "membership" / "epoch-1.json").exists():
-        epoch = Ledger(where / "membership", first_epoch(federation)).epoch
-        federation, where = federation.in_epoch(epoch), where / f"epoch-{epoch.number}"
+    for decision in reversed(read_decisions(where / "membership")):
+        if (place := where / f"epoch-{decision.epoch.number}").exists() and any(place.glob("state*")):
+            federation, where = federation.in_epoch(decision.epoch), place
+            break  # later ones it has not begun, or takes no part in
+    federation.member(name)
     target = (output or path.parent / f"{name}.safetensors").resolve()
     if target.suffix != ".safetensors":
         raise HoldfastError(f"--output: expected a name that ends in .safetensors, got {target.name}")
@@ -53,6 +56,8 @@ def write_current_model(
         state = _current_state(where, Path(temporary) / "state")
         if state.header.federation != federation.id:
             raise HoldfastError(f"{where} is of another federation file")
+        if state.header.sender != name:
+            raise HoldfastError(f"{where} is of another member, {state.header.sender}: see --name and --dir")
         if isinstance(method, ServerAlgorithm):
             slots = channel_slots(federation, flat.x0)
             memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
@@ -80,7 +85,11 @@ def _current_state(folder: Path, copy: Path) -> MessageFile:
             copy.unlink()
             continue
         return state
-    raise HoldfastError(f"{folder} holds no intact state: has the member begun, and is this its --dir?")
+    if (folder / "state").exists() or (folder / "state.previous").exists():
+        raise DamagedError(
+            f"{folder}: neither state nor state.previous is intact; the member repairs what it can"
+        )
+    raise HoldfastError(f"{folder} holds no state: has the member begun, and is this its --dir?")
 
 
 def roll_back(

@@ -202,9 +202,7 @@ class Rehearsal:
         self.leaving.append(leaving)
         file = self.folder / "federation.toml"
         asker = next(other for other in self.federation.names if other != name)
-        change_members(
-            file, "remove", name, asker=asker, certs=None, samples=None, output=None, insecure=False
-        )
+        change_members(file, "remove", [name], asker=asker)
 
     def _let_go(self) -> None:
         """Whom the others go on without: it hears of that, says so and ends."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_native_id
 from typing import Any
 
 import safetensors.torch
@@ -30,8 +31,11 @@ def private_files() -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Writes, syncs and renames: after a crash ``path`` holds the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.partial")
+    """Writes, syncs and renames: after a crash ``path`` holds the old content or the new, never a part.
+
+    Others may write the same file at the same time: each has a temporary file of its own.
+    """
+    temporary = path.with_name(f".{path.name}.{get_native_id()}.partial")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()

@@ -53,7 +53,9 @@ def sign_federation(path: Path, federation: FederationFile, folder: Path) -> Non
             f"{path}: its coordinator is not whoever holds {folder / KEY_NAME}; that key belongs to "
             f'coordinator = "{signature.key}"'
         )
-    write_atomic(signature_path(path), signature.model_dump_json().encode() + b"\n")
+    place, content = signature_path(path), signature.model_dump_json().encode() + b"\n"
+    if not place.exists() or place.read_bytes() != content:  # else its folder may be read-only
+        write_atomic(place, content)
 
 
 def holds_key(folder: Path, federation: FederationFile) -> bool:

@@ -30,25 +30,48 @@ class Checked(BaseModel):
 
 
 class Order(Checked):
-    """What the coordinator wants changed. It counts in one epoch only, so it cannot be carried out twice."""
+    """What the coordinator wants changed. It counts in one epoch only, so it cannot be carried out twice.
+
+    Of several for one epoch, the one with the highest ``number`` counts: one that cannot be carried out,
+    since somebody else is away, must not stand in the way of the next.
+    """
 
     federation: str = Field(max_length=64)  # the digest of the file
     epoch: Number  # the epoch that it ends
     change: Literal["remove", "add", "replace", "rollback"]
     node: NodeConfig | None = None  # whom it is about, unless everybody is to go back
+    also: list[str] = Field(default=[], max_length=10_000)  # who is removed with it
     to: Number | None = None  # the round whose models everybody goes back to
+    number: Number = 0
     signature: Signature | None = None
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         if (self.node is None) != (self.change == "rollback") or (self.to is None) != (self.node is not None):
             raise ValueError("'rollback' has a round, every other order a node")
+        if self.also and self.change != "remove":
+            raise ValueError("only 'remove' is about several nodes")
         return self
 
     @property
     def name(self) -> str:
         """Whom it is about; "" if that is everybody."""
         return "" if self.node is None else self.node.name
+
+    @property
+    def removed(self) -> set[str]:
+        """Whom the others go on without."""
+        return {self.name, *self.also} if self.change == "remove" else set()
+
+    @property
+    def summary(self) -> str:
+        """For people."""
+        about = ", ".join([self.name, *self.also]) if self.to is None else f"to round {self.to}"
+        return f"{self.change} {about}"
+
+    def counts_before(self, other: Order | None) -> bool:
+        """Whether this one counts, and not ``other``, if both are for one epoch. Of equals, all take one."""
+        return other is None or (-self.number, self.document) < (-other.number, other.document)
 
     @property
     def newcomer(self) -> NodeConfig | None:
@@ -131,7 +154,7 @@ def next_epoch(
     The result is None where nobody who stays has a model, or where one who stays was not heard of yet: only
     it knows how far it is.
     """
-    removed = {order.name} if order is not None and order.change == "remove" else set()
+    removed = set() if order is None else order.removed
     newcomers = [] if order is None or order.newcomer is None else [order.newcomer]
     newcomers += [node for node in returning if order is None or node.name != order.name]
     fresh = {node.name for node in newcomers}
@@ -164,12 +187,14 @@ def led_epoch(
     lost: Collection[str],
     order: Order | None,
     returning: Sequence[NodeConfig] = (),
-) -> Epoch:
-    """What follows ``now`` where a server holds the model: nodes have nothing of their own to go on from."""
+) -> Epoch | None:
+    """What follows ``now`` where a server holds the model: nodes have nothing of their own to go on from.
+
+    The result is None where nobody stays.
+    """
     everybody = {node.name: Standing(incarnation="0" * 16, oldest=first, newest=first) for node in now.nodes}
     after = next_epoch(now, everybody, lost, order, returning)
-    assert after is not None
-    return after.model_copy(update={"incarnations": {}})
+    return None if after is None else after.model_copy(update={"incarnations": {}})
 
 
 def check_change(
@@ -191,7 +216,7 @@ def check_change(
         raise HoldfastError(f"epoch {after.number}: names twice, or nobody who has a model")
     if order is not None and order.epoch != now.number:
         raise HoldfastError(f"epoch {after.number}: its order is for epoch {order.epoch}")
-    ordered = {order.name} if order is not None else set()
+    ordered = {order.name, *order.also} if order is not None else set()
     adds = ordered if order is not None and order.change == "add" else set()
     back = set(former) & set(after.joined) if membership.rejoin else set()
     if added := sorted(set(names) - set(now.names) - adds - back):
@@ -213,7 +238,7 @@ def check_change(
 def _carries_out(after: Epoch, order: Order) -> bool:
     """Whether whom the order is about is out, or begins anew."""
     if order.newcomer is None:
-        return order.name not in after.names
+        return order.removed.isdisjoint(after.names)
     return order.name in after.names and order.name in after.joined
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from holdfast.contract import Channel, Method, ServerAlgorithm
 from holdfast.core.errors import unknown
@@ -25,11 +25,21 @@ SLOWEST = 2**17  # bytes per second below which a line is too slow for a message
 NodeMetric = Literal["local_loss", "test_accuracy", "test_loss"]
 
 
+def _with_a_port(address: str) -> str:
+    if address and int(address.rpartition(":")[2]) > 65535:
+        raise ValueError("ports go up to 65535")
+    return address
+
+
 class MemberConfig(Section):
     """Somebody who takes part; ``name`` is what the certificate says."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
-    address: str = Field(default="", pattern=r"^$|^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$")
+    address: Annotated[
+        str,
+        Field(pattern=r"^$|^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
+        AfterValidator(_with_a_port),
+    ] = ""
 
 
 class LimitsConfig(Section):

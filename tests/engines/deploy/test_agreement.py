@@ -20,7 +20,7 @@ from holdfast.engines.deploy.agreement import (
     Vote,
     is_majority,
 )
-from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, next_epoch
+from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, led_epoch, next_epoch
 from holdfast.engines.deploy.federation import MembershipConfig, NodeConfig
 from holdfast.engines.deploy.wire.authority import make_certificates
 from holdfast.engines.deploy.wire.credentials import load_credentials
@@ -250,6 +250,27 @@ def test_an_epoch_has_to_follow_by_the_rules() -> None:
             check_change(now, after, rules)
     with pytest.raises(HoldfastError, match="no order says so"):
         check_change(now, epoch_of("abd", 1, 4), MembershipConfig(minimum=3))
+
+
+def test_of_several_orders_the_last_one_counts_and_of_equals_all_take_one() -> None:
+    first, second = (
+        Order(federation="f", epoch=0, change="remove", node=NodeConfig(name=name)) for name in "cb"
+    )
+    assert second.counts_before(first)
+    assert not first.counts_before(second)
+    later = first.model_copy(update={"number": 1})
+    assert later.counts_before(second)
+    assert not second.counts_before(later)
+    assert not later.counts_before(later)
+    with pytest.raises(ValueError, match="only 'remove'"):
+        Order(federation="f", epoch=0, change="add", node=NodeConfig(name="e"), also=["f"])
+
+
+def test_where_nobody_stays_with_a_server_there_is_no_next_epoch() -> None:
+    assert led_epoch(epoch_of("abc"), 4, set("abc"), None) is None
+    after = led_epoch(epoch_of("abc"), 4, set("bc"), None)
+    assert after is not None
+    assert after.names == ["a"]
 
 
 def test_the_border_is_the_last_round_that_all_who_stay_have_finished() -> None:

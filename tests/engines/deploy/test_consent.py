@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -215,3 +218,35 @@ def test_a_relay_and_changing_members_are_shown() -> None:
     assert "have all go back to an earlier round" in told
     assert "has been silent for 3600 s is dropped" in told
     assert "comes back with its certificate is readmitted" in told
+
+
+def test_members_that_start_at_once_in_the_coordinators_folder_all_sign_the_file(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alpha = site.parent.parent / "alpha"
+    path, both = alpha / "federation.toml", threading.Barrier(2)
+    path.with_name("federation.toml.sig").unlink()
+    federation, errors = read_federation(path), list[Exception]()
+    sync = os.fsync
+
+    def together(file: int) -> None:
+        sync(file)
+        if not stat.S_ISDIR(os.fstat(file).st_mode):  # right before the file gets its name
+            both.wait(10)
+
+    def start() -> None:
+        try:
+            require_consent(federation, path, alpha / "certs")
+        except OSError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(os, "fsync", together)
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not errors
+    assert is_signed(path, federation)
+    require_consent(federation, path, alpha / "certs")  # writes nothing: nobody to wait with
+    assert [file for file in alpha.iterdir() if file.name.endswith(".partial")] == []

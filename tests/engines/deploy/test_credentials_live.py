@@ -14,7 +14,9 @@ from command_line import holdfast
 from federation_runs import DeployedRun, Started, deploy, describe, write_federation
 
 from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.signing import make_key, public_key
+from holdfast.engines.deploy.wire import vigil
 from holdfast.engines.deploy.wire.authority import (
     make_authority,
     make_certificates,
@@ -304,3 +306,25 @@ def test_keys_that_others_on_the_machine_can_read_are_warned_of(tmp_path: Path) 
     member.close()
     told = [entry["reason"] for entry in run.log if entry["event"] == "a key is not private"]
     assert told == [f"others can read it: chmod 600 {certs / name}" for name in ("a.key", "ca.key")]
+
+
+def test_certificates_that_are_away_are_missed_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vigil, "WATCH", 0.01)
+    make_certificates(tmp_path / "certs", "test", ["a"], days=90)
+    credentials, log = load_credentials(tmp_path / "certs", "a"), list[dict[str, object]]()
+
+    async def watch() -> None:
+        watching = asyncio.ensure_future(
+            vigil.watch_certificates(credentials, None, Events("a", log.append), lambda: None)
+        )
+        for _ in range(2):
+            (tmp_path / "certs").rename(tmp_path / "away")
+            await asyncio.sleep(0.2)
+            (tmp_path / "away").rename(tmp_path / "certs")
+            await asyncio.sleep(0.2)
+        watching.cancel()
+
+    asyncio.run(watch())
+    assert sum(entry["event"] == "certificates not reloaded" for entry in log) == 2

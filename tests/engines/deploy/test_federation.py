@@ -60,6 +60,7 @@ SERVER = {"topology": "server"}
         ),
         ({"node": [{"name": "a", "address": "h:1"}] * 2}, "'a' is taken twice"),
         ({"node": [{"name": "A b", "address": "h:1"}]}, "node.0.name"),
+        ({"node": [{"name": "a", "address": "h:65536"}]}, "ports go up to 65535"),
         ({"node": [{"name": "ca", "address": "h:1"}]}, "'ca' belongs to the authority's files"),
         (
             {"problem": {"model": {"name": "os:system", "command": "id"}}},

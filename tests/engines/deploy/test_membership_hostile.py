@@ -45,6 +45,7 @@ def test_nothing_changes_but_what_was_ordered_or_lost() -> None:
         after("abd"),
         after("abde", "e", ordered("add", "e")),
         after("abd", order=ordered("remove", "c")),
+        after("ab", order=ordered("remove", "c").model_copy(update={"also": ["d"]})),
         after("abcd", "c", ordered("replace", "c", address="there:1"), **moved),
         after("abcdf", "f", f=former["f"]),
     ]:
@@ -60,6 +61,7 @@ def test_nothing_changes_but_what_was_ordered_or_lost() -> None:
             check_change(NOW, wrong, rules, former)
     for ignored in [
         after(order=ordered("remove", "c")),
+        after("abd", order=ordered("remove", "c").model_copy(update={"also": ["d"]})),
         after(order=ordered("add", "e")),
         after("abde", "", ordered("add", "e")),
         after(order=ordered("replace", "c", samples=10)),

@@ -24,7 +24,7 @@ from holdfast.engines.deploy.member.status import status_of
 from holdfast.engines.deploy.member.waiting import Waiting
 from holdfast.engines.deploy.ops.audit import AuditLog, Head
 from holdfast.engines.deploy.storage.incarnations import Dependencies
-from holdfast.engines.deploy.storage.messages import DivergedError, Header, MessageFile, specs
+from holdfast.engines.deploy.storage.messages import DamagedError, DivergedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.norms import Norms
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.results import Record
@@ -62,7 +62,7 @@ class Member:
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
         self.keeper = hosting.get("keeper")
-        place = folder if self.keeper is None else self.keeper.voter.place()
+        place = folder if self.keeper is None else self.keeper.voter.place(federation.epoch)
         self.store = Store(place, identity, self.events, federation.first_round)
         self.trail = self.events.trail = AuditLog(folder)
         begun = {"federation": federation.id, "member": name, "incarnation": self.store.incarnation}
@@ -259,7 +259,10 @@ class Member:
             self.dependencies.add(saved.header.depends_on)
         self.tally.slack = self.store.again
         self._clock_start = time.monotonic() - self.costs.seconds
-        self.record.keep(upto=self.done if saved is not None else self.federation.first_round - 1)
+        try:
+            self.record.keep(upto=self.done if saved is not None else self.federation.first_round - 1)
+        except DamagedError as error:  # only figures are lost
+            self.events.complain("a file is damaged", reason=str(error))
 
     def save(self, done: int, state: Any, **notes: Any) -> None:
         """Writes down the state after ``done`` rounds, as soon as there is room."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.engines.deploy.epochs import HANDED_OVER
+from holdfast.engines.deploy.member.keeper import EpochChanged
 from holdfast.engines.deploy.storage.kept_models import KeptModels
 from holdfast.engines.deploy.storage.messages import BeyondRepairError, DamagedError, MessageFile, specs
 from holdfast.engines.deploy.storage.store import clear
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 def keep_model(member: Member, done: int, row: Tensor) -> None:
     """Keeps the model ``row`` [d] after ``done`` rounds, in case the next epoch begins there."""
     assert member.keeper is not None
-    kept = member.keeper.voter.kept
+    voter = member.keeper.voter
+    kept = voter.kept
+    if kept.folder.parent != voter.place(member.federation.epoch):
+        raise EpochChanged  # the next has begun: what this one still computes is none of its models
     header = member.header(HANDED_OVER, row).model_copy(update={"round": done})
     member.insist(lambda: kept.keep(header, row))
 

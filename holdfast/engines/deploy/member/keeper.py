@@ -15,7 +15,7 @@ import grpc
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.agreement import Decision, is_majority
-from holdfast.engines.deploy.epochs import Order
+from holdfast.engines.deploy.epochs import Epoch, Order
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.membership_links import MembershipLinks
 from holdfast.engines.deploy.member.network import NetworkThread
@@ -142,6 +142,10 @@ class Keeper:
             self.events.complain("refused", peer=who[:80] or "somebody", reason=str(error))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise
+        except OSError as error:  # nothing is promised that could not be written down
+            self.events.complain("membership", reason=str(error))
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "cannot be saved: no room, or no folder")
+            raise
 
     # --- what it asks -----------------------------------------------------------------------------------
 
@@ -196,16 +200,20 @@ class Keeper:
                 elif reply.known and not voter.ledger.memory.registered:
                     way = self._way_in("replace")
                     self._explain(f"{self.name} has lost its folder, since others know another: {way}")
-            try:
-                voter.consider(reply.order)
-                for decision in reply.decisions:
-                    self.learn(decision)
-            except HoldfastError as error:  # what one says does not make us deaf for the others
-                self.events.complain("membership", peer=name, reason=str(error))
+            self.take_over(name, reply)
         if voter.epoch.number == word.epoch and is_majority(know_us, voter.voters):
             voter.ledger.remember(registered=True)
         if self.name not in voter.epoch.names and not voter.serves:
             self._explain(f"{self.name} is not a member in epoch {voter.epoch.number}: {self._way_in('add')}")
+
+    def take_over(self, name: str, reply: Reply) -> None:
+        """What ``name`` knows of orders and decisions; if it lies, that does not make us deaf for others."""
+        try:
+            self.voter.consider(reply.order)
+            for decision in reply.decisions:
+                self.learn(decision)
+        except HoldfastError as error:
+            self.events.complain("membership", peer=name, reason=str(error))
 
     def _way_in(self, change: str) -> str:
         ordered = f"the coordinator has to run 'holdfast federation {change}' for it"
@@ -214,12 +222,24 @@ class Keeper:
         return f"others take it in once they have left out the old one (membership.rejoin), or {ordered}"
 
     def look_for_order(self) -> None:
-        """The file ``membership/order.json``, which the member's people have put there."""
-        path = self.voter.ledger.folder / "order.json"
-        if path.exists():
+        """The file ``membership/order.json``, which the member's people have put there.
+
+        One that says nothing yet may still be being copied; it keeps nobody from hearing of the others.
+        """
+        path, epoch = self.voter.ledger.folder / "order.json", self.voter.epoch.number
+        if not path.exists():
+            return
+        try:
             order: Order = parse(Order, path.read_bytes())
             remove(path)
+            if order.federation == self.file.id and order.epoch != epoch:
+                raise HoldfastError(
+                    f"an order for epoch {order.epoch}, but this is {epoch}: ask for a new one"
+                )
+            self.voter.check_order(order)
             self.voter.consider(order)
+        except (HoldfastError, OSError) as error:
+            self.events.complain("membership", reason=str(error), file=str(path))
 
     def _explain(self, problem: str) -> None:
         if self.problem != problem:
@@ -247,12 +267,11 @@ class Keeper:
         return self.name in self.broken or (order is not None and order.change == "rollback")
 
     @property
-    def ordered_away(self) -> bool:
-        """Whether the coordinator has removed this member, and has not ordered it to be added again."""
+    def removal(self) -> Epoch | None:
+        """Where the coordinator has removed this member, and has not ordered it to be added again."""
         now, pending = self.voter.epoch, self.voter.order
-        last = None if now.order is None else (now.order.change, now.order.name)
         back = pending is not None and pending.newcomer is not None and pending.name == self.name
-        return last == ("remove", self.name) and self.confirmed == now.number and not back
+        return self.voter.removal if self.confirmed == now.number and not back else None
 
     def begin_anew(self, error: BeyondRepairError) -> None:
         """This member's files are beyond repair: it goes on in a new epoch, from a model that is intact.

@@ -93,10 +93,7 @@ def _wait(network: NetworkThread, waiting: Any) -> None:
 async def _admission(keeper: Keeper, listen: str | None) -> None:
     """Waits until the member takes part; meanwhile it answers others, on ``listen`` if given."""
     server, keeping, since = None, None, keeper.now
-    try:
-        keeper.look_for_order()
-    except HoldfastError as error:
-        keeper.events.complain("membership", reason=str(error))
+    keeper.look_for_order()
     if listen is not None and _outside(keeper):
         server, port, door = await serve(
             listen, keeper.credentials, keeper.fetch, keeper.answers, MOST_STRANGERS, keeper.events
@@ -104,8 +101,8 @@ async def _admission(keeper: Keeper, listen: str | None) -> None:
         keeping = asyncio.create_task(door.keep(port))
     try:
         while _outside(keeper):
-            if keeper.ordered_away:
-                raise RemovedError(keeper.name, keeper.voter.epoch.first)
+            if (removal := keeper.removal) is not None:
+                raise RemovedError(keeper.name, removal.first)
             if keeper.now - since > keeper.file.limits.wait:
                 problem = keeper.problem or "fewer than half of the members could be reached"
                 raise WaitLimitError(

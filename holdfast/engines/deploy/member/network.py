@@ -24,9 +24,19 @@ class NetworkThread:
         self.thread.start()
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(_end_all(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
+
+
+async def _end_all() -> None:
+    """Ends what is still under way: a loop that is closed before would complain on standard error."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=1.0)
 
 
 class Hosting(TypedDict):

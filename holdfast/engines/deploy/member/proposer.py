@@ -71,6 +71,7 @@ class Proposer:
         ballot = (max(voter.highest, voter.ledger.vote.promised[0]) + 1, self.keeper.name)
         proposal = Proposal(epoch, ballot, voter.voters)
         for name, reply in await self._ask_voters(self.keeper.word(kind="promise", ballot=ballot)):
+            self.keeper.take_over(name, reply)  # an order that came meanwhile would be void in the next epoch
             if reply.vote is not None and reply.standing is not None:
                 proposal.promised(name, reply.vote, reply.standing)
         lost = {name for name in epoch.names if self.keeper.lost(name)}

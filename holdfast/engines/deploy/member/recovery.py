@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.engines.deploy.storage.messages import BeyondRepairError, DamagedError
+from holdfast.engines.deploy.storage.scarcity import explained
 from holdfast.engines.deploy.storage.store import FolderGoneError
 
 if TYPE_CHECKING:
@@ -23,9 +25,9 @@ def recovering(member: Member, run: Callable[[], T], restore: Callable[[], None]
     while True:
         try:
             return run()
-        except OSError:
+        except OSError as error:
             member.store.require_folder()
-            raise
+            raise explained(error) from None
         except DamagedError as error:
             if str(error) in damage:
                 raise BeyondRepairError(f"{error} again, after it was written anew: check the disk") from None
@@ -39,11 +41,22 @@ def recovering(member: Member, run: Callable[[], T], restore: Callable[[], None]
 
 
 async def watch_folder(member: Member) -> None:
-    """Ends the member where its folder is taken away: nothing that it goes on to do would be saved."""
+    """Ends the member where its folder is taken away: nothing that it goes on to do would be saved.
+
+    So it does where one of the files is gone that are missed by nothing else until it is started again.
+    """
+    needed = [member.trail.path]
+    if member.keeper is not None:
+        needed.append(member.keeper.voter.ledger.path)
     while True:
         await asyncio.sleep(WATCH)
         try:
             member.store.require_folder()
+            for path in needed:
+                os.stat(path)
         except FolderGoneError as error:
             member.give_up(error)
+            return
+        except FileNotFoundError as error:
+            member.give_up(explained(error))
             return

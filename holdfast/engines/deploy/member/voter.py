@@ -98,9 +98,21 @@ class Voter:
         known = {node.name: node for node in self.ledger.first.nodes}
         for decision in self.ledger.decisions:
             known |= {node.name: node for node in decision.epoch.nodes}
-            if (order := decision.epoch.order) is not None and order.change == "remove":
-                known.pop(order.name, None)
+            for name in () if (order := decision.epoch.order) is None else order.removed:
+                known.pop(name, None)
         return {name: node for name, node in known.items() if name not in self.epoch.names}
+
+    @property
+    def removal(self) -> Epoch | None:
+        """The epoch from which on the coordinator wants the others to go on without this member, if any."""
+        found = None
+        for decision in self.ledger.decisions:
+            epoch = decision.epoch
+            if self.name in epoch.names:
+                found = None
+            elif epoch.order is not None and self.name in epoch.order.removed:
+                found = epoch
+        return found
 
     def place(self, number: int | None = None) -> Path:
         """The folder of an epoch, by default of the one under way."""
@@ -168,18 +180,17 @@ class Voter:
     # --- what it learns ---------------------------------------------------------------------------------
 
     def consider(self, order: Order | None) -> bool:
-        """Takes over an order of the coordinator for this epoch; whether it is new. Of two, all take one."""
-        known = self.order
-        if order is None or order.epoch != self.epoch.number:
+        """Takes over an order of the coordinator for this epoch; whether it is new."""
+        if order is None or order.epoch != self.epoch.number or not order.counts_before(self.order):
             return False
-        if known is not None and known.document <= order.document:
-            return False
-        self._check_order(order)
+        self.check_order(order)
         self.ledger.remember(order=order)
-        self.events.log("an order of the coordinator", change=order.change, member=order.name, to=order.to)
+        member = ", ".join([order.name, *order.also])
+        self.events.log("an order of the coordinator", change=order.change, member=member, to=order.to)
         return True
 
-    def _check_order(self, order: Order) -> None:
+    def check_order(self, order: Order) -> None:
+        """Refuses what is no order of this federation's coordinator."""
         if order.federation != self.file.id:
             raise HoldfastError("an order for another federation")
         if self.file.coordinator is None:
@@ -196,12 +207,12 @@ class Voter:
             )
         check_change(self.epoch, after, self.rules, self.former)
         if after.order is not None:
-            self._check_order(after.order)
+            self.check_order(after.order)
         self.file.in_epoch(after)  # complains if there is no such network
 
     def learn(self, decision: Decision) -> None:
         """The next epoch is decided: writes it down."""
-        after, before = decision.epoch, self.epoch
+        after, before, pending = decision.epoch, self.epoch, self.order
         self.check(after)
         if not is_majority(decision.votes, self.voters):
             raise HoldfastError(f"epoch {after.number}: no majority has voted for it")
@@ -217,3 +228,6 @@ class Voter:
             joined=after.joined,
             without=sorted(set(before.names) - set(after.names)),
         )
+        if pending is not None and (after.order is None or after.order.document != pending.document):
+            reason = f"epoch {after.number} began without it: the coordinator has to give it once more"
+            self.events.log("an order is void", "warning", order=pending.summary, reason=reason)

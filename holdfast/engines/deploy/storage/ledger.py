@@ -29,19 +29,14 @@ class Ledger:
     """The folder ``membership`` of a member: ``memory.json``, and ``epoch-N.json`` for each epoch after 0."""
 
     def __init__(self, folder: Path, first: Epoch) -> None:
-        self.folder, self.first = folder, first
+        self.folder, self.first, self.path = folder, first, folder / "memory.json"
         folder.mkdir(parents=True, exist_ok=True)
         self.memory = Remembered(incarnation=new_incarnation())
-        if (path := folder / "memory.json").exists():
-            self.memory = _read(path, Remembered)
+        if self.path.exists():
+            self.memory = _read(self.path, Remembered)
         else:
-            self._write("memory.json", self.memory)
-        self.decisions: list[Decision] = []
-        while (path := folder / f"epoch-{len(self.decisions) + 1}.json").exists():
-            try:
-                self.decisions.append(_read(path, Decision))
-            except DamagedError:  # others have it, see ``behind``
-                break
+            self._write(self.path.name, self.memory)
+        self.decisions = read_decisions(folder)
         for decision in self.decisions[self.memory.epoch :]:  # decided right before a crash
             self._know(decision.epoch)
 
@@ -65,7 +60,7 @@ class Ledger:
         """Writes down ``changes`` of ``Remembered``, for good."""
         changed = self.memory.model_copy(update=changes)
         if changed != self.memory:
-            self._write("memory.json", changed)
+            self._write(self.path.name, changed)
             self.memory = changed
 
     def decide(self, decision: Decision) -> None:
@@ -84,6 +79,17 @@ class Ledger:
 
     def _write(self, name: str, content: Checked) -> None:
         write_atomic(self.folder / name, content.model_dump_json().encode() + b"\n")
+
+
+def read_decisions(folder: Path) -> list[Decision]:
+    """About all epochs after the first, up to one whose file is damaged: others have it, see ``behind``."""
+    decisions: list[Decision] = []
+    while (path := folder / f"epoch-{len(decisions) + 1}.json").exists():
+        try:
+            decisions.append(_read(path, Decision))
+        except DamagedError:
+            break
+    return decisions
 
 
 def _read(path: Path, model: Any) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from holdfast.core.files import settle, write_atomic, write_json
 from holdfast.engines.deploy.federation import Federation
+from holdfast.engines.deploy.storage.messages import DamagedError
 from holdfast.problem.flat import FlatModel
 
 Status = Literal["running", "done", "interrupted", "failed"]
@@ -73,15 +74,22 @@ class Record:
         """Reads what was recorded, up to a round; later ones are computed again."""
         path = self.folder / "metrics.csv"
         if path.exists():
-            recorded = csv.DictReader(io.StringIO(path.read_text()))
-            self.rows = [row for row in recorded if int(row["round"]) <= upto]
+            try:
+                recorded = list(csv.DictReader(io.StringIO(path.read_text()), strict=True))
+                self.rows = [row for row in recorded if int(row["round"]) <= upto]
+            except (ValueError, KeyError, TypeError, csv.Error):
+                raise DamagedError(
+                    f"{path} cannot be read: the rows before round {upto + 1} are lost"
+                ) from None
 
     def add(self, round: int, figures: dict[str, float], costs: dict[str, float]) -> None:
         """Records the ``figures`` of a round, and the ``costs`` so far, of those that all runs have."""
         row = self.job | {"round": round} | figures | {name: costs[name] for name in COSTS}
         self.rows = [*(before for before in self.rows if int(before["round"]) < round), row]
         text = io.StringIO(newline="")
-        writer: csv.DictWriter[str] = csv.DictWriter(text, list(row), lineterminator="\n")
+        writer: csv.DictWriter[str] = csv.DictWriter(
+            text, list(row), extrasaction="ignore", lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(self.rows)
         write_atomic(self.folder / "metrics.csv", text.getvalue().encode())

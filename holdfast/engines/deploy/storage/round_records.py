@@ -9,6 +9,8 @@ from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
+from holdfast.engines.deploy.storage.incarnations import START_ANEW
+from holdfast.engines.deploy.storage.messages import BeyondRepairError
 
 
 class RoundRecord:
@@ -21,7 +23,12 @@ class RoundRecord:
         """The values by round, without a line that was not finished."""
         lines = self.path.read_text().splitlines(keepends=True)[1:] if self.path.exists() else []
         whole = [line.rstrip("\n").split(",") for line in lines if line.endswith("\n")]
-        return {int(round): values for round, *values in whole}
+        try:
+            return {int(round): values for round, *values in whole}
+        except ValueError:
+            raise BeyondRepairError(
+                f"{self.path} is damaged: put it back as it was, or {START_ANEW}"
+            ) from None
 
     def keep(self, upto: int | None = None) -> None:
         """Drops the rounds after ``upto``, which are computed again."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from holdfast.core.errors import TRY_LATER, HoldfastError
+from holdfast.core.errors import DAMAGED, TRY_LATER, HoldfastError
 from holdfast.engines.deploy.ops.events import Events
 
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
@@ -23,6 +23,24 @@ class NoRoomError(HoldfastError):
     """The machine was out of disk space or open files for too long; the member can be started again."""
 
     exit_code = TRY_LATER
+
+
+class FileGoneError(HoldfastError):
+    """A file, or a folder, that a running member needs is not there any more."""
+
+    exit_code = DAMAGED
+
+
+def explained(error: OSError) -> HoldfastError:
+    """``error``, which ends a member, with what people can do about it."""
+    again = "and start the same command again"
+    if error.errno in SCARCE:
+        return NoRoomError(f"{error}: free some disk space, or allow more open files (ulimit -n), {again}")
+    if isinstance(error, FileNotFoundError):
+        return FileGoneError(
+            f"{error.filename} was taken away while the member ran: put it back if you can, {again}"
+        )
+    return HoldfastError(f"{error}: see what keeps the member from its files, {again}")
 
 
 def raise_file_limit() -> int:

@@ -186,7 +186,7 @@ class Store:
         if before is not None:
             if self.state.exists():
                 self.events.log("a round is computed again", "warning", round=before.header.round + 1)
-                self.again = 1
+            self.again = 1  # also if ``state`` is gone: by a crash while it was replaced, or by somebody
             return before
         if self._at_the_beginning():
             return None

@@ -20,16 +20,19 @@ async def watch_certificates(
     credentials: Credentials, coordinator: str | None, events: Events, changed: Callable[[], None]
 ) -> None:
     """Takes up new files and calls ``changed`` then; warns of a certificate that expires soon. Never ends."""
-    warned = -math.inf
+    warned, problem = -math.inf, ""
     _warn_of_open_keys(credentials, events)
     while True:
+        before, problem = problem, ""
         try:
             if credentials.refresh(coordinator):
                 events.log("certificates reloaded", revoked=len(credentials.revocations.revoked))
                 warned = -math.inf
                 changed()
         except (HoldfastError, OSError) as error:
-            events.log("certificates not reloaded", "warning", reason=str(error))
+            problem = str(error)
+            if problem != before:  # else it would be one line a second
+                events.log("certificates not reloaded", "warning", reason=problem)
         if credentials.days_left < WARN_DAYS and time.monotonic() - warned > DAY:
             warned, left = time.monotonic(), credentials.days_left
             advice = "renew it with 'holdfast federation csr' and 'sign'"

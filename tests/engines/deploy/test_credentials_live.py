@@ -7,11 +7,12 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from command_line import holdfast
-from federation_runs import DeployedRun, Started, deploy, describe, write_federation
+from federation_runs import PATIENCE, DeployedRun, Started, deploy, describe, write_federation
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.ops.events import Events
@@ -27,13 +28,14 @@ from holdfast.engines.deploy.wire.credentials import Credentials, load_credentia
 from holdfast.engines.deploy.wire.dialling import RefusedForGoodError, Unreachable, look, open_channel
 from holdfast.engines.deploy.wire.revocations import Revocations, Revoked, read_revocations, revoke
 from holdfast.engines.deploy.wire.tls import see_certificate
+from holdfast.engines.deploy.wire.vigil import watch_certificates
 from holdfast.experiments.federation import make_federation, read_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 
 
 def soon(what: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE
     while not what():
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -58,7 +60,7 @@ def test_a_revoked_member_is_refused_at_once_and_comes_back_with_a_new_certifica
     stolen = serial_of((certs / "b.crt").read_bytes())
     assert federation.coordinator is not None
     revoke(certs, Revoked(name="b", serial=stolen, time="today", reason="stolen"), federation.coordinator)
-    started.threads["b"].join(30)
+    started.threads["b"].join(PATIENCE)
     assert isinstance(run.errors.pop("b"), RefusedForGoodError)
     done = run.members["b"].done
     run.members.pop("b").close()
@@ -122,6 +124,24 @@ def test_questions_at_once_after_a_renewal_do_not_close_each_others_connection(t
     loop = run.members["a"].network.loop
     assert all(asyncio.run_coroutine_threadsafe(ask(), loop).result(60))
     started.stop()
+
+
+def test_a_certificate_that_expires_is_said_to_have(tmp_path: Path) -> None:
+    make_certificates(tmp_path, "test", ["a"], days=1)
+    soon_over = load_credentials(tmp_path, "a")
+    make_certificates(tmp_path / "short", "test", ["a"], days=1e-6)  # 0.09 s
+    expired = (tmp_path / "short" / "a.crt").read_bytes()
+    log: list[dict[str, Any]] = []
+
+    async def watch() -> None:
+        watching = asyncio.create_task(watch_certificates(soon_over, None, Events("a", log.append), list))
+        await asyncio.sleep(0.2)
+        soon_over.certificate = expired
+        await asyncio.wait([watching], timeout=1.5 * vigil.WATCH)
+        watching.cancel()
+
+    asyncio.run(watch())
+    assert [entry["event"] for entry in log] == ["certificate expires soon", "certificate has expired"]
 
 
 def test_whoever_answers_with_a_revoked_certificate_is_not_talked_to(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ async def watch_certificates(
     credentials: Credentials, coordinator: str | None, events: Events, changed: Callable[[], None]
 ) -> None:
     """Takes up new files and calls ``changed`` then; warns of a certificate that expires soon. Never ends."""
-    warned, problem = -math.inf, ""
+    warned, problem, left = -math.inf, "", math.inf
     _warn_of_open_keys(credentials, events)
     while True:
         before, problem = problem, ""
@@ -33,10 +33,16 @@ async def watch_certificates(
             problem = str(error)
             if problem != before:  # else it would be one line a second
                 events.log("certificates not reloaded", "warning", reason=problem)
-        if credentials.days_left < WARN_DAYS and time.monotonic() - warned > DAY:
-            warned, left = time.monotonic(), credentials.days_left
+        left_before, left = left, credentials.days_left
+        expired = left <= 0 < left_before  # since the last look
+        if left < WARN_DAYS and (expired or time.monotonic() - warned > DAY):
+            warned = time.monotonic()
             advice = "renew it with 'holdfast federation csr' and 'sign'"
-            events.log("certificate expires soon", "warning", days=round(left, 1), reason=advice)
+            if left > 0:
+                events.log("certificate expires soon", "warning", days=round(left, 1), reason=advice)
+            else:
+                reason = f"open connections last, new ones are refused; {advice}"
+                events.log("certificate has expired", "error", reason=reason)
         await asyncio.sleep(WATCH)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from federation_runs import make_data
+from federation_runs import PATIENCE, make_data
 from torch import Tensor
 
 from holdfast.data.federated import FederatedData
@@ -174,7 +174,7 @@ class Threads:
 
         self.until(lambda: all(knows(name) for name, thread in self.threads.items() if thread.is_alive()))
 
-    def until(self, what: Callable[[], bool], patience: float = 60.0) -> None:
+    def until(self, what: Callable[[], bool], patience: float = PATIENCE) -> None:
         deadline = time.monotonic() + patience
         while not what():
             assert time.monotonic() < deadline, (self.errors, self.log[-20:])
@@ -183,12 +183,12 @@ class Threads:
     def stop(self, name: str) -> None:
         """As by Ctrl-C."""
         self.members[name].stop()
-        self.threads[name].join(30)
+        self.threads[name].join(PATIENCE)
         assert isinstance(self.errors.pop(name), Stopped)
 
     def end(self) -> None:
         for name, thread in self.threads.items():
-            thread.join(60)
+            thread.join(PATIENCE)
             assert not thread.is_alive(), (name, self.log[-20:])
         if self.errors:
             raise next(iter(self.errors.values()))

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from command_line import holdfast
-from federation_runs import DeployedRun, Started, deploy, describe, stopped
+from federation_runs import PATIENCE, DeployedRun, Started, deploy, describe, stopped
 
 from holdfast.engines.deploy.ops.audit import BEGINNING, AuditError, AuditLog, Head, check_heads, read_audit
 from holdfast.engines.deploy.wire.credentials import serial_of
@@ -150,7 +150,7 @@ def _write_and_die(folder: Path) -> None:
 def test_every_line_survives_sigkill(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=_write_and_die, args=(tmp_path,))
     process.start()
-    process.join(30)
+    process.join(PATIENCE)
     assert process.exitcode == -signal.SIGKILL
     assert [entry["number"] for entry in read_audit(tmp_path)] == list(range(50))
 

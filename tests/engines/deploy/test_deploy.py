@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from federation_runs import DeployedRun, calm_run, deploy, describe, make_data, simulate
+from federation_runs import PATIENCE, DeployedRun, calm_run, deploy, describe, make_data, simulate
 from test_conformance import CASES as ALL_METHODS
 from test_conformance import Case
 
@@ -170,12 +170,12 @@ def run_with_interruptions(run: DeployedRun, victim: str, at_rounds: list[int]) 
             while run.members[victim].stage < at and thread.is_alive():
                 time.sleep(0.002)
             run.members[victim].stop()
-            thread.join(60)
+            thread.join(PATIENCE)
             assert isinstance(run.errors.pop(victim), Stopped)
             run.members[victim].close()
             run.members[victim] = run.member(victim, network)
     for running in [*threads, thread]:
-        running.join(60)
+        running.join(PATIENCE)
         assert not running.is_alive()
     for member in run.members.values():
         member.close()
@@ -243,7 +243,7 @@ def test_a_sporadic_exchange_that_fails_is_inactive_on_both_ends(tmp_path: Path)
         time.sleep(0.01)
     threads[1].start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     for member in run.members.values():
         member.close()
     network.close()
@@ -404,7 +404,7 @@ def test_a_10_mb_model_takes_less_than_2_percent_more_on_the_wire(tmp_path: Path
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     for member in run.members.values():
         member.close()
     network.close()

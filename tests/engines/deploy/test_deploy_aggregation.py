@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_runs import DeployedRun, Started, deploy, describe, simulate
+from federation_runs import PATIENCE, DeployedRun, Started, deploy, describe, simulate
 from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
@@ -107,7 +107,7 @@ def test_a_member_that_stops_in_any_phase_goes_on_when_it_is_back(
 ) -> None:
     run = DeployedRun(make_federation(masked(), "test"), tmp_path)
     started = stopping(run, member, exchange)
-    started.threads[member].join(60)
+    started.threads[member].join(PATIENCE)
     assert not started.threads[member].is_alive()
     run.members[member].close()
     assert set(run.errors) == {member}
@@ -135,7 +135,7 @@ def test_who_is_late_in_any_phase_stops_nobody(exchange: int, tmp_path: Path) ->
     raw = masked(round={"quorum": 3, "deadline": "1s"})
     run = DeployedRun(make_federation(raw, "test"), tmp_path)
     started = stopping(run, "b", exchange)
-    started.threads["b"].join(60)
+    started.threads["b"].join(PATIENCE)
     run.members["b"].close()
     run.errors.clear()
     started.until(lambda: run.members["hub"].done >= 3)
@@ -160,7 +160,7 @@ def test_a_server_that_swaps_keys_is_found_out(tmp_path: Path) -> None:
         return publish(header, tree, recipient)
 
     hub.outbox.publish = swapped  # type: ignore[method-assign]
-    started.threads["b"].join(60)
+    started.threads["b"].join(PATIENCE)
     for member in run.members.values():
         member.stop()
     started.end()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation_runs import DeployedRun, Started, calm_run, deploy, describe, stopped
+from federation_runs import PATIENCE, DeployedRun, Started, calm_run, deploy, describe, stopped
 from thinning import thinned
 
 from holdfast.core.errors import REFUSED, HoldfastError
@@ -263,7 +263,7 @@ def test_a_node_put_back_too_far_is_told_so_at_once(tmp_path: Path) -> None:
     for part in ("inbox", "outbox"):
         shutil.rmtree(run.folder / "a" / part)
     started = Started(run)
-    started.threads["a"].join(60)
+    started.threads["a"].join(PATIENCE)
     assert not started.threads["a"].is_alive()
     error = run.errors.pop("a")
     assert isinstance(error, RefusedForGoodError | PutBackError)  # it asks first, or another asks it

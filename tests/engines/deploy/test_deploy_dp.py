@@ -13,6 +13,7 @@ import torch
 from epoch_runs import Threads
 from federation_runs import (
     CLASSES,
+    PATIENCE,
     SAMPLES,
     DeployedRun,
     Started,
@@ -299,7 +300,7 @@ def test_other_members_do_not_reset_what_was_spent(tmp_path: Path, monkeypatch: 
     drop_in(threads, "b", order(threads, "remove", "c"))
     threads.agreed(1)
     threads.limit = 9
-    threads.threads.pop("c").join(60)
+    threads.threads.pop("c").join(PATIENCE)
     threads.errors.pop("c")
     threads.end()
     lines = (tmp_path / "a" / "privacy.jsonl").read_text().splitlines()

@@ -15,7 +15,7 @@ import torch
 from command_line import holdfast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from epoch_runs import Threads
-from federation_runs import describe, free_ports
+from federation_runs import PATIENCE, describe, free_ports
 
 from holdfast.core.errors import REFUSED, TRY_LATER, HoldfastError
 from holdfast.engines.deploy import signing
@@ -68,7 +68,7 @@ def test_members_go_on_without_one_that_is_removed(tmp_path: Path, monkeypatch: 
     drop_in(threads, "b", order(threads, "remove", "c"))
     threads.agreed(1)
     threads.limit = 9
-    threads.threads.pop("c").join(60)
+    threads.threads.pop("c").join(PATIENCE)
     assert str(threads.errors.pop("c")).startswith("the coordinator has removed c after round")
     threads.end()
     (epoch,) = threads.check("ab")
@@ -107,7 +107,7 @@ def test_the_coordinator_removes_adds_and_replaces_members(
     drop_in(threads, "a", order(threads, "remove", "c"))
     threads.agreed(1)
     threads.hold(15)
-    threads.threads.pop("c").join(60)
+    threads.threads.pop("c").join(PATIENCE)
     assert str(threads.errors.pop("c")).startswith("the coordinator has removed c after round 5")
     new = order(threads, "add", "e", epoch=1, address=f"127.0.0.1:{free_ports(1)[0]}")
     drop_in(threads, "b", new)
@@ -143,7 +143,7 @@ def test_whom_the_coordinator_has_removed_it_can_add_again(
     drop_in(threads, "a", order(threads, "remove", "c"))
     threads.agreed(1)
     threads.hold(8)
-    threads.threads.pop("c").join(60)
+    threads.threads.pop("c").join(PATIENCE)
     removed = threads.errors.pop("c")
     assert isinstance(removed, HoldfastError)
     assert removed.exit_code == REFUSED
@@ -219,10 +219,10 @@ def test_who_was_removed_is_told_so_also_after_other_changes(
     threads.agreed(1)
     drop_in(threads, "a", order(threads, "remove", "d", epoch=1))
     threads.agreed(2)
-    threads.threads.pop("d").join(60)
+    threads.threads.pop("d").join(PATIENCE)
     assert "has removed d" in str(threads.errors.pop("d"))
     threads.start("c")
-    threads.threads.pop("c").join(60)
+    threads.threads.pop("c").join(PATIENCE)
     removed = threads.errors.pop("c")
     assert isinstance(removed, HoldfastError)
     assert removed.exit_code == REFUSED
@@ -392,7 +392,7 @@ def test_who_proposes_takes_over_an_order_that_others_have_heard_of_before_it(
     assert beginner is not None
     threads.members["a"].network.loop.call_soon_threadsafe(beginner.broken.add, "a")  # a reason to begin
     threads.agreed(1)
-    threads.threads.pop("c").join(60)
+    threads.threads.pop("c").join(PATIENCE)
     assert "has removed c" in str(threads.errors.pop("c"))
     threads.limit = 9
     threads.end()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from epoch_runs import Threads
+from federation_runs import PATIENCE
 from test_deploy_damage import flip
 from test_deploy_epochs import GECL, KEY, changing, drop_in, order
 
@@ -108,7 +109,7 @@ def test_a_lost_decision_is_told_by_others_before_anybody_votes(
     path.write_bytes(written[:-9])
     threads.limit = 11
     threads.start("b")
-    threads.threads.pop("c").join(60)
+    threads.threads.pop("c").join(PATIENCE)
     threads.errors.pop("c")
     threads.end()
     threads.check("ab")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from federation_runs import DeployedRun, Started, describe, simulate
+from federation_runs import PATIENCE, DeployedRun, Started, describe, simulate
 from torch import Tensor
 
 from holdfast.cli.recovery import roll_member_back
@@ -50,7 +50,7 @@ def errors_with(lie: Callable[[Publish, Any, Any], None], folder: Path) -> dict[
     for name in NAMES:  # the others may wait for it forever
         run.members[name].waiting.loop.call_later(1.0, run.members[name].stop)
     for name in NAMES:
-        started.threads[name].join(60)
+        started.threads[name].join(PATIENCE)
     hub.stop()
     started.end()
     return {name: str(error) for name, error in run.errors.items()}
@@ -135,7 +135,7 @@ def stopping_when(run: DeployedRun, name: str, key: tuple[int, int]) -> Started:
         return message
 
     outbox.publish = then_stop  # type: ignore[method-assign]
-    started.threads[name].join(60)
+    started.threads[name].join(PATIENCE)
     return started
 
 

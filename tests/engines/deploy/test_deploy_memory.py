@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federation_runs import DeployedRun, describe
+from federation_runs import PATIENCE, DeployedRun, describe
 from torch.profiler import ProfilerActivity, profile
 
 from holdfast.data.dataset import Dataset
@@ -60,7 +60,7 @@ def test_a_node_holds_few_copies_of_its_model(method: dict[str, object], most: f
     other = threading.Thread(target=run._run, args=["b"])
     other.start()
     held = peak(of_a)
-    other.join(60)
+    other.join(PATIENCE)
     for member in run.members.values():
         member.close()
     assert not run.errors

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federation_runs import DeployedRun, Started, describe, make_data
+from federation_runs import PATIENCE, DeployedRun, Started, describe, make_data
 
 from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
@@ -36,7 +36,7 @@ def test_an_absurd_message_is_not_used_and_its_sender_named(
     run.data_of = poisoned
     started = Started(run)
     try:
-        started.threads[victim].join(60)
+        started.threads[victim].join(PATIENCE)
         error = run.errors[victim]
         assert isinstance(error, AbsurdError)
         assert str(error).startswith("b sent a message of norm ")

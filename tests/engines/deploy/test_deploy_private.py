@@ -17,7 +17,7 @@ import pytest
 from command_line import holdfast
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
-from federation_runs import describe, forked_member, write_federation
+from federation_runs import PATIENCE, describe, forked_member, write_federation
 
 from holdfast.engines.deploy.wire.authority import make_request
 from holdfast.engines.deploy.wire.credentials import load_credentials
@@ -138,7 +138,7 @@ def test_a_members_files_are_its_own(network: dict[str, Any], tmp_path: Path) ->
     folders = {"a": "node-a", "b": "node-b"} | ({"hub": "server-hub"} if network is SERVER else {})
     processes = [forked_member(path, name) for name in folders]
     for process in processes:
-        process.join(120)
+        process.join(PATIENCE)
         assert process.exitcode == 0
     for folder in folders.values():
         assert others_may_read(tmp_path / folder) == []

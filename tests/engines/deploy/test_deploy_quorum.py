@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation_runs import DeployedRun, Started, describe, simulate
+from federation_runs import PATIENCE, DeployedRun, Started, describe, simulate
 from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
@@ -81,7 +81,7 @@ def test_members_killed_at_the_worst_moments_leave_the_rounds_of_the_simulator(t
     started = Started(run)
 
     def restart(name: str) -> None:
-        started.threads[name].join(60)
+        started.threads[name].join(PATIENCE)
         assert not started.threads[name].is_alive()
         run.members[name].close()
         run.errors.pop(name)

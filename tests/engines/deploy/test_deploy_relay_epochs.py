@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from epoch_runs import Threads
+from federation_runs import PATIENCE
 from relay_runs import relayed, relaying
 from test_deploy_epochs import GECL, KEY, changing, drop_in, order
 
@@ -29,7 +30,7 @@ def test_members_behind_a_relay_go_on_without_one_that_is_removed(
         threads.agreed(1)
         passed = relay.parcels
         threads.limit = 9
-        threads.threads.pop("c").join(60)
+        threads.threads.pop("c").join(PATIENCE)
         assert str(threads.errors.pop("c")).startswith("the coordinator has removed c after round")
         threads.end()
         assert relay.parcels > passed + 5

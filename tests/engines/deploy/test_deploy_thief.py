@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from federation_runs import DeployedRun, Started, describe, free_ports, stopped
+from federation_runs import PATIENCE, DeployedRun, Started, describe, free_ports, stopped
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.member.network import NetworkThread
@@ -74,8 +74,8 @@ def test_a_thief_who_serves_for_a_member_shows_at_both_ends(rounds: int, tmp_pat
     thief = Thief(honest, port, tmp_path / "stolen")
     others, a = Started(honest, ["b", "c"]), Started(deceived, ["a"])
     try:
-        others.threads["b"].join(60)
-        a.threads["a"].join(60)
+        others.threads["b"].join(PATIENCE)
+        a.threads["a"].join(PATIENCE)
         assert thief.served > 0
         for error in (deceived.errors["a"], honest.errors["b"]):
             assert isinstance(error, ForgedError)
@@ -138,7 +138,7 @@ def test_an_averaging_server_and_its_clients_compare_all_that_passed(forged: boo
     started = Started(run)
     if forged:
         for name in ("a", "hub"):
-            started.threads[name].join(60)
+            started.threads[name].join(PATIENCE)
         for member in run.members.values():
             member.stop()
     started.end()

@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc
 import pytest
 from command_line import holdfast
-from federation_runs import DeployedRun, describe, free_ports, make_data, write_federation
+from federation_runs import PATIENCE, DeployedRun, describe, free_ports, make_data, write_federation
 
 from holdfast.cli.node import monitor_page
 from holdfast.core.errors import HoldfastError
@@ -298,7 +298,7 @@ def test_status_tells_who_is_up_and_shares_only_what_is_listed(tmp_path: Path) -
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(stranger)
     member.stop()
-    thread.join(60)
+    thread.join(PATIENCE)
     member.close()
     network.close()
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from epoch_runs import Threads
-from federation_runs import describe
+from federation_runs import PATIENCE, describe
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy import signing
@@ -127,7 +127,7 @@ def test_a_liar_about_ballots_and_orders_does_not_keep_the_others_from_agreeing(
     signed = wanted.model_copy(update={"signature": signature})
     (tmp_path / "c" / "membership" / "order.json").write_text(signed.model_dump_json())
     liar.voter.ledger.memory = liar.voter.ledger.memory.model_copy(update={"order": None})
-    threads.threads.pop("d").join(60)
+    threads.threads.pop("d").join(PATIENCE)
     threads.limit = 9
     assert str(threads.errors.pop("d")).startswith("the coordinator has removed d")
     threads.end()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import second_implementation
 import torch
-from federation_runs import DeployedRun, describe
+from federation_runs import PATIENCE, DeployedRun, describe
 from second_implementation import PIECE, SecondMember, SecondProcess
 
 from holdfast.data.dataset import Dataset
@@ -76,7 +76,7 @@ def test_it_takes_part_from_the_first_round_to_the_farewell(pair: tuple[Deployed
         np.testing.assert_array_equal(received, theirs)  # and so a has used what it got in the round before
         x = theirs = np.float32(0.5) * received + np.float32(0.5) * x
     second.part(ROUNDS + 1)
-    node.join(60)
+    node.join(PATIENCE)
     assert not run.errors
     np.testing.assert_array_equal(run.models["a"].numpy(), theirs[0])
     log = [json.loads(line) for line in (run.folder / "a" / "audit.jsonl").read_text().splitlines()]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TEST_SHARE = 0.2  # of each organisation's rows
 MOST_CLASSES = 20  # whole numbers are classes if they are 0, 1, 2, ... and not more than this
+MOST_IN_ONE_CLASS = 0.8  # of the rows; with more, accuracy alone says little
 STEP_SIZE = 0.1  # for classes
 STEP_SIZE_OF_NUMBERS = 0.05  # for a target with variance 1; the curvature grows with the variance
 
@@ -98,7 +99,24 @@ def new_project(folder: Path, csv: Path | None, target: str | None, node: str | 
     organisations = train[table.node].nunique()
     print(f"wrote {folder}: {len(train)} rows of {organisations} organisations, and {len(test)} rows to test")
     print(table.target_in_words)
+    for note in _notes(table, test):
+        print(f"note: {note}")
     print(f"next: cd {folder} && holdfast run experiment.toml")
+
+
+def _notes(table: Table, test: pandas.DataFrame) -> list[str]:
+    """What can be learned from, but would mislead whoever does not know it."""
+    notes = []
+    shares = table.rows[table.target].value_counts(normalize=True)
+    if table.is_classification and shares.iloc[0] > MOST_IN_ONE_CLASS:
+        notes.append(
+            f"{100 * shares.iloc[0]:.1f} % of the rows are {shares.index[0]!r}; "
+            "a model that always says so is as accurate"
+        )
+    counts = table.rows[table.node].value_counts().sort_index()
+    if few := [f"{name} ({count})" for name, count in counts.items() if name not in set(test[table.node])]:
+        notes.append(f"too few rows to keep one for testing: {', '.join(few)}")
+    return notes
 
 
 def _read(csv: Path, target: str | None, node: str | None) -> Table:
@@ -125,6 +143,8 @@ def _read(csv: Path, target: str | None, node: str | None) -> Table:
 
 def _check(csv: Path, table: Table) -> None:
     """Complains about what would fail, or mislead, when the experiment is run."""
+    import pandas
+
     rows, columns = table.rows, list(map(str, table.rows.columns))
     if len(columns) == 1 and (mark := next((mark for mark in ";\t|" if mark in columns[0]), None)):
         raise HoldfastError(f"{csv} separates columns by {mark!r}; save it with commas, and decimal points")
@@ -147,6 +167,14 @@ def _check(csv: Path, table: Table) -> None:
         raise HoldfastError(f"{csv}: values are missing: {', '.join(told)}; fill them or drop the rows")
     if len(table.values) == 1:
         raise HoldfastError(f"{csv}: column {table.target!r} is {table.values[0]!r} in every row")
+    for name in table.words:
+        numbers = pandas.to_numeric(rows[name], errors="coerce")
+        stray = np.flatnonzero(numbers.isna())
+        if len(stray) < len(rows) / 2:  # a column of words would have none
+            first = f"{rows[name].iloc[stray[0]]!r} in line {stray[0] + 2}"
+            others = f" and {len(stray) - 1} more that are not; correct them"
+            ending = others if len(stray) > 1 else "; correct it"
+            raise HoldfastError(f"{csv}: column {name!r} holds numbers, but {first}{ending}")
     classes = [table.target] if rows[table.target].dtype.kind not in "biuf" else []
     for name in [*table.words, *classes]:
         different = rows[name].nunique()

@@ -95,7 +95,7 @@ README = """\
 
     holdfast run experiment.toml     # train, and write a report
     holdfast tune experiment.toml    # find better step sizes
-    python -m pytest                 # check that the project works
+    python -m pytest                 # check that the project works; needs pip install pytest
 
 - `experiment.toml`: what is learned, by which methods, over which network
 - `model.py`: the model

@@ -176,7 +176,7 @@ def _numbers(name: Any, column: Any, words: Sequence[Any] | None) -> list[np.nda
     if values.dtype.kind not in "biuf":
         found = sorted(set(map(str, values.tolist())))[:3]
         raise HoldfastError(
-            f"column {str(name)!r} holds {', '.join(map(repr, found))}, ..., which are no numbers: name it "
+            f"column {str(name)!r} holds {', '.join(map(repr, found))}, ..., which are not numbers: name it "
             "in one_hot, or leave it out"
         )
     return [values.astype(np.float32)]

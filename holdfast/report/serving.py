@@ -92,7 +92,9 @@ class LiveServer:
         try:
             self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         except OSError as error:
-            raise HoldfastError(f"--port {port}: cannot serve on 127.0.0.1 ({error.strerror})") from None
+            raise HoldfastError(
+                f"--port {port}: cannot serve on 127.0.0.1 ({error.strerror}); choose another port"
+            ) from None
         self.server.daemon_threads = True
         self.asked, self.answered = -60.0, 0
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}{next(iter(pages))}"

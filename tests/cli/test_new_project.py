@@ -123,6 +123,20 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     assert "no column beside" in complaint(rows[["clinic", "ill"]])
     named = rows.assign(patient=[f"P{number}" for number in range(len(rows))])
     assert "column 'patient' has 200 different words in 200 rows" in complaint(named)
+    stray = rows.assign(age=rows["age"].astype(str))
+    stray.loc[[8, 9], "age"] = ["old", "n/k"]
+    told = complaint(stray)
+    assert "column 'age' holds numbers, but 'old' in line 10 and 1 more that are not; correct them" in told
+
+
+def test_what_would_mislead_is_told(tmp_path: Path) -> None:
+    rows = table("ill")
+    rows["ill"] = ["yes", *["no"] * 9] * 20
+    tiny = pd.DataFrame({"clinic": ["Dale", "Elm", "Elm"], "age": 50.0, "sex": "f", "ill": "no"})
+    pd.concat([rows, tiny]).to_csv(tmp_path / "mine.csv", index=False)
+    made = new(tmp_path, "ill", "clinic")
+    assert "note: 90.1 % of the rows are 'no'; a model that always says so is as accurate" in made.out
+    assert "note: too few rows to keep one for testing: Dale (1), Elm (2)" in made.out
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:

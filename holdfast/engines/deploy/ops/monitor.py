@@ -126,7 +126,9 @@ def serve_monitor(
     try:
         server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
-        raise HoldfastError(f"--monitor: cannot serve on {host}:{port} ({error.strerror})") from None
+        raise HoldfastError(
+            f"--monitor: cannot serve on {host}:{port} ({error.strerror}); choose another port"
+        ) from None
     threading.Thread(target=server.serve_forever, name="monitor", daemon=True).start()
     return server
 

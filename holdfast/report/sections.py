@@ -38,13 +38,21 @@ def _subtitle(record: RunRecord) -> str:
         return [] if value is None else [words.format(_value(value))]
 
     parts = [
-        *named("problem", "dataset", "{}"),
+        *(_file(record) or named("problem", "dataset", "{}")),
         *(_owners(record) or named("problem", "partition", "{} partition")),
         *named("problem", "model", "{} model"),
         *named("problem", "nodes", "{} nodes"),
         *named("network", "topology", "{} topology"),
     ]
     return " · ".join(parts)
+
+
+def _file(record: RunRecord) -> list[str]:
+    """The column to predict and its file, for a table; else nothing."""
+    dataset = record.config.get("problem", {}).get("dataset")
+    if not isinstance(dataset, dict) or not {"file", "target"} <= set(dataset):
+        return []
+    return [f"{_value(dataset['target'])} in {_value(dataset['file'])}"]
 
 
 def _owners(record: RunRecord) -> list[str]:

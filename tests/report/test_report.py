@@ -121,7 +121,8 @@ def test_the_subtitle_says_by_what_a_table_was_divided(good_run: RunRecord) -> N
     names = ["Ash", "Birch", "Cedar"]
     table = {"name": "csv", "file": "train.csv", "target": "ill", "node": "hospital"}
     told = subtitles([_of_data(table, good_run, names)])
-    assert "divided by hospital" in told
+    assert "ill in train.csv · divided by hospital" in told
+    assert "csv(" not in told
     assert "iid" not in told
     assert "divided by the data&#x27;s own nodes" in subtitles([_of_data("mine:data", good_run, names)])
 

@@ -144,6 +144,38 @@ def test_a_certificate_that_expires_is_said_to_have(tmp_path: Path) -> None:
     assert [entry["event"] for entry in log] == ["certificate expires soon", "certificate has expired"]
 
 
+BROKEN = b"-----BEGIN CERTIFICATE-----\nMIIBxxxx\n-----END CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "b.ca.crt"])
+def test_an_authority_that_is_broken_in_the_middle_keeps_nobody_from_hearing_of_revocations(
+    name: str, tmp_path: Path
+) -> None:
+    coordinator = public_key(make_key(tmp_path))
+    make_certificates(tmp_path, "test", ["a", "b"], days=90)
+    own, whole = load_credentials(tmp_path, "a", coordinator), (tmp_path / "ca.crt").read_bytes()
+    (tmp_path / name).write_bytes(whole + BROKEN)
+    with pytest.raises(HoldfastError, match=rf"{name} is not a certificate"):
+        load_credentials(tmp_path, "a", coordinator)
+    log: list[dict[str, Any]] = []
+
+    async def watch() -> None:
+        watching = asyncio.create_task(watch_certificates(own, coordinator, Events("a", log.append), list))
+        while not log:
+            await asyncio.sleep(0.02)
+        (tmp_path / name).write_bytes(whole)
+        stolen = serial_of((tmp_path / "b.crt").read_bytes())
+        revoke(tmp_path, Revoked(name="b", serial=stolen, time="today"), coordinator)
+        while len(log) < 2:
+            assert not watching.done()
+            await asyncio.sleep(0.02)
+        watching.cancel()
+
+    asyncio.run(asyncio.wait_for(watch(), PATIENCE))
+    assert [entry["event"] for entry in log] == ["certificates not reloaded", "certificates reloaded"]
+    assert own.revocations.number == 1
+
+
 def test_whoever_answers_with_a_revoked_certificate_is_not_talked_to(tmp_path: Path) -> None:
     """A thief at b's address has only the old certificate; gRPC accepts none but the one that was seen."""
     certs = tmp_path / "certs"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Iterator
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,15 @@ from typing import Any
 import grpc
 import pytest
 from command_line import holdfast
-from federation_runs import DeployedRun, describe, write_federation
+from federation_runs import PATIENCE, DeployedRun, describe, write_federation
 
 from holdfast.core.errors import HoldfastError, printable
 from holdfast.engines.deploy.ops.events import Events, silence
+from holdfast.engines.deploy.wire.authority import make_certificates
 from holdfast.engines.deploy.wire.credentials import load_credentials
 from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
+from holdfast.engines.deploy.wire.listening import serve
 from holdfast.engines.deploy.wire.protocol import SERVICE
 from holdfast.experiments.federation import make_federation, read_federation
 
@@ -173,3 +178,34 @@ def test_errors_and_log_lines_are_plain_text() -> None:
     assert printable("é 日本 [x] \\ ok") == "é 日本 [x] \\ ok"
     assert printable("\x1b[2J\n\u202e\ud800\x9b") == r"\x1b[2J\n\u202e\ud800\x9b"
     assert str(HoldfastError("\x1b[2J")) == r"\x1b[2J"
+
+
+def test_a_member_takes_its_own_trials_of_old_tls_for_no_strangers_in_any_epoch(tmp_path: Path) -> None:
+    make_certificates(tmp_path, "test", ["a"], days=1)
+    own, log = load_credentials(tmp_path, "a"), list[dict[str, Any]]()
+
+    async def fetch(frames: Any, context: Any) -> AsyncGenerator[bytes, None]:
+        yield b""
+
+    def old_tls(port: int) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with (
+            pytest.raises(OSError),  # noqa: PT011 - an alert, or the end
+            socket.create_connection(("127.0.0.1", port), PATIENCE) as raw,
+        ):
+            context.wrap_socket(raw)
+
+    async def listen_again(stranger: bool) -> None:
+        server, port, _ = await serve("127.0.0.1:0", own, fetch, {}, 10, Events("a", silence))
+        if stranger:
+            await asyncio.to_thread(old_tls, port)
+        await server.stop(0)
+
+    for last in (False, True):
+        with watch_handshakes(Events("a", log.append)):
+            for _ in range(2):
+                asyncio.run(listen_again(stranger=False))
+            asyncio.run(listen_again(stranger=last))
+        assert [entry["reason"] for entry in log] == ["TLS older than 1.3"] * last

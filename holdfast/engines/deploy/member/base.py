@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -116,6 +117,8 @@ class Member:
             tasks += [self.connections.share_revocations()] if coordinator else []
         loop = self.network.loop
         self._watching = [asyncio.run_coroutine_threadsafe(task, loop) for task in tasks]
+        for watching in self._watching:
+            watching.add_done_callback(self._watched)
         self.costs = Costs()
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
@@ -171,6 +174,11 @@ class Member:
         self.trail.close()
         if self._own_network:
             self.network.close()
+
+    def _watched(self, watching: Future[None]) -> None:
+        """Nothing is left unwatched in silence: what went wrong there ends the member."""
+        if not watching.cancelled() and isinstance(error := watching.exception(), Exception):
+            self.give_up(error)
 
     def _drop_revoked(self) -> None:
         self.service.gate.drop_revoked()

@@ -138,7 +138,7 @@ def load_credentials(folder: Path, name: str, coordinator: str | None = None) ->
     found.folder, found.name, found.read = folder, name, read
     certificate = parse_certificate(found.certificate, own)
     for path, pem in ((authority, found.authority), *((bound[other], found.bound[other]) for other in bound)):
-        parse_certificate(pem, path)
+        parse_certificates(pem, path)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not begin <= (now := datetime.now(UTC)) <= end:
         advice = "set the clock" if now < begin else "renew it with 'holdfast federation csr' and 'sign'"
@@ -176,9 +176,14 @@ def own_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def parse_certificate(pem: bytes, path: Path) -> x509.Certificate:
-    """What was read in ``path``."""
+    """What was read in ``path``: the first, where it holds several."""
+    return parse_certificates(pem, path)[0]
+
+
+def parse_certificates(pem: bytes, path: Path) -> list[x509.Certificate]:
+    """What was read in ``path``: one or more, and none of them broken."""
     try:
-        return x509.load_pem_x509_certificate(pem)
+        return x509.load_pem_x509_certificates(pem)
     except ValueError:
         raise HoldfastError(f"{path} is not a certificate in PEM format") from None
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from holdfast.core.errors import printable
 from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.wire.tls import TRIALS
 
 REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate",
@@ -38,9 +39,9 @@ def watch_handshakes(events: Events, *, plain: bool = True) -> Iterator[None]:
 
     Unless ``plain``, that becomes log entries, too, so that every line of the log is one.
 
-    The first about an old version of TLS is not a stranger's: ``Service.listen`` tries it on itself.
+    As many about an old version of TLS are not a stranger's as this process has tried itself, see ``tls``.
     """
-    own_trials = 1
+    own_trials = len(TRIALS)  # that gRPC has remarked on
     terminal, python_stderr = os.dup(2), sys.stderr
     read_end, write_end = os.pipe()
     os.dup2(write_end, 2)
@@ -53,8 +54,8 @@ def watch_handshakes(events: Events, *, plain: bool = True) -> Iterator[None]:
             for line in remarks:
                 if "Handshake failed" in line:
                     reason = _reason(line)
-                    if reason == REASONS["NO_SHARED_CIPHER"] and own_trials:
-                        own_trials -= 1
+                    if reason == REASONS["NO_SHARED_CIPHER"] and own_trials < len(TRIALS):
+                        own_trials += 1
                     else:
                         events.complain("handshake refused", reason=reason)
                 else:

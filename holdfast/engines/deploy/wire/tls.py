@@ -12,6 +12,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.passphrase import passphrase
 from holdfast.engines.deploy.wire.credentials import PEM, Credentials
 
+TRIALS: list[int] = []  # the ports at which this process has tried TLS 1.2, one by one
 SIGHT = 10.0  # seconds in which the other end has to show a certificate
 
 
@@ -51,6 +52,7 @@ async def speaks_tls_1_2(host: str, port: int) -> bool:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError as error:
         raise HoldfastError(f"cannot reach {host}:{port}, where this member listens: {error}") from None
+    TRIALS.append(port)
     try:
         writer.write(greeting.read())
         answer = await asyncio.wait_for(reader.read(1), 10.0)

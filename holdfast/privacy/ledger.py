@@ -141,7 +141,10 @@ def composed_epsilon(
     """The epsilon, for ``delta``, of ``mechanisms``: (noise over sensitivity, rate of the sample, how often).
 
     A Poisson sample that has more members than there are rows for, which happens with probability
-    ``overflow``, is none of the mechanism; its share of delta is set aside.
+    ``overflow``, is none of the mechanism; its share of delta is set aside. That is the probability alone,
+    without the factor exp(epsilon) that another mechanism of that distance would cost: whether the others in
+    a sample fill the rows does not depend on the one that is protected. If they do not, this is the
+    mechanism; if they do, everything may show.
     """
     loss, draws = None, 0
     for sigma, rate, times in mechanisms:
@@ -151,11 +154,8 @@ def composed_epsilon(
             draws += times if rate < 1 else 0
     if loss is None:
         return 0.0
-    epsilon = float(loss.get_epsilon_for_delta(delta))
-    aside = (1 + math.exp(min(epsilon, 100.0))) * overflow * draws
-    if aside >= delta:
-        return math.inf
-    return float(loss.get_epsilon_for_delta(delta - aside))
+    aside = overflow * draws
+    return math.inf if aside >= delta else float(loss.get_epsilon_for_delta(delta - aside))
 
 
 @lru_cache(maxsize=64)

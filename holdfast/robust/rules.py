@@ -60,7 +60,7 @@ class Median(Aggregation):
 class Krum(Aggregation):
     """The message that is closest to its k - attackers - 2 nearest (Blanchard et al. 2017).
 
-    ``keep`` above 1: the mean of so many of the best, Multi-Krum.
+    ``keep`` above 1: the mean of so many of the best, Multi-Krum. That many have to be honest.
     """
 
     serves = STEADY
@@ -70,7 +70,7 @@ class Krum(Aggregation):
 
     @property
     def least(self) -> int:
-        return max(2 * self.attackers + 3, self.keep)
+        return max(2 * self.attackers + 3, self.keep + self.attackers)
 
     def combine(self, messages: Tensor, weights: Tensor, present: Tensor) -> Tensor:
         distances = squared_distances(messages, present)

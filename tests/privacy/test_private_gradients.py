@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +132,24 @@ def test_layer_by_layer_gives_what_single_samples_give(kind, monkeypatch) -> Non
 def test_other_models_are_not_taken_layer_by_layer(model) -> None:
     flat = FlatModel(model, torch.device("cpu"), F64)
     assert not fits(RowLoss(flat, CrossEntropy()))
+
+
+def centred(_: nn.Module, *arguments: Any) -> Any:
+    """As a hook: takes the mean over all samples away."""
+    x = arguments[-1]
+    return (x[0] - x[0].mean(0, keepdim=True),) if isinstance(x, tuple) else x - x.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook", "forward"])
+def test_what_a_hook_does_to_other_samples_is_not_missed(register) -> None:
+    """Layer by layer, samples would be computed together, and a hook may let one change all others."""
+    module = mlp()
+    if register == "forward":
+        module[1].forward = lambda x: centred(module[1], x.tanh())
+    else:
+        getattr(module[1], register)(centred)
+    model = FlatModel(module, torch.device("cpu"), F64)
+    assert not fits(RowLoss(model, CrossEntropy()))
 
 
 def test_without_clipping_and_noise_they_are_the_gradients() -> None:

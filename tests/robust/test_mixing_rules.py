@@ -179,6 +179,8 @@ def test_refusals_say_why():
             hf.TrimmedMean(2),
             "at least 5 messages, and node 0 has, its own included, 3",
         ),
+        # A mean of all six holds what the attacker sent.
+        (hf.FedAvg(lr=0.1), "server", hf.Krum(1, keep=6), "at least 7 messages, and the server receives 6"),
         (hf.FedAvg(lr=0.1), "server", hf.ClippedGossip(1), "a server has none"),
         (hf.ECL(lr=0.1), "ring", hf.Median(), "has one for every link"),
         (hf.DSpodFL(lr=0.1), hf.Network.of(hf.ring(6)).sporadic(0.5, 0.5), hf.Krum(0), "same in every round"),

@@ -168,6 +168,8 @@ def fits(loss: RowLoss) -> bool:
         return False
     covered: set[str] = set()
     for name, layer in module.named_modules():
+        if _is_altered(layer):
+            return False
         own = [f"{name}.{part}".lstrip(".") for part, _ in layer.named_parameters(recurse=False)]
         if not any(place in model.shapes for place in own):
             continue
@@ -176,6 +178,12 @@ def fits(loss: RowLoss) -> bool:
             return False
         covered |= set(own)
     return covered == set(model.shapes) and _is_chain(module)
+
+
+def _is_altered(layer: nn.Module) -> bool:
+    """Whether a call does something else than its class says, perhaps with all samples of a batch at once."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "forward")
+    return any(vars(layer).get(hook) for hook in hooks)
 
 
 def _is_plain(layer: nn.Module) -> bool:

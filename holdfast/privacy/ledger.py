@@ -141,10 +141,7 @@ def composed_epsilon(
     """The epsilon, for ``delta``, of ``mechanisms``: (noise over sensitivity, rate of the sample, how often).
 
     A Poisson sample that has more members than there are rows for, which happens with probability
-    ``overflow``, is none of the mechanism; its share of delta is set aside. That is the probability alone,
-    without the factor exp(epsilon) that another mechanism of that distance would cost: whether the others in
-    a sample fill the rows does not depend on the one that is protected. If they do not, this is the
-    mechanism; if they do, everything may show.
+    ``overflow``, is none of the mechanism; its share of delta is set aside.
     """
     loss, draws = None, 0
     for sigma, rate, times in mechanisms:
@@ -154,8 +151,11 @@ def composed_epsilon(
             draws += times if rate < 1 else 0
     if loss is None:
         return 0.0
-    aside = overflow * draws
-    return math.inf if aside >= delta else float(loss.get_epsilon_for_delta(delta - aside))
+    epsilon = float(loss.get_epsilon_for_delta(delta))
+    aside = (1 + math.exp(min(epsilon, 100.0))) * overflow * draws
+    if aside >= delta:
+        return math.inf
+    return float(loss.get_epsilon_for_delta(delta - aside))
 
 
 @lru_cache(maxsize=64)

@@ -20,14 +20,7 @@ BUDGET = hf.DP(epsilon=3.0, delta=1e-5, clip=1.0)
 
 @pytest.mark.parametrize(
     ("sigma", "rate", "minibatches", "of_all_data"),
-    [
-        (1.0, 0.01, 1000, 0),
-        (0.6, 0.001, 3000, 0),
-        (5.0, 0.2, 400, 0),
-        (20.0, 1.0, 0, 50),
-        (8.0, 0.1, 300, 7),
-        (0.8, 0.1, 150, 0),  # an epsilon of 13
-    ],
+    [(1.0, 0.01, 1000, 0), (0.6, 0.001, 3000, 0), (5.0, 0.2, 400, 0), (20.0, 1.0, 0, 50), (8.0, 0.1, 300, 7)],
 )
 def test_epsilon_is_that_of_dp_accounting(sigma, rate, minibatches, of_all_data) -> None:
     direct, gaussian = PLDAccountant(), dp_accounting.GaussianDpEvent(sigma)

@@ -140,8 +140,14 @@ def composed_epsilon(
 ) -> float:
     """The epsilon, for ``delta``, of ``mechanisms``: (noise over sensitivity, rate of the sample, how often).
 
-    A Poisson sample that has more members than there are rows for, which happens with probability
-    ``overflow``, is none of the mechanism; its share of delta is set aside.
+    A Poisson sample with more members than there are rows is not one of these mechanisms, so ``overflow`` of
+    delta is set aside for each. That is enough, without a factor exp(epsilon): whether the *other* members
+    fill the rows, an event of probability p <= ``overflow``, does not depend on the one that is protected.
+    Given that they do not, a draw is one of the sampled Gaussian mechanism for these other members; given
+    that they do, assume everything shows. The hockey-stick divergence H is jointly convex, so for every
+    alpha >= 0 it is at most (1 - p) H_alpha(P, Q) + p, where P, Q is the pair that dominates the mechanism.
+    This is the divergence of a pair that is P, Q with probability 1 - p and tells all otherwise, and n of
+    those compose to at most H_alpha(P^n, Q^n) + n p.
     """
     loss, draws = None, 0
     for sigma, rate, times in mechanisms:
@@ -151,11 +157,8 @@ def composed_epsilon(
             draws += times if rate < 1 else 0
     if loss is None:
         return 0.0
-    epsilon = float(loss.get_epsilon_for_delta(delta))
-    aside = (1 + math.exp(min(epsilon, 100.0))) * overflow * draws
-    if aside >= delta:
-        return math.inf
-    return float(loss.get_epsilon_for_delta(delta - aside))
+    aside = overflow * draws
+    return math.inf if aside >= delta else float(loss.get_epsilon_for_delta(delta - aside))
 
 
 @lru_cache(maxsize=64)

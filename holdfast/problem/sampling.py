@@ -26,7 +26,7 @@ PICKS_DRAWN_AT_ONCE = 2**15
 Shuffle = Callable[[Tensor, Tensor, int, Word, Word], tuple[Tensor, Tensor]]
 """(nodes [m], counts [m], longest, round, draw) -> words and sample numbers, as ``shuffled`` gives them."""
 
-OVERFLOW = 1e-12  # how likely a Poisson draw has more samples than there are rows
+OVERFLOW = 1e-12  # bounds how likely a Poisson draw fills all rows, whatever one of its samples does
 
 
 class Drawn(NamedTuple):
@@ -128,9 +128,9 @@ class Epochs:
 class Poisson:
     """Each of a node's N samples with probability q = batch_size / N; the sum of losses is divided by q N.
 
-    That is an unbiased estimate of the mean, whatever the number of samples. There are rows for as many as a
-    draw has, but for one in 10^12. Of such a draw as many as there are rows are kept, at random, and weighted
-    so that the estimate stays unbiased.
+    That is an unbiased estimate of the mean, whatever the number of samples. Fewer than one draw in 10^12 has
+    more samples than there are rows. Of such a draw as many as there are rows are kept, at random, and
+    weighted so that the estimate stays unbiased.
     """
 
     padded = True
@@ -176,11 +176,12 @@ def drawn_by(shuffle: Shuffle | None, draws: Sampling | None) -> Sampling | None
 
 
 def rows_for(mean: int, samples: int | None = None) -> int:
-    """The smallest number that a Poisson sample of that ``mean`` size exceeds less often than ``OVERFLOW``.
+    """The smallest number that a Poisson sample of that ``mean`` size reaches less often than ``OVERFLOW``.
 
+    So there is room for any one sample beside all others: what the accounting of privacy rests on.
     It is drawn from at most so many ``samples``; None: from any number, of which a Poisson variable is the
     limit. Of fewer samples, sizes vary less.
     """
-    numbers = np.arange(mean, 3 * mean + 100)
+    numbers = np.arange(mean, 3 * mean + 100)  # P(size > number), so number + 1 is what is reached
     tail = pdtrc(numbers, mean) if samples is None else bdtrc(numbers, samples, mean / samples)
-    return int(numbers[np.argmax(tail < OVERFLOW)])
+    return int(numbers[np.argmax(tail < OVERFLOW)]) + 1

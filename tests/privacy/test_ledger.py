@@ -6,6 +6,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from scipy.stats import binom, norm
 from test_conformance import CASES, case_id, method, network
 
 import holdfast as hf
@@ -20,7 +21,15 @@ BUDGET = hf.DP(epsilon=3.0, delta=1e-5, clip=1.0)
 
 @pytest.mark.parametrize(
     ("sigma", "rate", "minibatches", "of_all_data"),
-    [(1.0, 0.01, 1000, 0), (0.6, 0.001, 3000, 0), (5.0, 0.2, 400, 0), (20.0, 1.0, 0, 50), (8.0, 0.1, 300, 7)],
+    [
+        (1.0, 0.01, 1000, 0),
+        (0.6, 0.001, 3000, 0),
+        (5.0, 0.2, 400, 0),
+        (20.0, 1.0, 0, 50),
+        (8.0, 0.1, 300, 7),
+        (0.8, 0.1, 150, 0),  # an epsilon of 13
+        (0.8, 0.1, 600, 0),  # of 29
+    ],
 )
 def test_epsilon_is_that_of_dp_accounting(sigma, rate, minibatches, of_all_data) -> None:
     direct, gaussian = PLDAccountant(), dp_accounting.GaussianDpEvent(sigma)
@@ -30,6 +39,35 @@ def test_epsilon_is_that_of_dp_accounting(sigma, rate, minibatches, of_all_data)
         direct.compose(gaussian, of_all_data)
     ours = epsilon_of(sigma, 1e-5, rate, minibatches, of_all_data)
     assert ours == pytest.approx(direct.get_epsilon(1e-5), rel=0.01)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0])
+def test_a_draw_that_fills_the_rows_costs_its_probability_and_no_more(epsilon) -> None:
+    """As if draws of more than 5 of 30 samples were common; only the one that is protected is not zero.
+
+    Its sum is 0 without it; with it 1, or (k + 1) / 5 if it is kept among k others, of whom 5 or more came.
+    """
+    rate, width, sigma = 0.1, 5, 0.5
+    others = binom(29, rate)
+    fills = others.sf(width - 1)
+    k = np.arange(30)
+    fits = k < width
+    places = np.concatenate([[0.0, 1.0], (k[~fits] + 1) / width])
+    kept = others.pmf(k[~fits]) * rate * width / (k[~fits] + 1)
+    chances = np.concatenate([[0.0, rate * others.pmf(k[fits]).sum()], kept])
+    chances[0] = 1 - chances.sum()
+    at = np.linspace(-8, 14, 200_001)
+    step = at[1] - at[0]
+    without = norm.pdf(at, 0, sigma)
+    ideal = (1 - rate) * without + rate * norm.pdf(at, 1, sigma)
+    real = (chances[:, None] * norm.pdf(at, places[:, None], sigma)).sum(0)
+
+    def divergence(one: np.ndarray, other: np.ndarray) -> float:
+        return float(np.maximum(one - np.exp(epsilon) * other, 0).sum() * step)
+
+    assert divergence(real, without) > divergence(ideal, without)  # something is needed
+    assert divergence(real, without) <= (1 - fills) * divergence(ideal, without) + fills
+    assert divergence(without, real) <= (1 - fills) * divergence(without, ideal) + fills
 
 
 @pytest.mark.parametrize(

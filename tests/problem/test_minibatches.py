@@ -131,10 +131,11 @@ def test_there_are_rows_for_all_but_the_rarest_draws() -> None:
     from scipy.stats import binom
 
     for mean in (1, 32, 500):
-        assert binom(10 * mean, 0.1).sf(rows_for(mean)) < OVERFLOW
+        reached = binom(10 * mean, 0.1).sf  # reached(k - 1): how likely a draw has k samples or more
+        assert reached(rows_for(mean) - 1) < OVERFLOW
         width = rows_for(mean, 10 * mean)
-        assert binom(10 * mean, 0.1).sf(width) < OVERFLOW <= binom(10 * mean, 0.1).sf(width - 1)
-    assert Poisson(0, torch.tensor([100, 142]), 32).width == 70  # of any number of samples, 79
+        assert reached(width - 1) < OVERFLOW <= reached(width - 2)
+    assert Poisson(0, torch.tensor([100, 142]), 32).width == 71  # of any number of samples, 80
     assert Poisson(0, torch.tensor([40]), 32).width == 40  # never more than there are samples
 
 

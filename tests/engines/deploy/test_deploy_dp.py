@@ -320,7 +320,7 @@ def _made(folder: Path) -> Path:
     ("changes", "message"),
     [
         ({"shared_metrics": ["test_accuracy"]}, "computed from private data without noise"),
-        ({"rounds": 400}, r"400 rounds with noise_multiplier = 1 spend epsilon .* of 50"),
+        ({"rounds": 900}, r"900 rounds with noise_multiplier = 1 spend epsilon .* of 50"),
         ({"node": None}, "problem.private: say how many samples 'a' has"),
     ],
 )

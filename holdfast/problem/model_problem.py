@@ -14,18 +14,17 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import untried
 from holdfast.core.randomness import Word
-from holdfast.core.tree import Tree, leaves, tree_map
+from holdfast.core.tree import Tree, tree_map
 from holdfast.data.lazy import AnyData
-from holdfast.data.samples import TARGET_NAMES, targets_of
 from holdfast.problem.augmentation import Augment, augmented, check_augment
 from holdfast.problem.checks import check_batches, check_loss
 from holdfast.problem.convexity import SquaredOutputs, convexity_of
+from holdfast.problem.evaluation import ModelEvaluation
 from holdfast.problem.features import Kept, keep_features
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName
 from holdfast.problem.gradients.choice import choose_backend
 from holdfast.problem.losses import Loss
-from holdfast.problem.node_statistics import node_statistics
 from holdfast.problem.private import (
     OF_ALL_DATA,
     WHOLE_BATCHES,
@@ -39,7 +38,7 @@ from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.source import Batch, Source, Weighting
 from holdfast.problem.sources import source_of
-from holdfast.problem.statistics import Buffers, from_moments, moments
+from holdfast.problem.statistics import Buffers
 
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.
 CHUNK_SAMPLES = 8192
@@ -263,7 +262,7 @@ class ModelProblem:
     # --- the common objective at one point --------------------------------------------------------------
 
     def global_value_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        row, x = self._with_statistics(x), x[: self.dim]
+        row, x = self._completed(x), x[: self.dim]
         value, total = torch.zeros((), dtype=x.dtype, device=x.device), torch.zeros_like(x)
         for batch in self._every_batch():
             part, gradient = self.row_loss.evaluated_gradient(row, batch)
@@ -273,43 +272,15 @@ class ModelProblem:
         return value + share * self.regulariser.value(x), total + share * added
 
     def global_value(self, x: Tensor) -> Tensor:
-        row = self._with_statistics(x)
+        row = self._completed(x)
         with torch.no_grad():
             parts = [self.backend.evaluated(row, batch) for batch in self._every_batch()]
         share = len(self.here) / self.nodes
         return torch.stack(parts).sum() + share * self.regulariser.value(x[: self.dim])
 
-    # --- the statistics of BatchNorm ----------------------------------------------------------------------
-
-    def complete(
-        self, rows: Tensor, nodes: Tensor | None = None, total: Callable[[Tensor], Tensor] = torch.clone
-    ) -> Tensor:
-        if not self.model.statistics:
-            return rows
-        with torch.no_grad():
-            if nodes is not None and self.buffers == "local":
-                statistics = self._statistics(rows, nodes)
-            else:
-                here = rows.expand(len(self.here), -1) if nodes is None else rows
-                found = self.moments(here, self.here)
-                # One more column counts the nodes.
-                sums = total(torch.cat([found.sum(0).flatten(), found.new_full((1,), len(found))]))
-                common = from_moments((sums[:-1] / sums[-1]).view(found.shape[1:]))
-                statistics = common.expand(len(rows), *common.shape)
-        return torch.cat([rows, statistics.flatten(1)], 1)
-
-    def moments(self, rows: Tensor, nodes: Tensor) -> Tensor:
-        """Means and second moments [m, 2, s] in BatchNorm of the models ``rows`` [m, d] of ``nodes`` [m]."""
-        with torch.no_grad():
-            return moments(self._statistics(rows, nodes))
-
-    def _with_statistics(self, x: Tensor) -> Tensor:
+    def _completed(self, x: Tensor) -> Tensor:
         """``x`` [d], a common model, with the statistics of the nodes here; or as it is if it has its own."""
-        return self.complete(x[None])[0] if len(x) == self.dim else x
-
-    def _statistics(self, rows: Tensor, nodes: Tensor) -> Tensor:
-        """Means and variances [m, 2, s] in the model ``rows`` [m, d] of each of ``nodes`` on its own data."""
-        return node_statistics(self.row_loss, self.source, self.backend.vmapped, rows, nodes)
+        return self.evaluation.complete(x[None])[0] if len(x) == self.dim else x
 
     # --- privacy ------------------------------------------------------------------------------------------
 
@@ -397,36 +368,13 @@ class ModelProblem:
         if self.backend.vmapped:
             self.row_loss.probe(some, stacked=True)
 
-    # --- a test set ---------------------------------------------------------------------------------------
+    # --- measuring models ---------------------------------------------------------------------------------
+
+    @cached_property
+    def evaluation(self) -> ModelEvaluation:
+        """Accuracy, loss and outputs of models on samples."""
+        return ModelEvaluation(self.row_loss, self.source, self.backend, self.buffers, self._at_once)
 
     def test_set(self, samples: Any) -> Any:
         """``samples``, a pair (x, y) or a dictionary, where the objective computes."""
         return self._kept.placed(samples)
-
-    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
-        if rows.shape[1] == self.dim:
-            rows = self.complete(rows)
-        total = torch.zeros(len(rows), 2, dtype=torch.float64, device=rows.device)
-        with torch.no_grad():
-            for some in self.source.prepared(samples, max(1, self._at_once // len(rows))):
-                total += self.backend.tested(rows, some)
-        correct, loss = (total / len(next(leaves(samples)))).unbind(-1)
-        return correct, loss
-
-    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
-        if targets_of(samples) is None:
-            raise HoldfastError(
-                "metrics of outputs need targets: call a column of the test set one of "
-                f"{', '.join(TARGET_NAMES)}"
-            )
-        if rows.shape[1] == self.dim:
-            rows = self.complete(rows)
-        for some in self.source.prepared(samples, max(1, self._at_once // len(rows))):
-            with torch.no_grad():
-                outputs = self.backend.outputs(rows, some)
-            targets = targets_of(some)
-            assert targets is not None
-            yield outputs, targets
-
-    def correct(self, outputs: Any, targets: Any) -> Tensor:
-        return self.loss.correct(outputs, targets)

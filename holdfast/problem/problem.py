@@ -38,6 +38,31 @@ class Convexity(NamedTuple):
     bounds: Bounds | None = None
 
 
+class Evaluation(Protocol):
+    """What models are worth on samples."""
+
+    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+        """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on a tree of ``samples``.
+
+        Rows without statistics, see ``complete``, count as models that all nodes share.
+        """
+
+    def complete(
+        self, rows: Tensor, nodes: Tensor | None = None, total: Callable[[Tensor], Tensor] = torch.clone
+    ) -> Tensor:
+        """``rows`` [m, d] with what evaluation needs behind: the running statistics of BatchNorm, if any.
+
+        ``nodes`` [m]: whose models these are, all of them here; None: one model [1, d] that all share.
+        ``total`` sums a tensor over all processes. What has no statistics gives ``rows`` back.
+        """
+
+    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
+        """Outputs [m, B, ...] of every model in ``rows`` and the targets [B, ...], some samples at a time."""
+
+    def correct(self, outputs: Any, targets: Any) -> Tensor:
+        """1.0 for each sample that is classified correctly, else 0.0: [B]."""
+
+
 class Problem(Protocol):
     """The nodes' local objectives."""
 
@@ -113,26 +138,9 @@ class Problem(Protocol):
     def global_value(self, x: Tensor) -> Tensor:
         """f(x) at one common point ``x`` [d]."""
 
-    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
-        """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on a tree of ``samples``.
-
-        Rows without statistics, see ``complete``, count as models that all nodes share.
-        """
-
-    def complete(
-        self, rows: Tensor, nodes: Tensor | None = None, total: Callable[[Tensor], Tensor] = torch.clone
-    ) -> Tensor:
-        """``rows`` [m, d] with what evaluation needs behind: the running statistics of BatchNorm, if any.
-
-        ``nodes`` [m]: whose models these are, all of them here; None: one model [1, d] that all share.
-        ``total`` sums a tensor over all processes. What has no statistics gives ``rows`` back.
-        """
-
-    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
-        """Outputs [m, B, ...] of every model in ``rows`` and the targets [B, ...], some samples at a time."""
-
-    def correct(self, outputs: Any, targets: Any) -> Tensor:
-        """1.0 for each sample that is classified correctly, else 0.0: [B]."""
+    @property
+    def evaluation(self) -> Evaluation:
+        """How models are measured on samples."""
 
     @property
     def in_float64(self) -> Problem:
@@ -144,6 +152,24 @@ class Problem(Protocol):
 
     def identity(self) -> tuple[list[object], list[Tensor]] | None:
         """All that f depends on, as words and tensors for a hash; None where that is not known."""
+
+
+class WithoutSamples:
+    """Functions have no samples, so nothing can be measured on any."""
+
+    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+        raise HoldfastError("functions have no samples, so they cannot be tested on any")
+
+    def complete(
+        self, rows: Tensor, nodes: Tensor | None = None, total: Callable[[Tensor], Tensor] = torch.clone
+    ) -> Tensor:
+        return rows
+
+    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
+        raise HoldfastError("functions have no samples, so they have no outputs for any")
+
+    def correct(self, outputs: Any, targets: Any) -> Tensor:
+        raise HoldfastError("functions have no samples, so none is classified")
 
 
 class ExactProblem(ABC):
@@ -161,6 +187,7 @@ class ExactProblem(ABC):
     traceable = False
     fuses = False
     how = "all nodes stacked"
+    evaluation = WithoutSamples()
 
     @property
     def here(self) -> Tensor:
@@ -195,20 +222,6 @@ class ExactProblem(ABC):
 
     def samples(self, nodes: Tensor) -> int:
         return len(nodes)
-
-    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
-        raise HoldfastError("functions have no samples, so they cannot be tested on any")
-
-    def complete(
-        self, rows: Tensor, nodes: Tensor | None = None, total: Callable[[Tensor], Tensor] = torch.clone
-    ) -> Tensor:
-        return rows
-
-    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
-        raise HoldfastError("functions have no samples, so they have no outputs for any")
-
-    def correct(self, outputs: Any, targets: Any) -> Tensor:
-        raise HoldfastError("functions have no samples, so none is classified")
 
     def identity(self) -> None:
         return None

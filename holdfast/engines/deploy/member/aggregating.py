@@ -146,7 +146,7 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
 
 
 def _signed(node: Node, cards: dict[str, Card], told: bytes, confirmation: Tensor) -> bool:
-    """Whether ``confirmation`` is this client's own, on ``told``; its certificate may be new since its card."""
+    """Whether ``confirmation`` is this client's own on ``told``; since its card, it may have a new key."""
     own, card = node.credentials, cards[node.name]
     certificates = {card.certificate} | (set() if own is None else {own.certificate})
     known = [card._replace(certificate=certificate) for certificate in certificates]

@@ -65,8 +65,8 @@ def check_private(setting: Setting, method: Method, cohort: Cohort, channel: Cha
     sporadic = setting.network.activity is not None
     if setting.world.size > 1 and (cohort != "all" or unequal or sporadic):
         raise HoldfastError(
-            "private: with a cohort, a list of local_steps, or nodes that do not always compute, a process "
-            "would not count accesses of nodes elsewhere; run it in one process, without --processes"
+            "private: with a cohort, a list of local_steps, or sporadic nodes or links, a process would not "
+            "count accesses of nodes elsewhere; run it in one process, without --processes"
         )
     check_releasable(setting.problem.row_loss, setting.problem.source)
 

@@ -62,10 +62,11 @@ def check_private(setting: Setting, method: Method, cohort: Cohort, channel: Cha
         check_messages(method, setting.network, channel)
         return
     unequal = isinstance(vars(method).get("local_steps"), tuple)
-    if setting.world.size > 1 and (cohort != "all" or unequal):
+    sporadic = setting.network.activity is not None
+    if setting.world.size > 1 and (cohort != "all" or unequal or sporadic):
         raise HoldfastError(
-            "private: with a cohort, or a list of local_steps, a process would not count accesses of "
-            "clients elsewhere; run it in one process, or with cohort = 'all' and one number"
+            "private: with a cohort, a list of local_steps, or sporadic nodes or links, a process would not "
+            "count accesses of nodes elsewhere; run it in one process, without --processes"
         )
     check_releasable(setting.problem.row_loss, setting.problem.source)
 

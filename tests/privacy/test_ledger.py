@@ -12,7 +12,9 @@ from test_conformance import CASES, case_id, method, network
 import holdfast as hf
 from holdfast.api import as_network
 from holdfast.core.errors import HoldfastError
+from holdfast.core.world import World
 from holdfast.engines.common.dry_run import planned_accesses
+from holdfast.experiments.plan import Plan
 from holdfast.privacy import Ledger, protection
 from holdfast.privacy.ledger import epsilon_of
 
@@ -165,6 +167,35 @@ def test_only_clients_that_were_asked_pay() -> None:
     planned = planned_accesses(hf.FedAvg(lr=0.1, local_steps=3), as_network("server", 6), 2, 5, seed=1)
     assert planned.sum() == 5 * 2 * 3
     assert (planned[:, 1] == 0).all()
+
+
+class Two(World):
+    """The first of two processes, as far as a plan looks at it."""
+
+    size = 2
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "network"),
+    [
+        ({"name": "dspodfl", "lr": 0.1}, {"topology": "ring", "compute": 0.3}),
+        ({"name": "fedavg", "lr": 0.1, "local_steps": 2}, {"topology": "server", "cohort": 2}),
+    ],
+)
+def test_accesses_that_another_process_would_not_count_are_refused(algorithm, network) -> None:
+    """A rank counts what its own nodes do, and those of another may compute while its own are idle."""
+    private = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "noise_multiplier": 1.0}
+    problem = {"dataset": "digits", "nodes": 4, "model": "linear", "batch_size": 8, "sampling": "poisson"}
+    raw = {"name": "test", "rounds": 2, "problem": problem | {"private": private}, "network": network}
+    for world in (World(), Two()):
+        plan = Plan(raw | {"algorithm": [algorithm]}, None, "cpu", world)
+        [job] = plan.jobs
+        given = (job.id, plan.method(job), job.cohort)
+        if world.size == 1:
+            plan.setting(job).check(*given)
+        else:
+            with pytest.raises(HoldfastError, match="would not count accesses of nodes elsewhere"):
+                plan.setting(job).check(*given)
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path) -> None:

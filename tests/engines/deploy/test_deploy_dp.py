@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,11 @@ from holdfast.experiments.consent import Policy
 from holdfast.experiments.federation import FederationFile, make_federation
 from holdfast.experiments.sites import initial_model, open_site
 from holdfast.privacy import DP
-from holdfast.privacy.ledger import epsilon_of
+from holdfast.privacy.ledger import composed_epsilon, epsilon_of
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
-from holdfast.problem.private import Release, counted_noise
+from holdfast.problem.private import PrivateGradients, Release, counted_noise
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
@@ -194,6 +195,51 @@ def test_a_round_that_is_computed_again_sends_the_identical_message(tmp_path: Pa
         sent.unlink()
     assert contents[0] == contents[1]
     assert lines[0] == lines[1]
+
+
+def test_the_same_samples_with_other_noise_cost_more_than_other_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash the round is computed again, with other digits, as a GPU may: of the same Poisson sample.
+
+    Two releases of it tell as much as one with noise that is smaller by the root of two.
+    """
+    run = DeployedRun(make_federation(private(GECL), "test"), tmp_path)
+    exact, attempts = PrivateGradients.values_and_gradients, []
+
+    def other_digits(self: Any, *given: Any) -> Any:
+        values, sums = exact(self, *given)
+        return values, sums * (1 + attempts[-1] * 1e-6)
+
+    monkeypatch.setattr(PrivateGradients, "values_and_gradients", other_digits)
+    sent, epsilons = tmp_path / "a" / "outbox" / "1-0", []
+    for attempt in (0, 1, 2, 1):
+        attempts.append(attempt)
+        started = Started(run, ["a"])  # alone
+        started.until(sent.exists)
+        started.stop()
+        sent.unlink()
+        node = run.members["a"]
+        assert isinstance(node, Node)
+        epsilons.append(node.privacy.releases.epsilon)
+    once, twice, thrice = (
+        composed_epsilon(1e-3, ((1 / math.sqrt(times), 4 / SAMPLES, 2),)) for times in (1, 2, 3)
+    )
+    assert epsilons == [once, twice, thrice, thrice]  # the last is the second, which was paid for
+    assert twice > epsilon_of(1.0, 1e-3, 4 / SAMPLES, 4, 0)
+    assert Spent(tmp_path / "a" / "privacy.jsonl", begun=True).epsilon(1e-3) == thrice
+
+
+def test_only_what_is_released_again_of_a_sample_is_charged_as_such(tmp_path: Path) -> None:
+    budget, path = DP(epsilon=20.0, delta=1e-3, clip=1.0), tmp_path / "privacy.jsonl"
+    spent = Spent(path, begun=False)
+    spent.charge("one", [(0.1, 3), (1.0, 1)], 2.0, budget, draw="round 1")
+    spent.charge("two", [(0.1, 2)], 2.0, budget, draw="round 1", first=3)
+    spent.charge("two again", [(0.1, 1), (1.0, 1)], 2.0, budget, draw="round 1", first=4)
+    spent.charge("next", [(0.1, 5)], 2.0, budget, draw="round 2")
+    expected = ((2.0, 0.1, 9), (2.0 / math.sqrt(2), 0.1, 1), (2.0, 1.0, 2))
+    assert spent.epsilon(1e-3) == pytest.approx(composed_epsilon(1e-3, expected), rel=1e-12)
+    assert Spent(path, begun=True).epsilon(1e-3) == spent.epsilon(1e-3)
 
 
 @pytest.mark.slow

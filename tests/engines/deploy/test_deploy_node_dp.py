@@ -34,7 +34,7 @@ from holdfast.experiments.federation import FederationFile, make_federation
 from holdfast.experiments.sites import initial_model
 from holdfast.privacy import NodeDP
 from holdfast.privacy.aggregation.ring import PRECISION, encode
-from holdfast.privacy.ledger import epsilon_of
+from holdfast.privacy.ledger import composed_epsilon, epsilon_of
 from holdfast.privacy.messages import PrivateMessages
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
@@ -339,15 +339,19 @@ def test_a_client_that_adds_noise_keeps_account_itself(budget: Any, changes: Any
     assert not (tmp_path / "hub" / "privacy.jsonl").exists()
 
 
-def test_a_secret_cohort_is_good_for_one_release(tmp_path: Path) -> None:
+def test_a_second_release_of_a_secret_cohort_costs_more_than_another_cohort(tmp_path: Path) -> None:
     budget = NodeDP(epsilon=3.0, delta=1e-3, clip=1.0)
     spent = Spent(tmp_path / "privacy.jsonl", begun=False)
     spent.charge("one", [(0.1, 1)], 2.0, budget, draw="round 1")
     spent.charge("one", [(0.1, 1)], 2.0, budget, draw="round 1")  # computed again
-    with pytest.raises(HoldfastError, match="released before, with other messages of the same secret cohort"):
-        Spent(tmp_path / "privacy.jsonl", begun=True).charge("two", [(0.1, 1)], 2.0, budget, draw="round 1")
-    spent.charge("two", [(0.1, 1)], 2.0, budget, draw="round 2")
-    assert spent.epsilon(1e-3) == epsilon_of(2.0, 1e-3, 0.1, 2, 0)
+    assert spent.epsilon(1e-3) == epsilon_of(2.0, 1e-3, 0.1, 1, 0)
+    again = Spent(tmp_path / "privacy.jsonl", begun=True)
+    again.charge("with other messages", [(0.1, 1)], 2.0, budget, draw="round 1")
+    assert again.epsilon(1e-3) == epsilon_of(2.0 / math.sqrt(2), 1e-3, 0.1, 1, 0)
+    assert again.epsilon(1e-3) > epsilon_of(2.0, 1e-3, 0.1, 2, 0)
+    again.charge("of the next", [(0.1, 1)], 2.0, budget, draw="round 2")
+    expected = ((2.0 / math.sqrt(2), 0.1, 1), (2.0, 0.1, 1))
+    assert again.epsilon(1e-3) == composed_epsilon(1e-3, expected)
 
 
 def test_a_node_that_was_asked_more_often_ends_it_for_all(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 What clients send in its five phases are the round's exchanges 0 to 4. The server's answers to the first four
 are its exchanges 1 to 4; its exchange 0 is the model, as ever. A client saves its new state when all is said
-but the last, so that after a crash it says the same again, and the server holds to what it has published.
+but the last, so that after a crash it says the same again, and the server holds to what it has published. If
+it does not, and answers otherwise than before the crash, the client says nothing more.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.deploy.member.adding import summed
 from holdfast.engines.deploy.member.cards import (
     CARD_BYTES,
     CONFIRMATION_BYTES,
+    Card,
     as_tensor,
     check_card,
     is_confirmed,
@@ -27,7 +30,13 @@ from holdfast.engines.deploy.member.cards import (
     make_confirmation,
 )
 from holdfast.engines.deploy.own_noise import read_key
-from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, write_message
+from holdfast.engines.deploy.storage.messages import (
+    DamagedError,
+    Header,
+    MessageFile,
+    digest,
+    write_message,
+)
 from holdfast.engines.deploy.wire.protocol import Counted
 from holdfast.privacy.aggregation.client import Announcements, Client
 from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement, Secrets, derived, digest_of
@@ -77,24 +86,40 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
     kept = _kept(node, encode(values, len(names)))
     key = read_key(node.folder / "masks.key")
     secrets = secrets_for(key, node.store.incarnation, kept.header.content, round)
-    answers = _answers(len(names))
+    like, answers = phases(message, len(names)), _answers(len(names))
 
-    def say(exchange: int, make: Callable[[], Tensor]) -> MessageFile:
-        """Publishes what ``make`` gives, unless that was done before a crash."""
+    def say(
+        exchange: int, make: Callable[[], Tensor], still: Callable[[Tensor], bool] | None = None
+    ) -> MessageFile:
+        """Publishes what ``make`` gives, once. What was said before a crash must hold for the answers now.
+
+        ``still`` tells whether it does; None: if ``make`` gives the same again.
+        """
         before = node.outbox.messages.get((node.stage, exchange, ""))
-        if before is not None:
-            return before
-        said = make()
-        return node.publish(node.header(exchange, said), said)
+        if before is None:
+            said = make()
+            return node.publish(node.header(exchange, said), said)
+        if still is None:
+            same = digest(make()) == before.header.content
+        else:
+            same = still(node.insist(partial(before.read, like[exchange], torch.device("cpu"))))
+        if not same:
+            raise HoldfastError(
+                "secure aggregation: the server answers otherwise than before this client was stopped in the "
+                "round, which could show its message; nothing more is sent. Roll everybody back to the round "
+                "before, if you still trust the server"
+            )
+        return before
 
     def hear(exchange: int) -> Any:
-        like = answers[exchange - 1]
-        file = node.transport.from_server(exchange, like)
-        return node.insist(partial(file.read, like, torch.device("cpu")))
+        expected = answers[exchange - 1]
+        file = node.transport.from_server(exchange, expected)
+        return node.insist(partial(file.read, expected, torch.device("cpu")))
 
     node.phase = f"hiding the message of round {node.stage}"
     card = partial(make_card, own, node.name, secrets.announcement(), round)
-    node.transport.to_server(say(ANNOUNCED, card))
+    # Signatures differ each time: whether this one holds shows when the server passes the card on.
+    node.transport.to_server(say(ANNOUNCED, card, still=lambda _: True))
     checked = {n: check_card(own, n, said, round) for n, said in zip(names, hear(DEALT), strict=True)}
     cards = {name: card for name, card in checked.items() if card is not None}
     announced = {name: card.announcement for name, card in cards.items()}
@@ -108,7 +133,8 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
     try:
         arrived = _named(names, hear(CONFIRMED))
         told = client.confirm(dealt, arrived)
-        node.transport.to_server(say(CONFIRMED, lambda: make_confirmation(own, node.name, told)))
+        confirm = partial(make_confirmation, own, node.name, told)
+        node.transport.to_server(say(CONFIRMED, confirm, still=partial(_signed, node, cards, told)))
         signed = dict(zip(names, hear(REVEALED), strict=True))
     except Counted:
         return sent, None
@@ -117,6 +143,14 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
     sealed = {name: bytes(heard["sealed"][i, mine].tolist()) for i, name in enumerate(names)}
     reveal = partial(client.reveal, sealed, dealt, arrived, confirmed)
     return sent, say(REVEALED, lambda: _rows(names, reveal(), SHARE_BYTES))
+
+
+def _signed(node: Node, cards: dict[str, Card], told: bytes, confirmation: Tensor) -> bool:
+    """Whether ``confirmation`` is this client's own on ``told``; since its card, it may have a new key."""
+    own, card = node.credentials, cards[node.name]
+    certificates = {card.certificate} | (set() if own is None else {own.certificate})
+    known = [card._replace(certificate=certificate) for certificate in certificates]
+    return any(is_confirmed(own, node.name, one, confirmation, told) for one in known)
 
 
 def _kept(node: Node, values: Tensor) -> MessageFile:

@@ -110,7 +110,6 @@ def _unless_left_out(node: Node, take_part: Callable[[], None], then: int) -> in
             node.tally.restore(notes["tally"])
             node.costs.traffic = Costs.from_notes(notes["costs"], x0.element_size()).traffic
             node.save(node.done, node.state, work=vars(node.work), metrics=node.metrics)
-        node.outbox.withdraw(late.stage)
         if node.federation.secret_cohorts:
             node.events.log("not asked in a round", round=late.stage)
         else:
@@ -119,4 +118,6 @@ def _unless_left_out(node: Node, take_part: Callable[[], None], then: int) -> in
         then = min(max(late.now - 1, late.stage, then), node.federation.rounds)
         if then > node.done:
             node.save(then, node.state, work=vars(node.work), metrics=node.metrics)
+        # Last of all: without it, after a crash, the round would be gone through with other messages.
+        node.outbox.withdraw(late.stage)
     return then

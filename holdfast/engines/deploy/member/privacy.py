@@ -62,12 +62,16 @@ class Releases:
         self._trace.update(release)
 
     def charge(
-        self, accesses: list[tuple[float, int]], nodes: Sequence[str] = EVERYBODY, draw: str = ""
+        self,
+        accesses: list[tuple[float, int]],
+        nodes: Sequence[str] = EVERYBODY,
+        draw: str = "",
+        first: int = 0,
     ) -> None:
         """Pays for ``accesses``, (sampling rate, how often), unless the very same was paid for before."""
         trace = self._trace.copy()
         trace.update(repr(accesses).encode())
-        self.spent.charge(trace.hexdigest(), accesses, self.multiplier, self.budget, nodes, draw)
+        self.spent.charge(trace.hexdigest(), accesses, self.multiplier, self.budget, nodes, draw, first)
         self._trace = trace  # only now: while there is no room for the line, it is tried again
 
     @property
@@ -88,11 +92,13 @@ class SamplePrivacy:
         noise = counted_noise(node.federation.seed) if own is None else own
         self.release = Release(plan.budget.clip, plan.multiplier, noise)
         self.accesses = Accesses()
+        self._round, self._drawn = "", 0  # Poisson samples of the round that are paid for
 
     def begin(self, round: str) -> Accesses:
         """What counts the accesses of a ``round``, which may be computed again."""
         self.releases.begin(round)
         self.accesses = Accesses()
+        self._round, self._drawn = round, 0
         return self.accesses
 
     def charge(self) -> None:
@@ -100,7 +106,9 @@ class SamplePrivacy:
         minibatches, of_all_data = astuple(self.accesses)
         accesses = [(self.rate, minibatches), (1.0, of_all_data)]
         if minibatches + of_all_data:
-            self.releases.charge([access for access in accesses if access[1]])
+            paid, draw = [access for access in accesses if access[1]], f"{self.releases.run} {self._round}"
+            self.releases.charge(paid, draw=draw, first=self._drawn)
+        self._drawn += minibatches
         self.accesses.minibatches = self.accesses.of_all_data = 0
 
 

@@ -1,12 +1,19 @@
 """``privacy.jsonl``: what a member has released of private data so far, one line before each release.
 
 The file only grows. Going back to an earlier round, or to another epoch, does not take back what others have.
+
+A secret sample may be released more than once: a round that is computed again after a crash draws the same
+one, and if digits differ, as on some devices, with other noise. Whoever has k releases with noise sigma knows
+as much as with their mean, whose noise is sigma over the root of k: k of them cost as one with that noise, at
+the rate of the sample. That is more than k releases of k samples cost.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +39,7 @@ class Spent:
         self.path = path
         self.times: dict[str, Times] = {}  # by whose data were released
         self.known: set[str] = set()  # digests of what was released
-        self.draws: dict[str, str] = {}  # what was released from each secret draw
+        self.drawn: dict[str, Counter[int]] = {}  # how often each sample of a secret draw was released
         if not path.exists():
             if begun:
                 raise HoldfastError(
@@ -50,10 +57,24 @@ class Spent:
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.known.add(entry["release"])
+        after = {name: self._after(name, entry) for name in entry.get("nodes", EVERYBODY)}
+        self.times |= after
         if "draw" in entry:
-            self.draws[str(entry["draw"])] = entry["release"]
-        for name in entry.get("nodes", EVERYBODY):
-            self.times[name] = _more(self.times.get(name, {}), entry)
+            self.drawn.setdefault(entry["draw"], Counter()).update(_samples(entry))
+
+    def _after(self, name: str, entry: dict[str, Any]) -> Times:
+        """What is released of the data of ``name`` with ``entry``."""
+        drawn, after = self.drawn.get(entry.get("draw", ""), Counter()), Counter(self.times.get(name, {}))
+        sigma = float(entry["noise_multiplier"])
+        for rate, count in entry["accesses"]:
+            before = Counter([0] * int(count))
+            if rate < 1:
+                before = Counter(drawn[sample] for sample in _samples(entry))
+            for times, samples in before.items():
+                after[sigma / math.sqrt(times + 1), float(rate)] += samples
+                if times:  # which were charged as so many releases
+                    after[sigma / math.sqrt(times), float(rate)] -= samples
+        return dict(after)
 
     def epsilon(self, delta: float) -> float:
         """What was spent so far, for ``delta``, of the node of which most was."""
@@ -67,24 +88,19 @@ class Spent:
         budget: DP | NodeDP,
         nodes: Sequence[str] = EVERYBODY,
         draw: str = "",
+        first: int = 0,
     ) -> None:
         """Writes down ``accesses``, (sampling rate, how often), before a new ``release`` is sent.
 
-        ``nodes``: whose data it is of. ``draw``: the secret draw of a sample that it is of, which is good for
-        one release only: a second of the same sample would cost more than its rate says.
+        ``nodes``: whose data it is of. ``draw``: the secret draw of samples, of which those from the number
+        ``first`` on are accessed, where the rate is below one.
         """
         if release in self.known:
             return
-        if draw and draw in self.draws:
-            raise HoldfastError(
-                "the round was released before, with other messages of the same secret cohort, and a second "
-                "release would cost more than is accounted for. Roll everybody back (holdfast federation "
-                "rollback): a cohort is then drawn anew"
-            )
         entry: dict[str, Any] = {"release": release, "noise_multiplier": multiplier, "accesses": accesses}
         entry |= {"nodes": list(nodes)} if nodes != EVERYBODY else {}
-        entry |= {"draw": draw} if draw else {}
-        after = [_more(self.times.get(name, {}), entry) for name in nodes]
+        entry |= {"draw": draw, "first": first} if draw else {}
+        after = [self._after(name, entry) for name in nodes]
         if max(_epsilon(budget.delta, times) for times in after) > budget.epsilon:
             raise BudgetSpentError(
                 f"the privacy budget is spent: epsilon {self.epsilon(budget.delta):.4g} of "
@@ -102,12 +118,10 @@ class Spent:
         self._add(entry)
 
 
-def _more(times: Times, entry: dict[str, Any]) -> Times:
-    after = dict(times)
-    for rate, count in entry["accesses"]:
-        what = (float(entry["noise_multiplier"]), float(rate))
-        after[what] = after.get(what, 0) + int(count)
-    return after
+def _samples(entry: dict[str, Any]) -> range:
+    """The numbers of the samples of its draw that ``entry`` releases."""
+    first = int(entry.get("first", 0))
+    return range(first, first + sum(int(count) for rate, count in entry["accesses"] if rate < 1))
 
 
 def _epsilon(delta: float, times: Times) -> float:

@@ -71,8 +71,10 @@ class Arrivals:
         """The message of an exchange that ``header`` announces, whose ``pieces`` begin at ``offset``."""
         self._check(header, round, exchange, tensors)
         incoming = self._resume(header, offset, round, exchange)
+        # What a client of secure aggregation says rests on the answers, and must not be said on others, too.
+        keep = self.federation.secure_aggregation is not None and exchange > 0
         try:
-            received = await receive(pieces, incoming, keep=False, pool=self.pool)
+            received = await receive(pieces, incoming, keep=keep, pool=self.pool)
         except TimeoutError:  # the peer fell silent, which is an OSError, too: what came can be gone on from
             raise
         except (HoldfastError, OSError):  # it is not good, or there is no room

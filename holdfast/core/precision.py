@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 Precision = Literal["tf32", "float32", "bfloat16"]
 
@@ -64,3 +65,30 @@ def untried() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+def full_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a`` [n, k] @ ``b`` [k, m] in the precision of their type, whatever training steps are computed in."""
+    product: Tensor = _full_product(a, b)
+    return product
+
+
+# An operation of its own: a compiled graph would not know that the switch was another one here.
+@torch.library.custom_op("holdfast::full_product", mutates_args=())
+def _full_product(a: Tensor, b: Tensor) -> Tensor:
+    with unrounded():
+        return a @ b
+
+
+@_full_product.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+@_full_product.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *factors: Tensor) -> tuple[Tensor, int]:
+    stacked = [
+        part.unsqueeze(0) if place is None else part.movedim(place, 0)
+        for part, place in zip(factors, in_dims, strict=True)
+    ]
+    return _full_product(*stacked), 0

@@ -17,7 +17,7 @@ from torch.func import grad_and_value, vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import total_memory
-from holdfast.core.precision import unrounded
+from holdfast.core.precision import full_product
 from holdfast.core.randomness import Stream, Word, philox
 from holdfast.core.tree import tree_map
 from holdfast.problem.gradients.backend import in_parts
@@ -120,8 +120,8 @@ class PrivateGradients:
         norms = gradients.norm(dim=-1)  # [B]
         weights = batch.weight * clipping(norms, self.release.clip)
         gradients = torch.where(norms.isfinite()[:, None], gradients, 0.0)
-        with unrounded():  # or a gradient in the sum may be longer than it was clipped to
-            return (values * batch.weight).sum(), weights @ gradients
+        # In TF32, a gradient in the sum could be longer than it was clipped to.
+        return (values * batch.weight).sum(), full_product(weights[None], gradients)[0]
 
 
 def noised(

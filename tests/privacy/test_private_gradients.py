@@ -11,7 +11,7 @@ import torch
 from devices import every_device
 from torch import nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
@@ -165,19 +165,6 @@ def test_without_clipping_and_noise_they_are_the_gradients() -> None:
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
 
 
-class Products(TorchDispatchMode):
-    """Notes for every matrix product how float32 factors are rounded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rounding: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.overloadpacket.__name__ in ("mm", "bmm", "mv", "addmm", "baddbmm"):
-            self.rounding.append(torch.get_float32_matmul_precision())
-        return function(*args, **(kwargs or {}))
-
-
 @every_device
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_no_clipped_gradient_is_made_longer_by_tf32(device, layerwise, monkeypatch) -> None:
@@ -189,18 +176,18 @@ def test_no_clipped_gradient_is_made_longer_by_tf32(device, layerwise, monkeypat
     model = FlatModel(module, torch.device(device), torch.float32)
     data = hf.from_datasets([(torch.randn(1, 50), torch.zeros(1, dtype=torch.int64)) for _ in range(64)])
     own = ModelProblem(model, CrossEntropy(), data, seed=5).protected(silent(clip=0.01))
-    nodes = torch.arange(64, device=device)
-    [batch] = own.source.all_of(nodes, 10**6)
-    keys = torch.zeros(64, 4, dtype=torch.int64, device=device)
+    [batch] = own.source.all_of(torch.arange(64, device=device), 10**6)
+    given = own.x0.expand(64, -1), batch, torch.zeros(64, 4, dtype=torch.int64, device=device)
     with switches_restored():
         compute_in("tf32")
-        with Products() as products:
-            _, sums = own._protected.values_and_gradients(own.x0.expand(64, -1), batch, keys)
-        assert torch.get_float32_matmul_precision() == "high"
-    last = 2 if layerwise else 1  # one of each layer, or one of all gradients
-    assert set(products.rounding[-last:]) == {"highest"}
-    assert set(products.rounding[:-last]) == {"high"}  # all else is as fast as it was
+        _, sums = own._protected.values_and_gradients(*given)
+        # A compiled round runs this graph, in which switches are as they are then.
+        traced = make_fx(lambda *given: own._protected.values_and_gradients(*given))(*given)
     assert sums.double().norm(dim=1).max() < 0.01 * (1 + 1e-6)
+    full = torch.ops.holdfast.full_product.default
+    assert sum(node.target is full for node in traced.graph.nodes) == (
+        2 if layerwise else 1
+    )  # a layer, or all
 
 
 def test_no_sample_moves_the_sum_by_more_than_the_sensitivity() -> None:

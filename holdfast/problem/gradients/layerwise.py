@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional
 
-from holdfast.core.precision import unrounded
+from holdfast.core.precision import full_product
 from holdfast.problem.gradients.backend import no_key
 from holdfast.problem.gradients.convolution import PixelConv2d
 from holdfast.problem.gradients.layers import NarrowLinear, PlaneConv2d
@@ -126,18 +126,19 @@ class _Product:
         return of_weight + self.bias.square().sum(1) if self.biased else of_weight
 
     def weighted(self, weights: Tensor) -> dict[str, Tensor]:
-        """The sums over samples, each times its weight; what is not finite has weight 0."""
+        """The sums over samples, each times its weight; what is not finite has weight 0.
+
+        In TF32, a gradient in the sum could be longer than it was clipped to.
+        """
         counts = (weights > 0)[:, None]
         own = torch.where(counts, weights[:, None] * self.bias, 0.0)
         if self.each is None:
             scaled = torch.where(counts, weights[:, None] * self.g[:, 0], 0.0)
             entered = torch.where(counts, self.a[:, 0], 0.0)
-            with unrounded():  # or a gradient in the sum may be longer than it was clipped to
-                weight = scaled.mT @ entered
+            weight = full_product(scaled.mT, entered)
         else:
             each = torch.where(counts[..., None], self.each, 0.0)
-            with unrounded():
-                weight = (weights @ each.flatten(1)).view(each.shape[1:])
+            weight = full_product(weights[None], each.flatten(1))[0].view(each.shape[1:])
         return {"weight": weight.reshape(self.shape)} | ({"bias": own.sum(0)} if self.biased else {})
 
 

@@ -12,6 +12,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.privacy.aggregation.keys import Announcement, Secrets, agreed, digest_of, mask, seal, unseal
 from holdfast.privacy.aggregation.shares import SHARE_BYTES, check_threshold, split
 
+ANNOUNCED, DEALT, MASKED, CONFIRMED, REVEALED = range(5)  # what a client has said after each phase
+
 Announcements = Mapping[str, Announcement]  # of everybody in the cohort, in one order for all
 
 

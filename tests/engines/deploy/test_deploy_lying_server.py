@@ -15,9 +15,10 @@ from torch import Tensor
 from holdfast.cli.recovery import roll_member_back
 from holdfast.engines.common.carrier import apart
 from holdfast.engines.deploy.member import aggregating
-from holdfast.engines.deploy.member.aggregating import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
+from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.storage.messages import Header, MessageFile
 from holdfast.experiments.federation import make_federation
+from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
 NAMES = "abcd"  # of whom three are the threshold
@@ -103,6 +104,30 @@ def test_confirmations_that_others_signed_do_not_count(tmp_path: Path) -> None:
 
     errors = errors_with(lie, tmp_path)
     assert any("1 clients confirm whose messages arrived" in why for why in errors.values())
+
+
+def test_a_round_is_over_for_nobody_whose_message_is_not_there(tmp_path: Path) -> None:
+    """A server that says so from the beginning is not believed, and does not make clients break down."""
+    run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+    run.members = {"hub": run.member("hub")}
+    hub = run.members["hub"]
+    assert isinstance(hub, Server)
+    counted, claims = hub.counted, []
+
+    def claimed(sender: str, round: int, exchange: int) -> bool:
+        if exchange <= MASKED:
+            claims.append(exchange)
+            return len(claims) < 20
+        return counted(sender, round, exchange)
+
+    hub.counted = claimed  # type: ignore[method-assign]
+    started = Started(run, list(NAMES))
+    run.members["hub"] = hub
+    started.begin("hub")
+    started.end()
+    assert not run.errors, run.errors
+    refused = [entry["reason"] for entry in run.log if entry["event"] == "a message was refused"]
+    assert any("says that the round is over, and has no message of this client" in why for why in refused)
 
 
 def test_a_round_is_named_by_all_that_must_not_be_mixed_up() -> None:

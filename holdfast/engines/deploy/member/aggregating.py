@@ -38,7 +38,15 @@ from holdfast.engines.deploy.storage.messages import (
     write_message,
 )
 from holdfast.engines.deploy.wire.protocol import Counted
-from holdfast.privacy.aggregation.client import Announcements, Client
+from holdfast.privacy.aggregation.client import (
+    ANNOUNCED,
+    CONFIRMED,
+    DEALT,
+    MASKED,
+    REVEALED,
+    Announcements,
+    Client,
+)
 from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement, Secrets, derived, digest_of
 from holdfast.privacy.aggregation.ring import decode, encode
 from holdfast.privacy.aggregation.server import total
@@ -49,7 +57,6 @@ if TYPE_CHECKING:
     from holdfast.engines.deploy.member.node import Node
     from holdfast.engines.deploy.member.server import Server
 
-ANNOUNCED, DEALT, MASKED, CONFIRMED, REVEALED = range(5)
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 
 
@@ -118,7 +125,7 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
 
     node.phase = f"hiding the message of round {node.stage}"
     card = partial(make_card, own, node.name, secrets.announcement(), round)
-    # Signatures differ each time: whether this one holds shows when the server passes the card on.
+    # Signatures may differ each time: whether this one holds shows when the server passes the card on.
     node.transport.to_server(say(ANNOUNCED, card, still=lambda _: True))
     checked = {n: check_card(own, n, said, round) for n, said in zip(names, hear(DEALT), strict=True)}
     cards = {name: card for name, card in checked.items() if card is not None}

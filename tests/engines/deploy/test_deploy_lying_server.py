@@ -21,19 +21,21 @@ from holdfast.experiments.federation import make_federation
 from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
+SCAFFOLD = {**FEDAVG, "name": "scaffold"}
+QUORUM = {"algorithm": SCAFFOLD, "round": {"quorum": 3, "deadline": 89.0}}  # one may be late
 NAMES = "abcd"  # of whom three are the threshold
 
 Publish = Callable[..., Any]
 
 
-def masked(rounds: int = 3, **changes: Any) -> dict[str, Any]:
+def masked(rounds: int = 3, algorithm: dict[str, Any] = FEDAVG, **changes: Any) -> dict[str, Any]:
     given = {"network": {"topology": "server"}, "dtype": "float64", "secure_aggregation": {}}
-    return describe(FEDAVG, nodes=len(NAMES), rounds=rounds, **(given | changes))
+    return describe(algorithm, nodes=len(NAMES), rounds=rounds, **(given | changes))
 
 
-def errors_with(lie: Callable[[Publish, Any, Any], None], folder: Path) -> dict[str, str]:
+def errors_with(lie: Callable[[Publish, Any, Any], None], folder: Path, **changes: Any) -> dict[str, str]:
     """What the clients say to a server that publishes what ``lie(publish, header, tree)`` does."""
-    run = DeployedRun(make_federation(masked(), "test"), folder)
+    run = DeployedRun(make_federation(masked(**changes), "test"), folder)
     run.members = {"hub": run.member("hub")}
     outbox = run.members["hub"].outbox
     publish = outbox.publish
@@ -65,10 +67,27 @@ def test_clients_that_are_told_of_different_arrivals_reveal_nothing(tmp_path: Pa
             for name in "cd":
                 publish(header, torch.tensor([0, 1, 1, 1], dtype=torch.uint8), name)
 
-    errors = errors_with(lie, tmp_path)
+    errors = errors_with(lie, tmp_path, **QUORUM)
     told = {why for name, why in errors.items() if name in NAMES and why}
     assert any("2 clients confirm whose messages arrived, and 3 are needed" in why for why in told)
     assert not list(tmp_path.glob(f"[{NAMES}]/outbox/*-{REVEALED}"))
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [pytest.param(DEALT, marks=pytest.mark.slow), pytest.param(MASKED, marks=pytest.mark.slow), CONFIRMED],
+)
+def test_nobody_is_left_out_where_there_is_no_quorum(exchange: int, tmp_path: Path) -> None:
+    """All are told that d is missing. With all in the sum after a rollback, d's message would show."""
+
+    def lie(publish: Publish, header: Any, tree: Any) -> None:
+        if header.exchange == exchange:
+            flags = tree["dealt"] if exchange == MASKED else tree
+            flags[NAMES.index("d")] = 0
+
+    errors = errors_with(lie, tmp_path)
+    assert any("the server says that only 3 clients" in why for why in errors.values())
+    assert not list(tmp_path.glob(f"[{NAMES}]/outbox/*-{exchange}"))
 
 
 def test_clients_that_are_sent_different_models_are_not_added_up(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MAS
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
 SCAFFOLD = {**FEDAVG, "name": "scaffold"}
+QUORUM = {"quorum": 4, "deadline": 89.0}  # one may be late
 NAMES = "abcde"  # of whom four are the threshold
 
 
@@ -86,7 +87,7 @@ def assert_like_the_simulator(run: DeployedRun, cohorts: list[list[int]] | None 
 def test_a_power_cut_takes_back_nothing_that_a_client_has_spoken_on(exchange: int, tmp_path: Path) -> None:
     """The server's answers are on disk before the client says anything that follows from them."""
     with watched() as synced:
-        run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+        run = DeployedRun(make_federation(masked(SCAFFOLD, round=QUORUM), "test"), tmp_path)
         started = stopping(run, exchange)
         synced.cut(tmp_path / "b" / "inbox")
         tell(started, exchange, without_e)
@@ -105,7 +106,7 @@ def test_a_client_says_nothing_more_if_the_server_now_says_otherwise(exchange: i
     For the first it masks with c, d and e, and for the second it signs that e dropped out: with e's key, and
     with the own mask of b, two colluders among a, c and d would read the message of b.
     """
-    run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+    run = DeployedRun(make_federation(masked(SCAFFOLD, round=QUORUM), "test"), tmp_path)
     started = stopping(run, exchange)
     tell(started, exchange, without_e)
     for path in (tmp_path / "b" / "inbox").iterdir():

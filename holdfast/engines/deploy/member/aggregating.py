@@ -130,7 +130,7 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
     checked = {n: check_card(own, n, said, round) for n, said in zip(names, hear(DEALT), strict=True)}
     cards = {name: card for name, card in checked.items() if card is not None}
     announced = {name: card.announcement for name, card in cards.items()}
-    client = Client(node.name, secrets, announced, _threshold(node.federation))
+    client = Client(node.name, secrets, announced, _threshold(node.federation), _least(node.federation))
     node.transport.to_server(say(DEALT, lambda: _rows(names, client.deal(), SEALED_BYTES)))
     heard = hear(MASKED)
     dealt = _named(names, heard["dealt"])
@@ -280,6 +280,12 @@ def _round(federation: Federation, model: Header) -> bytes:
 def _threshold(federation: Federation) -> int:
     assert federation.secure_aggregation is not None
     return federation.secure_aggregation.threshold or default_threshold(federation.cohort)
+
+
+def _least(federation: Federation) -> int:
+    """How many clients an honest server goes on with: all of the cohort, unless there is a quorum."""
+    rule = federation.round
+    return federation.cohort if rule is None or rule.quorum is None else rule.quorum
 
 
 def _rows(names: list[str], texts: dict[str, bytes], size: int) -> Tensor:

@@ -15,20 +15,17 @@ from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.carrier import apart
-from holdfast.engines.deploy.member.aggregating import (
-    ANNOUNCED,
-    CONFIRMED,
-    DEALT,
-    MASKED,
-    REVEALED,
-    secrets_for,
-)
+from holdfast.engines.deploy.member import aggregating
+from holdfast.engines.deploy.member.aggregating import secrets_for
+from holdfast.engines.deploy.member.cards import make_card
 from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.storage.messages import digest
+from holdfast.engines.deploy.storage.messages import MessageFile, digest
 from holdfast.engines.deploy.storage.results import read_model
 from holdfast.engines.deploy.storage.round_records import read_cohorts
 from holdfast.experiments.federation import make_federation
 from holdfast.experiments.sites import initial_model
+from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
+from holdfast.privacy.aggregation.keys import Announcement
 
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 
@@ -165,6 +162,32 @@ def test_a_server_that_swaps_keys_is_found_out(tmp_path: Path) -> None:
         member.stop()
     started.end()
     assert "the server passes on keys that are not signed by a" in str(run.errors["b"])
+
+
+def test_a_client_that_announces_a_key_without_a_secret_is_named(tmp_path: Path) -> None:
+    """A point of small order: what others would share with it anybody could compute."""
+    run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+    started = Started(run)
+    outbox = run.members["b"].outbox
+    publish = outbox.publish
+
+    def of_small_order(header: Any, tree: Any, recipient: str = "") -> Any:
+        if header.exchange == ANNOUNCED:
+            announced = Announcement(bytes(32), *Announcement.unpack(bytes(tree[:96].tolist()))[1:])
+            tree = make_card(run.credentials("b"), "b", announced, _round_of(run, header.round))
+        return publish(header, tree, recipient)
+
+    outbox.publish = of_small_order  # type: ignore[method-assign]
+    started.until(lambda: "hub" in run.errors)
+    for member in run.members.values():
+        member.stop()
+    started.end()
+    assert "b announced a public key that X25519 does not accept" in str(run.errors["hub"])
+
+
+def _round_of(run: DeployedRun, round: int) -> bytes:
+    model = MessageFile(run.folder / "b" / "inbox" / f"{round}-0-hub").header
+    return aggregating._round(run.federation, model)
 
 
 def test_files_that_cannot_be_are_refused() -> None:

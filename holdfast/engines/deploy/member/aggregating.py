@@ -23,6 +23,7 @@ from holdfast.engines.deploy.member.cards import (
     CARD_BYTES,
     CONFIRMATION_BYTES,
     Card,
+    announcement_of,
     as_tensor,
     check_card,
     is_confirmed,
@@ -47,7 +48,7 @@ from holdfast.privacy.aggregation.client import (
     Announcements,
     Client,
 )
-from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement, Secrets, derived, digest_of
+from holdfast.privacy.aggregation.keys import KEY_BYTES, Secrets, derived, digest_of
 from holdfast.privacy.aggregation.ring import decode, encode
 from holdfast.privacy.aggregation.server import total
 from holdfast.privacy.aggregation.shares import SHARE_BYTES, default_threshold
@@ -255,7 +256,7 @@ def aggregate(server: Server, model: Header) -> tuple[Any, list[str]]:
 
 def _announced(names: list[str], cards: Tensor) -> Announcements:
     texts = {name: bytes(card[: 3 * KEY_BYTES].tolist()) for name, card in zip(names, cards, strict=True)}
-    return {name: Announcement.unpack(text) for name, text in texts.items() if any(text)}
+    return {name: announcement_of(name, text) for name, text in texts.items() if any(text)}
 
 
 # --- what both know ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 Precision = Literal["tf32", "float32", "bfloat16"]
 
@@ -24,6 +25,20 @@ def compute_in(precision: Precision) -> torch.dtype | None:
     # The fastest convolution of those cuDNN has, found by trying.
     torch.backends.cudnn.benchmark = True
     return torch.bfloat16 if precision == "bfloat16" else None
+
+
+# By how much, at most, a product exceeds that of its factors as they were: both are rounded, perhaps upwards,
+# to 10 bits behind the first (TF32) or to 7 (bfloat16).
+_EXCESS = {"highest": 0.0, "high": 2.0**-9, "medium": 2.0**-6}
+
+
+def excess(like: Tensor) -> float:
+    """By how much factors ``like`` that have to be reduced, lest rounding them make a product too large.
+
+    Errors of their number type come on top.
+    """
+    rounded = like.is_cuda and like.dtype == torch.float32
+    return _EXCESS[torch.get_float32_matmul_precision()] if rounded else 0.0
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch.func import grad_and_value, vmap
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import total_memory
-from holdfast.core.precision import unrounded
+from holdfast.core.precision import excess
 from holdfast.core.randomness import Stream, Word, philox
 from holdfast.core.tree import tree_map
 from holdfast.problem.gradients.backend import in_parts
@@ -73,6 +73,8 @@ class PrivateGradients:
     def __init__(self, loss: RowLoss, source: Source, release: Release) -> None:
         check_releasable(loss, source)
         self.loss, self.source, self.release = loss, source, release
+        # Rounded factors may make a gradient longer in the sum; there it must not exceed what noise is for.
+        self.clip = release.clip * (1 - excess(loss.model.x0))
         numbers = loss.model.dim * loss.model.x0.element_size()
         memory = SHARE_FOR_GRADIENTS * total_memory(loss.model.x0.device)
         self.at_once = max(1, int(memory // (COPIES * numbers)))  # samples
@@ -80,7 +82,7 @@ class PrivateGradients:
         if fits(loss):
             layers = Layerwise(loss)
             layers.try_on(source.some(1))
-            one = layers.clipped_by(release.clip)
+            one = layers.clipped_by(self.clip)
         self._together = vmap(one)
 
     def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,10 +120,9 @@ class PrivateGradients:
 
         gradients, values = vmap(grad_and_value(one), in_dims=(None, 0, 0))(row, batch.samples, keys)
         norms = gradients.norm(dim=-1)  # [B]
-        weights = batch.weight * clipping(norms, self.release.clip)
+        weights = batch.weight * clipping(norms, self.clip)
         gradients = torch.where(norms.isfinite()[:, None], gradients, 0.0)
-        with unrounded():  # or a gradient in the sum may be longer than it was clipped to
-            return (values * batch.weight).sum(), weights @ gradients
+        return (values * batch.weight).sum(), weights @ gradients
 
 
 def noised(

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional
 
-from holdfast.core.precision import unrounded
 from holdfast.problem.gradients.backend import no_key
 from holdfast.problem.gradients.convolution import PixelConv2d
 from holdfast.problem.gradients.layers import NarrowLinear, PlaneConv2d
@@ -131,13 +130,10 @@ class _Product:
         own = torch.where(counts, weights[:, None] * self.bias, 0.0)
         if self.each is None:
             scaled = torch.where(counts, weights[:, None] * self.g[:, 0], 0.0)
-            entered = torch.where(counts, self.a[:, 0], 0.0)
-            with unrounded():  # or a gradient in the sum may be longer than it was clipped to
-                weight = scaled.mT @ entered
+            weight = scaled.mT @ torch.where(counts, self.a[:, 0], 0.0)
         else:
             each = torch.where(counts[..., None], self.each, 0.0)
-            with unrounded():
-                weight = (weights @ each.flatten(1)).view(each.shape[1:])
+            weight = (weights @ each.flatten(1)).view(each.shape[1:])
         return {"weight": weight.reshape(self.shape)} | ({"bias": own.sum(0)} if self.biased else {})
 
 

@@ -25,7 +25,7 @@ from holdfast.engines.deploy.storage.round_records import read_cohorts
 from holdfast.experiments.federation import make_federation
 from holdfast.experiments.sites import initial_model
 from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
-from holdfast.privacy.aggregation.keys import Announcement
+from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement
 
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 
@@ -67,17 +67,26 @@ class Recording(Server):
 def test_what_a_curious_server_has_of_a_client_are_uniform_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything of one client that depends on its data: 8 rounds of masked messages."""
+    """All that one client says in 8 rounds, but for signatures, which are of what is said and of no data."""
     Recording.seen = []
     monkeypatch.setattr("federation_runs.Server", Recording)
     deploy(masked(rounds=8), tmp_path)
-    of_a = [said for exchange, name, said in Recording.seen if (exchange, name) == (MASKED, "a")]
-    assert len(of_a) >= 6
-    said = torch.stack(of_a).numpy()
-    counts = np.bincount(said.view("uint8").ravel() >> 4, minlength=16)
-    expected = counts.sum() / 16
-    assert ((counts - expected) ** 2 / expected).sum() < 45  # 15 degrees of freedom: 1 in 13,000
+    by_phase: dict[int, list[Any]] = {phase: [] for phase in range(5)}
+    for exchange, name, said in Recording.seen:
+        if name == "a":
+            by_phase[exchange].append(said.numpy())
+    assert min(map(len, by_phase.values())) >= 6
+    said = np.stack(by_phase[MASKED])
     assert np.abs(np.corrcoef(said.astype(float))[~np.eye(len(said), dtype=bool)]).max() < 0.7
+    # Bit 255 of a key of X25519 is zero, and a share is below 2^521: the highest bytes are left out.
+    keys = np.stack(by_phase[ANNOUNCED])[:, : 3 * KEY_BYTES].reshape(-1, KEY_BYTES)[:, :-1]
+    shares = np.stack(by_phase[REVEALED])[..., 2:]
+    # 15 degrees of freedom: 1 in 13,000, and 1 in 560,000
+    for bytes_, most in ((said.view("uint8"), 45), (keys, 55), (np.stack(by_phase[DEALT]), 55), (shares, 55)):
+        counts = np.bincount(bytes_.ravel() >> 4, minlength=16)
+        expected = counts.sum() / 16
+        assert expected > 30
+        assert ((counts - expected) ** 2 / expected).sum() < most
 
 
 def stopping(run: DeployedRun, member: str, exchange: int) -> Started:

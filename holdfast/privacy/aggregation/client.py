@@ -12,6 +12,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.privacy.aggregation.keys import Announcement, Secrets, agreed, digest_of, mask, seal, unseal
 from holdfast.privacy.aggregation.shares import SHARE_BYTES, check_threshold, split
 
+ANNOUNCED, DEALT, MASKED, CONFIRMED, REVEALED = range(5)  # what a client has said after each phase
+
 Announcements = Mapping[str, Announcement]  # of everybody in the cohort, in one order for all
 
 
@@ -21,12 +23,15 @@ class Client:
 
     The server may tell clients different things. So the keys of every phase are bound to what the client was
     told before (``roster``, ``among``): clients who were told different things share no key.
+
+    ``least``: how many clients there are in every phase up to the third, if nobody lies; 0: the threshold.
     """
 
     name: str
     secrets: Secrets
     announced: Announcements
     threshold: int
+    least: int = 0
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold, len(self.announced))
@@ -35,6 +40,7 @@ class Client:
                 "secure aggregation: the server passes on another key than this client's, or the client has "
                 "computed another message since it announced the key; roll everybody back to the round before"
             )
+        self._check_enough(set(self.announced), "announced keys")
 
     def deal(self) -> dict[str, bytes]:
         """Phase 2: the sealed shares of this client's secrets, for every client."""
@@ -101,10 +107,11 @@ class Client:
     def _check_enough(self, names: Set[str], what: str) -> None:
         if self.name not in names or not names <= set(self.announced):
             raise HoldfastError(f"secure aggregation: wrong names of who {what}")
-        if len(names) < self.threshold:
+        needed = max(self.threshold, self.least)
+        if len(names) < needed:
             raise HoldfastError(
-                f"secure aggregation: only {len(names)} clients {what}, and {self.threshold} are needed to "
-                "hide a message among them"
+                f"secure aggregation: the server says that only {len(names)} clients {what}, and {needed} "
+                "are needed to hide a message among them"
             )
 
     def _seal(self, sender: str, receiver: str) -> bytes:

@@ -19,6 +19,7 @@ from holdfast.core.errors import HoldfastError
 
 KEY_BYTES = 32
 _NONCE = bytes(12)  # every key seals one text only
+_ANY_KEY = bytes([1] * KEY_BYTES)  # a private one, to try public ones with
 
 
 class Announcement(NamedTuple):
@@ -35,7 +36,10 @@ class Announcement(NamedTuple):
     def unpack(cls, packed: bytes) -> Announcement:
         if len(packed) != 3 * KEY_BYTES:
             raise HoldfastError(f"an announcement of {len(packed)} bytes; expected {3 * KEY_BYTES}")
-        return cls(*(packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)))
+        announced = cls(*(packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)))
+        for key in (announced.masks, announced.seals):  # of small order, it would share the same with all
+            exchanged(_ANY_KEY, key)
+        return announced
 
 
 class Secrets:
@@ -75,14 +79,16 @@ def commitment(seed: bytes, context: bytes) -> bytes:
 
 def agreed(private: bytes, other: bytes, context: bytes, use: bytes) -> bytes:
     """The key that the owners of two X25519 keys share for one ``use``."""
+    first, second = sorted((public(private), other))
+    return derived(exchanged(private, other), context, use + first + second)
+
+
+def exchanged(private: bytes, other: bytes) -> bytes:
+    """What X25519 gives the owners of two keys."""
     try:
-        secret = X25519PrivateKey.from_private_bytes(private).exchange(
-            X25519PublicKey.from_public_bytes(other)
-        )
+        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:
         raise HoldfastError("a public key that X25519 does not accept") from None
-    first, second = sorted((public(private), other))
-    return derived(secret, context, use + first + second)
 
 
 def seal(key: bytes, text: bytes, context: bytes) -> bytes:

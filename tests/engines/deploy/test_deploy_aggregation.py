@@ -15,20 +15,17 @@ from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.carrier import apart
-from holdfast.engines.deploy.member.aggregating import (
-    ANNOUNCED,
-    CONFIRMED,
-    DEALT,
-    MASKED,
-    REVEALED,
-    secrets_for,
-)
+from holdfast.engines.deploy.member import aggregating
+from holdfast.engines.deploy.member.aggregating import secrets_for
+from holdfast.engines.deploy.member.cards import make_card
 from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.storage.messages import digest
+from holdfast.engines.deploy.storage.messages import MessageFile, digest
 from holdfast.engines.deploy.storage.results import read_model
 from holdfast.engines.deploy.storage.round_records import read_cohorts
 from holdfast.experiments.federation import make_federation
 from holdfast.experiments.sites import initial_model
+from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
+from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement
 
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 
@@ -70,17 +67,26 @@ class Recording(Server):
 def test_what_a_curious_server_has_of_a_client_are_uniform_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything of one client that depends on its data: 8 rounds of masked messages."""
+    """All that one client says in 8 rounds, but for signatures, which are of what is said and of no data."""
     Recording.seen = []
     monkeypatch.setattr("federation_runs.Server", Recording)
     deploy(masked(rounds=8), tmp_path)
-    of_a = [said for exchange, name, said in Recording.seen if (exchange, name) == (MASKED, "a")]
-    assert len(of_a) >= 6
-    said = torch.stack(of_a).numpy()
-    counts = np.bincount(said.view("uint8").ravel() >> 4, minlength=16)
-    expected = counts.sum() / 16
-    assert ((counts - expected) ** 2 / expected).sum() < 45  # 15 degrees of freedom: 1 in 13,000
+    by_phase: dict[int, list[Any]] = {phase: [] for phase in range(5)}
+    for exchange, name, said in Recording.seen:
+        if name == "a":
+            by_phase[exchange].append(said.numpy())
+    assert min(map(len, by_phase.values())) >= 6
+    said = np.stack(by_phase[MASKED])
     assert np.abs(np.corrcoef(said.astype(float))[~np.eye(len(said), dtype=bool)]).max() < 0.7
+    # Bit 255 of a key of X25519 is zero, and a share is below 2^521: the highest bytes are left out.
+    keys = np.stack(by_phase[ANNOUNCED])[:, : 3 * KEY_BYTES].reshape(-1, KEY_BYTES)[:, :-1]
+    shares = np.stack(by_phase[REVEALED])[..., 2:]
+    # 15 degrees of freedom: 1 in 13,000, and 1 in 560,000
+    for bytes_, most in ((said.view("uint8"), 45), (keys, 55), (np.stack(by_phase[DEALT]), 55), (shares, 55)):
+        counts = np.bincount(bytes_.ravel() >> 4, minlength=16)
+        expected = counts.sum() / 16
+        assert expected > 30
+        assert ((counts - expected) ** 2 / expected).sum() < most
 
 
 def stopping(run: DeployedRun, member: str, exchange: int) -> Started:
@@ -165,6 +171,32 @@ def test_a_server_that_swaps_keys_is_found_out(tmp_path: Path) -> None:
         member.stop()
     started.end()
     assert "the server passes on keys that are not signed by a" in str(run.errors["b"])
+
+
+def test_a_client_that_announces_a_key_without_a_secret_is_named(tmp_path: Path) -> None:
+    """A point of small order: what others would share with it anybody could compute."""
+    run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+    started = Started(run)
+    outbox = run.members["b"].outbox
+    publish = outbox.publish
+
+    def of_small_order(header: Any, tree: Any, recipient: str = "") -> Any:
+        if header.exchange == ANNOUNCED:
+            announced = Announcement(bytes(32), *Announcement.unpack(bytes(tree[:96].tolist()))[1:])
+            tree = make_card(run.credentials("b"), "b", announced, _round_of(run, header.round))
+        return publish(header, tree, recipient)
+
+    outbox.publish = of_small_order  # type: ignore[method-assign]
+    started.until(lambda: "hub" in run.errors)
+    for member in run.members.values():
+        member.stop()
+    started.end()
+    assert "b announced a public key that X25519 does not accept" in str(run.errors["hub"])
+
+
+def _round_of(run: DeployedRun, round: int) -> bytes:
+    model = MessageFile(run.folder / "b" / "inbox" / f"{round}-0-hub").header
+    return aggregating._round(run.federation, model)
 
 
 def test_files_that_cannot_be_are_refused() -> None:

@@ -230,6 +230,24 @@ def test_the_same_samples_with_other_noise_cost_more_than_other_samples(
     assert Spent(tmp_path / "a" / "privacy.jsonl", begun=True).epsilon(1e-3) == thrice
 
 
+def test_a_node_that_starts_anew_goes_on_with_the_account_that_it_is_given(tmp_path: Path) -> None:
+    first = deploy(private(GECL, rounds=2), tmp_path / "first")
+    spent = tmp_path / "first" / "a" / "privacy.jsonl"
+    assert first.members["a"].store.identity["data"] not in spent.read_text()  # it may be shown to others
+    (tmp_path / "again" / "a").mkdir(parents=True)
+    (tmp_path / "again" / "a" / "privacy.jsonl").write_bytes(spent.read_bytes())
+    again = deploy(private(GECL, rounds=2), tmp_path / "again")
+    epsilons = {}
+    for name in "ab":
+        node = again.members[name]
+        assert isinstance(node, Node)
+        epsilons[name] = node.privacy.releases.epsilon
+    assert epsilons["a"] == epsilon_of(1.0, 1e-3, 4 / SAMPLES, 8, 0)
+    assert epsilons["b"] == epsilon_of(1.0, 1e-3, 4 / (SAMPLES + 1), 4, 0)
+    warned = [e["node"] for e in again.log if e["event"] == "nothing is spent of the privacy budget"]
+    assert sorted(warned) == ["b", "c"]
+
+
 def test_only_what_is_released_again_of_a_sample_is_charged_as_such(tmp_path: Path) -> None:
     budget, path = DP(epsilon=20.0, delta=1e-3, clip=1.0), tmp_path / "privacy.jsonl"
     spent = Spent(path, begun=False)

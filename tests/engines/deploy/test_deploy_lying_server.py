@@ -15,24 +15,27 @@ from torch import Tensor
 from holdfast.cli.recovery import roll_member_back
 from holdfast.engines.common.carrier import apart
 from holdfast.engines.deploy.member import aggregating
-from holdfast.engines.deploy.member.aggregating import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
+from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.storage.messages import Header, MessageFile
 from holdfast.experiments.federation import make_federation
+from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
+SCAFFOLD = {**FEDAVG, "name": "scaffold"}
+QUORUM = {"algorithm": SCAFFOLD, "round": {"quorum": 3, "deadline": 89.0}}  # one may be late
 NAMES = "abcd"  # of whom three are the threshold
 
 Publish = Callable[..., Any]
 
 
-def masked(rounds: int = 3, **changes: Any) -> dict[str, Any]:
+def masked(rounds: int = 3, algorithm: dict[str, Any] = FEDAVG, **changes: Any) -> dict[str, Any]:
     given = {"network": {"topology": "server"}, "dtype": "float64", "secure_aggregation": {}}
-    return describe(FEDAVG, nodes=len(NAMES), rounds=rounds, **(given | changes))
+    return describe(algorithm, nodes=len(NAMES), rounds=rounds, **(given | changes))
 
 
-def errors_with(lie: Callable[[Publish, Any, Any], None], folder: Path) -> dict[str, str]:
+def errors_with(lie: Callable[[Publish, Any, Any], None], folder: Path, **changes: Any) -> dict[str, str]:
     """What the clients say to a server that publishes what ``lie(publish, header, tree)`` does."""
-    run = DeployedRun(make_federation(masked(), "test"), folder)
+    run = DeployedRun(make_federation(masked(**changes), "test"), folder)
     run.members = {"hub": run.member("hub")}
     outbox = run.members["hub"].outbox
     publish = outbox.publish
@@ -64,10 +67,27 @@ def test_clients_that_are_told_of_different_arrivals_reveal_nothing(tmp_path: Pa
             for name in "cd":
                 publish(header, torch.tensor([0, 1, 1, 1], dtype=torch.uint8), name)
 
-    errors = errors_with(lie, tmp_path)
+    errors = errors_with(lie, tmp_path, **QUORUM)
     told = {why for name, why in errors.items() if name in NAMES and why}
     assert any("2 clients confirm whose messages arrived, and 3 are needed" in why for why in told)
     assert not list(tmp_path.glob(f"[{NAMES}]/outbox/*-{REVEALED}"))
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [pytest.param(DEALT, marks=pytest.mark.slow), pytest.param(MASKED, marks=pytest.mark.slow), CONFIRMED],
+)
+def test_nobody_is_left_out_where_there_is_no_quorum(exchange: int, tmp_path: Path) -> None:
+    """All are told that d is missing. With all in the sum after a rollback, d's message would show."""
+
+    def lie(publish: Publish, header: Any, tree: Any) -> None:
+        if header.exchange == exchange:
+            flags = tree["dealt"] if exchange == MASKED else tree
+            flags[NAMES.index("d")] = 0
+
+    errors = errors_with(lie, tmp_path)
+    assert any("the server says that only 3 clients" in why for why in errors.values())
+    assert not list(tmp_path.glob(f"[{NAMES}]/outbox/*-{exchange}"))
 
 
 def test_clients_that_are_sent_different_models_are_not_added_up(tmp_path: Path) -> None:
@@ -103,6 +123,30 @@ def test_confirmations_that_others_signed_do_not_count(tmp_path: Path) -> None:
 
     errors = errors_with(lie, tmp_path)
     assert any("1 clients confirm whose messages arrived" in why for why in errors.values())
+
+
+def test_a_round_is_over_for_nobody_whose_message_is_not_there(tmp_path: Path) -> None:
+    """A server that says so from the beginning is not believed, and does not make clients break down."""
+    run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+    run.members = {"hub": run.member("hub")}
+    hub = run.members["hub"]
+    assert isinstance(hub, Server)
+    counted, claims = hub.counted, []
+
+    def claimed(sender: str, round: int, exchange: int) -> bool:
+        if exchange <= MASKED:
+            claims.append(exchange)
+            return len(claims) < 20
+        return counted(sender, round, exchange)
+
+    hub.counted = claimed  # type: ignore[method-assign]
+    started = Started(run, list(NAMES))
+    run.members["hub"] = hub
+    started.begin("hub")
+    started.end()
+    assert not run.errors, run.errors
+    refused = [entry["reason"] for entry in run.log if entry["event"] == "a message was refused"]
+    assert any("says that the round is over, and has no message of this client" in why for why in refused)
 
 
 def test_a_round_is_named_by_all_that_must_not_be_mixed_up() -> None:

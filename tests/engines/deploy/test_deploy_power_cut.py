@@ -13,13 +13,14 @@ from power_cut import watched
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.carrier import apart
-from holdfast.engines.deploy.member.aggregating import CONFIRMED, DEALT, MASKED
 from holdfast.engines.deploy.own_noise import read_key
 from holdfast.engines.deploy.storage.round_records import read_cohorts
 from holdfast.experiments.federation import make_federation
+from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
 SCAFFOLD = {**FEDAVG, "name": "scaffold"}
+QUORUM = {"quorum": 4, "deadline": 89.0}  # one may be late
 NAMES = "abcde"  # of whom four are the threshold
 
 
@@ -73,6 +74,12 @@ def end(started: Started) -> dict[str, str]:
     return {name: str(error) for name, error in started.run.errors.items()}
 
 
+def assert_like_the_simulator(run: DeployedRun, cohorts: list[list[int]] | None = None) -> None:
+    expected = apart(simulate(run.federation, cohorts).state)[0].server.x
+    for model in run.models.values():
+        assert (model - expected).abs().max() < 1e-8
+
+
 @pytest.mark.parametrize(
     "exchange",
     [pytest.param(DEALT, marks=pytest.mark.slow), MASKED, pytest.param(CONFIRMED, marks=pytest.mark.slow)],
@@ -80,7 +87,7 @@ def end(started: Started) -> dict[str, str]:
 def test_a_power_cut_takes_back_nothing_that_a_client_has_spoken_on(exchange: int, tmp_path: Path) -> None:
     """The server's answers are on disk before the client says anything that follows from them."""
     with watched() as synced:
-        run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+        run = DeployedRun(make_federation(masked(SCAFFOLD, round=QUORUM), "test"), tmp_path)
         started = stopping(run, exchange)
         synced.cut(tmp_path / "b" / "inbox")
         tell(started, exchange, without_e)
@@ -89,9 +96,7 @@ def test_a_power_cut_takes_back_nothing_that_a_client_has_spoken_on(exchange: in
         started.start("b")
         started.end()
     assert not run.errors, run.errors
-    expected = apart(simulate(run.federation).state)[0].server.x
-    for model in run.models.values():
-        assert (model - expected).abs().max() < 1e-8
+    assert_like_the_simulator(run)
 
 
 @pytest.mark.parametrize("exchange", [pytest.param(DEALT, marks=pytest.mark.slow), MASKED, CONFIRMED])
@@ -101,7 +106,7 @@ def test_a_client_says_nothing_more_if_the_server_now_says_otherwise(exchange: i
     For the first it masks with c, d and e, and for the second it signs that e dropped out: with e's key, and
     with the own mask of b, two colluders among a, c and d would read the message of b.
     """
-    run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+    run = DeployedRun(make_federation(masked(SCAFFOLD, round=QUORUM), "test"), tmp_path)
     started = stopping(run, exchange)
     tell(started, exchange, without_e)
     for path in (tmp_path / "b" / "inbox").iterdir():
@@ -110,6 +115,22 @@ def test_a_client_says_nothing_more_if_the_server_now_says_otherwise(exchange: i
     errors = end(started)
     assert "the server answers otherwise than before this client was stopped" in errors["b"]
     assert not (tmp_path / "b" / "outbox" / f"2-{exchange + 1}").exists()
+
+
+def test_a_card_that_was_damaged_is_signed_alike(tmp_path: Path) -> None:
+    """The server has it. Another signature of the same would look as if somebody had stolen the key."""
+    run = DeployedRun(make_federation(masked(), "test"), tmp_path)
+    started = stopping(run, MASKED)
+    card = tmp_path / "b" / "outbox" / f"2-{ANNOUNCED}"
+    content = bytearray(card.read_bytes())
+    content[-1] ^= 1
+    card.write_bytes(content)
+    started.start("b")
+    started.threads["b"].join(PATIENCE)
+    started.end()
+    assert not run.errors, run.errors
+    assert any(entry["event"] == "a published message is damaged" for entry in run.log)
+    assert_like_the_simulator(run)
 
 
 def test_a_client_that_was_left_out_forgets_what_it_said_last_of_all(tmp_path: Path) -> None:
@@ -135,9 +156,7 @@ def test_a_client_that_was_left_out_forgets_what_it_said_last_of_all(tmp_path: P
     assert not run.errors, run.errors
     assert not said.exists()
     cohorts = read_cohorts(tmp_path / "hub" / "cohorts.csv", run.federation.names)
-    expected = apart(simulate(run.federation, cohorts).state)[0].server.x
-    for model in run.models.values():
-        assert (model - expected).abs().max() < 1e-8
+    assert_like_the_simulator(run, cohorts)
 
 
 def test_a_key_that_is_used_survives_a_power_cut(tmp_path: Path) -> None:

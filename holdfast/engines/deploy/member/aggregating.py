@@ -23,6 +23,7 @@ from holdfast.engines.deploy.member.cards import (
     CARD_BYTES,
     CONFIRMATION_BYTES,
     Card,
+    announcement_of,
     as_tensor,
     check_card,
     is_confirmed,
@@ -38,8 +39,16 @@ from holdfast.engines.deploy.storage.messages import (
     write_message,
 )
 from holdfast.engines.deploy.wire.protocol import Counted
-from holdfast.privacy.aggregation.client import Announcements, Client
-from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement, Secrets, derived, digest_of
+from holdfast.privacy.aggregation.client import (
+    ANNOUNCED,
+    CONFIRMED,
+    DEALT,
+    MASKED,
+    REVEALED,
+    Announcements,
+    Client,
+)
+from holdfast.privacy.aggregation.keys import KEY_BYTES, Secrets, derived, digest_of
 from holdfast.privacy.aggregation.ring import decode, encode
 from holdfast.privacy.aggregation.server import total
 from holdfast.privacy.aggregation.shares import SHARE_BYTES, default_threshold
@@ -49,7 +58,6 @@ if TYPE_CHECKING:
     from holdfast.engines.deploy.member.node import Node
     from holdfast.engines.deploy.member.server import Server
 
-ANNOUNCED, DEALT, MASKED, CONFIRMED, REVEALED = range(5)
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 
 
@@ -118,12 +126,12 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
 
     node.phase = f"hiding the message of round {node.stage}"
     card = partial(make_card, own, node.name, secrets.announcement(), round)
-    # Signatures differ each time: whether this one holds shows when the server passes the card on.
+    # Signatures may differ each time: whether this one holds shows when the server passes the card on.
     node.transport.to_server(say(ANNOUNCED, card, still=lambda _: True))
     checked = {n: check_card(own, n, said, round) for n, said in zip(names, hear(DEALT), strict=True)}
     cards = {name: card for name, card in checked.items() if card is not None}
     announced = {name: card.announcement for name, card in cards.items()}
-    client = Client(node.name, secrets, announced, _threshold(node.federation))
+    client = Client(node.name, secrets, announced, _threshold(node.federation), _least(node.federation))
     node.transport.to_server(say(DEALT, lambda: _rows(names, client.deal(), SEALED_BYTES)))
     heard = hear(MASKED)
     dealt = _named(names, heard["dealt"])
@@ -248,7 +256,7 @@ def aggregate(server: Server, model: Header) -> tuple[Any, list[str]]:
 
 def _announced(names: list[str], cards: Tensor) -> Announcements:
     texts = {name: bytes(card[: 3 * KEY_BYTES].tolist()) for name, card in zip(names, cards, strict=True)}
-    return {name: Announcement.unpack(text) for name, text in texts.items() if any(text)}
+    return {name: announcement_of(name, text) for name, text in texts.items() if any(text)}
 
 
 # --- what both know ----------------------------------------------------------------------------------------
@@ -273,6 +281,12 @@ def _round(federation: Federation, model: Header) -> bytes:
 def _threshold(federation: Federation) -> int:
     assert federation.secure_aggregation is not None
     return federation.secure_aggregation.threshold or default_threshold(federation.cohort)
+
+
+def _least(federation: Federation) -> int:
+    """How many clients an honest server goes on with: all of the cohort, unless there is a quorum."""
+    rule = federation.round
+    return federation.cohort if rule is None or rule.quorum is None else rule.quorum
 
 
 def _rows(names: list[str], texts: dict[str, bytes], size: int) -> Tensor:

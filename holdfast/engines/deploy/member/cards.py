@@ -58,7 +58,15 @@ def check_card(credentials: Credentials | None, name: str, card: Tensor, round: 
                 f"secure_aggregation: the server passes on keys that are {error}, this round and the model "
                 "that it begins with"
             ) from None
-    return Card(Announcement.unpack(text), certificate)
+    return Card(announcement_of(name, text), certificate)
+
+
+def announcement_of(name: str, text: bytes) -> Announcement:
+    """What ``name`` announced; says whose it is if there is something wrong with it."""
+    try:
+        return Announcement.unpack(text)
+    except HoldfastError as error:
+        raise HoldfastError(f"secure_aggregation: {name} announced {error}; continue without it") from None
 
 
 def make_confirmation(credentials: Credentials | None, name: str, text: bytes) -> Tensor:

@@ -43,9 +43,13 @@ class Releases:
         rounded: float = 0.0,
     ) -> None:
         self.budget, self.multiplier = plan.budget, plan.multiplier
-        self.run = " ".join(filter(None, (member.federation.id, member.store.incarnation, data)))
+        self.draws = f"{member.federation.id} {member.store.incarnation}"  # what names them tells no data
+        self.run = " ".join(filter(None, (self.draws, data)))
         key, begun = member.folder / "noise.key", member.store.state.exists()
         self.spent = Spent(member.folder / "privacy.jsonl", begun or key.exists())
+        if not self.spent.known:
+            reason = "if the data were in a federation before, stop, and put the privacy.jsonl of then here"
+            member.events.log("nothing is spent of the privacy budget", reason=reason)
         self.own: OwnNoise | None = None
         if counted:
             reason = "anybody who knows the seed can take the noise away: this is for tests only"
@@ -106,7 +110,7 @@ class SamplePrivacy:
         minibatches, of_all_data = astuple(self.accesses)
         accesses = [(self.rate, minibatches), (1.0, of_all_data)]
         if minibatches + of_all_data:
-            paid, draw = [access for access in accesses if access[1]], f"{self.releases.run} {self._round}"
+            paid, draw = [access for access in accesses if access[1]], f"{self.releases.draws} {self._round}"
             self.releases.charge(paid, draw=draw, first=self._drawn)
         self._drawn += minibatches
         self.accesses.minibatches = self.accesses.of_all_data = 0
@@ -169,7 +173,7 @@ class ServerPrivacy:
         Nobody but the server knows who was in a secret cohort, so everybody pays for that.
         """
         if self.rate < 1.0:
-            self.releases.charge([(self.rate, 1)], draw=f"{self.releases.run} {round}")
+            self.releases.charge([(self.rate, 1)], draw=f"{self.releases.draws} {round}")
         else:
             self.releases.charge([(1.0, 1)], names)
 

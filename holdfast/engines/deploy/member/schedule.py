@@ -15,6 +15,7 @@ from holdfast.engines.deploy.member import aggregating
 from holdfast.engines.deploy.member.statistics import statistics_like
 from holdfast.engines.deploy.member.template import averaged_messages, client_template
 from holdfast.engines.deploy.storage.messages import TensorSpec, specs
+from holdfast.privacy.aggregation.client import MASKED
 from holdfast.problem.flat import FlatModel
 
 Key = tuple[int, int]  # stage, exchange
@@ -75,7 +76,7 @@ class Schedule:
     @property
     def message(self) -> int:
         """The exchange of a round in which clients of a server that leads send what they computed."""
-        return 0 if self.federation.secure_aggregation is None else aggregating.MASKED
+        return 0 if self.federation.secure_aggregation is None else MASKED
 
     def due(self, key: Key) -> Due:
         """The first exchange from ``key`` on; in the end, everybody's farewell in the stage ``last``."""

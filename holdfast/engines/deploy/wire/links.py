@@ -49,6 +49,7 @@ from holdfast.engines.deploy.wire.protocol import (
     audit_message,
 )
 from holdfast.engines.deploy.wire.status import read_status
+from holdfast.privacy.aggregation.client import MASKED
 
 T = TypeVar("T")
 
@@ -234,6 +235,8 @@ class Connection:
             self._raise_if_left_out(answer, round)
             if answer.header is None:
                 if answer.active and self.federation.secure_aggregation is not None:
+                    if exchange <= MASKED:
+                        raise HoldfastError("says that the round is over, and has no message of this client")
                     raise Counted
                 return None
             received = await self.arrivals.take(

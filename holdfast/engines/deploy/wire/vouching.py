@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -13,10 +13,17 @@ from holdfast.engines.deploy.wire.credentials import Credentials, subject_names
 
 
 def signature_of(credentials: Credentials, text: bytes) -> bytes:
-    """ECDSA with SHA-256 of ``text``."""
+    """ECDSA with SHA-256 of ``text``; the same each time (RFC 6979), where the library can.
+
+    A message that was damaged and is signed again is then the very same message.
+    """
     own = serialization.load_pem_private_key(credentials.key, password=None)
     assert isinstance(own, ec.EllipticCurvePrivateKey)
-    return own.sign(text, ec.ECDSA(hashes.SHA256()))
+    try:
+        algorithm = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+    except (TypeError, UnsupportedAlgorithm):  # before cryptography 43, or OpenSSL 3.2
+        algorithm = ec.ECDSA(hashes.SHA256())
+    return own.sign(text, algorithm)
 
 
 def check_signature(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.table import Table
 from holdfast.cli.membership import latest_epoch
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files, write_atomic
+from holdfast.core.json_text import json_text
 from holdfast.data.columns import Columns
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.relay.switchboard import Switchboard, members_scope
@@ -250,7 +250,7 @@ def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: b
             credentials = load_credentials(folder, asker, federation.coordinator)
     told = asyncio.run(_ask_all(federation, asker, credentials, scope))
     if as_json:
-        print(json.dumps(told, indent=2))
+        print(json_text(told, indent=2))
         return
     Console(markup=False, emoji=False).print(_status_table(federation, told))  # others' words
 

@@ -30,8 +30,25 @@ Certs = Annotated[
         "--certs", help="Folder with ca.crt, NAME.crt and NAME.key; by default certs/ beside the file."
     ),
 ]
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) <= 65535
+
+
+def _an_address(text: str | None) -> str | None:
+    host, _, port = (text or "").rpartition(":")
+    if text is not None and not (host and _is_port(port)):
+        raise typer.BadParameter(f"expected host:port, such as 0.0.0.0:7001, got {text!r}")
+    return text
+
+
 Listen = Annotated[
-    str | None, typer.Option(help="host:port to listen on, where it differs from the address in the file.")
+    str | None,
+    typer.Option(
+        callback=_an_address,
+        help="host:port to listen on, where it differs from the address in the file.",
+    ),
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No certificates and no encryption; on loopback addresses only.")
@@ -50,7 +67,7 @@ Log = Annotated[
 
 
 def _a_port(text: str | None) -> str | None:
-    if text is not None and not text.rpartition(":")[2].isdigit():
+    if text is not None and not _is_port(text.rpartition(":")[2]):
         raise typer.BadParameter(f"expected a port such as 9100, or host:port, got {text!r}")
     return text
 

@@ -43,7 +43,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
         file.write(bytes([byte]))
 
 
-# --- what a finished node has written ------------------------------------------------------------------------
+# --- what a finished node has written ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

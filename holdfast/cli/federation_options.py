@@ -80,7 +80,15 @@ Monitor = Annotated[
         help="Serve a status page, /health and Prometheus /metrics; on 127.0.0.1 unless HOST says otherwise.",
     ),
 ]
-Days = Annotated[float, typer.Option(help="How long certificates are valid.")]
+
+
+def _days(days: float) -> float:
+    if not 0 < days <= 3650:  # no longer than the authority; also refuses NaN
+        raise typer.BadParameter(f"expected more than 0 and at most 3650 days, got {days:g}")
+    return days
+
+
+Days = Annotated[float, typer.Option(callback=_days, help="How long certificates are valid.")]
 Asker = Annotated[str | None, typer.Option("--name", help="Whose certificate to show; the first there is.")]
 OrderFile = Annotated[Path | None, typer.Option("--output", "-o", help="Where the signed order is written.")]
 Who = Annotated[list[str], typer.Argument(metavar="NAME...", help="The member, or several at once.")]

@@ -45,7 +45,7 @@ def _heads(folder: Path, entries: list[dict[str, Any]], against: list[Path]) -> 
             except DamagedError:
                 continue  # the member itself says so
             yield state.name, Head(*saved.header.notes["audit"])
-    member = next((entry["member"] for entry in entries if entry["event"] == "begun"), None)
+    member = next((entry["member"] for entry in entries if "member" in entry), None)
     for other in against:
         seen = list(read_audit(other))
         if member is None or not any(entry.get("peer") == member for entry in seen):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.membership import latest_epoch
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import private_files, write_atomic
+from holdfast.core.json_text import json_text
+from holdfast.core.validation import explain, place
 from holdfast.data.columns import Columns
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.relay.switchboard import Switchboard, members_scope
@@ -214,7 +216,10 @@ def revoke_certificate(path: Path, name: str, serial: str | None, reason: str, f
             raise HoldfastError(f"{own} is missing: say which certificate, by --serial")
         serial = serial_of(own.read_bytes())
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    entry = Revoked(name=name, serial=serial.replace(":", "").upper(), time=now, reason=reason)
+    try:
+        entry = Revoked(name=name, serial=serial.replace(":", "").upper(), time=now, reason=reason)
+    except ValidationError as error:
+        raise HoldfastError(f"--{place(error.errors()[0]['loc'])}: {explain(error)}") from None
     wrote = revoke(target, entry, federation.coordinator)
     print(f"wrote {wrote}: the certificate {entry.serial} of {name} is revoked")
     print("send it to every member, who puts it into its folder of certificates; running members take it up")
@@ -250,7 +255,7 @@ def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: b
             credentials = load_credentials(folder, asker, federation.coordinator)
     told = asyncio.run(_ask_all(federation, asker, credentials, scope))
     if as_json:
-        print(json.dumps(told, indent=2))
+        print(json_text(told, indent=2))
         return
     Console(markup=False, emoji=False).print(_status_table(federation, told))  # others' words
 

@@ -30,8 +30,25 @@ Certs = Annotated[
         "--certs", help="Folder with ca.crt, NAME.crt and NAME.key; by default certs/ beside the file."
     ),
 ]
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) <= 65535
+
+
+def _an_address(text: str | None) -> str | None:
+    host, _, port = (text or "").rpartition(":")
+    if text is not None and not (host and _is_port(port)):
+        raise typer.BadParameter(f"expected host:port, such as 0.0.0.0:7001, got {text!r}")
+    return text
+
+
 Listen = Annotated[
-    str | None, typer.Option(help="host:port to listen on, where it differs from the address in the file.")
+    str | None,
+    typer.Option(
+        callback=_an_address,
+        help="host:port to listen on, where it differs from the address in the file.",
+    ),
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No certificates and no encryption; on loopback addresses only.")
@@ -50,7 +67,7 @@ Log = Annotated[
 
 
 def _a_port(text: str | None) -> str | None:
-    if text is not None and not text.rpartition(":")[2].isdigit():
+    if text is not None and not _is_port(text.rpartition(":")[2]):
         raise typer.BadParameter(f"expected a port such as 9100, or host:port, got {text!r}")
     return text
 
@@ -63,7 +80,15 @@ Monitor = Annotated[
         help="Serve a status page, /health and Prometheus /metrics; on 127.0.0.1 unless HOST says otherwise.",
     ),
 ]
-Days = Annotated[float, typer.Option(help="How long certificates are valid.")]
+
+
+def _days(days: float) -> float:
+    if not 0 < days <= 3650:  # no longer than the authority; also refuses NaN
+        raise typer.BadParameter(f"expected more than 0 and at most 3650 days, got {days:g}")
+    return days
+
+
+Days = Annotated[float, typer.Option(callback=_days, help="How long certificates are valid.")]
 Asker = Annotated[str | None, typer.Option("--name", help="Whose certificate to show; the first there is.")]
 OrderFile = Annotated[Path | None, typer.Option("--output", "-o", help="Where the signed order is written.")]
 Who = Annotated[list[str], typer.Argument(metavar="NAME...", help="The member, or several at once.")]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.core.errors import TRY_LATER, HoldfastError
 from holdfast.core.files import private_files, write_atomic
 from holdfast.engines.deploy.agreement import Decision
-from holdfast.engines.deploy.epochs import Epoch, Order, check_change, first_epoch, led_epoch
+from holdfast.engines.deploy.epochs import Epoch, Order, check_change, led_epoch
 from holdfast.engines.deploy.federation import NodeConfig
+from holdfast.engines.deploy.member.history import History
 from holdfast.engines.deploy.member.membership_links import MembershipLinks
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.signing import load_key, sign
@@ -44,14 +46,15 @@ def change_members(
     ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
     """
     coordinator = Coordinator(path, certs, asker, insecure)
-    now, replies = coordinator.look(folder)
+    history, replies = coordinator.look(folder)
+    now = history.epoch
     nodes = [_node(coordinator.file, now, change, member, samples) for member in members]
     names = list(dict.fromkeys(node.name for node in nodes))
     order = Order(
         federation=coordinator.file.id, epoch=now.number, change=change, node=nodes[0], also=names[1:]
     )
     _foresee(coordinator.file, now, order)
-    coordinator.give(order, now, replies, output or path.parent / f"{change}-{'-'.join(names)}.json")
+    coordinator.give(order, history, replies, output or path.parent / f"{change}-{'-'.join(names)}.json")
 
 
 @private_files()
@@ -70,15 +73,18 @@ def roll_members_back(
     ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
     """
     coordinator = Coordinator(path, certs, asker, insecure)
-    now, replies = coordinator.look(folder)
-    kept = [set(its.rounds) for reply in replies if (its := reply.standing) is not None and its.rounds]
-    if kept and to not in (common := set.intersection(*kept)):
-        rounds = ", ".join(map(str, sorted(common))) or "none"
+    history, replies = coordinator.look(folder)
+    kept = [its for reply in replies if (its := reply.standing) is not None and its.newest is not None]
+    if kept and not all(its.has(to) for its in kept):
+        newest = min(its.newest for its in kept if its.newest is not None)
+        named = {*(round for its in kept for round in its.earlier), *range(max(newest - 20, 0), newest + 1)}
+        rounds = ", ".join(str(round) for round in sorted(named) if all(its.has(round) for its in kept))
+        rounds = rounds or "none"
         raise HoldfastError(
             f"--to {to}: choose a round whose models all have kept (limits.snapshots): {rounds}"
         )
-    order = Order(federation=coordinator.file.id, epoch=now.number, change="rollback", to=to)
-    coordinator.give(order, now, replies, output or path.parent / f"rollback-{to}.json")
+    order = Order(federation=coordinator.file.id, epoch=history.epoch.number, change="rollback", to=to)
+    coordinator.give(order, history, replies, output or path.parent / f"rollback-{to}.json")
 
 
 class NobodyError(HoldfastError):
@@ -105,30 +111,31 @@ class Coordinator:
             None if insecure else load_credentials(self.folder, self.asker, self.file.coordinator)
         )
 
-    def look(self, folder: Path | None) -> tuple[Epoch, list[Reply]]:
-        """The epoch under way, from ``folder`` if nobody can be reached, and what those say who are in it."""
-        told = [answer for answer in self._tell(None, first_epoch(self.file)).values() if answer is not None]
-        now = max((epoch for epoch, _ in told), key=lambda epoch: epoch.number, default=None)
-        if now is None and folder is not None:
+    def look(self, folder: Path | None) -> tuple[History, list[Reply]]:
+        """All epochs so far, from ``folder`` if nobody can be reached; what those say who are in the last."""
+        told = self._tell(None, []).values()
+        latest = max((history for history, _ in told), key=lambda its: its.epoch.number, default=None)
+        if latest is None and folder is not None:
             if not (folder / "membership").is_dir():
                 raise HoldfastError(f"--dir: {folder} is not the folder of a member whose members may change")
-            now = [first_epoch(self.file), *(d.epoch for d in read_decisions(folder / "membership"))][-1]
-        if now is None:
+            latest = History(self.file, self.credentials, read_decisions(folder / "membership"))
+        if latest is None:
             raise NobodyError("no member could be reached: start them, or give the folder of one with --dir")
-        return now, [reply for epoch, reply in told if epoch.number == now.number]
+        number = latest.epoch.number
+        return latest, [reply for history, reply in told if history.epoch.number == number]
 
-    def give(self, order: Order, now: Epoch, replies: list[Reply], output: Path) -> None:
+    def give(self, order: Order, history: History, replies: list[Reply], output: Path) -> None:
         """Signs ``order``, writes it to ``output``, and tells everybody who is there.
 
         It takes the place of all that ``replies`` name for this epoch, which nobody has carried out.
         """
-        key, known = load_key(self.folder), [reply.order for reply in replies if reply.order is not None]
-        before = [other for other in known if other.epoch == now.number]
+        key, now = load_key(self.folder), history.epoch
+        before = [other for reply in replies if (other := _given(history, reply)) is not None]
         number = max((other.number + 1 for other in before), default=0)
         order = order.model_copy(update={"number": number})
         order = order.model_copy(update={"signature": sign("membership", order.document, key)})
         write_atomic(output, order.model_dump_json().encode() + b"\n")
-        answers = {name: answer for name, answer in self._tell(order, now).items() if answer is not None}
+        answers = self._tell(order, history.decisions)
         took = sorted(answers)
         print(f"wrote {output}: {order.summary}, in epoch {now.number} of {len(now.nodes)} nodes")
         for summary in sorted({other.summary for other in before if other.document != order.document}):
@@ -136,15 +143,26 @@ class Coordinator:
         print(f"told {', '.join(took) or 'nobody'}; they tell the others, and change at a round's border")
         print("where nobody can be told over the network, copy it to node-NAME/membership/order.json there")
         for _, reply in answers.values():
-            other = reply.order
-            if other is not None and other.epoch == now.number and other.document != order.document:
+            other = _given(history, reply)
+            if other is not None and other.document != order.document:
                 raise NobodyError(
                     f"another order was given at the same time, and counts: {other.summary}. Once that is "
                     "done, run the same command again"
                 )
 
-    def _tell(self, order: Order | None, now: Epoch) -> dict[str, tuple[Epoch, Reply] | None]:
-        return asyncio.run(_tell(self.file, self.asker, self.credentials, order, now))
+    def _tell(self, order: Order | None, decisions: list[Decision]) -> dict[str, tuple[History, Reply]]:
+        return asyncio.run(_tell(self.file, self.asker, self.credentials, order, decisions))
+
+
+def _given(history: History, reply: Reply) -> Order | None:
+    """The order for the latest epoch that a member knows of, if the coordinator has given it."""
+    if reply.order is None or reply.order.epoch != history.epoch.number:
+        return None
+    try:
+        history.check_order(reply.order)
+    except HoldfastError:
+        return None
+    return reply.order
 
 
 def _node(file: FederationFile, now: Epoch, change: Change, member: str, samples: int | None) -> NodeConfig:
@@ -185,31 +203,41 @@ def _with_certificate(file: FederationFile, folder: Path, insecure: bool) -> str
 
 def latest_epoch(file: FederationFile, asker: str, credentials: Credentials | None) -> Epoch | None:
     """The epoch under way, as far as the members of the file know who can be reached; None: none can."""
-    told = asyncio.run(_tell(file, asker, credentials, None, first_epoch(file))).values()
-    return max((answer[0] for answer in told if answer), key=lambda epoch: epoch.number, default=None)
+    told = asyncio.run(_tell(file, asker, credentials, None, [])).values()
+    return max((history.epoch for history, _ in told), key=lambda epoch: epoch.number, default=None)
 
 
 async def _tell(
-    file: FederationFile, asker: str, credentials: Credentials | None, order: Order | None, now: Epoch
-) -> dict[str, tuple[Epoch, Reply] | None]:
-    """Tells everybody an order, if there is one; the epoch that each is in, and its answer, if any."""
-    federation = file.in_epoch(now)
+    file: FederationFile,
+    asker: str,
+    credentials: Credentials | None,
+    order: Order | None,
+    decisions: list[Decision],
+) -> dict[str, tuple[History, Reply]]:
+    """Tells everybody an order, if there is one; all epochs that each can show, and its answer.
+
+    ``decisions``: those that are known. What a member shows is checked: it may want to be no part of it.
+    """
+    federation = file.in_epoch(History(file, credentials, decisions).epoch)
     members = [federation.server] if federation.server is not None else federation.node
     links = MembershipLinks(file, asker, credentials, Events(asker, silence))
     links.open()
 
-    async def tell(name: str) -> tuple[Epoch, Reply] | None:
-        epoch = now
+    async def tell(name: str) -> tuple[History, Reply] | None:
+        history = History(file, credentials, list(decisions))
         while True:  # a member tells about a few epochs at a time
-            word = Word(federation=file.id, epoch=epoch.number, incarnation="", order=order)
+            word = Word(federation=file.id, epoch=history.epoch.number, incarnation="", order=order)
             reply = await links.ask(federation, name, word, TIMEOUT)
             if reply is None:
                 return None
-            later: list[Decision] = [d for d in reply.decisions if d.epoch.number > epoch.number]
-            if not later:
-                return epoch, reply
-            epoch = later[-1].epoch
+            try:
+                if not history.follow(reply.decisions):
+                    return history, reply
+            except HoldfastError as error:
+                print(f"{name} is not believed: {error}", file=sys.stderr)
+                return None
 
     answers = await asyncio.gather(*(tell(member.name) for member in members))
     await links.close()
-    return {member.name: answer for member, answer in zip(members, answers, strict=True)}
+    told = zip(members, answers, strict=True)
+    return {member.name: answer for member, answer in told if answer is not None}

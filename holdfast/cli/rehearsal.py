@@ -62,7 +62,7 @@ def rehearse(
         if any(folder.iterdir()) and not (folder / "federation.toml").exists():
             raise HoldfastError(f"--fresh: {folder} is not the folder of a rehearsal; delete it yourself")
         shutil.rmtree(folder)
-    raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     if not (folder / "federation.toml").exists():
         folder.mkdir(parents=True, exist_ok=True)
         if not (data and names_code(data)):

@@ -12,6 +12,9 @@ TRY_LATER = 75  # the same command, later
 REFUSED = 77  # by this site, or by another member
 
 
+LONGEST_NAME = 100  # characters of an unknown one that are quoted
+
+
 class HoldfastError(ValueError):
     """A mistake in what the user gave us. ``str(error)`` is one line, fit for a terminal."""
 
@@ -31,9 +34,10 @@ def printable(text: str) -> str:
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> HoldfastError:
     """An error for a name that does not exist, with the nearest one that does."""
-    names = sorted(allowed)
-    hint = did_you_mean(given, names)
-    return HoldfastError(f"unknown {kind} {given!r}: {hint}choose from {', '.join(names) or 'nothing'}")
+    names, shown = sorted(allowed), repr(given)
+    shown = shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
+    hint = did_you_mean(given[:LONGEST_NAME], names)
+    return HoldfastError(f"unknown {kind} {shown}: {hint}choose from {', '.join(names) or 'nothing'}")
 
 
 def did_you_mean(given: str, names: Iterable[str]) -> str:

@@ -159,7 +159,7 @@ def read_experiment(path: Path | None, overrides: list[str]) -> dict[str, Any]:
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The tables in ``path``, which is to be ``what``."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except OSError as error:
         raise HoldfastError(f"cannot read {what} {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and lists as deep

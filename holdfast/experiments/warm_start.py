@@ -32,8 +32,14 @@ def digest_of(path: Path) -> str:
 
 def load_start(module: nn.Module, path: Path) -> None:
     """Has ``module`` start from the model in ``path``; running statistics may be missing."""
+    tensors, own = read_start(path), module.state_dict()
+    for name, tensor in tensors.items():
+        if name in own and tensor.is_floating_point() != own[name].is_floating_point():
+            raise HoldfastError(f"start: {path} does not fit the model: {name!r} is of type {tensor.dtype}")
+        if not tensor.isfinite().all():
+            raise HoldfastError(f"start: {path}: {name!r} has numbers that are not finite; choose another")
     try:
-        missing, unexpected = module.load_state_dict(read_start(path), strict=False)
+        missing, unexpected = module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:  # other shapes
         raise HoldfastError(
             f"start: {path} does not fit the model: {str(error).splitlines()[-1].strip()}"

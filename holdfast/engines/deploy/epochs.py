@@ -126,12 +126,11 @@ class Standing(Checked):
     newest: Number | None = None
     earlier: list[Number] = Field(default=[], max_length=1000)  # and these, kept to go back to
 
-    @property
-    def rounds(self) -> list[int]:
-        """After which it has its model."""
+    def has(self, round: int) -> bool:
+        """Whether it has its model after that round; what others claim may be any number of rounds."""
         if self.oldest is None or self.newest is None:
-            return []
-        return [*self.earlier, *range(self.oldest, self.newest + 1)]
+            return False
+        return self.oldest <= round <= self.newest or round in self.earlier
 
 
 def first_epoch(federation: Federation) -> Epoch:
@@ -165,7 +164,7 @@ def next_epoch(
     if not (newest := [its.newest for its in known.values() if its.newest is not None]):
         return None
     first = min(newest) if order is None or order.to is None else order.to
-    fresh |= {name for name, its in known.items() if first not in its.rounds}
+    fresh |= {name for name, its in known.items() if not its.has(first)}
     places = {name: i for i, name in enumerate(now.names)}  # who is replaced keeps its own
     nodes = sorted([*staying, *newcomers], key=lambda node: places.get(node.name, len(places)))
     joined = [node.name for node in nodes if node.name in fresh]

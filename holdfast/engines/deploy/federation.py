@@ -85,7 +85,8 @@ class MembershipConfig(Section):
     """That members may change while the federation runs, see ``Epoch``; all agree on it."""
 
     # Seconds after which members go on without one that they do not hear of; None: only if they are told to.
-    remove_after: Annotated[Positive | None, BeforeValidator(_seconds)] = None
+    # Within a second, members that are there would be left out in the time that a question takes.
+    remove_after: Annotated[Annotated[Positive, Field(ge=1)] | None, BeforeValidator(_seconds)] = None
     minimum: Count = 2  # nodes; with fewer they do not go on
     rejoin: bool = False  # whether who was left out so may come back by itself, also with an empty folder
 

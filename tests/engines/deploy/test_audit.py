@@ -110,6 +110,30 @@ def test_the_command_checks_and_prints(run: DeployedRun, tmp_path: Path) -> None
     assert (found.code, "lines at the end are missing" in found.err) == (65, True)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "{}",
+        '{"event": "sent", "time": "now", "bytes": "many"}',
+        '{"event": 1, "time": 2}',
+        '{"event": "begun", "time": "now", "member": ["a"]}',
+        '{"time": "now", "event": ' + "[" * 60_000,
+    ],
+)
+def test_a_last_line_that_no_member_writes_is_one_line_of_complaint(changed: str, tmp_path: Path) -> None:
+    """The chain does not show it: nothing comes after the last line."""
+    log = AuditLog(tmp_path)
+    log.note("begun", member="a")
+    log.close()
+    follows = f'"n": 1, "previous": "{log.head.hash}"'
+    with (tmp_path / "audit.jsonl").open("a") as file:
+        file.write(changed.replace("{", "{" + follows + (", " if changed != "{}" else ""), 1) + "\n")
+    outcome = holdfast("federation", "audit", tmp_path)
+    assert outcome.code == 65
+    assert outcome.err.count("\n") == 1
+    assert "audit.jsonl, line 2: it " in outcome.err
+
+
 def test_a_log_that_was_written_anew_contradicts_what_others_saw(tmp_path: Path) -> None:
     log = AuditLog(tmp_path)
     log.note("sent", peer="b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -40,6 +41,32 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
         byte = file.read(1)[0] ^ 1 << bit
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte]))
+
+
+# --- what a finished node has written ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("model.safetensors", None), ("model.safetensors", b""), ("report.json", b""), ("report.json", b"null")],
+)
+def test_damaged_results_of_a_finished_node_are_written_again(
+    file: str, content: bytes | None, finished: DeployedRun, tmp_path: Path
+) -> None:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    folder = tmp_path / "run" / "a"
+    good = (folder / "model.safetensors").read_bytes()
+    if content is None:  # the last number of the model
+        flip(folder / file, -1)
+    else:
+        (folder / file).write_bytes(content)
+    run = DeployedRun(finished.federation, tmp_path / "run")
+    with run.member("a") as a:  # by itself: the others are gone
+        assert torch.equal(a.run(), finished.models["a"])
+    assert (folder / "model.safetensors").read_bytes() == good
+    assert json.loads((folder / "report.json").read_text())["metrics"] == finished.members["a"].metrics
+    complaints = [entry for entry in run.log if entry["event"] == "a file is damaged"]
+    assert [str(folder / file) in entry["reason"] for entry in complaints] == [True]
 
 
 # --- every flipped bit is noticed -------------------------------------------------------------------------

@@ -14,15 +14,28 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
+import safetensors.torch
+import tomli_w
+import torch
 from command_line import holdfast
-from federation_runs import PATIENCE, DeployedRun, describe, free_ports, make_data, write_federation
+from federation_runs import (
+    CLASSES,
+    PATIENCE,
+    SHAPE,
+    DeployedRun,
+    describe,
+    free_ports,
+    make_data,
+    write_federation,
+)
 
 from holdfast.cli.node import monitor_page
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import MISCONFIGURED, HoldfastError
 from holdfast.engines.deploy.member.network import NetworkThread
 from holdfast.engines.deploy.ops.monitor import serve_monitor
 from holdfast.engines.deploy.storage.store import message_key, message_name
@@ -76,6 +89,8 @@ SERVER = {"topology": "server"}
         ({"algorithm": {"name": "local-gecl", "lr": 0.1, "\x1b[2J": 1}}, "unknown key in algorithm"),
         ({"\x1b[2J": 1}, r"'\x1b[2J'"),
         ({"node": [{"name": "a"}, {"name": "b", "address": "h:1"}]}, "a: others have to reach it"),
+        ({"membership": {"remove_after": 0.2}}, "remove_after: should be greater than or equal to 1"),
+        ({"algorithm": {"name": "x" * 100_000}}, f"unknown algorithm '{'x' * 96}...: choose from"),
     ],
 )
 def test_mistakes_in_the_file_are_one_line_that_helps(changes: dict, complaint: str) -> None:
@@ -92,6 +107,60 @@ def test_mistakes_in_the_file_are_one_line_that_helps(changes: dict, complaint: 
     assert complaint in str(error.value)
     assert str(error.value).startswith("federation.toml: ")
     assert "\n" not in str(error.value)
+
+
+def test_a_byte_order_mark_and_other_line_ends_make_no_difference(tmp_path: Path) -> None:
+    text = tomli_w.dumps(describe(GECL))
+    for name, content in {"plain": text, "marked": "\ufeff" + text.replace("\n", "\r\n")}.items():
+        (tmp_path / name).write_bytes(content.encode())
+    assert read_federation(tmp_path / "plain").id == read_federation(tmp_path / "marked").id
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda t: t * torch.nan, "'1.bias' has numbers that are not finite"),
+        (lambda t: t.to(torch.int32), "'1.bias' is of type torch.int32"),
+        (lambda t: t.to(torch.complex64), "'1.bias' is of type torch.complex64"),
+        (lambda t: t[:1], "does not fit the model: size mismatch"),
+    ],
+)
+def test_a_federation_does_not_start_from_numbers_that_are_no_model(
+    change: Callable[[torch.Tensor], torch.Tensor],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tensors = {"1.bias": torch.zeros(CLASSES), "1.weight": torch.zeros(CLASSES, SHAPE)}
+    safetensors.torch.save_file(tensors, "start.safetensors")
+    federation = make_federation(describe(GECL) | {"start": "start.safetensors"}, "")
+    federation.module()
+    changed = {name: change(tensor).contiguous() for name, tensor in tensors.items()}
+    safetensors.torch.save_file(changed, "start.safetensors")
+    with pytest.raises(HoldfastError, match=complaint):
+        federation.module()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["certs", "--days", "nan"], "expected more than 0 and at most 3650 days"),
+        (["certs", "--days", "1e308"], "expected more than 0 and at most 3650 days"),
+        (["sign", "--days", "0"], "expected more than 0 and at most 3650 days"),
+        (["revoke", "a", "--serial", "zz"], "--serial: should match pattern"),
+        (["revoke", "a", "--serial", "1", "--reason", "x" * 300], "--reason: should have at most 200"),
+    ],
+)
+def test_mistakes_about_certificates_are_one_line(
+    arguments: list[str], complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "federation.toml"
+    path.write_text(tomli_w.dumps(describe(GECL) | {"coordinator": "0" * 64}))
+    outcome = holdfast("federation", arguments[0], path, *arguments[1:])
+    assert outcome.code == MISCONFIGURED
+    assert complaint in " ".join(outcome.err.replace("│", " ").split())
+    assert not (tmp_path / "certs").exists()
 
 
 def test_the_id_covers_what_members_must_agree_on_and_nothing_else() -> None:

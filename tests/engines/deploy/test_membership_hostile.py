@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import tomli_w
+from command_line import holdfast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from epoch_runs import Threads
+from epoch_runs import Threads, epochs_of
 from federation_runs import PATIENCE, describe
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy import signing
 from holdfast.engines.deploy.agreement import Decision
-from holdfast.engines.deploy.epochs import Epoch, Order, check_change
+from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, next_epoch
 from holdfast.engines.deploy.federation import MembershipConfig, NodeConfig
 from holdfast.engines.deploy.member import keeper
 from holdfast.engines.deploy.wire.authority import make_certificates
 from holdfast.engines.deploy.wire.credentials import load_credentials
-from holdfast.engines.deploy.wire.membership import Word, check_vote, sign_vote
+from holdfast.engines.deploy.wire.membership import Reply, Word, check_vote, sign_vote
 from holdfast.engines.deploy.wire.protocol import SERVICE
 from holdfast.experiments.federation import make_federation
 
@@ -147,3 +152,60 @@ def test_no_epoch_begins_after_the_last_round(tmp_path: Path) -> None:
         a.voter.check(late)
     threads.limit = 9
     threads.end()
+
+
+def test_a_member_that_claims_all_rounds_there_could_be_takes_no_memory() -> None:
+    liar = Standing(incarnation="0" * 16, oldest=0, newest=2**31 - 1)
+    honest = Standing(incarnation="1" * 16, oldest=2, newest=4)
+    tracemalloc.start()
+    value = next_epoch(NOW, {"a": liar, "b": honest, "d": honest}, ["c"], None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert value is not None
+    assert (value.first, value.names) == (4, ["a", "b", "d"])
+    assert peak < 10**6
+
+
+def _lie(about: str, threads: Threads) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    """What a answers about membership; each of these once kept the coordinator from removing it."""
+
+    def epochs(text: bytes, _: grpc.ServicerContext) -> bytes:
+        """There is always a later epoch, decided by nobody."""
+        number = Word.model_validate_json(text).epoch + 1
+        shown = Decision(epoch=NOW.model_copy(update={"number": number}), ballot=(1, "a"), votes={})
+        shown = shown if number < 50 else shown.model_copy(update={"epoch": NOW})  # for a test that fails
+        return Reply(epoch=number, decisions=[shown]).model_dump_json().encode()
+
+    def orders(text: bytes, _: grpc.ServicerContext) -> bytes:
+        """There is an order with the highest number of all, signed by nobody."""
+        forged = Order(federation=threads.file.id, epoch=0, change="remove", node=NodeConfig(name="b"))
+        forged = forged.model_copy(update={"number": 2**31 - 1})
+        return Reply(epoch=0, order=forged).model_dump_json().encode()
+
+    return {"epochs": epochs, "orders": orders}[about]
+
+
+@pytest.mark.parametrize("about", ["epochs", "orders"])
+def test_a_member_cannot_keep_the_coordinator_from_removing_it(about: str, tmp_path: Path) -> None:
+    key = signing.make_key(tmp_path / "certs")
+    raw = describe(GECL, 3, 8, membership={}, dtype="float64", coordinator=signing.public_key(key))
+    path = tmp_path / "federation.toml"
+    path.write_text(tomli_w.dumps(raw))
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    method = grpc.unary_unary_rpc_method_handler(_lie(about, threads))
+    handlers = grpc.method_handlers_generic_handler(SERVICE, {"Membership": method})
+    liar = grpc.server(ThreadPoolExecutor(2), handlers=[handlers])
+    liar.add_secure_port(threads.file.member("a").address, threads.credentials("a").for_server())
+    liar.start()
+    for name in "bc":
+        threads.start(name)
+    threads.until(lambda: all(name in threads.members for name in "bc"))
+    outcome = holdfast("federation", "remove", path, "a", "--name", "b")
+    assert outcome.code == 0, outcome
+    assert "remove a, in epoch 0 of 3 nodes" in outcome.out
+    assert ("told b, c;" if about == "epochs" else "told a, b, c;") in outcome.out
+    assert ("a is not believed: " in outcome.err) == (about == "epochs")
+    threads.end()
+    liar.stop(0)
+    assert threads.errors == {}
+    assert [epoch.names for epoch in epochs_of(tmp_path / "b")] == [["b", "c"]]

@@ -8,7 +8,9 @@ import logging
 import re
 import shutil
 import socket
+import struct
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +22,7 @@ from typing import Any
 
 import pytest
 import yaml
+from command_line import holdfast
 from federation_runs import (
     PATIENCE,
     DeployedRun,
@@ -34,9 +37,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.cli.node import monitor_page
 from holdfast.core.errors import DAMAGED, MISCONFIGURED, REFUSED, TRY_LATER, HoldfastError
+from holdfast.engines.deploy.member.status import blank_status
 from holdfast.engines.deploy.ops.audit import AuditError
-from holdfast.engines.deploy.ops.events import Events, nothing_but_entries
-from holdfast.engines.deploy.ops.monitor import health, serve_monitor
+from holdfast.engines.deploy.ops.events import Events, json_lines, nothing_but_entries
+from holdfast.engines.deploy.ops.monitor import MOST_READERS, health, serve_monitor
 from holdfast.engines.deploy.storage.messages import BeyondRepairError, DamagedError
 from holdfast.engines.deploy.storage.scarcity import NoRoomError
 from holdfast.engines.deploy.wire.dialling import RefusedForGoodError, WaitLimitError
@@ -91,6 +95,61 @@ def test_warnings_and_what_libraries_log_become_entries() -> None:
             warnings.warn("careful", UserWarning, stacklevel=1)
     assert [entry["by"] for entry in entries] == ["some.library", "py.warnings"]
     assert entries[0]["text"] == "a line\\nand another"
+
+
+def test_figures_that_are_not_finite_are_null_in_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"local_loss": float("inf"), "test_loss": float("nan"), "accuracy": 0.5}
+    Events("a", json_lines).log("round done", metrics=figures, norms=[1.0, -float("inf")])
+    entry = json.loads(capsys.readouterr().err, parse_constant=pytest.fail)
+    assert entry["metrics"] == {"local_loss": None, "test_loss": None, "accuracy": 0.5}
+    assert entry["norms"] == [1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [("--listen", each) for each in ("nonsense", ":", "127.0.0.1:", "127.0.0.1:99999", "h:-5", "h:²")]
+    + [("--monitor", each) for each in ("99999", "h:²", "²", "h:")],
+)
+def test_ports_that_there_are_not_are_refused_before_anything_starts(
+    option: str, given: str, tmp_path: Path
+) -> None:
+    outcome = holdfast("node", tmp_path / "none.toml", "--name", "a", "--data", "a.npz", option, given)
+    assert outcome.code == MISCONFIGURED
+    assert f"Invalid value for '{option}'" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_a_page_whose_port_is_taken_can_be_tried_later() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(HoldfastError, match="--monitor: cannot serve on") as refused,
+    ):
+        serve_monitor(dict, taken.getsockname()[1])
+    assert refused.value.exit_code == TRY_LATER
+
+
+def test_readers_that_say_nothing_or_go_away_do_not_use_up_the_page(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("holdfast.engines.deploy.ops.monitor.LONGEST_READ", 1.0)
+    federation, before = make_federation(describe(GECL, nodes=2), "test"), threading.active_count()
+    server = serve_monitor(lambda: {**blank_status(federation, "a"), "phase": "x" * 10_000_000}, 0)
+    address = ("127.0.0.1", server.server_address[1])
+    silent = [socket.create_connection(address) for _ in range(3 * MOST_READERS)]
+    gone = socket.create_connection(address)
+    gone.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not a farewell
+    gone.close()
+    with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/health", timeout=PATIENCE) as answer:
+        assert json.load(answer)["healthy"]
+    assert threading.active_count() < before + MOST_READERS + 20
+    for connection in silent:  # each is ended, also those for which there was room
+        connection.settimeout(PATIENCE)
+        assert not connection.recv(1)
+        connection.close()
+    server.shutdown()
+    server.server_close()
+    assert not capfd.readouterr().err
 
 
 def test_health_and_figures_by_peer(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -38,8 +37,8 @@ from holdfast.engines.deploy.member.statistics import averaged, statistics_like
 from holdfast.engines.deploy.member.template import channel_slots, new_carrier, state_template
 from holdfast.engines.deploy.member.transport import Transport
 from holdfast.engines.deploy.site import Site
-from holdfast.engines.deploy.storage.messages import Header, MessageFile
-from holdfast.engines.deploy.storage.results import read_model, write_model
+from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile
+from holdfast.engines.deploy.storage.results import read_results, write_model
 from holdfast.engines.deploy.storage.store import message_key, remove
 from holdfast.problem.statistics import from_moments
 
@@ -76,9 +75,7 @@ class Node(Member):
 
     def _run_on(self) -> Tensor:
         """From what is saved to the end."""
-        if (self.folder / "report.json").exists():  # the server may be gone since
-            model = self._read_results()
-        else:
+        if (model := self._read_results()) is None:
             begun = "resuming" if self.done > self.federation.first_round else "starting"
             self.events.log(begun, round=self.done)
             model = self._train()
@@ -247,7 +244,7 @@ class Node(Member):
         complete = self._complete([row.to(problem.x0) for row in rows.values()])
         for name, row in zip(rows, complete, strict=True):
             self.insist(partial(write_model, self.folder, problem.model, row, notes, name))
-        write_report(self)
+        write_report(self, rows)
 
     def _complete(self, rows: list[Tensor]) -> list[Tensor]:
         """Finished models [d] with BatchNorm's statistics, if any: the node's own, or everybody's average.
@@ -264,10 +261,20 @@ class Node(Member):
         self.measure(complete[:1])
         return list(complete)
 
-    def _read_results(self) -> Tensor:
+    def _read_results(self) -> Tensor | None:
+        """The model, [d], of a node that has finished: the server may be gone since.
+
+        None if it has not, or if a file is damaged: then the model comes from the state, or from the server.
+        """
+        if not (self.folder / "report.json").exists():
+            return None
+        try:
+            model, self.metrics = read_results(self.folder, self.site.problem.model)
+        except DamagedError as error:
+            self.events.complain("a file is damaged", reason=f"{error}: it is written again")
+            return None
         self.done = self.federation.rounds
-        self.metrics = json.loads((self.folder / "report.json").read_text())["metrics"]
-        return read_model(self.folder, self.site.problem.model).to(self.x0)
+        return model.to(self.x0)
 
     def status(self) -> dict[str, Any]:
         """Also what was spent of a privacy budget, which does not depend on the data."""

@@ -100,6 +100,6 @@ class Proposer:
         voter = self.keeper.voter
         before, standing, order = voter.ledger.vote.value, voter.standing, voter.order
         first = standing.newest if order is None or order.to is None else order.to
-        if before is not None or first is None or first not in standing.rounds:
+        if before is not None or first is None or not standing.has(first):
             return before
         return led_epoch(voter.epoch, first, lost, order, self._back())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from holdfast.core.files import write_json
 from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.member.base import Member
 from holdfast.engines.deploy.member.waiting import Stopped
-from holdfast.engines.deploy.storage.results import Status
+from holdfast.engines.deploy.storage.results import Status, digests
 
 T = TypeVar("T")
 
@@ -35,8 +35,11 @@ def record_round(member: Member, done: int, work: Work, links: int) -> None:
     member.insist(lambda: member.record.conclude("running", done, member.seconds))
 
 
-def write_report(member: Member) -> None:
-    """``report.json``: what taking part has cost, for the member's own people, and its own figures."""
+def write_report(member: Member, models: Iterable[str] = ()) -> None:
+    """``report.json``: what taking part has cost, for the member's own people, and its own figures.
+
+    ``models``: under which names its models are written; what they are like goes in as well.
+    """
     costs = member.costs
     report = member.status() | {
         "seconds": round(costs.seconds, 3),
@@ -44,6 +47,7 @@ def write_report(member: Member) -> None:
         "compute_seconds": round(costs.seconds - costs.waiting - costs.saving, 3),
         "delivery_bytes": costs.delivery_bytes,
         "metrics": member.metrics,
+        "models": digests(member.folder, models),
     }
     member.insist(lambda: write_json(member.folder / "report.json", report))
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy import signing
-from holdfast.engines.deploy.agreement import MOST_AHEAD, Decision, Signed, Vote, is_majority
-from holdfast.engines.deploy.epochs import Epoch, Order, Standing, check_change, first_epoch
+from holdfast.engines.deploy.agreement import MOST_AHEAD, Decision, Signed, Vote
+from holdfast.engines.deploy.epochs import Epoch, Order, Standing, first_epoch
 from holdfast.engines.deploy.federation import Federation, NodeConfig
+from holdfast.engines.deploy.member.history import History
 from holdfast.engines.deploy.member.statistics import diameter
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.kept_models import KeptModels
 from holdfast.engines.deploy.storage.ledger import Ledger
 from holdfast.engines.deploy.wire.credentials import Credentials
-from holdfast.engines.deploy.wire.membership import MOST_DECISIONS, Reply, Word, check_vote, sign_vote
+from holdfast.engines.deploy.wire.membership import MOST_DECISIONS, Reply, Word, sign_vote
 
 
 class Voter:
@@ -34,6 +34,7 @@ class Voter:
         self.file, self.name, self.folder, self.rules = file, name, folder, file.membership
         self.credentials, self.events, self.heard_of = credentials, events, heard_of
         self.ledger = Ledger(folder / "membership", first_epoch(file))
+        self.history = History(file, credentials, self.ledger.decisions)
         self.serves = file.server is not None and file.server.name == name
         if self.serves:
             self.ledger.remember(registered=True)
@@ -55,7 +56,7 @@ class Voter:
     @property
     def voters(self) -> list[str]:
         """Who decides about the next epoch: the server, or all nodes."""
-        return [self.file.server.name] if self.file.server is not None else self.epoch.names
+        return self.history.voters
 
     @property
     def admitted(self) -> bool:
@@ -95,12 +96,7 @@ class Voter:
     @property
     def former(self) -> dict[str, NodeConfig]:
         """Who was a member, is none now, and was not ordered away."""
-        known = {node.name: node for node in self.ledger.first.nodes}
-        for decision in self.ledger.decisions:
-            known |= {node.name: node for node in decision.epoch.nodes}
-            for name in () if (order := decision.epoch.order) is None else order.removed:
-                known.pop(name, None)
-        return {name: node for name, node in known.items() if name not in self.epoch.names}
+        return self.history.former
 
     @property
     def removal(self) -> Epoch | None:
@@ -191,33 +187,16 @@ class Voter:
 
     def check_order(self, order: Order) -> None:
         """Refuses what is no order of this federation's coordinator."""
-        if order.federation != self.file.id:
-            raise HoldfastError("an order for another federation")
-        if self.file.coordinator is None:
-            raise HoldfastError("an order, and the federation file names no coordinator's key")
-        if order.signature is None:
-            raise HoldfastError("an order that nobody has signed")
-        signing.verify("membership", order.document, order.signature, self.file.coordinator)
+        self.history.check_order(order)
 
     def check(self, after: Epoch) -> None:
         """Refuses an epoch that cannot follow the present one."""
-        if after.first > self.file.rounds:
-            raise HoldfastError(
-                f"epoch {after.number} from round {after.first} does not follow: there is none"
-            )
-        check_change(self.epoch, after, self.rules, self.former)
-        if after.order is not None:
-            self.check_order(after.order)
-        self.file.in_epoch(after)  # complains if there is no such network
+        self.history.check(after)
 
     def learn(self, decision: Decision) -> None:
         """The next epoch is decided: writes it down."""
         after, before, pending = decision.epoch, self.epoch, self.order
-        self.check(after)
-        if not is_majority(decision.votes, self.voters):
-            raise HoldfastError(f"epoch {after.number}: no majority has voted for it")
-        for name in set(decision.votes) & set(self.voters):
-            check_vote(self.credentials, self.file.id, name, decision.votes[name], decision)
+        self.history.check_decision(decision)
         self.ledger.decide(decision)
         self._take_up()
         self.events.log(

@@ -25,6 +25,7 @@ from holdfast.core.errors import DAMAGED, HoldfastError
 NAME = "audit.jsonl"
 BEGINNING = "0" * 64
 LONGEST_LINE = 1 << 16  # bytes
+KINDS = {"time": str, "event": str, "member": str, "peer": str, "digest": str, "head": str, "bytes": int}
 
 
 class Head(NamedTuple):
@@ -138,8 +139,12 @@ def read_audit(folder: Path) -> Iterator[dict[str, Any]]:
             try:
                 entry = json.loads(text)
                 chained = (entry["n"], entry["previous"]) == (number, previous)
-            except (ValueError, KeyError, TypeError):
-                entry, chained = {}, False
+                types = {key: KINDS[key] for key in KINDS.keys() & entry.keys()}
+                whole = {"time", "event"} <= entry.keys() and all(type(entry[k]) is types[k] for k in types)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                entry, chained, whole = {}, False, False
+            if chained and not whole:
+                raise AuditError(f"{path}, line {number + 1}: it was changed, no member writes such a line")
             if not chained:
                 raise AuditError(
                     f"{path}, line {number + 1}: it does not follow the line before; one of the two "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sys
@@ -16,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from holdfast.core.errors import printable
+from holdfast.core.json_text import json_text
 from holdfast.engines.deploy.ops.audit import AuditLog
 
 Level = Literal["info", "warning", "error"]
@@ -73,7 +73,7 @@ class Events:
 def json_lines(entry: dict[str, Any]) -> None:
     """Structured lines on standard error."""
     with suppress(OSError):  # a log on a full disk: the member itself waits for room, and says so later
-        print(json.dumps(entry), file=sys.stderr, flush=True)
+        print(json_text(entry), file=sys.stderr, flush=True)
 
 
 class _ToEvents(logging.Handler):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,7 +18,7 @@ from prometheus_client import CollectorRegistry, MetricsHandler
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import TRY_LATER, HoldfastError
 
 Status = Callable[[], dict[str, Any]]
 
@@ -77,6 +82,54 @@ def health(status: dict[str, Any]) -> dict[str, Any]:
     return {"healthy": not late, "round": status["round"], "phase": status["phase"], "late": late}
 
 
+MOST_READERS = 64  # at a time; whoever has been there longest makes room for the next
+LONGEST_READ = 30.0  # seconds for a whole request, and for its answer
+
+
+class _Pages(ThreadingHTTPServer):
+    """Bounded: anybody may connect and say nothing, and must not use up the member's threads and files."""
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self._open: dict[socket.socket, float] = {}  # since when
+        self._lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) >= MOST_READERS:
+                self._end(next(iter(self._open)))
+            self._open[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        with self._lock:
+            for request, since in list(self._open.items()):
+                if time.monotonic() - since > LONGEST_READ:
+                    self._end(request)
+
+    def _end(self, request: socket.socket) -> None:
+        """Whoever serves it finds that the other end has gone, and closes it."""
+        del self._open[request]
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Readers that go away are no event."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class PageTakenError(HoldfastError):
+    """Another process serves there, perhaps the one before that is about to end."""
+
+    exit_code = TRY_LATER
+
+
 def serve_monitor(
     status: Status,
     port: int,
@@ -124,9 +177,10 @@ def serve_monitor(
 
     Handler.registry.register(_MemberMetrics(status))
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        server = _Pages((host, port), Handler)
     except OSError as error:
-        raise HoldfastError(
+        kind = PageTakenError if error.errno == errno.EADDRINUSE else HoldfastError
+        raise kind(
             f"--monitor: cannot serve on {host}:{port} ({error.strerror}); choose another port"
         ) from None
     threading.Thread(target=server.serve_forever, name="monitor", daemon=True).start()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +60,33 @@ def read_model(folder: Path, model: FlatModel) -> Tensor:
     """The parameters, [d], that ``write_model`` wrote."""
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     return torch.cat([tensors[name].flatten() for name in model.shapes])
+
+
+def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of the models that ``write_model`` wrote under these names, by file."""
+    found = {}
+    for name in names:
+        with (folder / f"{name}.safetensors").open("rb") as file:
+            found[f"{name}.safetensors"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def read_results(folder: Path, model: FlatModel) -> tuple[Tensor, dict[str, float]]:
+    """The parameters, [d], and the figures that a finished member wrote; nothing of it may have changed."""
+    path = folder / "report.json"
+    try:
+        report = json.loads(path.read_bytes())
+        written, metrics = dict(report["models"]), dict(report["metrics"])
+    except (ValueError, KeyError, TypeError):
+        raise DamagedError(f"{path} is damaged") from None
+    for file, digest in written.items():
+        try:
+            found = digests(folder, [file.removesuffix(".safetensors")])[file]
+        except FileNotFoundError:
+            raise DamagedError(f"{folder / file} is missing") from None
+        if found != digest:
+            raise DamagedError(f"{folder / file} is damaged")
+    return read_model(folder, model), metrics
 
 
 class Record:

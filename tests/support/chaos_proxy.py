@@ -83,8 +83,9 @@ class ChaosProxies:
             there, back = await asyncio.open_connection("127.0.0.1", target)
             writers.append(back)
             # A handshake takes about 3000 bytes: some are cut in the midst of it, some long after.
-            short = fate in ("cut", "half")
-            budget = [self.random.choice([1_000, 10_000, 40_000]) if short else self.random.randint(*LIFETIME)]
+            budget = [self.random.randint(*LIFETIME)]
+            if fate in ("cut", "half"):
+                budget = [self.random.choice([1_000, 10_000, 40_000])]
             copy: list[bytes] | None = [] if fate == "repeat" else None
             ways = [
                 asyncio.ensure_future(self._pass_on(reader, back, fate, budget, copy)),

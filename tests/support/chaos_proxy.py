@@ -11,13 +11,16 @@ from typing import Any
 
 FATES = ("clean", "drop", "delay", "cut", "half", "repeat")
 PIECE = 1 << 14  # bytes
-LIFETIME = (0.5, 6.0)  # seconds after which every connection is reset
+LIFETIME = (4_000, 40_000)  # bytes, both ways, after which every connection is reset
 
 
 class ChaosProxies:
     """Proxies in a thread of their own. What happens to which connection is drawn from ``seed``.
 
-    clean   passed on as it is
+    Connections end after bytes, not after seconds, and of every six in a row each meets another fate. So how
+    often each occurs depends on the rounds that are done, and not on how long they take.
+
+    clean   passed on as it is, to the end of its life
     drop    accepted, then closed without a byte
     delay   every piece comes up to 30 ms late
     cut     reset, both ways, after some bytes in either direction
@@ -31,6 +34,7 @@ class ChaosProxies:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.fates: Counter[str] = Counter()
+        self._next: list[str] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._servers: list[asyncio.Server] = []
@@ -69,7 +73,8 @@ class ChaosProxies:
     async def _connection(
         self, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        fate = self.random.choice(FATES)
+        self._next = self._next or self.random.sample(FATES, len(FATES))
+        fate = self._next.pop()
         self.fates[fate] += 1
         writers = [writer]
         try:
@@ -78,14 +83,15 @@ class ChaosProxies:
             there, back = await asyncio.open_connection("127.0.0.1", target)
             writers.append(back)
             # A handshake takes about 3000 bytes: some are cut in the midst of it, some long after.
-            budget = [self.random.choice([1_000, 10_000, 40_000]) if fate in ("cut", "half") else None]
+            budget = [self.random.randint(*LIFETIME)]
+            if fate in ("cut", "half"):
+                budget = [self.random.choice([1_000, 10_000, 40_000])]
             copy: list[bytes] | None = [] if fate == "repeat" else None
             ways = [
                 asyncio.ensure_future(self._pass_on(reader, back, fate, budget, copy)),
                 asyncio.ensure_future(self._pass_on(there, writer, fate, budget, None)),
             ]
-            lifetime = self.random.uniform(*LIFETIME)
-            await asyncio.wait(ways, timeout=lifetime, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             if fate == "half":
                 await asyncio.sleep(0.3)
             for way in ways:
@@ -103,7 +109,7 @@ class ChaosProxies:
         source: asyncio.StreamReader,
         sink: asyncio.StreamWriter,
         fate: str,
-        budget: list[int | None],
+        budget: list[int],
         copy: list[bytes] | None,
     ) -> None:
         """Until the connection ends, or its budget of bytes does."""
@@ -112,10 +118,8 @@ class ChaosProxies:
                 await asyncio.sleep(self.random.uniform(0.0, 0.03))
             if copy is not None and sum(map(len, copy)) < PIECE:
                 copy.append(piece)
-            left = budget[0]
-            if left is not None:
-                piece, budget[0] = piece[:left], max(left - len(piece), 0)
-            sink.write(piece)
+            left, budget[0] = budget[0], max(budget[0] - len(piece), 0)
+            sink.write(piece[:left] if fate in ("cut", "half") else piece)
             await sink.drain()
             if budget[0] == 0:
                 return

@@ -51,7 +51,8 @@ def check(raw: dict[str, Any], tmp_path: Path, victims: list[str], kills: int, s
         calm = tmp_path / "calm" / name / "model.safetensors"
         assert disturbed.read_bytes() == calm.read_bytes(), name
     assert {entry["event"] for entry in logs} >= {"starting", "resuming", "finished"}
-    assert not [entry for entry in logs if entry["level"] == "error" or "differs" in entry["event"]]
+    errors = [entry for entry in logs if entry["level"] == "error" or "differs" in entry["event"]]
+    assert not errors, errors
     print(f"{members.kills} kills, connections: {dict(proxies.fates)}")
     if kills >= 20:
         assert all(proxies.fates[fate] >= 10 for fate in FATES)

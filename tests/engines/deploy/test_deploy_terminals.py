@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Iterator
 from concurrent import futures
 from pathlib import Path
@@ -172,6 +174,27 @@ def test_what_grpc_quotes_cannot_write_to_the_terminal(capfd: pytest.CaptureFixt
     written = capfd.readouterr().err  # gRPC may still have a word about connections of other tests
     assert written.endswith("Got goaway; Debug Text: \\x1b[2J\n")
     assert "\x1b" not in written
+
+
+def test_who_only_imports_holdfast_keeps_environment_and_standard_error() -> None:
+    """Nor do members: only the commands read what gRPC writes there."""
+    program = """
+import os, sys
+def outside():
+    status = os.fstat(2)
+    return dict(os.environ), status.st_dev, status.st_ino, sys.stderr
+before = outside()
+import holdfast
+assert "grpc" not in sys.modules
+from holdfast.cli import node, relay
+from holdfast.engines.deploy.member.node import Node
+assert "grpc" in sys.modules
+assert outside() == before
+"""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_")}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_errors_and_log_lines_are_plain_text() -> None:

@@ -67,10 +67,10 @@ def test_the_second_implementation_knows_nothing_of_holdfast() -> None:
 
 def test_it_takes_part_from_the_first_round_to_the_farewell(pair: tuple[DeployedRun, SecondMember]) -> None:
     run, second = pair
+    x = np.random.default_rng(0).standard_normal((1, DIM), dtype=np.float32)
+    theirs = run.members["a"].x0.numpy()[None].copy()  # a lets go of it as soon as it has begun
     node = threading.Thread(target=run._run, args=["a"], daemon=True)
     node.start()
-    x = np.random.default_rng(0).standard_normal((1, DIM), dtype=np.float32)
-    theirs = run.members["a"].x0.numpy()[None].copy()
     for round in range(1, ROUNDS + 1):
         received = second.exchange(round, x, break_off=round == 2)
         np.testing.assert_array_equal(received, theirs)  # and so a has used what it got in the round before

@@ -2,8 +2,10 @@
 
 gRPC for Python has no hook for that, takes no socket that we have accepted, and writes its log to file
 descriptor 2 alone. So the commands that run a member or a relay, and nothing else, read that descriptor.
-The other way, a TLS listener of our own in front of gRPC, would double what sending costs: see "Choices" in
-docs/reference/wire.md.
+Members in a program of one's own do not, and importing holdfast changes neither descriptors nor environment.
+Two other ways are worse. A TLS listener of our own in front of gRPC would double what sending costs: see
+"Choices" in docs/reference/wire.md. A second process, whose standard error the first one reads, would stand
+between the member and whoever stops or supervises it.
 """
 
 from __future__ import annotations

@@ -121,6 +121,18 @@ def test_second_readings_differ_in_their_steps_only(id):
     assert {claim.kind for claim in PAPER.experiment(id).claims} == {"ours"}
 
 
+def test_one_step_per_round_is_a_curve_of_figure_3_over_more_seeds():
+    ((_, more),), ((_, jobs),) = (
+        planned(PAPER, PAPER.experiment(id), "full") for id in ("figure-3-one-step", "figure-3")
+    )
+    assert {one.seed for one in more} == set(range(5))
+    one_step = [one for one in jobs if one.axes["algorithm.local_steps"] == 1]
+    for ours, theirs in zip([one for one in more if one.seed == 0], one_step, strict=True):
+        assert ours.experiment.problem == theirs.experiment.problem
+        assert ours.experiment.network == theirs.experiment.network
+        assert ours.experiment.algorithm == theirs.experiment.algorithm
+
+
 # --- claims ------------------------------------------------------------------------------------------------
 
 

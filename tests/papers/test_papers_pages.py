@@ -19,6 +19,7 @@ from command_line import holdfast
 from holdfast_papers.base import Paper, PaperExperiment
 from holdfast_papers.catalogue import find_experiments
 from holdfast_papers.commands import experiment_folder
+from holdfast_papers.evidence import Scale
 from holdfast_papers.verdicts import Shown, read_judgement, read_verdicts, verdict_record
 
 PAGES = Path(__file__).parents[2] / "docs" / "papers"
@@ -33,17 +34,23 @@ def page_of(paper: Paper) -> Path:
     return PAGES / f"{paper.id}.md"
 
 
-def recorded(paper: Paper, experiment: PaperExperiment) -> Shown:
-    """The verdicts at small scale that the page shows."""
-    shown = read_verdicts(verdict_record(page_of(paper))).get(f"{paper.id}/{experiment.id} small")
-    return shown if shown is not None else pytest.skip("the page shows no run at small scale")
+def recorded(paper: Paper, experiment: PaperExperiment, scale: Scale) -> Shown:
+    """The verdicts that the page shows."""
+    shown = read_verdicts(verdict_record(page_of(paper))).get(f"{paper.id}/{experiment.id} {scale}")
+    if shown is None and scale == "full":
+        pytest.skip("the page shows no run at full scale")
+    assert shown is not None, f"{page_of(paper)} shows no run of {experiment.id} at small scale"
+    return shown
 
 
+@pytest.mark.parametrize("scale", ["small", "full"])
 @pytest.mark.parametrize(("paper", "experiment"), EXPERIMENTS)
-def test_the_page_has_a_verdict_for_every_claim(paper: Paper, experiment: PaperExperiment) -> None:
-    verdicts = recorded(paper, experiment)
+def test_the_page_has_a_verdict_for_every_claim(
+    paper: Paper, experiment: PaperExperiment, scale: Scale
+) -> None:
+    verdicts = recorded(paper, experiment, scale)
     assert list(verdicts) == [claim.says for claim in experiment.claims]
-    start = f"<!-- holdfast paper run {paper.id}/{experiment.id} --scale small -->"
+    start = f"<!-- holdfast paper run {paper.id}/{experiment.id} --scale {scale} -->"
     place = page_of(paper).read_text(encoding="utf-8").split(start)[1].split("<!-- end -->")[0]
     lines = [line for line in place.splitlines() if "**" in line]
     assert len(lines) == len(verdicts)
@@ -65,7 +72,7 @@ def test_a_run_at_small_scale_ends_as_the_page_says(
     assert outcome.code in (0, 1), outcome.err
     judgement = read_judgement(experiment_folder(runs, paper.id, experiment.id, "small"))
     assert judgement is not None
-    assert alike(judgement.shown) == alike(recorded(paper, experiment))
+    assert alike(judgement.shown) == alike(recorded(paper, experiment, "small"))
 
 
 def alike(verdicts: Shown) -> dict[str, str]:

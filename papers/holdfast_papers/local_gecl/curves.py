@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,28 +30,42 @@ from holdfast_papers.local_gecl.common import (
 
 
 FROM = 100  # the first rounds are a hundredth of the figure's width each
+ASKED = 2  # points between two curves that overlap
 
 
-def spread_over_h(e: Evidence, algorithm: str, since: int) -> tuple[float, int, np.ndarray]:
-    """The largest difference between the mean curves of any two h, its round, and the last, [seeds]."""
+class Spread(NamedTuple):
+    """How far apart the curves of a method are for different h."""
+
+    largest: float  # difference of any two mean curves
+    round: int  # where that is
+    last: np.ndarray  # at the end, [seeds]
+    margins: list[np.ndarray]  # by how much any two are nearer than ``ASKED`` points in any round, [seeds]
+
+
+def spread_over_h(e: Evidence, algorithm: str, since: int) -> Spread:
     curves = [e.curve(algorithm, h=h) for h in e.swept("h")]
     paths = np.array([100 * curve.path("test_accuracy") for curve in curves])  # [h, seeds, rounds]
-    spread = np.ptp(paths.mean(1), axis=0) * (curves[0].rounds >= since)
+    counted = curves[0].rounds >= since
+    spread = np.ptp(paths.mean(1), axis=0) * counted
     at = int(np.argmax(spread))
-    return float(spread[at]), int(curves[0].rounds[at]), np.ptp(paths[:, :, -1], axis=0)
+    at_rounds = paths[:, :, counted].transpose(2, 0, 1)
+    margins = [margin for values in at_rounds for margin in within(ASKED, *values)]
+    return Spread(float(spread[at]), int(curves[0].rounds[at]), np.ptp(paths[:, :, -1], axis=0), margins)
 
 
 def overlap_since(e: Evidence, since: int) -> Finding:
     found = {algorithm: spread_over_h(e, algorithm, since) for algorithm in CORRECTED}
     words = [
-        f"{name} {gap:.1f} (round {r}), {mean_text(last, 1)} at the end"
-        for name, (gap, r, last) in found.items()
+        f"{name} {spread.largest:.1f} (round {spread.round}), {mean_text(spread.last, 1)} at the end"
+        for name, spread in found.items()
     ]
     ours = f"largest difference between h: {'; '.join(words)}"
     if not e.full:
         return not_comparable(ours, "the curves are still rising after a few rounds")
-    return judged(
-        max(gap for gap, _, _ in found.values()) <= 2, ours, f"means within 2 points from round {since} on"
+    return judged_by_seeds(
+        [margin for spread in found.values() for margin in spread.margins],
+        ours,
+        f"means within {ASKED} points from round {since} on",
     )
 
 

@@ -75,8 +75,11 @@ def _samples(table: Any, form: TableForm, nodes: Sequence[str] | None = None) ->
     x = torch.from_numpy(np.stack(columns, axis=1))
     y = torch.from_numpy(_targets(form.target, table[form.target], form.words.get(form.target)))
     if form.node is None or (nodes is not None and form.node not in table.columns):
-        return FederatedData(x, y, np.array([len(x)]), table=form)
-    return replace(_by_organisation(x, y, form.node, table[form.node].to_numpy(), nodes), table=form)
+        data = FederatedData(x, y, np.array([len(x)]))
+    else:
+        data = _by_organisation(x, y, form.node, table[form.node].to_numpy(), nodes)
+    truth = ("False", "True") if table[form.target].to_numpy().dtype.kind == "b" else None
+    return replace(data, table=form, class_names=form.words.get(form.target, truth))
 
 
 @DATASETS.register("csv")
@@ -100,12 +103,13 @@ def csv(
     told: dict[str, Any] = {"target": target, "one_hot": one_hot or ()}
     # Words are numbered, and spread over columns, in both files together.
     together = from_frame(table if node is None else table.drop(columns=node), **told)
-    x, y, cut = together.x, together.y, len(train)
+    x, y, names, cut = together.x, together.y, together.class_names, len(train)
     assert y is not None
     if node is None:
-        return Dataset(x[:cut], y[:cut], x[cut:], y[cut:], classes=together.classes)
+        return Dataset(x[:cut], y[:cut], x[cut:], y[cut:], classes=together.classes, class_names=names)
     tests = None if test is None else (x[cut:], y[cut:])
-    return TrainTest(_by_organisation(x[:cut], y[:cut], node, train[node].to_numpy()), tests)
+    data = _by_organisation(x[:cut], y[:cut], node, train[node].to_numpy())
+    return TrainTest(replace(data, class_names=names), tests)
 
 
 def _checked(table: Any, *names: Any) -> Any:

@@ -38,14 +38,16 @@ def from_frame(
     ``like``: data that came from a frame. This one, such as a test set, is read in the same way, with the
     same numbers for words. Nodes are those of the data if the frame has their column, else there is one.
     """
-    table = _checked(_read(frame))
     if like is None:
-        return _samples(table, _form(table, target, node, [one_hot] if isinstance(one_hot, str) else one_hot))
+        words = [one_hot] if isinstance(one_hot, str) else list(one_hot)
+        table = _checked(_read(frame, words))
+        return _samples(table, _form(table, target, node, words))
     if target or node or one_hot:
         raise HoldfastError("like: it says how columns are read; leave target, node and one_hot out")
     if like.table is None:
         raise HoldfastError("like: expected data that came from hf.from_frame, or parts of them")
-    return _samples(table, like.table, like.names)
+    words = [name for name, known in like.table.words.items() if isinstance(known[0], str)]
+    return _samples(_checked(_read(frame, words)), like.table, like.names)
 
 
 def is_table(value: Any) -> TypeGuard[pandas.DataFrame | str | Path]:
@@ -96,11 +98,11 @@ def csv(
     Without ``node``, rows are divided by the partition. ``one_hot``: columns of words. ``test_file``: a file
     with the same columns.
     """
-    where = "dataset 'csv'"
-    train = _read(given_path(where, file, data_dir))
-    test = None if test_file is None else _read(given_path(where, test_file, data_dir))
+    where, words = "dataset 'csv'", one_hot or []
+    train = _read(given_path(where, file, data_dir), words)
+    test = None if test_file is None else _read(given_path(where, test_file, data_dir), words)
     table = _checked(train if test is None else _both(train, test), node)
-    told: dict[str, Any] = {"target": target, "one_hot": one_hot or ()}
+    told: dict[str, Any] = {"target": target, "one_hot": words}
     # Words are numbered, and spread over columns, in both files together.
     together = from_frame(table if node is None else table.drop(columns=node), **told)
     x, y, names, cut = together.x, together.y, together.class_names, len(train)
@@ -148,7 +150,8 @@ def _by_organisation(
     return FederatedData(x[order], y[order], np.bincount(of_row), names=names)
 
 
-def _read(frame: Any) -> Any:
+def _read(frame: Any, words: Sequence[str] = ()) -> Any:
+    """A table; of a file, columns of ``words`` are text even where all are numbers, as in part of a file."""
     try:
         import pandas
     except ImportError:
@@ -157,7 +160,7 @@ def _read(frame: Any) -> Any:
         table = frame
     elif isinstance(frame, str | Path):
         try:
-            table = pandas.read_csv(frame)
+            table = pandas.read_csv(frame, dtype=dict.fromkeys(words, "str"))
         except OSError as error:
             raise HoldfastError(f"cannot read {str(frame)!r}: {error.strerror}") from None
         except (ValueError, pandas.errors.ParserError) as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from holdfast.cli.project_table import Table, Wishes, read_table
+from holdfast.cli.project_table import MOST_CLASSES, Table, Wishes, read_table
 from holdfast.cli.project_templates import (
     EXPERIMENT,
     MODEL,
@@ -73,6 +73,9 @@ def new_project(folder: Path, csv: Path | None, target: str | None, node: str | 
 def _notes(table: Table, test: pandas.DataFrame) -> list[str]:
     """What can be learned from, but would mislead whoever does not know it."""
     notes = list(table.notes)
+    for name in table.words:
+        if (different := table.rows[name].nunique()) > MOST_CLASSES:
+            notes.append(f"column {name!r} has {different} different words, and becomes as many inputs")
     shares = table.rows[table.target].value_counts(normalize=True)
     if table.is_classification and shares.iloc[0] > MOST_IN_ONE_CLASS:
         notes.append(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pandas
 
 MOST_CLASSES = 20  # whole numbers are classes if they are 0, 1, 2, ... and not more than this
+MOST_CODES = 100  # that look like numbers
+DATE = r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?"
 SEPARATORS = ",;\t|"
 
 
@@ -140,17 +142,40 @@ def _filled(rows: pandas.DataFrame, target: str, node: str) -> tuple[pandas.Data
         numeric = rows[name].dtype.kind in "iuf"
         value: Any = float(f"{rows[name].median():.5g}") if numeric else "unknown"
         rows[name] = rows[name].fillna(value)
-        notes.append(f"filled {_counted(gaps, 'gap')} of {name!r} with {value}")
+        notes.append(f"filled {_counted(gaps, 'gap')} of {name!r} with {f'{value:g}' if numeric else value}")
     return rows, notes
 
 
 def _check(csv: Path, table: Table, wishes: Wishes) -> None:
-    """Complains about what would fail, or mislead, when the experiment is run."""
+    """Complains about what would fail, or mislead, when the experiment is run: all of it at once."""
     rows = table.rows
     if not table.inputs:
         raise HoldfastError(
             f"{csv}: there is no column beside {table.target!r} and {table.node!r} to learn from"
         )
+    unfit = (_unfit(name, rows[name].dropna(), wishes) for name in table.words)
+    found = [*_gaps(rows), *(one for one in unfit if one is not None)]
+    if found:
+        problems, options = "; ".join(one.problem for one in found), [one.option for one in found]
+        helps = f", or add {' '.join(filter(None, options))}" if any(options) else ""
+        raise HoldfastError(f"{csv}: {problems}; correct the file{helps}")
+    if len(rows) == 0:
+        raise HoldfastError(f"{csv} has no rows")
+    if len(table.values) == 1:
+        raise HoldfastError(f"{csv}: column {table.target!r} is {table.values[0]!r} in every row")
+    target = rows[table.target]
+    if target.dtype.kind not in "biuf" and _differ(target):
+        raise HoldfastError(f"{csv}: column {_different(table.target, target)}; choose another --target")
+
+
+class Complaint(NamedTuple):
+    """What is wrong with a table, and the option that gets around it, if there is one."""
+
+    problem: str
+    option: str = ""
+
+
+def _gaps(rows: pandas.DataFrame) -> Iterator[Complaint]:
     missing = {name: np.flatnonzero(rows[name].isna()) for name in map(str, rows.columns)}
     told = [
         f"{name!r} in {_counted(len(at), 'row')} (the first is line {rows.index[at[0]] + 2})"
@@ -158,39 +183,34 @@ def _check(csv: Path, table: Table, wishes: Wishes) -> None:
         if len(at)
     ]
     if told:
-        raise HoldfastError(
-            f"{csv}: values are missing: {', '.join(told)}; --fill fills them, or correct the file"
-        )
-    if len(rows) == 0:
-        raise HoldfastError(f"{csv} has no rows")
-    if len(table.values) == 1:
-        raise HoldfastError(f"{csv}: column {table.target!r} is {table.values[0]!r} in every row")
-    for name in table.words:
-        if name not in wishes.words:
-            _check_stray(csv, name, rows[name])
-    classes = [table.target] if rows[table.target].dtype.kind not in "biuf" else []
-    for name in [*table.words, *classes]:
-        different = rows[name].nunique()
-        if different > max(MOST_CLASSES, len(rows) // 2):
-            instead = f"leave identifiers out with --leave-out {shlex.quote(name)}"
-            if name == table.target:
-                instead = "choose another --target"
-            raise HoldfastError(
-                f"{csv}: column {name!r} has {different} different words in {len(rows)} rows, such as "
-                f"{rows[name].iloc[0]!r}; {instead}, and write dates and quantities as numbers"
-            )
+        yield Complaint(f"values are missing: {', '.join(told)}", "--fill")
 
 
-def _check_stray(csv: Path, name: str, column: pandas.Series[Any]) -> None:
-    """Complains about a column of numbers with a word here and there, which would be a column of words."""
+def _unfit(name: str, column: pandas.Series[Any], wishes: Wishes) -> Complaint | None:
+    """Why a column of words should not become a column of zeros and ones for each of them."""
+    option = shlex.quote(name)
     stray = np.flatnonzero(_as_numbers(column).isna())
-    if len(stray) >= len(column) / 2:
-        return
-    first = f"{column.iloc[stray[0]]!r} in line {column.index[stray[0]] + 2}"
-    more = f" and {len(stray) - 1} more that are not; correct them" if len(stray) > 1 else "; correct it"
-    raise HoldfastError(
-        f"{csv}: column {name!r} holds numbers, but {first}{more}, or say --words {shlex.quote(name)} if all "
-        "its entries are names or codes"
+    if name not in wishes.words and len(stray) < len(column) / 2:
+        first = f"{column.iloc[stray[0]]!r} in line {column.index[stray[0]] + 2}"
+        more = f" and {len(stray) - 1} more that are not" if len(stray) > 1 else ""
+        codes = f"--words {option}" if column.nunique() <= MOST_CODES else ""
+        return Complaint(f"column {name!r} holds numbers, but {first}{more}", codes)
+    if name not in wishes.words and column.astype(str).str.fullmatch(DATE).mean() > 0.5:
+        what = f"column {name!r} holds dates, such as {column.iloc[0]!r}, which would have to be numbers"
+        return Complaint(what, f"--leave-out {option}")
+    if _differ(column):
+        return Complaint(f"column {_different(name, column)}", f"--leave-out {option}")
+    return None
+
+
+def _differ(column: pandas.Series[Any]) -> bool:
+    """Whether words are names of single rows, such as numbers of patients."""
+    return bool(column.nunique() > max(MOST_CLASSES, len(column) // 2))
+
+
+def _different(name: str, column: pandas.Series[Any]) -> str:
+    return (
+        f"{name!r} has {column.nunique()} different words in {len(column)} rows, such as {column.iloc[0]!r}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,9 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     stray = rows.assign(age=rows["age"].astype(str))
     stray.loc[[8, 9], "age"] = ["old", "n/k"]
     told = complaint(stray)
-    assert "column 'age' holds numbers, but 'old' in line 10 and 1 more that are not; correct them" in told
-    assert "or say --words age if all its entries are names or codes" in told
+    assert (
+        "column 'age' holds numbers, but 'old' in line 10 and 1 more that are not; correct the file\n" in told
+    )
 
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
@@ -146,11 +148,11 @@ def test_gaps_are_filled_if_asked_for(tmp_path: Path) -> None:
     rows = table("ill")
     rows.loc[[3, 7], "age"], rows.loc[5, "sex"], rows.loc[9, "ill"] = np.nan, None, None
     rows.to_csv(tmp_path / "mine.csv", index=False)
-    assert "--fill fills them" in new(tmp_path, "ill", "clinic").err
+    assert "correct the file, or add --fill\n" in new(tmp_path, "ill", "clinic").err
     made = new(tmp_path, "ill", "clinic", "--fill")
     median = float(f"{rows.drop(index=9)['age'].median():.5g}")
     assert "note: left out 1 row without 'ill' or 'clinic'" in made.out, made.err
-    assert f"note: filled 2 gaps of 'age' with {median}" in made.out
+    assert f"note: filled 2 gaps of 'age' with {median:g}" in made.out
     assert "note: filled 1 gap of 'sex' with unknown" in made.out
     written = pd.concat(pd.read_csv(tmp_path / "p/data" / name) for name in ("train.csv", "test.csv"))
     assert len(written) == 199
@@ -159,14 +161,31 @@ def test_gaps_are_filled_if_asked_for(tmp_path: Path) -> None:
 
 
 def test_columns_are_left_out_if_asked_for(tmp_path: Path) -> None:
-    rows = table("ill").assign(came=[f"2026-01-{day % 28 + 1:02} {day}:00" for day in range(200)])
+    rows = table("ill").assign(came=[f"{day % 28 + 1}.12.2026" for day in range(200)])
     rows.to_csv(tmp_path / "mine.csv", index=False)
-    assert "leave identifiers out with --leave-out came" in new(tmp_path, "ill", "clinic").err
+    told = new(tmp_path, "ill", "clinic").err
+    assert "column 'came' holds dates, such as '1.12.2026', which would have to be numbers" in told
     assert "this column is needed" in new(tmp_path, "ill", "clinic", "--leave-out", "ill").err
     assert "did you mean 'came'" in new(tmp_path, "ill", "clinic", "--leave-out", "cam").err
     made = new(tmp_path, "ill", "clinic", "--leave-out", "came", "--leave-out", "sex")
     assert made.code == 0, made.err
     assert list(pd.read_csv(tmp_path / "p/data/test.csv")) == ["clinic", "age", "ill"]
+
+
+def test_all_problems_are_told_at_once_with_what_helps(tmp_path: Path) -> None:
+    rows = table("ill").assign(
+        number=[f"P{i}" for i in range(200)], ward=np.resize(["1", "2", "2A", "3"], 200)
+    )
+    rows["last seen"] = [f"2026-03-{i % 28 + 1:02}T12:00" for i in range(200)]
+    rows.loc[3, "age"] = np.nan
+    rows.to_csv(tmp_path / "mine.csv", index=False)
+    told = new(tmp_path, "ill", "clinic").err
+    options = told.split("or add ")[1]
+    assert shlex.split(options) == [
+        "--fill", "--leave-out", "number", "--words", "ward", "--leave-out", "last seen",
+    ]  # fmt: skip
+    made = new(tmp_path, "ill", "clinic", *shlex.split(options))
+    assert made.code == 0, made.err
 
 
 def test_codes_may_look_like_numbers(tmp_path: Path) -> None:

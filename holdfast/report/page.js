@@ -572,7 +572,7 @@
     const radius = scattered ? (size - 20) / columns / 2 : 19 * crowd;
     const place = (i) => scattered
       ? [10 + (2 * (i % columns) + 1) * radius, 10 + (2 * Math.floor(i / columns) + 1) * radius]
-      : setting.places[i].map((v, k) => size / 2 + (k ? -1 : 1) * (v / spread) * (size / 2 - radius - (beside ? 24 : 6)));
+      : setting.places[i].map((v, k) => size / 2 + (k ? -1 : 1) * (v / spread) * (size / 2 - radius - (beside ? 28 : 6)));
     const places = setting.names.map((_, i) => place(i));
     const links = svg("g", { class: "links" });
     const heaviest = Math.max(...setting.links.map(([, , w]) => w), 1e-12);
@@ -586,7 +586,7 @@
       : svg("circle", { cx: x, cy: y, r: radius }));
     const labels = n <= 60 ? places.map(([x, y], i) => svg("text", { x, y: beside ? y + radius + 12 : y,
       dy: beside ? 0 : "0.35em", "text-anchor": "middle", style: `font-size:${(beside ? 11 : 13) * crowd ** 0.65}px;${beside ? "stroke:var(--paper);stroke-width:3;paint-order:stroke" : ""}` },
-    brief(setting.names[i], 13))) : [];
+    brief(setting.names[i]))) : [];
     const hub = setting.server && !scattered ? [svg("rect", { class: "hub", x: size / 2 - 30, y: size / 2 - 15, width: 60,
       height: 30, rx: 5 }), svg("text", { x: size / 2, y: size / 2, dy: "0.35em", "text-anchor": "middle" }, "server")] : [];
     const picture = svg("svg", { class: "network", viewBox: `0 0 ${size} ${size}`, tabindex: 0, role: "img",

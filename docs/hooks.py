@@ -18,6 +18,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from typer.core import TyperGroup, TyperOption
 
@@ -27,7 +28,7 @@ from holdfast.cli.app import app
 from holdfast.cli.listing import KINDS, entries
 from holdfast.core.registry import Registry
 from holdfast.core.validation import Section
-from holdfast.experiments.config import Choice, Experiment
+from holdfast.experiments.config import AlgorithmConfig, Choice, Experiment
 
 ROOT = Path(__file__).parents[1]
 EXTERNAL = re.compile(
@@ -136,20 +137,32 @@ def _beginning(path: str) -> tuple[str, str]:
 # --- every experiment key -----------------------------------------------------------------------------------
 
 
+SAID = {  # of sections whose docstrings speak to those who read the code
+    Experiment: "Keys that stand before the first table of the file.",
+    AlgorithmConfig: "One table for each method to run, with `name` as in `holdfast list algorithms` or "
+    "module:attribute. Keys that are not in this table are the method's parameters.",
+}
+
+
 def experiment_keys() -> str:
     """Keys with their types and defaults; the comments beside them in the source say what they mean."""
     lines = [
         "# Every experiment key",
         "",
         "Written from the code. A key without a default must be given. `holdfast init` writes a file to",
-        "start from, and [Experiments](../experiments.md) explains what the keys do. A list makes a sweep.",
+        "start from, and [Experiments](../experiments.md) explains what the keys do.",
+        "",
+        "A list makes a sweep: the experiment is run for every element. Only values that are lists",
+        "themselves are no sweeps: `seeds`, `metrics`, the probabilities in `compute` and `links`, and",
+        "parameters such as the sizes of an MLP's layers. The last three are swept by a list of lists.",
     ]
-    for title, section in _sections(Experiment, ""):
+    sections = [*_sections(Experiment, ""), ("`[[algorithm]]`", AlgorithmConfig)]
+    for title, section in sections:
         lines += [
             "",
             f"## {title}",
             "",
-            _first_line(section),
+            SAID.get(section) or _first_line(section),
             "",
             "| key | type | default | |",
             "|---|---|---|---|",
@@ -164,7 +177,7 @@ def experiment_keys() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sections(section: type[Section], title: str) -> Iterator[tuple[str, type[Section]]]:
+def _sections(section: type[Section], title: str) -> Iterator[tuple[str, type[BaseModel]]]:
     yield title or "At the top", section
     for name, field in section.model_fields.items():
         if inner := _inner_section(field.annotation):
@@ -175,11 +188,11 @@ def _inner_section(annotation: Any) -> type[Section] | None:
     return annotation if inspect.isclass(annotation) and issubclass(annotation, Section) else None
 
 
-def _comments(section: type[Section]) -> dict[str, str]:
+def _comments(section: type[BaseModel]) -> dict[str, str]:
     """What stands beside a field in the source, of the class and of those it derives from."""
     found: dict[str, str] = {}
     for owner in reversed(section.__mro__):
-        if owner is not Section and inspect.isclass(owner) and issubclass(owner, Section):
+        if owner not in (Section, BaseModel) and issubclass(owner, BaseModel):
             found |= dict(re.findall(r"^    (\w+):[^#\n]*# (.+)$", inspect.getsource(owner), re.MULTILINE))
     return found
 
@@ -205,7 +218,7 @@ def _type(annotation: Any) -> str:
 
 
 def _shown(default: Any) -> str:
-    return "none" if default is None else f"`{getattr(default, 'name', default)}`"
+    return "none" if default in (None, "") else f"`{getattr(default, 'name', default)}`"
 
 
 # --- every command ------------------------------------------------------------------------------------------

@@ -302,14 +302,25 @@ def project(
     organisation: Annotated[
         str | None, typer.Option("--node", help="The column with the organisations.")
     ] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of names or codes, even if they look like numbers; may be repeated."),
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help="A column that is not used, such as dates; may be repeated.")
+    ] = None,
+    fill: Annotated[
+        bool, typer.Option("--fill", help='Fill gaps: numbers by the median, words by "unknown".')
+    ] = False,
 ) -> None:
     """Lay out a project of your own: an experiment, a model, a test, and a table in two parts.
 
     [bold]holdfast new project fraud --csv payments.csv --target fraud --node bank[/bold]
     """
     from holdfast.cli.project import new_project
+    from holdfast.cli.project_table import Wishes
 
-    new_project(folder, csv, target, organisation)
+    new_project(folder, csv, target, organisation, Wishes(words or (), leave_out or (), fill))
 
 
 app.add_typer(new, name="new")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from holdfast.cli.project_table import MOST_CLASSES, Table, Wishes, read_table
 from holdfast.cli.project_templates import (
     EXPERIMENT,
     MODEL,
@@ -18,66 +18,32 @@ from holdfast.cli.project_templates import (
     TARGET,
     TEST,
 )
-from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
 
 if TYPE_CHECKING:
     import pandas
 
 TEST_SHARE = 0.2  # of each organisation's rows
-MOST_CLASSES = 20  # whole numbers are classes if they are 0, 1, 2, ... and not more than this
 MOST_IN_ONE_CLASS = 0.8  # of the rows; with more, accuracy alone says little
 STEP_SIZE = 0.1  # for classes
 STEP_SIZE_OF_NUMBERS = 0.05  # for a target with variance 1; the curvature grows with the variance
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows to learn from, and which column is what."""
-
-    rows: pandas.DataFrame
-    target: str
-    node: str
-
-    @property
-    def words(self) -> list[str]:
-        """Input columns of words, which become columns of zeros and ones."""
-        return [name for name in self.inputs if self.rows[name].dtype.kind not in "biuf"]
-
-    @property
-    def inputs(self) -> list[str]:
-        return [str(name) for name in self.rows.columns if name not in (self.target, self.node)]
-
-    @property
-    def is_classification(self) -> bool:
-        """Words, truth values and numbers that count 0, 1, 2, ... are classes; others are quantities."""
-        if self.rows[self.target].dtype.kind not in "iuf":
-            return True
-        return len(self.values) <= MOST_CLASSES and self.values == list(range(len(self.values)))
-
-    @property
-    def values(self) -> list[Any]:
-        """The values of the target, each once."""
-        return sorted(set(self.rows[self.target].tolist()))
-
-    @property
-    def target_in_words(self) -> str:
-        """How the target was understood."""
-        if self.is_classification:
-            return f"{self.target} is one of {len(self.values)} classes: {_listed(self.values)}"
-        return f"{self.target} is a number from {_short(self.values[0]):g} to {_short(self.values[-1]):g}"
-
-
-def new_project(folder: Path, csv: Path | None, target: str | None, node: str | None) -> None:
+def new_project(folder: Path, csv: Path | None, target: str | None, node: str | None, wishes: Wishes) -> None:
     """Writes the project; the rows of ``csv``, or made-up ones, are divided into training and test data."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HoldfastError(f"{folder} exists already and is not empty; choose another name")
     if csv is None:
-        if target or node:
-            raise HoldfastError("--target and --node name columns of your file; give it with --csv FILE")
+        if target or node or wishes.any:
+            raise HoldfastError("the other options are about your file; give it with --csv FILE")
         table = _made_up()
+    elif target is None or node is None:
+        raise HoldfastError(
+            "--csv needs --target, the column to predict, and --node, the column of organisations"
+        )
     else:
-        table = _read(csv, target, node)
+        table = read_table(csv, target, node, wishes)
     # The experiment reads whole numbers as classes, and others as quantities.
     if table.rows[table.target].dtype.kind in "iuf":
         table.rows[table.target] = table.rows[table.target].astype(int if table.is_classification else float)
@@ -106,7 +72,10 @@ def new_project(folder: Path, csv: Path | None, target: str | None, node: str | 
 
 def _notes(table: Table, test: pandas.DataFrame) -> list[str]:
     """What can be learned from, but would mislead whoever does not know it."""
-    notes = []
+    notes = list(table.notes)
+    for name in table.words:
+        if (different := table.rows[name].nunique()) > MOST_CLASSES:
+            notes.append(f"column {name!r} has {different} different words, and becomes as many inputs")
     shares = table.rows[table.target].value_counts(normalize=True)
     if table.is_classification and shares.iloc[0] > MOST_IN_ONE_CLASS:
         notes.append(
@@ -117,72 +86,6 @@ def _notes(table: Table, test: pandas.DataFrame) -> list[str]:
     if few := [f"{name} ({count})" for name, count in counts.items() if name not in set(test[table.node])]:
         notes.append(f"too few rows to keep one for testing: {', '.join(few)}")
     return notes
-
-
-def _read(csv: Path, target: str | None, node: str | None) -> Table:
-    try:
-        import pandas
-    except ImportError:
-        raise HoldfastError("pandas is not installed: pip install 'holdfast[pandas]'") from None
-    if target is None or node is None:
-        raise HoldfastError(
-            "--csv needs --target, the column to predict, and --node, the column of organisations"
-        )
-    try:
-        rows = pandas.read_csv(csv)
-    except OSError as error:
-        raise HoldfastError(f"cannot read {csv}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise HoldfastError(f"{csv} is not UTF-8 text; save it as CSV in UTF-8") from None
-    except (ValueError, pandas.errors.ParserError) as error:
-        raise HoldfastError(f"{csv} is not a CSV file: {str(error).splitlines()[0]}") from None
-    table = Table(rows, target, node)
-    _check(csv, table)
-    return table
-
-
-def _check(csv: Path, table: Table) -> None:
-    """Complains about what would fail, or mislead, when the experiment is run."""
-    import pandas
-
-    rows, columns = table.rows, list(map(str, table.rows.columns))
-    if len(columns) == 1 and (mark := next((mark for mark in ";\t|" if mark in columns[0]), None)):
-        raise HoldfastError(f"{csv} separates columns by {mark!r}; save it with commas, and decimal points")
-    for name in (table.target, table.node):
-        if name not in columns:
-            raise unknown("column", name, columns)
-    if table.target == table.node:
-        raise HoldfastError(f"--target and --node are both {table.target!r}; they are different columns")
-    if not table.inputs:
-        raise HoldfastError(
-            f"{csv}: there is no column beside {table.target!r} and {table.node!r} to learn from"
-        )
-    missing = {name: np.flatnonzero(rows[name].isna()) for name in columns}
-    told = [
-        f"{name!r} in {len(at)} row{'s' if len(at) > 1 else ''} (the first is line {at[0] + 2})"
-        for name, at in missing.items()
-        if len(at)
-    ]
-    if told:
-        raise HoldfastError(f"{csv}: values are missing: {', '.join(told)}; fill them or drop the rows")
-    if len(table.values) == 1:
-        raise HoldfastError(f"{csv}: column {table.target!r} is {table.values[0]!r} in every row")
-    for name in table.words:
-        numbers = pandas.to_numeric(rows[name], errors="coerce")
-        stray = np.flatnonzero(numbers.isna())
-        if len(stray) < len(rows) / 2:  # a column of words would have none
-            first = f"{rows[name].iloc[stray[0]]!r} in line {stray[0] + 2}"
-            others = f" and {len(stray) - 1} more that are not; correct them"
-            ending = others if len(stray) > 1 else "; correct it"
-            raise HoldfastError(f"{csv}: column {name!r} holds numbers, but {first}{ending}")
-    classes = [table.target] if rows[table.target].dtype.kind not in "biuf" else []
-    for name in [*table.words, *classes]:
-        different = rows[name].nunique()
-        if different > max(MOST_CLASSES, len(rows) // 2):
-            raise HoldfastError(
-                f"{csv}: column {name!r} has {different} different words in {len(rows)} rows, such as "
-                f"{rows[name].iloc[0]!r}; leave identifiers out, and write dates and quantities as numbers"
-            )
 
 
 def _made_up() -> Table:
@@ -250,11 +153,6 @@ def _scale(values: pandas.Series[Any]) -> float:
 def _quoted(text: str) -> str:
     """As a string of TOML."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _listed(values: list[Any]) -> str:
-    shown = list(map(str, values[:MOST_CLASSES]))
-    return ", ".join(shown if len(values) <= MOST_CLASSES else [*shown, "..."])
 
 
 def _short(value: Any) -> float:

@@ -19,6 +19,8 @@ from holdfast.report.results import as_data
 
 SHOWN = ("test_accuracy", "average_accuracy", "train_loss", "minibatch_loss")  # the first that was recorded
 
+OTHERS = 45  # characters beside the path; a terminal that is narrower breaks the lines itself
+
 
 def list_runs(folder: Path, *, as_json: bool) -> None:
     """Prints every run under ``folder``, the newest last."""
@@ -32,13 +34,17 @@ def list_runs(folder: Path, *, as_json: bool) -> None:
     if not records:
         console.print(f"no runs in {folder}")
         return
+    paths = [str(record.path) for record in records]
     table = Table(box=None, pad_edge=False)
-    for head in ("run", "begun", "jobs", "best"):
+    table.add_column("run", no_wrap=True, min_width=max(map(len, paths)))  # to be copied
+    table.add_column("begun", no_wrap=True)
+    for head in ("jobs", "best"):
         table.add_column(head, overflow="fold")
-    for record in records:
+    for path, record in zip(paths, records, strict=True):
         began = datetime.fromtimestamp((record.path / "environment.json").stat().st_mtime)
         counted = status_counts(record.summary["jobs"]).removeprefix("of ")
-        table.add_row(str(record.path), f"{began:%Y-%m-%d %H:%M}", counted, _best(record))
+        table.add_row(path, f"{began:%Y-%m-%d %H:%M}", counted, _best(record))
+    console.width = max(console.width, max(map(len, paths)) + OTHERS)
     console.print(table)
 
 

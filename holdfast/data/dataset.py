@@ -36,6 +36,8 @@ class Dataset:
     mean: float = 0.0
     std: float = 1.0
     """``mean`` and ``std`` are for :func:`prepare`, which takes uint8 to [0, 1] first."""
+    class_names: tuple[str, ...] | None = None
+    """What the classes are called, for the report; None: by their numbers."""
 
     def __post_init__(self) -> None:
         check("classes", Count | None, self.classes)
@@ -60,6 +62,8 @@ class Dataset:
             )
         if self.groups is not None:
             same_length(x_train=self.x_train, groups=as_owners("groups", self.groups))
+        if self.class_names is not None and len(self.class_names) != self.classes:
+            raise HoldfastError(f"class_names: there are {len(self.class_names)} of {self.classes} classes")
         check("mean", Finite, self.mean)
         check("std", Positive, self.std)
 

@@ -60,6 +60,8 @@ class FederatedData:
     """What the nodes are called, such as hospitals; None: by their numbers."""
     table: TableForm | None = None
     """How they were read from a frame, if they were."""
+    class_names: tuple[str, ...] | None = None
+    """What the classes are called, each at the place of its label; None: by their numbers."""
     finite = True
 
     def __post_init__(self) -> None:

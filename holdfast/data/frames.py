@@ -38,14 +38,16 @@ def from_frame(
     ``like``: data that came from a frame. This one, such as a test set, is read in the same way, with the
     same numbers for words. Nodes are those of the data if the frame has their column, else there is one.
     """
-    table = _checked(_read(frame))
     if like is None:
-        return _samples(table, _form(table, target, node, [one_hot] if isinstance(one_hot, str) else one_hot))
+        words = [one_hot] if isinstance(one_hot, str) else list(one_hot)
+        table = _checked(_read(frame, words))
+        return _samples(table, _form(table, target, node, words))
     if target or node or one_hot:
         raise HoldfastError("like: it says how columns are read; leave target, node and one_hot out")
     if like.table is None:
         raise HoldfastError("like: expected data that came from hf.from_frame, or parts of them")
-    return _samples(table, like.table, like.names)
+    words = [name for name, known in like.table.words.items() if isinstance(known[0], str)]
+    return _samples(_checked(_read(frame, words)), like.table, like.names)
 
 
 def is_table(value: Any) -> TypeGuard[pandas.DataFrame | str | Path]:
@@ -75,8 +77,11 @@ def _samples(table: Any, form: TableForm, nodes: Sequence[str] | None = None) ->
     x = torch.from_numpy(np.stack(columns, axis=1))
     y = torch.from_numpy(_targets(form.target, table[form.target], form.words.get(form.target)))
     if form.node is None or (nodes is not None and form.node not in table.columns):
-        return FederatedData(x, y, np.array([len(x)]), table=form)
-    return replace(_by_organisation(x, y, form.node, table[form.node].to_numpy(), nodes), table=form)
+        data = FederatedData(x, y, np.array([len(x)]))
+    else:
+        data = _by_organisation(x, y, form.node, table[form.node].to_numpy(), nodes)
+    truth = ("False", "True") if table[form.target].to_numpy().dtype.kind == "b" else None
+    return replace(data, table=form, class_names=form.words.get(form.target, truth))
 
 
 @DATASETS.register("csv")
@@ -93,19 +98,20 @@ def csv(
     Without ``node``, rows are divided by the partition. ``one_hot``: columns of words. ``test_file``: a file
     with the same columns.
     """
-    where = "dataset 'csv'"
-    train = _read(given_path(where, file, data_dir))
-    test = None if test_file is None else _read(given_path(where, test_file, data_dir))
+    where, words = "dataset 'csv'", one_hot or []
+    train = _read(given_path(where, file, data_dir), words)
+    test = None if test_file is None else _read(given_path(where, test_file, data_dir), words)
     table = _checked(train if test is None else _both(train, test), node)
-    told: dict[str, Any] = {"target": target, "one_hot": one_hot or ()}
+    told: dict[str, Any] = {"target": target, "one_hot": words}
     # Words are numbered, and spread over columns, in both files together.
     together = from_frame(table if node is None else table.drop(columns=node), **told)
-    x, y, cut = together.x, together.y, len(train)
+    x, y, names, cut = together.x, together.y, together.class_names, len(train)
     assert y is not None
     if node is None:
-        return Dataset(x[:cut], y[:cut], x[cut:], y[cut:], classes=together.classes)
+        return Dataset(x[:cut], y[:cut], x[cut:], y[cut:], classes=together.classes, class_names=names)
     tests = None if test is None else (x[cut:], y[cut:])
-    return TrainTest(_by_organisation(x[:cut], y[:cut], node, train[node].to_numpy()), tests)
+    data = _by_organisation(x[:cut], y[:cut], node, train[node].to_numpy())
+    return TrainTest(replace(data, class_names=names), tests)
 
 
 def _checked(table: Any, *names: Any) -> Any:
@@ -144,7 +150,8 @@ def _by_organisation(
     return FederatedData(x[order], y[order], np.bincount(of_row), names=names)
 
 
-def _read(frame: Any) -> Any:
+def _read(frame: Any, words: Sequence[str] = ()) -> Any:
+    """A table; of a file, columns of ``words`` are text even where all are numbers, as in part of a file."""
     try:
         import pandas
     except ImportError:
@@ -153,7 +160,7 @@ def _read(frame: Any) -> Any:
         table = frame
     elif isinstance(frame, str | Path):
         try:
-            table = pandas.read_csv(frame)
+            table = pandas.read_csv(frame, dtype=dict.fromkeys(words, "str"))
         except OSError as error:
             raise HoldfastError(f"cannot read {str(frame)!r}: {error.strerror}") from None
         except (ValueError, pandas.errors.ParserError) as error:

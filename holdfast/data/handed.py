@@ -58,7 +58,7 @@ def from_datasets(
         if collate_fn is not None or workers or streaming:
             raise HoldfastError("collate_fn, workers, streaming: only for Datasets that are read when drawn")
         data = FederatedData.of_nodes(datasets)
-        return data if names is None else _named(data, names)
+        return data if names is None else replace(data, names=tuple(names))
     called = None if names is None else tuple(names)
     parts = [
         part if is_dataset(part) else _Rows(read_samples(f"node {i}", part))
@@ -84,8 +84,11 @@ def as_data(data: AnyData | Sequence[Any]) -> AnyData:
     return data if isinstance(data, AnyData) else from_datasets(data)
 
 
-def _named(data: FederatedData, names: Sequence[str]) -> FederatedData:
-    return FederatedData(data.x, data.y, data.counts, how=data.how, names=tuple(names))
+def with_class_names(data: FederatedData | LazyData, names: Sequence[Any] | None) -> FederatedData | LazyData:
+    """``data`` that know what their classes are called, if their labels are in memory and can be counted."""
+    if names is None or not isinstance(data, FederatedData):
+        return data
+    return replace(data, class_names=tuple(map(str, names)))
 
 
 def _why_lazy(parts: Sequence[Any]) -> str | None:

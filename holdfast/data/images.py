@@ -17,7 +17,7 @@ from holdfast.core.validation import Count, Whole
 from holdfast.data.dataset import DATASETS, TrainTest
 from holdfast.data.federated import FederatedData
 from holdfast.data.files import Folder, given_path
-from holdfast.data.handed import from_datasets
+from holdfast.data.handed import from_datasets, with_class_names
 from holdfast.data.lazy import LazyData
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -92,7 +92,8 @@ def image_folders(
     nodes = _folders(Path(path), "node")
     classes = _classes_of_nodes(Path(path), nodes)
     parts = [_images(Path(path) / node, classes, size, mode, transform) for node in nodes]
-    return from_datasets(parts, workers=workers, streaming=streaming, names=nodes, classes=len(classes))
+    data = from_datasets(parts, workers=workers, streaming=streaming, names=nodes, classes=len(classes))
+    return with_class_names(data, classes)
 
 
 @DATASETS.register("image-folder")

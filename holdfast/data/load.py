@@ -16,7 +16,7 @@ from holdfast.core.user_code import import_named
 from holdfast.core.validation import quoted
 from holdfast.data.dataset import DATASETS, Dataset, TrainTest
 from holdfast.data.federated import Counted, FederatedData
-from holdfast.data.handed import as_data, from_datasets
+from holdfast.data.handed import as_data, from_datasets, with_class_names
 from holdfast.data.items import is_dataset
 from holdfast.data.lazy import AnyData
 from holdfast.data.partition import partition, partition_dataset
@@ -101,6 +101,7 @@ def divide(
     if isinstance(found, Dataset):
         samples = (found.x_train, found.y_train)
         data = partition(*samples, (rule or IID)(), nodes=nodes, seed=seed, groups=found.groups)
+        data = replace(data, class_names=found.class_names)
         test = Pair(found.x_test, found.y_test) if len(found.x_test) else None
         return NodesData(data, test, None, found.classes, found.mean, found.std)
     train = found.train
@@ -109,9 +110,8 @@ def divide(
             train, (rule or IID)(), nodes, labels=getattr(train, "targets", None), seed=seed
         )
         classes = getattr(train, "classes", None)
-        return NodesData.of(
-            from_datasets(parts, classes=None if classes is None else len(classes)), found.test
-        )
+        read = from_datasets(parts, classes=None if classes is None else len(classes))
+        return NodesData.of(with_class_names(read, classes), found.test)
     if rule is not None:
         raise HoldfastError(f"problem.partition: {name} has divided the data already; leave partition out")
     if not isinstance(train, AnyData | Sequence) or isinstance(train, str):

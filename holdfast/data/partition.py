@@ -51,6 +51,7 @@ def partition(
         unused=count - len(index),
         names=_names(rows, owners) if isinstance(how, NaturalGroups) else None,
         table=None if whole is None or whole.table is None else replace(whole.table, node=None),
+        class_names=None if whole is None else whole.class_names,
     )
 
 

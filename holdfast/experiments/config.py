@@ -28,7 +28,7 @@ class Choice(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    name: str
+    name: str  # which one
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -56,6 +56,7 @@ def _as_list(metrics: Any) -> Any:
     return list(metrics) if isinstance(metrics, tuple) else metrics
 
 
+Seeds = Annotated[list[Seed], AfterValidator(_distinct), Field(min_length=1)]
 BatchSize = Count | Literal["full"]
 Cadence = Count | Literal["auto"]
 Metrics = Annotated[list[str | dict[str, Any]] | Literal["default"], BeforeValidator(_as_list)]
@@ -117,9 +118,9 @@ class NetworkConfig(Section):
 class AlgorithmConfig(Choice):
     """A method with its hyperparameters; ``label`` is what it is called in tables and plots."""
 
-    label: str = ""
+    label: str = ""  # what tables and plots call it; by default its name
     curvature: Literal["given", "estimate"] = "given"  # "estimate": measure mu and L of the problem first
-    local_epochs: Count | None = None  # instead of local_steps, see ``LocalEpochs``
+    local_epochs: Count | None = None  # passes over a node's data in a round, instead of local_steps
 
 
 ChosenAlgorithm = Annotated[AlgorithmConfig, BeforeValidator(_as_choice)]
@@ -128,9 +129,9 @@ ChosenAlgorithm = Annotated[AlgorithmConfig, BeforeValidator(_as_choice)]
 class Experiment(Section):
     """One fully determined experiment: exactly one algorithm, no lists to sweep over."""
 
-    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9._-]+$")  # of the run directory
     rounds: Count  # communication rounds
-    seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(default=[0], min_length=1)
+    seeds: Seeds = Field(default=[0])  # every method is run with each of them
     checkpoint_every: Count = 50  # rounds between checkpoints
     evaluate_every: Cadence = 1  # rounds between measurements; "auto": at most a fifth of the work
     metrics: Metrics = "default"  # what is measured; see `holdfast list metrics`
@@ -140,7 +141,7 @@ class Experiment(Section):
     channel: Chosen = Choice(name="identity")  # how messages travel; by default as they are
     problem: ProblemConfig
     network: NetworkConfig = NetworkConfig()
-    algorithm: ChosenAlgorithm  # see `holdfast list algorithms`, or module:attribute
+    algorithm: ChosenAlgorithm  # one or several `[[algorithm]]`, see `holdfast list algorithms`
 
 
 def default_experiment() -> str:

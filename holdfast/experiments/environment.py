@@ -24,7 +24,8 @@ def describe_environment(
         "holdfast": holdfast.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "numpy", "networkx", "scikit-learn")},
+        "torch": torch.__version__,  # with its build, such as 2.15.0+cu132, which package metadata may lack
+        **{name: version(name) for name in ("numpy", "networkx", "scikit-learn")},
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -12,6 +12,8 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
+from holdfast.data import FederatedData
+from holdfast.data.lazy import AnyData
 from holdfast.experiments.assembly import Setting
 from holdfast.experiments.columns import DELAY_COLUMNS, EPSILON_COLUMN, SOLVER_COLUMNS
 from holdfast.experiments.planned import Planned, PlannedJob
@@ -80,13 +82,21 @@ def write_setting(folder: Path, setting: Setting) -> None:
     """The partition and the network as tables."""
     data, labels = setting.data, setting.labels
     named = ["name"] if data.names else []  # such as the hospitals of a table
-    header = ["node", *named, "samples", *(str(label) for label in range(labels.shape[1]))]
+    header = ["node", *named, "samples", *_class_names(data, labels.shape[1])]
     lines = [
         [node, *(data.names or ())[node : node + 1], int(data.counts[node]), *labels[node].tolist()]
         for node in range(data.nodes)
     ]
     write_csv(folder / "partition.csv", header, lines)
     write_csv(folder / "network.csv", ["i", "j", "weight"], setting.network.weighted_links())
+
+
+def _class_names(data: AnyData, classes: int) -> list[str]:
+    """Of the first ``classes`` labels: there may be more names, of classes that only the test set has."""
+    known = data.class_names if isinstance(data, FederatedData) else None
+    if known is None or len(known) < classes:
+        return list(map(str, range(classes)))
+    return list(known[:classes])
 
 
 def write_csv(path: Path, header: list[str], lines: Sequence[Sequence[Any]]) -> None:

@@ -9,6 +9,7 @@ from holdfast.experiments.columns import COST_COLUMNS
 from holdfast.experiments.record import FinalRow, RunRecord, Spread
 from holdfast.report.format import best_lines, metric_title, recorded_metrics, round_text, spread_text
 from holdfast.report.styles import curve_styles
+from holdfast.report.untested import untested
 
 BEST, OUT = ' class="best"', ' class="out"'
 
@@ -45,7 +46,8 @@ def results_table(records: Sequence[RunRecord]) -> str:
 {body}
 </tbody>
 </table></div>
-<p class="note">{escape(_note(rows, any(record.member is not None for record in records), rivals))}</p>"""
+<p class="note">{escape(_note(rows, any(record.member is not None for record in records), rivals))}</p>
+{f'<p class="note">{escape(missing)}</p>' if (missing := untested(records)) else ""}"""
 
 
 def _cell(column: str, spread: Spread | None, best: bool) -> str:

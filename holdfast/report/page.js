@@ -559,7 +559,7 @@
     });
   }
 
-  const brief = (name) => name.length > 14 ? `${name.slice(0, 13)}…` : name;
+  const brief = (name, most = 14) => name.length > most ? `${name.slice(0, most - 1)}…` : name;
   const called = (name) => /^\d+$/.test(name) ? `node ${name}` : name;
 
   function networkFigure(setting, order) {
@@ -572,7 +572,7 @@
     const radius = scattered ? (size - 20) / columns / 2 : 19 * crowd;
     const place = (i) => scattered
       ? [10 + (2 * (i % columns) + 1) * radius, 10 + (2 * Math.floor(i / columns) + 1) * radius]
-      : setting.places[i].map((v, k) => size / 2 + (k ? -1 : 1) * (v / spread) * (size / 2 - radius - (beside ? 24 : 6)));
+      : setting.places[i].map((v, k) => size / 2 + (k ? -1 : 1) * (v / spread) * (size / 2 - radius - (beside ? 28 : 6)));
     const places = setting.names.map((_, i) => place(i));
     const links = svg("g", { class: "links" });
     const heaviest = Math.max(...setting.links.map(([, , w]) => w), 1e-12);
@@ -637,7 +637,8 @@
   function partitionFigure(setting) {
     const [nodes, classes] = [setting.counts.length, setting.classes.length];
     const top = setting.counts.reduce((most, row) => Math.max(most, ...row), 1);
-    const left = nodes <= 40 ? 14 + 6.4 * Math.max(...setting.names.map((name) => brief(called(name)).length)) : 34;
+    const most = classes <= 10 ? 28 : 14; // letters of a name, where few columns leave room for it
+    const left = nodes <= 40 ? 14 + 6.4 * Math.max(...setting.names.map((name) => brief(called(name), most).length)) : 34;
     const width = 560;
     const cell = [(width - left - 6) / classes, Math.max(nodes > 200 ? 0.4 : 2, Math.min(31, 460 / nodes))];
     const slanted = Math.max(...setting.classes.map((name) => name.length)) > Math.max(3, cell[0] / 7);
@@ -671,7 +672,7 @@
     const everyNode = Math.ceil(12 / cell[1]);
     setting.names.forEach((name, i) => {
       if (i % everyNode === 0) picture.append(svg("text", { x: left - 8, y: above + (i + 0.5) * cell[1], dy: "0.35em",
-        "text-anchor": "end" }, nodes <= 40 ? brief(called(name)) : name));
+        "text-anchor": "end" }, nodes <= 40 ? brief(called(name), most) : name));
     });
     const mark = svg("rect", { class: "mark", x: left, width: width - left - 6, height: cell[1], visibility: "hidden" });
     picture.append(mark);
@@ -681,10 +682,10 @@
       const i = Math.floor((y - above) / cell[1]);
       return i >= 0 && i < nodes ? i : -1;
     }, nodes, (i) => {
-      const most = setting.counts[i].map((count, c) => [count, setting.classes[c]]).filter(([count]) => count)
+      const owned = setting.counts[i].map((count, c) => [count, setting.classes[c]]).filter(([count]) => count)
         .sort((a, b) => b[0] - a[0]);
-      return [`${called(setting.names[i])}: ${countText(setting.samples[i])} samples`, most.slice(0, 8).map(([count, name]) =>
-        `${name}: ${countText(count)}`).join(", ") + (most.length > 8 ? " …" : "")];
+      return [`${called(setting.names[i])}: ${countText(setting.samples[i])} samples`, owned.slice(0, 8).map(([count, name]) =>
+        `${name}: ${countText(count)}`).join(", ") + (owned.length > 8 ? " …" : "")];
     }, (i) => {
       mark.setAttribute("y", above + Math.max(0, i) * cell[1]);
       mark.setAttribute("visibility", i < 0 ? "hidden" : "visible");

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from holdfast.experiments.record import FinalRow, RunRecord, overlaid
 from holdfast.report.format import best_lines, format_value, metric_title, round_text, spread_text
+from holdfast.report.untested import untested
 
 DIGITS = 3
 HEADS = {  # two short lines over each column, so that the usual ones fit into 80 characters
@@ -64,7 +65,7 @@ def summary_table(records: Sequence[RunRecord], width: int = 100) -> Table:
             columns.remove(column)
             left_out.append(metric_title(column))
             table = _table(rows, columns)
-    table.caption = _caption(rows, left_out)
+    table.caption = _caption(rows, left_out, untested(records))
     return table
 
 
@@ -92,7 +93,7 @@ def _cell(row: FinalRow, column: str, best: bool) -> Text:
     return Text(text, style="bold" if best else "")
 
 
-def _caption(rows: Sequence[FinalRow], left_out: Sequence[str]) -> Text:
+def _caption(rows: Sequence[FinalRow], left_out: Sequence[str], missing: str) -> Text:
     caption = Text(style="not italic")
     if any(row.seeds > 1 for row in rows):
         number = {row.seeds for row in rows}
@@ -100,6 +101,8 @@ def _caption(rows: Sequence[FinalRow], left_out: Sequence[str]) -> Text:
         caption.append(f"Means over {seeds}; accuracy ± its sample standard deviation.\n")
     if left_out:
         caption.append(f"Not shown for lack of width, but in the report: {', '.join(left_out)}.\n")
+    if missing:
+        caption.append(f"{missing}\n", style="yellow")
     for row in rows:
         if row.note:
             caption.append(

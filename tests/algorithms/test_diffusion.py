@@ -51,7 +51,8 @@ def test_gossip_does_not(quadratics, network):
 
 def test_nids_finds_the_sparse_minimiser_with_l1(quadratics):
     """x minimises f + l1 ‖x‖₁ if -∇f(x)/l1 is a subgradient of ‖x‖₁."""
-    l1 = 2.0
+    # Where a node's own subgradient ends at the edge of [-l1, l1], rounding decides whether its 0 is exact.
+    l1 = 4.0
     x = quadratics.run(hf.NIDS(lr=0.15, l1=l1), 600, RING)[-1]
     assert (x - x.mean(0)).abs().max() < 1e-9
     x = x.mean(0)

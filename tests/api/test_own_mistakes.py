@@ -202,7 +202,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "features": (
         {"model": nn.Linear(5, 3)},
-        r"the model \(Linear\) fails on a batch of shape \(2, 4\): mat1 and mat2 .* \(2x4 and 5x3\)",
+        r"the model \(Linear\) fails on a batch of shape \(2, 4\): (addmm: )?"
+        r"mat1 and mat2 .* \(2x4 and 5x3\)",
     ),
     "whole numbers": ({"data": nodes((10 * X).long(), Y)}, r"of measurements give x.float\(\)"),
     "class of a model": (

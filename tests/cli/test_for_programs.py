@@ -49,9 +49,10 @@ def test_runs_are_listed(printed: tuple[Path, dict[str, object]]) -> None:
     listed = CliRunner().invoke(app, ["list", "runs", "--runs-dir", str(runs), "--json"])
     [entry] = json.loads(listed.stdout)
     assert entry == {key: value for key, value in shown.items() if key != "report"}
-    table = CliRunner().invoke(app, ["list", "runs", "--runs-dir", str(runs)])
-    assert "first" in table.stdout
-    assert "3 jobs, 3 done" in table.stdout
+    table = CliRunner().invoke(app, ["list", "runs", "--runs-dir", str(runs)], env={"COLUMNS": "40"})
+    assert str(runs / "first") in table.stdout  # in one piece, however narrow the terminal
+    wide = CliRunner().invoke(app, ["list", "runs", "--runs-dir", str(runs)], env={"COLUMNS": "200"})
+    assert "3 jobs, 3 done" in wide.stdout
 
 
 def test_a_damaged_run_does_not_hide_the_others(

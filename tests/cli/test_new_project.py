@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,9 @@ def test_it_says_how_the_target_was_understood(tmp_path: Path, values: list[obje
     assert (written.dtype.kind == "f") == ("number" in told)  # floats are quantities to the experiment
 
 
-def new(folder: Path, target: str, node: str) -> Outcome:
+def new(folder: Path, target: str, node: str, *options: str) -> Outcome:
     where = ["new", "project", str(folder / "p"), "--csv", str(folder / "mine.csv")]
-    return holdfast(*where, "--target", target, "--node", node)
+    return holdfast(*where, "--target", target, "--node", node, *options)
 
 
 def test_columns_may_have_any_name(tmp_path: Path) -> None:
@@ -116,7 +117,6 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     gaps.loc[5, "sex"] = None
     told = complaint(gaps)
     assert "'age' in 2 rows (the first is line 5), 'sex' in 1 row (the first is line 7)" in told
-    assert "separates columns by ';'" in complaint(rows, sep=";")
     assert "not UTF-8" in complaint(rows.replace("Ash", "Süd"), encoding="latin-1")
     assert "both 'ill'" in complaint(rows, node="ill")
     assert "in every row" in complaint(rows.assign(ill="yes"))
@@ -126,7 +126,83 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     stray = rows.assign(age=rows["age"].astype(str))
     stray.loc[[8, 9], "age"] = ["old", "n/k"]
     told = complaint(stray)
-    assert "column 'age' holds numbers, but 'old' in line 10 and 1 more that are not; correct them" in told
+    assert (
+        "column 'age' holds numbers, but 'old' in line 10 and 1 more that are not; correct the file\n" in told
+    )
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_spreadsheets_of_all_countries_are_read(tmp_path: Path, mark: str, decimal: str) -> None:
+    rows = table("ill").replace("Ash", "Süd & West")
+    rows.to_csv(tmp_path / "mine.csv", index=False, sep=mark, decimal=decimal, encoding="utf-8-sig")
+    made = new(tmp_path, "ill", "clinic")
+    assert f"note: columns were separated by {mark!r}" in made.out, made.err
+    assert ("decimal commas" in made.out) == (decimal == ",")
+    written = pd.concat(pd.read_csv(tmp_path / "p/data" / name) for name in ("train.csv", "test.csv"))
+    assert written["age"].sum() == pytest.approx(rows["age"].sum(), rel=1e-12)
+    assert set(written["clinic"]) == {"Süd & West", "Birch", "Cedar"}
+
+
+def test_gaps_are_filled_if_asked_for(tmp_path: Path) -> None:
+    rows = table("ill")
+    rows.loc[[3, 7], "age"], rows.loc[5, "sex"], rows.loc[9, "ill"] = np.nan, None, None
+    rows.to_csv(tmp_path / "mine.csv", index=False)
+    assert "correct the file, or add --fill\n" in new(tmp_path, "ill", "clinic").err
+    made = new(tmp_path, "ill", "clinic", "--fill")
+    median = float(f"{rows.drop(index=9)['age'].median():.5g}")
+    assert "note: left out 1 row without 'ill' or 'clinic'" in made.out, made.err
+    assert f"note: filled 2 gaps of 'age' with {median:g}" in made.out
+    assert "note: filled 1 gap of 'sex' with unknown" in made.out
+    written = pd.concat(pd.read_csv(tmp_path / "p/data" / name) for name in ("train.csv", "test.csv"))
+    assert len(written) == 199
+    assert written.notna().all().all()
+    assert (written["age"] == median).sum() >= 2
+
+
+def test_columns_are_left_out_if_asked_for(tmp_path: Path) -> None:
+    rows = table("ill").assign(came=[f"{day % 28 + 1}.12.2026" for day in range(200)])
+    rows.to_csv(tmp_path / "mine.csv", index=False)
+    told = new(tmp_path, "ill", "clinic").err
+    assert "column 'came' holds dates, such as '1.12.2026', which would have to be numbers" in told
+    assert "this column is needed" in new(tmp_path, "ill", "clinic", "--leave-out", "ill").err
+    assert "did you mean 'came'" in new(tmp_path, "ill", "clinic", "--leave-out", "cam").err
+    made = new(tmp_path, "ill", "clinic", "--leave-out", "came", "--leave-out", "sex")
+    assert made.code == 0, made.err
+    assert list(pd.read_csv(tmp_path / "p/data/test.csv")) == ["clinic", "age", "ill"]
+
+
+def test_all_problems_are_told_at_once_with_what_helps(tmp_path: Path) -> None:
+    rows = table("ill").assign(
+        number=[f"P{i}" for i in range(200)], ward=np.resize(["1", "2", "2A", "3"], 200)
+    )
+    rows["last seen"] = [f"2026-03-{i % 28 + 1:02}T12:00" for i in range(200)]
+    rows.loc[3, "age"] = np.nan
+    rows.to_csv(tmp_path / "mine.csv", index=False)
+    told = new(tmp_path, "ill", "clinic").err
+    options = told.split("or add ")[1]
+    assert shlex.split(options) == [
+        "--fill", "--leave-out", "number", "--words", "ward", "--leave-out", "last seen",
+    ]  # fmt: skip
+    made = new(tmp_path, "ill", "clinic", *shlex.split(options))
+    assert made.code == 0, made.err
+
+
+def test_codes_may_look_like_numbers(tmp_path: Path) -> None:
+    rows = table("ill")
+    rows["ward"] = np.resize(["1", "2"], len(rows))
+    rows.loc[4, "ward"] = "2A"  # in one of the two files only, so that the other holds numbers
+    rows["stage"] = np.resize(["1", "2", "4"], len(rows))
+    rows.to_csv(tmp_path / "mine.csv", index=False)
+    made = new(tmp_path, "stage", "clinic", "--words", "ward", "--words", "stage")
+    assert "stage is one of 3 classes: stage 1, stage 2, stage 4" in made.out, made.err
+    assert 'one_hot = ["sex", "ill", "ward"]' in (tmp_path / "p/experiment.toml").read_text()
+    run_in(tmp_path / "p", "run", "experiment.toml", "rounds=1", "--name", "first")
+    held = (tmp_path / "p/runs/first/partition.csv").read_text().splitlines()[0]
+    assert held == "node,name,samples,stage 1,stage 2,stage 4"
+    dimension = json.loads((tmp_path / "p/runs/first/summary.json").read_text())["facts"]["dimension"]
+    columns = 1 + 2 + 3 + 2  # age, sex, ward, ill
+    assert dimension == (columns + 1) * 32 + 33 * 3
 
 
 def test_what_would_mislead_is_told(tmp_path: Path) -> None:

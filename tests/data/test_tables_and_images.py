@@ -195,7 +195,8 @@ def test_folders_of_nodes_with_classes(tmp_path) -> None:
         paint(tmp_path / node / name / "one.png", shade)
     data = hf.image_folders(tmp_path)
     assert data.names == ("oslo", "rome")
-    assert data.y.tolist() == [1, 2, 0]  # cat, dog, elk
+    assert data.y.tolist() == [1, 2, 0]
+    assert data.class_names == ("cat", "dog", "elk")
     lazy = hf.image_folders(tmp_path, transform=lambda image: image + torch.randint(5, ()).byte())
     assert isinstance(lazy, hf.LazyData)
     assert lazy.names == data.names

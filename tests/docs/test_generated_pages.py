@@ -34,6 +34,15 @@ def test_types_are_words(hooks: ModuleType) -> None:
     assert "Union[" not in page
 
 
+def test_lists_that_are_no_sweeps_are_named(hooks: ModuleType) -> None:
+    page = hooks.experiment_keys()
+    assert set(re.findall(r"^\| `(\w+)` \| a list", page, re.MULTILINE)) == {"seeds", "metrics"}
+    assert "no sweeps: `seeds`, `metrics`," in page
+    assert "no lists to sweep over" not in page
+    assert "\n## `[[algorithm]]`\n" in page
+    assert "| `local_epochs` | whole number | none |" in page
+
+
 @pytest.fixture(scope="module")
 def nav() -> list:
     config = load_config(str(ROOT / "mkdocs.yml"))

@@ -176,6 +176,42 @@ def test_organisations_are_called_by_their_names(tmp_path: Path) -> None:
     assert [label.get_text() for label in heat_map.get_yticklabels()] == ["north  (6)", "south, east  (4)"]
 
 
+@pytest.mark.parametrize(
+    ("cells", "heads"),
+    [
+        (("yes", "no"), "no,yes"),
+        (("True", "False"), "False,True"),
+        (("0", "1"), "0,1"),
+    ],
+)
+@pytest.mark.parametrize("node", [True, False])
+def test_classes_are_called_by_their_names(
+    tmp_path: Path, cells: tuple[str, str], heads: str, node: bool
+) -> None:
+    lines = ["hospital,age,ill", *(f"{'ab'[i % 2]},{i},{cells[i % 3 == 0]}" for i in range(12))]
+    file = tmp_path / "patients.csv"
+    file.write_text("\n".join(lines if node else [line[line.index(",") + 1 :] for line in lines]))
+    named = {"name": "csv", "file": str(file), "target": "ill"} | ({"node": "hospital"} if node else {})
+    frame = hf.from_frame(file, target="ill", node="hospital" if node else None)
+    whole = frame if node else hf.partition(frame, None, hf.IID(), nodes=2)
+    for order, data in enumerate((named, whole)):
+        folder = tmp_path / f"run{order}"
+        hf.train(
+            hf.FedAvg(lr=0.1),
+            model=torch.nn.Linear(1, 2),
+            data=data,
+            nodes=2 if data is named else None,
+            rounds=1,
+            run_dir=folder,
+            progress=False,
+        )
+        head = (folder / "partition.csv").read_text().splitlines()[0]
+        assert head.split("samples,")[1] == heads
+        record = load_record(folder)
+        [_, heat_map] = [plot.figure.axes[0] for plot in setting_plots(record)]
+        assert [label.get_text() for label in heat_map.get_xticklabels()] == heads.split(",")
+
+
 # --- divergence --------------------------------------------------------------------------------------------
 
 

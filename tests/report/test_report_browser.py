@@ -206,6 +206,8 @@ def test_nodes_go_by_their_names(page: Browser, tmp_path: Path) -> None:
     opened(page, tmp_path, two_algorithms(tmp_path / "run", partition=partition))
     names = "[...document.querySelectorAll('.network > text')].map((text) => text.textContent)"
     assert page.js(names) == ["Northern Bank…", "Harbour", "<b>Lake"]
+    rows = "[...document.querySelectorAll('.partition > text')].map((text) => text.textContent)"
+    assert "Northern Bank of Commerce" in page.js(rows)
     page.js("document.querySelector('.partition').focus()")
     page.press("Home")
     assert "Northern Bank of Commerce: 7 samples" in tip(page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from holdfast.experiments.record import RunRecord, Spread, load_record
 from holdfast.report import format as words
 from holdfast.report.html import report_html
 from holdfast.report.terminal import HEADS, summary_table
+from holdfast.report.untested import untested
 from holdfast.report.verdict import troubles, verdict
 
 
@@ -174,3 +176,39 @@ def test_default_metrics_fit_and_narrow_terminals_lose_columns_aloud(tmp_path: P
     assert max(map(len, narrow.splitlines())) <= 60
     assert "Not shown for lack of width, but in the report: test loss, gradients" in " ".join(narrow.split())
     assert "55.0±7.1" in narrow
+
+
+@pytest.mark.parametrize(
+    ("dataset", "metrics", "remedy"),
+    [
+        ('{ name = "csv", file = "a.csv", target = "y" }', "default", "test_file in [problem.dataset]"),
+        ('{ name = "image-folder", folder = "a" }', "default", "test_folder in [problem.dataset]"),
+        ('{ name = "npz", file = "a.npz" }', "default", "add x_test and y_test to the file"),
+        ('"mine:load"', "default", "mine:load can return hf.TrainTest(train, test)"),
+        ('"quadratics"', "default", None),  # nothing is learned there
+        ('{ name = "csv", file = "a.csv", target = "y" }', "chosen", None),
+    ],
+)
+def test_missing_test_data_are_told_with_the_remedy(
+    tmp_path: Path, dataset: str, metrics: str, remedy: str | None
+) -> None:
+    chosen = 'metrics = ["train_loss"]\n' if metrics == "chosen" else ""
+    experiment = f"rounds = 20\nseeds = [0]\n{chosen}[problem]\ndataset = {dataset}\n"
+    rows = [{"round": 20, "train_loss": 0.5}]
+    told = {}
+    for count in (0, 5):
+        folder = tmp_path / str(count)
+        write_run(folder, [job("fedavg", 0, rows)], metrics=("train_loss",), experiment=experiment)
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["facts"]["test_samples"] = count
+        (folder / "summary.json").write_text(json.dumps(summary))
+        told[count] = untested([load_record(folder)])
+    assert told[5] == ""
+    if remedy is None:
+        assert told[0] == ""
+        return
+    assert told[0].startswith("There are no test data, ")
+    assert told[0].endswith(f"{remedy}.")
+    record = load_record(tmp_path / "0")
+    assert told[0] in " ".join(printed([record]).split())
+    assert told[0] in Page(report_html([record])).words

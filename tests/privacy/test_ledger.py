@@ -6,6 +6,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from scipy.stats import binom, norm
 from test_conformance import CASES, case_id, method, network
 
@@ -70,6 +71,21 @@ def test_a_draw_that_fills_the_rows_costs_its_probability_and_no_more(epsilon) -
     assert divergence(real, without) > divergence(ideal, without)  # something is needed
     assert divergence(real, without) <= (1 - fills) * divergence(ideal, without) + fills
     assert divergence(without, real) <= (1 - fills) * divergence(without, ideal) + fills
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "minibatches", "of_all_data"),
+    [(5.0, 0.2, 400, 0), (20.0, 1.0, 0, 50), (8.0, 0.1, 300, 7)],
+)
+def test_epsilon_is_a_little_below_that_of_renyi_divergences(sigma, rate, minibatches, of_all_data) -> None:
+    """Another arithmetic for the same mechanisms, whose bounds are known to be looser."""
+    renyi, gaussian = RdpAccountant(), dp_accounting.GaussianDpEvent(sigma)
+    if minibatches:
+        renyi.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), minibatches)
+    if of_all_data:
+        renyi.compose(gaussian, of_all_data)
+    ours = epsilon_of(sigma, 1e-5, rate, minibatches, of_all_data)
+    assert 0.9 * renyi.get_epsilon(1e-5) < ours < renyi.get_epsilon(1e-5)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Releases:
         grid: float | None = None,
         rounded: float = 0.0,
     ) -> None:
-        self.budget, self.multiplier = plan.budget, plan.multiplier
+        self.budget, self.multiplier, self._events = plan.budget, plan.multiplier, member.events
         self.draws = f"{member.federation.id} {member.store.incarnation}"  # what names them tells no data
         self.run = " ".join(filter(None, (self.draws, data)))
         key, begun = member.folder / "noise.key", member.store.state.exists()
@@ -75,8 +75,13 @@ class Releases:
         """Pays for ``accesses``, (sampling rate, how often), unless the very same was paid for before."""
         trace = self._trace.copy()
         trace.update(repr(accesses).encode())
-        self.spent.charge(trace.hexdigest(), accesses, self.multiplier, self.budget, nodes, draw, first)
+        again = self.spent.charge(
+            trace.hexdigest(), accesses, self.multiplier, self.budget, nodes, draw, first
+        )
         self._trace = trace  # only now: while there is no room for the line, it is tried again
+        if again:
+            reason = "a round that was computed again differs, and costs more than another would"
+            self._events.log("the same secret sample is released again", "warning", reason=reason)
 
     @property
     def epsilon(self) -> float:

@@ -89,14 +89,14 @@ class Spent:
         nodes: Sequence[str] = EVERYBODY,
         draw: str = "",
         first: int = 0,
-    ) -> None:
+    ) -> bool:
         """Writes down ``accesses``, (sampling rate, how often), before a new ``release`` is sent.
 
         ``nodes``: whose data it is of. ``draw``: the secret draw of samples, of which those from the number
-        ``first`` on are accessed, where the rate is below one.
+        ``first`` on are accessed, where the rate is below one. Returns whether some of them were before.
         """
         if release in self.known:
-            return
+            return False
         entry: dict[str, Any] = {"release": release, "noise_multiplier": multiplier, "accesses": accesses}
         entry |= {"nodes": list(nodes)} if nodes != EVERYBODY else {}
         entry |= {"draw": draw, "first": first} if draw else {}
@@ -115,7 +115,9 @@ class Spent:
             except OSError:  # no room: it is tried again
                 file.truncate(end)
                 raise
+        again = any(self.drawn.get(draw, Counter())[sample] for sample in _samples(entry))
         self._add(entry)
+        return again
 
 
 def _samples(entry: dict[str, Any]) -> range:

@@ -52,7 +52,7 @@ FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
 BUDGET = {"epsilon": 50.0, "delta": 1e-3, "clip": 1.0, "noise_multiplier": 1.0}
 
 
-DRAWS = 240  # enough that numbers of the operating system fail no test by chance
+DRAWS = 150  # enough that numbers of the operating system fail no test by chance
 
 
 def private(
@@ -181,7 +181,7 @@ def test_the_seed_does_not_give_the_noise(tmp_path: Path) -> None:
     for a, b in ((one, two), (one, theirs), (two, theirs)):
         assert (
             abs(float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1])) < 0.1
-        )  # seven deviations
+        )  # more than five deviations
     for sizes in (released[1], released[3]):
         assert not torch.equal(sizes, torch.stack(counted_batches))
     assert not torch.equal(released[1], released[3])

@@ -15,6 +15,7 @@ import holdfast as hf
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.executors import tracing
 from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.problem.private import Release, counted_noise
 
 CPU = torch.device("cpu")
 RING, STAR = hf.Network.of(hf.ring(NODES)), hf.server(NODES)
@@ -56,6 +57,37 @@ def both(algorithm, network, rounds: int = 6, cohort: int | None = None):
 def test_compiled_rounds_are_the_same_rounds(algorithm, network, always, without_compiler) -> None:
     how, _ = both(algorithm, network)
     assert how.startswith("all nodes stacked, compiled; prepared in")
+
+
+def privately(algorithm, network, rounds: int = 4) -> str:
+    """Compiled rounds with private gradients, compared with plain ones; how they were run."""
+
+    def simulation(**options) -> Simulation:
+        release = Release(0.5, 0.8, counted_noise(7))
+        problem = dense(sampling="poisson").protected(release)
+        return Simulation(algorithm, problem, network, seed=7, **options)
+
+    plain, compiled = simulation(), simulation(executor=executor_for(CPU))
+    how = compiled.prepare(rounds)
+    for _ in range(rounds):
+        plain.step()
+        compiled.step()
+    assert_close(compiled.models, plain.models)
+    assert compiled.counters.accesses == plain.counters.accesses
+    return how
+
+
+@pytest.mark.parametrize(("algorithm", "network"), METHODS[1:3])
+def test_private_rounds_have_the_same_noise_and_are_counted(
+    algorithm, network, always, without_compiler
+) -> None:
+    assert "compiled; prepared in" in privately(algorithm, network)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_private_rounds_with_a_real_compiler(always) -> None:
+    assert "compiled; prepared in" in privately(*METHODS[1])
 
 
 def test_cohorts_change_from_round_to_round(always, without_compiler) -> None:

@@ -34,14 +34,16 @@ ROUNDS = 10
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-def digits(model: str = "mlp", backend="auto", samples_at_once=None, **options) -> ModelProblem:
+def digits(
+    model: str = "mlp", backend="auto", samples_at_once=None, sampling="replacement", **options
+) -> ModelProblem:
     data = DATASETS.build("digits", {})
     split = hf.partition(data.x_train, data.y_train, hf.Dirichlet(0.5), nodes=NODES, seed=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = MODELS.build(model, options, input_shape=data.input_shape, outputs=10)
     flat = FlatModel(module, torch.device("cpu"), torch.float32)
-    how = {"backend": backend, "samples_at_once": samples_at_once}
+    how = {"backend": backend, "samples_at_once": samples_at_once, "sampling": sampling}
     return ModelProblem(flat, CrossEntropy(), split, batch_size=16, seed=7, **how)
 
 

@@ -30,7 +30,7 @@ NO_COMMANDS = ("relay 1",)  # words of a protocol
 def commands(page: Path) -> Iterator[list[str]]:
     """The words of every ``holdfast ...`` in a block of shell commands or in a line of text."""
     text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```sh[^\n]*\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`(holdfast [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     for line in lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ def _rows(csv: Path, words: Sequence[str]) -> tuple[pandas.DataFrame, list[str]]
     kept = dict.fromkeys(words, "str")
     try:
         with csv.open(encoding="utf-8-sig") as file:
-            head = file.readline()
+            head = re.sub(r'"[^"]*"', "", file.readline())
         mark = max(SEPARATORS, key=head.count)  # the first of them, if there is none
         rows = pandas.read_csv(csv, sep=mark, dtype=kept)
         if mark == ",":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 import tomllib
@@ -142,6 +143,13 @@ def test_spreadsheets_of_all_countries_are_read(tmp_path: Path, mark: str, decim
     written = pd.concat(pd.read_csv(tmp_path / "p/data" / name) for name in ("train.csv", "test.csv"))
     assert written["age"].sum() == pytest.approx(rows["age"].sum(), rel=1e-12)
     assert set(written["clinic"]) == {"Süd & West", "Birch", "Cedar"}
+
+
+def test_separators_in_quoted_names_do_not_count(tmp_path: Path) -> None:
+    rows = table("ill").rename(columns={"age": "age, in years, at entry", "sex": "sex, if known"})
+    rows.to_csv(tmp_path / "mine.csv", index=False, sep=";", quoting=csv.QUOTE_ALL)
+    made = new(tmp_path, "ill", "clinic")
+    assert "columns were separated by ';'" in made.out, made.err
 
 
 def test_gaps_are_filled_if_asked_for(tmp_path: Path) -> None:

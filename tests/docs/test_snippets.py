@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-# python.md, data.md and experiments.md have tests of their own, which also look at what is printed.
+# python.md and data.md have tests of their own, which also look at what is printed.
 PAGES = [
-    *(DOCS / f"{name}.md" for name in ("index", "channels", "models", "robust")),
+    *(DOCS / f"{name}.md" for name in ("index", "channels", "models", "robust", "deploy", "dspodfl-bias")),
+    *(DOCS / f"{name}.md" for name in ("experiments", "membership", "privacy")),
     *sorted((DOCS / "howto").glob("*.md")),
 ]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]

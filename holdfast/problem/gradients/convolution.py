@@ -212,7 +212,12 @@ def _by_own_kernels(x: Tensor, planes: int, kernel: int, stride: int) -> bool:
     return fits and slow and importlib.util.find_spec("triton") is not None
 
 
-@torch.library.custom_op("holdfast::convolution_products", mutates_args=())
+@torch.library.custom_op(
+    "holdfast::convolution_products",
+    mutates_args=(),
+    # written out because torch 2.6 does not read the types of lists
+    schema="(Tensor x, Tensor w, SymInt stride, SymInt padding, SymInt[] size, bool tf32) -> Tensor",
+)
 def _products(x: Tensor, w: Tensor, stride: int, padding: int, size: list[int], tf32: bool) -> Tensor:
     from holdfast.problem.gradients.convolution_kernels import products
 

@@ -54,7 +54,12 @@ def recurrence(given: Tensor, back: Tensor, bias: Tensor, start: State, mode: st
     return tuple(part.squeeze(0) for part in states)
 
 
-@torch.library.custom_op("holdfast::recurrence", mutates_args=())
+# Schemas are written out because torch 2.6 does not read the types of lists.
+@torch.library.custom_op(
+    "holdfast::recurrence",
+    mutates_args=(),
+    schema="(Tensor given, Tensor back, Tensor bias, Tensor[] start, str mode) -> Tensor[]",
+)
 def _forward(given: Tensor, back: Tensor, bias: Tensor, start: Sequence[Tensor], mode: str) -> list[Tensor]:
     """The same for n nodes: all tensors begin with [n, ...]."""
     state: State = tuple(start)
@@ -70,7 +75,11 @@ def _(given: Tensor, back: Tensor, bias: Tensor, start: Sequence[Tensor], mode: 
     return [given.new_empty(*given.shape[:3], part.shape[-1]) for part in start]
 
 
-@torch.library.custom_op("holdfast::recurrence_backward", mutates_args=())
+@torch.library.custom_op(
+    "holdfast::recurrence_backward",
+    mutates_args=(),
+    schema="(Tensor[] slopes, Tensor[] own, Tensor back, Tensor[] upstream) -> Tensor[]",
+)
 def _backward(
     slopes: Sequence[Tensor], own: Sequence[Tensor], back: Tensor, upstream: Sequence[Tensor]
 ) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from importlib.util import find_spec
@@ -116,3 +117,17 @@ def deploying(command: Command) -> Command:
         return command(*args, **kwargs)
 
     return run  # type: ignore[return-value]
+
+
+def load_grpc_quietly() -> None:
+    """For commands that ask others: gRPC would tell on standard error, in its own words, whom it misses.
+
+    It reads the variable when it is loaded. Members listen to what it says, and load it as it is.
+    """
+    before = os.environ.get("GRPC_VERBOSITY")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        import holdfast.engines.deploy.wire  # noqa: F401
+    finally:
+        if before is None:
+            del os.environ["GRPC_VERBOSITY"]

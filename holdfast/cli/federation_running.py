@@ -26,6 +26,7 @@ from holdfast.cli.federation_options import (
     Who,
     WhoWhere,
     deploying,
+    load_grpc_quietly,
 )
 
 running = typer.Typer()
@@ -142,6 +143,7 @@ def _change(
     output: Path | None,
     insecure: bool,
 ) -> None:
+    load_grpc_quietly()
     from holdfast.cli.membership import change_members
 
     change_members(
@@ -192,6 +194,7 @@ def rollback(
     Where members may change, the coordinator orders it, and all go back together. Else it puts back one
     stopped member; run it for every member, each at its own site.
     """
+    load_grpc_quietly()
     from holdfast.cli.recovery import roll_back
 
     roll_back(file, name, to, folder, certs, output, insecure=insecure)
@@ -218,6 +221,7 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Who is up, at which round, how far behind, bytes sent, last error."""
+    load_grpc_quietly()
     from holdfast.cli.federation import show_status
 
     show_status(file, name, certs, insecure=insecure, as_json=json)

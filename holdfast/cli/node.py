@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -129,10 +130,14 @@ def _log(options: MemberOptions) -> Iterator[Events]:
     with nothing_but_entries(events):
         try:
             yield events
-        except (HoldfastError, OSError) as error:
+        except (HoldfastError, OSError, MemoryError) as error:
             code = getattr(error, "exit_code", MISCONFIGURED)
-            events.log("stopping", "error", reason=str(error), exit_code=code)
+            events.log("stopping", "error", reason=str(error) or "out of memory", exit_code=code)
             sys.exit(code)
+        except Exception as error:  # of the site's own code, or ours: still one line
+            reason, told = f"{type(error).__name__}: {error}", traceback.format_exc()
+            events.log("crashed", "error", reason=reason, traceback=told, exit_code=1)
+            sys.exit(1)
 
 
 def _run(

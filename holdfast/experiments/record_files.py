@@ -192,7 +192,7 @@ def _json(file: Path, shape: Any) -> Any:
     try:
         value = json.loads(_text(file))
         TypeAdapter(shape).validate_python(value)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise _damaged(file, error) from None
     except ValidationError as error:
         first = error.errors()[0]

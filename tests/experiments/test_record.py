@@ -194,6 +194,7 @@ def test_no_such_directory(tmp_path: Path) -> None:
     [
         ("experiment.toml", "rounds = 20", "rounds =", "experiment.toml is damaged: .*line 2"),
         ("environment.json", "{", "", "environment.json is damaged: "),
+        ("environment.json", "{", "[" * 100_000, "environment.json is damaged: maximum recursion depth"),
         (
             "environment.json",
             '{"python": "3.11.2", "note": "a <b> & c"}',

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from connect_proxy import ConnectProxy
-from federation_runs import DeployedRun, Started, calm_run, deploy, describe, free_ports
+from federation_runs import PATIENCE, DeployedRun, Started, calm_run, deploy, describe, free_ports
 from federation_runs import write_federation as write
 from relay_runs import relayed, relaying
 
@@ -124,3 +127,32 @@ def test_a_relay_killed_again_and_again_changes_nothing(tmp_path: Path) -> None:
     for name in "abc":
         tensors = (tmp_path / f"node-{name}" / "model.safetensors").read_bytes()
         assert tensors == (calm.folder / name / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_proxy_that_refuses_is_told_by_status_in_its_own_words(tmp_path: Path) -> None:
+    """gRPC has more to say about it, on standard error."""
+    path = write(describe(GOSSIP, nodes=2), tmp_path)
+    path.write_text(path.read_text().replace("127.0.0.1", "peer.invalid"))
+    asked: list[bytes] = []
+
+    def refuse(listening: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                asked.append(connection.recv(4096))
+                connection.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        threading.Thread(target=refuse, args=[proxy], daemon=True).start()
+        told = subprocess.run(
+            [sys.executable, "-m", "holdfast", "federation", "status", str(path)],
+            env={**os.environ, "https_proxy": f"http://127.0.0.1:{proxy.getsockname()[1]}", "no_proxy": ""},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+    assert any(b"CONNECT peer.invalid" in question for question in asked)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.count("down") == 2

@@ -97,6 +97,19 @@ def test_warnings_and_what_libraries_log_become_entries() -> None:
     assert entries[0]["text"] == "a line\\nand another"
 
 
+def test_a_crash_of_the_sites_own_code_is_an_entry_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_federation(describe(GECL, nodes=2), tmp_path)
+    (tmp_path / "own_rows.py").write_text('def rows():\n    raise KeyError("a\\nb")\n')
+    monkeypatch.chdir(tmp_path)
+    outcome = holdfast("node", path, "--name", "a", "--data", "own_rows:rows", "--log", "json")
+    entries = [json.loads(line) for line in outcome.err.splitlines()]
+    assert outcome.code == entries[-1]["exit_code"] == 1
+    assert entries[-1]["reason"] == r"KeyError: 'a\nb'"
+    assert "own_rows.py" in entries[-1]["traceback"]
+
+
 def test_figures_that_are_not_finite_are_null_in_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {"local_loss": float("inf"), "test_loss": float("nan"), "accuracy": 0.5}
     Events("a", json_lines).log("round done", metrics=figures, norms=[1.0, -float("inf")])

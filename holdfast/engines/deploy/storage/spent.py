@@ -20,6 +20,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
+from holdfast.engines.deploy.storage.messages import put
 from holdfast.privacy.budget import DP, NodeDP
 from holdfast.privacy.ledger import composed_epsilon
 
@@ -110,7 +111,7 @@ class Spent:
         with self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
-                file.write(json.dumps(entry).encode() + b"\n")
+                put(file, json.dumps(entry).encode() + b"\n")
                 os.fsync(file.fileno())
             except OSError:  # no room: it is tried again
                 file.truncate(end)

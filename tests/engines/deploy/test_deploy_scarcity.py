@@ -17,6 +17,7 @@ import torch
 from federation_runs import FORKS, _run_member, describe, saved_model, simulate
 from member_processes import PATIENCE, Members
 
+from holdfast.core.errors import DAMAGED, HoldfastError
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.round_records import RoundRecord
 from holdfast.engines.deploy.storage.spent import Spent
@@ -255,3 +256,13 @@ def test_a_record_of_which_only_the_beginning_fits_is_not_written(
     only_this_many_bytes(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     record.add(2, "a b c")
     assert [line[0] for line in record.lines().values()] == ["a b c", "a b c"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "[]\n", '{"release": "x"}\n', "\0\n"])
+def test_a_ledger_that_cannot_be_read_is_damaged(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "privacy.jsonl"
+    if damage != "gone":
+        path.write_text(damage)
+    with pytest.raises(HoldfastError, match=r"put (it|the file) back") as stopped:
+        Spent(path, begun=True)
+    assert stopped.value.exit_code == DAMAGED

@@ -17,9 +17,13 @@ import torch
 from federation_runs import FORKS, _run_member, describe, saved_model, simulate
 from member_processes import PATIENCE, Members
 
+from holdfast.core.errors import DAMAGED, HoldfastError
 from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.storage.round_records import RoundRecord
+from holdfast.engines.deploy.storage.spent import Spent
 from holdfast.engines.deploy.wire.doorkeeper import MOST_FROM_ONE_ADDRESS, MOST_OF_ONE_MEMBER, Doorkeeper
 from holdfast.experiments.federation import make_federation
+from holdfast.privacy.budget import DP
 
 FILES = 256  # that a member may open
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -212,3 +216,53 @@ def test_a_full_disk_is_waited_for(topology: str, victim: str, small_disk: Path,
         wait_for(lambda: warned(members, victim, "No space left on device"), members)
         (small_disk / "filler").unlink()
         assert_simulated(members, raw)
+
+
+@pytest.fixture
+def only_this_many_bytes() -> Iterator[Callable[[int], None]]:
+    """No file may become longer: the kernel writes what fits, and says how much that was."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_line_of_which_only_the_beginning_fits_is_not_charged(
+    tmp_path: Path, only_this_many_bytes: Callable[[int], None]
+) -> None:
+    """If it were, and released, the next start would take it for a line that a crash interrupted."""
+    budget, path = DP(epsilon=3.0, delta=1e-3, clip=1.0), tmp_path / "privacy.jsonl"
+    spent = Spent(path, begun=False)
+    spent.charge("one", [(0.1, 1)], 2.0, budget)
+    one = path.read_bytes()
+    only_this_many_bytes(len(one) + 20)
+    with pytest.raises(OSError, match="File too large"):
+        spent.charge("two", [(0.1, 1)], 2.0, budget)
+    assert path.read_bytes() == one
+    only_this_many_bytes(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    spent.charge("two", [(0.1, 1)], 2.0, budget)
+    assert len(path.read_bytes().splitlines()) == 2
+    assert Spent(path, begun=True).epsilon(1e-3) == spent.epsilon(1e-3)
+
+
+def test_a_record_of_which_only_the_beginning_fits_is_not_written(
+    tmp_path: Path, only_this_many_bytes: Callable[[int], None]
+) -> None:
+    record = RoundRecord(tmp_path / "cohorts.csv", "clients")
+    record.keep()
+    record.add(1, "a b c")
+    only_this_many_bytes(record.path.stat().st_size + 3)
+    with pytest.raises(OSError, match="File too large"):
+        record.add(2, "a b c")
+    only_this_many_bytes(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    record.add(2, "a b c")
+    assert [line[0] for line in record.lines().values()] == ["a b c", "a b c"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "[]\n", '{"release": "x"}\n', "\0\n"])
+def test_a_ledger_that_cannot_be_read_is_damaged(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "privacy.jsonl"
+    if damage != "gone":
+        path.write_text(damage)
+    with pytest.raises(HoldfastError, match=r"put (it|the file) back") as stopped:
+        Spent(path, begun=True)
+    assert stopped.value.exit_code == DAMAGED

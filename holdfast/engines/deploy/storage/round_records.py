@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
 from holdfast.engines.deploy.storage.incarnations import START_ANEW
-from holdfast.engines.deploy.storage.messages import BeyondRepairError
+from holdfast.engines.deploy.storage.messages import BeyondRepairError, put
 
 
 class RoundRecord:
@@ -40,7 +40,7 @@ class RoundRecord:
         with self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
-                file.write((",".join(map(str, [round, *values])) + "\n").encode())
+                put(file, (",".join(map(str, [round, *values])) + "\n").encode())
                 os.fsync(file.fileno())
             except OSError:  # no room: it is tried again
                 file.truncate(end)

@@ -20,6 +20,7 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
+from holdfast.engines.deploy.storage.messages import DamagedError, put
 from holdfast.privacy.budget import DP, NodeDP
 from holdfast.privacy.ledger import composed_epsilon
 
@@ -42,7 +43,7 @@ class Spent:
         self.drawn: dict[str, Counter[int]] = {}  # how often each sample of a secret draw was released
         if not path.exists():
             if begun:
-                raise HoldfastError(
+                raise DamagedError(
                     f"{path} is missing, so nobody knows what was spent of the privacy budget; put it back"
                 )
             write_atomic(path, b"")
@@ -53,7 +54,7 @@ class Spent:
             try:
                 self._add(json.loads(line))
             except (ValueError, KeyError, TypeError):
-                raise HoldfastError(f"{path}, line {number} is damaged; put the file back") from None
+                raise DamagedError(f"{path}, line {number} is damaged; put the file back") from None
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.known.add(entry["release"])
@@ -110,7 +111,7 @@ class Spent:
         with self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
-                file.write(json.dumps(entry).encode() + b"\n")
+                put(file, json.dumps(entry).encode() + b"\n")
                 os.fsync(file.fileno())
             except OSError:  # no room: it is tried again
                 file.truncate(end)

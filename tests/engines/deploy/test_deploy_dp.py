@@ -254,6 +254,22 @@ def test_a_node_that_starts_anew_goes_on_with_the_account_that_it_is_given(tmp_p
     assert sorted(warned) == ["b", "c"]
 
 
+def test_an_account_that_is_older_than_the_state_is_refused(tmp_path: Path) -> None:
+    """As one from a backup: what was released since would be forgotten."""
+    run = stopped(private(GECL), tmp_path, at=2)
+    spent = tmp_path / "a" / "privacy.jsonl"
+    newest = spent.read_bytes()
+    spent.write_bytes(b"")
+    with (
+        pytest.raises(HoldfastError, match=r"has 0 releases, and there were \d when the state was saved"),
+        run.member("a") as member,
+    ):
+        member.run()
+    spent.write_bytes(newest)
+    Started(run).end()
+    assert not run.errors
+
+
 def test_only_what_is_released_again_of_a_sample_is_charged_as_such(tmp_path: Path) -> None:
     budget, path = DP(epsilon=20.0, delta=1e-3, clip=1.0), tmp_path / "privacy.jsonl"
     spent = Spent(path, begun=False)

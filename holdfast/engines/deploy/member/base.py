@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from torch import Tensor
 
@@ -37,6 +37,9 @@ from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import bind_address
 from holdfast.engines.deploy.wire.service import Service
 from holdfast.engines.deploy.wire.vigil import watch_certificates
+
+if TYPE_CHECKING:
+    from holdfast.engines.deploy.member.privacy import Releases
 
 T = TypeVar("T")
 
@@ -120,6 +123,7 @@ class Member:
         for watching in self._watching:
             watching.add_done_callback(self._watched)
         self.costs = Costs()
+        self.releases: Releases | None = None  # of private data, and what they cost
         self.phase = "starting"
         self.metrics: dict[str, float] = {}  # the latest
         self.record = Record(folder, federation, name, {"dimension": x0.numel(), **(facts or {})})
@@ -265,6 +269,8 @@ class Member:
             # Who was put back to a later round than that of its state was idle between.
             self.done = max(saved.header.round, saved.header.notes.get("rolled_back", 0))
             self.dependencies.add(saved.header.depends_on)
+            if self.releases is not None:
+                self.releases.require(saved.header.notes.get("releases", 0))
         self.tally.slack = self.store.again
         self._clock_start = time.monotonic() - self.costs.seconds
         try:
@@ -279,6 +285,8 @@ class Member:
         notes |= {"costs": self.cost_notes(), "tally": self.tally.notes(), "norms": self.norms.notes()}
         known = self.dependencies.known
         notes["audit"] = self.insist(self.trail.sync)
+        if self.releases is not None:
+            notes["releases"] = self.releases.count
         self._finite(lambda: self.store.save_state(done, state, notes, known))
         limits = self.federation.limits
         if self.keeper is None:  # else models are kept, to which all go back together

@@ -53,6 +53,7 @@ class Node(Member):
         super().__init__(federation, name, folder, site.problem.x0, data=site.digest, facts=facts, **hosting)
         self.site, self.node, self.transport = site, site.node, Transport(self)
         self.privacy, self.method = node_privacy(self), federation.member_method
+        self.releases = None if self.privacy is None else self.privacy.releases
         if isinstance(self.privacy, SamplePrivacy):
             self.site = replace(site, problem=site.problem.protected(self.privacy.release))
         elif self.privacy is not None:

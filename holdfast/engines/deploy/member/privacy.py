@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from holdfast.contract import Method
+from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import poisson_cohort
 from holdfast.engines.common.counters import Accesses
 from holdfast.engines.deploy.own_noise import OwnNoise, read_key
@@ -82,6 +83,19 @@ class Releases:
         if again:
             reason = "a round that was computed again differs, and costs more than another would"
             self._events.log("the same secret sample is released again", "warning", reason=reason)
+
+    @property
+    def count(self) -> int:
+        """How many releases are paid for; saved with the state."""
+        return len(self.spent.known)
+
+    def require(self, count: int) -> None:
+        """Refuses to go on if not even ``count`` releases are known any more."""
+        if self.count < count:
+            raise HoldfastError(
+                f"{self.spent.path} has {self.count} releases, and there were {count} when the state was "
+                "saved: it is from a backup, or was changed; put the newest one back"
+            )
 
     @property
     def epsilon(self) -> float:

@@ -69,7 +69,8 @@ class Server(Member):
         self.privacy, self.method = server_privacy(self, counted_noise), federation.member_method
         secret = None
         if self.privacy is not None:
-            self.method = with_own_noise(self.method, self.privacy.releases)
+            self.releases = self.privacy.releases
+            self.method = with_own_noise(self.method, self.releases)
             secret = self.privacy.cohort if federation.secret_cohorts else None
         self.schedule = Schedule(federation, model, secret)
         self.last = self.schedule.last

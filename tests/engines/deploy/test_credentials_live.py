@@ -14,7 +14,7 @@ import pytest
 from command_line import holdfast
 from federation_runs import PATIENCE, DeployedRun, Started, deploy, describe, write_federation
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.signing import make_key, public_key
 from holdfast.engines.deploy.wire import vigil
@@ -176,6 +176,17 @@ def test_an_authority_that_is_broken_in_the_middle_keeps_nobody_from_hearing_of_
     assert own.revocations.number == 1
 
 
+def test_a_member_that_starts_with_a_revoked_certificate_is_refused(tmp_path: Path) -> None:
+    coordinator = public_key(make_key(tmp_path))
+    make_certificates(tmp_path, "test", ["a", "b"], days=90)
+    own = serial_of((tmp_path / "a.crt").read_bytes())
+    revoke(tmp_path, Revoked(name="a", serial=own, time="today"), coordinator)
+    with pytest.raises(HoldfastError, match=r"a\.crt: .* was revoked on today; ask for a new one") as stopped:
+        load_credentials(tmp_path, "a", coordinator)
+    assert stopped.value.exit_code == REFUSED
+    load_credentials(tmp_path, "b", coordinator)
+
+
 def test_whoever_answers_with_a_revoked_certificate_is_not_talked_to(tmp_path: Path) -> None:
     """A thief at b's address has only the old certificate; gRPC accepts none but the one that was seen."""
     certs = tmp_path / "certs"
@@ -254,7 +265,7 @@ def test_the_command_revokes_what_stands_in_the_folder(tmp_path: Path) -> None:
     assert serial in told.out
     assert holdfast("federation", "revoke", path, "b").code == 2  # already
     status = holdfast("federation", "status", path, "--name", "b")
-    assert (status.code, "stolen laptop" in status.err) == (2, True)
+    assert (status.code, "stolen laptop" in status.err) == (77, True)
 
 
 def test_new_certificates_are_shown_without_a_restart(tmp_path: Path) -> None:

@@ -266,3 +266,21 @@ def test_a_ledger_that_cannot_be_read_is_damaged(damage: str, tmp_path: Path) ->
     with pytest.raises(HoldfastError, match=r"put (it|the file) back") as stopped:
         Spent(path, begun=True)
     assert stopped.value.exit_code == DAMAGED
+
+
+@pytest.mark.parametrize("damage", ["a digit", "a line", "the first line"])
+def test_a_ledger_that_was_changed_is_damaged(damage: str, tmp_path: Path) -> None:
+    budget, path = DP(epsilon=3.0, delta=1e-3, clip=1.0), tmp_path / "privacy.jsonl"
+    spent = Spent(path, begun=False)
+    for release in ("one", "two", "three"):
+        spent.charge(release, [(0.1, 11)], 2.0, budget)
+    lines = path.read_text().splitlines(keepends=True)
+    if damage == "a digit":  # of the last line, behind which there is none that tells
+        lines[2] = lines[2].replace("[[0.1, 11]]", "[[0.1, 10]]")
+    else:
+        del lines[1 if damage == "a line" else 0]
+    assert Spent(path, begun=True).epsilon(1e-3) == spent.epsilon(1e-3)
+    path.write_text("".join(lines))
+    with pytest.raises(HoldfastError, match=r"line \d is damaged; put the file back") as stopped:
+        Spent(path, begun=True)
+    assert stopped.value.exit_code == DAMAGED

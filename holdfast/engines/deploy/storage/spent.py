@@ -1,6 +1,7 @@
 """``privacy.jsonl``: what a member has released of private data so far, one line before each release.
 
 The file only grows. Going back to an earlier round, or to another epoch, does not take back what others have.
+Each line ends with a hash of itself and of the one before, so that a changed or missing line shows.
 
 A secret sample may be released more than once: a round that is computed again after a crash draws the same
 one, and if digits differ, as on some devices, with other noise. Whoever has k releases with noise sigma knows
@@ -10,6 +11,7 @@ the rate of the sample. That is more than k releases of k samples cost.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -41,6 +43,7 @@ class Spent:
         self.times: dict[str, Times] = {}  # by whose data were released
         self.known: set[str] = set()  # digests of what was released
         self.drawn: dict[str, Counter[int]] = {}  # how often each sample of a secret draw was released
+        self._hash = ""  # of the last line
         if not path.exists():
             if begun:
                 raise DamagedError(
@@ -52,9 +55,17 @@ class Spent:
             write_atomic(path, b"".join(line + b"\n" for line in whole))
         for number, line in enumerate(whole, 1):
             try:
-                self._add(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                raise DamagedError(f"{path}, line {number} is damaged; put the file back") from None
+                entry = json.loads(line)
+                told, self._hash = entry.pop("hash"), self._hashed(entry)
+                self._add(entry)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                told = None
+            if told != self._hash:
+                raise DamagedError(f"{path}, line {number} is damaged; put the file back")
+
+    def _hashed(self, entry: dict[str, Any]) -> str:
+        """Of ``entry`` and all before it."""
+        return hashlib.sha256((self._hash + json.dumps(entry)).encode()).hexdigest()
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.known.add(entry["release"])
@@ -108,14 +119,16 @@ class Spent:
                 f"{budget.epsilon:g} at delta {budget.delta:g}, and another round would exceed it. Nothing "
                 "more is sent"
             )
+        hashed = self._hashed(entry)
         with self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
-                put(file, json.dumps(entry).encode() + b"\n")
+                put(file, json.dumps(entry | {"hash": hashed}).encode() + b"\n")
                 os.fsync(file.fileno())
             except OSError:  # no room: it is tried again
                 file.truncate(end)
                 raise
+        self._hash = hashed
         again = any(self.drawn.get(draw, Counter())[sample] for sample in _samples(entry))
         self._add(entry)
         return again

@@ -15,13 +15,19 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.engines.deploy.passphrase import read_private_key
 from holdfast.engines.deploy.wire.revocations import Revocations, read_revocations
 
 CURVE = ec.SECP256R1  # see __init__.py: other kinds of keys would let TLS 1.2 in
 PEM = serialization.Encoding.PEM
 SERVED: list[Any] = []  # kept: a late handshake may ask them for certificates after the server has ended
+
+
+class RevokedError(HoldfastError):
+    """The coordinator has revoked the certificate that a member would use."""
+
+    exit_code = REFUSED
 
 
 @dataclass
@@ -154,7 +160,7 @@ def load_credentials(folder: Path, name: str, coordinator: str | None = None) ->
         raise HoldfastError(f"{key_file} is not the key of {name}.crt")
     found.revocations = read_revocations(folder, coordinator)
     if (why := found.revocations.why(serial_of(found.certificate))) is not None:
-        raise HoldfastError(f"{own}: {why}; ask for a new one with 'holdfast federation csr'")
+        raise RevokedError(f"{own}: {why}; ask for a new one with 'holdfast federation csr'")
     return found
 
 

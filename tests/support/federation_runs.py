@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing.context
 import os
 import socket
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,14 +45,23 @@ SHAPE, CLASSES, SAMPLES = 6, 3, 20
 PATIENCE = 300.0  # seconds, far more than any of this takes, on a machine that does much else too
 
 
+PORTS = 2_846  # for each of eight processes that run tests
+_first = 10_000 + PORTS * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8)
+_candidates = itertools.cycle(range(_first, _first + PORTS))
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses just now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
+    """Ports that nobody uses just now, none of which was given out lately.
+
+    They lie below those that the system gives to whoever asks for any port, so that nobody gets one of them
+    between this call and the start of a member.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = next(_candidates)
+        with socket.socket() as trial, suppress(OSError):
+            trial.bind(("127.0.0.1", port))
+            ports.append(port)
     return ports
 
 

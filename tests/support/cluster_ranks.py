@@ -21,7 +21,7 @@ from holdfast.algorithms import ALGORITHMS
 from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.placement import place
-from holdfast.engines.cluster.ranks import LIMIT, Ranks
+from holdfast.engines.cluster.ranks import LIMIT, Ranks, end_group
 from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.privacy.messages import PrivateMessages
@@ -205,7 +205,7 @@ def _as_rank(rank: int, folder: str, worlds: tuple[tuple[int, Work, tuple[Any, .
             meeting = f"file://{folder}/{index}"
             dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=LIMIT)
             work(Ranks(), *arguments)
-            dist.destroy_process_group()
+            end_group()
 
 
 def leave_traces(world: Ranks, problems: Callable[[], list[Task]], rounds: int, folder: Path) -> None:

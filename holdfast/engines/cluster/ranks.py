@@ -152,22 +152,24 @@ def joined() -> Iterator[World]:
         if world.leads:
             print(f"error: {error}", file=sys.stderr, flush=True)
         world.wait()
-        _end_group()
+        end_group()
         sys.exit(2)
     except SystemExit:  # all ranks leave together, such as after a signal
-        _end_group()
+        end_group()
         raise
     except ContactLost as error:
         print(f"rank {world.rank}: lost contact with another rank ({error})", file=sys.stderr, flush=True)
         sys.exit(1)
     except (HoldfastError, OSError, MemoryError) as error:
         raise HoldfastError(f"rank {world.rank}: {error or 'out of memory'}") from None
-    _end_group()
+    end_group()
 
 
-def _end_group() -> None:
+def end_group() -> None:
     """Ends the process group and its threads. A thread that still runs may abort a process that ends."""
     if dist.is_initialized():
+        # With torch 2.6 and 2.7, gloo never ends if a thread still holds the last operation, which is done.
+        time.sleep(0.1)
         dist.destroy_process_group()
 
 
@@ -178,7 +180,7 @@ def _meet() -> Ranks:
             "start the ranks with torchrun, or unset RANK and WORLD_SIZE"
         )
     # Its functions have the default group as a default argument. Imported later, by torch's compiler, they
-    # would keep the group and its threads alive after ``_end_group``.
+    # would keep the group and its threads alive after ``end_group``.
     importlib.import_module("torch.distributed.nn.functional")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
@@ -190,7 +192,7 @@ def _meet() -> Ranks:
     if backend == "gloo":
         # A rank that fails ends its group last, after its error was printed: the others lose contact then.
         # NCCL would first wait for ranks that may be gone.
-        atexit.register(_end_group)
+        atexit.register(end_group)
     return Ranks()
 
 

@@ -10,6 +10,8 @@ from pydantic import BeforeValidator, Field
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.validation import Positive, check_fields
 
+Accountant = Literal["pld", "rdp"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DP:
@@ -19,12 +21,15 @@ class DP:
     ``clip``: the largest Euclidean norm that the gradient of a sample keeps; larger ones are scaled down.
     ``noise_multiplier``: standard deviation of the noise over the sensitivity; None: the smallest with which
     all planned rounds stay within the budget. Training ends before a round that would exceed it.
+    ``accountant``: how what was spent is computed, with privacy loss distributions ("pld") or with Rényi
+    divergences ("rdp"), which say more, for comparison with others.
     """
 
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)]
     clip: Positive
     noise_multiplier: Positive | None = None
+    accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
         check_fields("DP", self)
@@ -45,6 +50,7 @@ class NodeDP:
     with probability cohort / n, which nobody but the server knows, and which makes rounds cheaper.
     ``quantile``: None; or the share of messages that are not to be clipped: ``clip`` is then adapted from
     round to round, with a noisy count (Andrew et al. 2021).
+    ``accountant``: "pld" or "rdp", as for ``DP``.
     """
 
     epsilon: Positive
@@ -54,6 +60,7 @@ class NodeDP:
     noise: Literal["server", "clients", "distributed"] = "server"
     cohorts: Literal["fixed", "poisson"] = "fixed"
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
         check_fields("NodeDP", self)
@@ -70,7 +77,7 @@ class NodeDP:
 
 
 UNITS: dict[str, type[DP | NodeDP]] = {"sample": DP, "node": NodeDP}
-OPTIONAL = ("noise_multiplier", "noise", "cohorts", "quantile")
+OPTIONAL = ("noise_multiplier", "noise", "cohorts", "quantile", "accountant")
 
 
 def _from_table(given: Any) -> Any:

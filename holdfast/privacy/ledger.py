@@ -1,23 +1,27 @@
 """What was released so far, and its epsilon: every access is a Gaussian mechanism on a Poisson sample.
 
-The arithmetic is that of ``dp-accounting``: privacy loss distributions, whose epsilons are upper bounds.
+The arithmetic is that of ``dp-accounting``: privacy loss distributions (PLD) or Rényi divergences (RDP). Both
+give upper bounds; those of RDP are larger.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.budget import DP, NodeDP
+from holdfast.privacy.budget import DP, Accountant, NodeDP
 from holdfast.problem.sampling import OVERFLOW
 
 MOST_ROUNDS = 4096  # that are looked ahead at once
 INTERVAL = 2e-4  # at which privacy losses are discretised, rounded up
+
+Mechanisms = tuple[tuple[float, float, int], ...]
+"""(noise over sensitivity, rate of the sample, how often) of Gaussian mechanisms on Poisson samples."""
 
 
 class Ledger:
@@ -116,8 +120,8 @@ class Ledger:
             rates = self.batch_size / self.samples
         cases = np.unique(np.column_stack([rates, accesses]), axis=0)
         worst = [case for case in cases if not _dominated(case, cases)]
-        delta, sigma = self.budget.delta, self.multiplier
-        return max(epsilon_of(sigma, delta, float(q), int(a), int(b)) for q, a, b in worst)
+        delta, sigma, accountant = self.budget.delta, self.multiplier, self.budget.accountant
+        return max(epsilon_of(sigma, delta, float(q), int(a), int(b), accountant) for q, a, b in worst)
 
 
 def _dominated(case: np.ndarray, cases: np.ndarray) -> bool:
@@ -126,17 +130,24 @@ def _dominated(case: np.ndarray, cases: np.ndarray) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def epsilon_of(sigma: float, delta: float, rate: float, minibatches: int, of_all_data: int) -> float:
+def epsilon_of(
+    sigma: float,
+    delta: float,
+    rate: float,
+    minibatches: int,
+    of_all_data: int,
+    accountant: Accountant = "pld",
+) -> float:
     """The epsilon, for ``delta``, of so many Gaussian mechanisms with noise ``sigma`` times the sensitivity.
 
     ``minibatches`` of them read a Poisson sample of ``rate``, the others ``of_all_data``.
     """
-    return composed_epsilon(delta, ((sigma, rate, minibatches), (sigma, 1.0, of_all_data)))
+    return composed_epsilon(delta, ((sigma, rate, minibatches), (sigma, 1.0, of_all_data)), accountant)
 
 
 @lru_cache(maxsize=4096)
 def composed_epsilon(
-    delta: float, mechanisms: tuple[tuple[float, float, int], ...], overflow: float = OVERFLOW
+    delta: float, mechanisms: Mechanisms, accountant: Accountant = "pld", overflow: float = OVERFLOW
 ) -> float:
     """The epsilon, for ``delta``, of ``mechanisms``: (noise over sensitivity, rate of the sample, how often).
 
@@ -149,33 +160,47 @@ def composed_epsilon(
     This is the divergence of a pair that is P, Q with probability 1 - p and tells all otherwise, and n of
     those compose to at most H_alpha(P^n, Q^n) + n p.
     """
-    loss, draws = None, 0
-    for sigma, rate, times in mechanisms:
-        if times:
-            part = _single(sigma, rate).self_compose(times)
-            loss = part if loss is None else loss.compose(part)
-            draws += times if rate < 1 else 0
-    if loss is None:
+    done = tuple(mechanism for mechanism in mechanisms if mechanism[2])
+    if not done:
         return 0.0
-    aside = overflow * draws
-    return math.inf if aside >= delta else float(loss.get_epsilon_for_delta(delta - aside))
+    left = delta - overflow * sum(times for _, rate, times in done if rate < 1)
+    if left <= 0:
+        return math.inf
+    return float(_by_loss(left, done) if accountant == "pld" else _by_divergence(left, done))
+
+
+def _by_loss(delta: float, mechanisms: Mechanisms) -> float:
+    """With privacy loss distributions."""
+    parts = [_single(sigma, rate).self_compose(times) for sigma, rate, times in mechanisms]
+    return float(reduce(lambda one, other: one.compose(other), parts).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=64)
 def _single(sigma: float, rate: float) -> Any:
     """The privacy loss distribution of one access."""
-    distribution = accounting()
-    return distribution.from_gaussian_mechanism(
+    return accounting().pld.privacy_loss_distribution.from_gaussian_mechanism(
         sigma, sampling_prob=rate, value_discretization_interval=INTERVAL
     )
+
+
+def _by_divergence(delta: float, mechanisms: Mechanisms) -> float:
+    """With Rényi divergences."""
+    library = accounting()
+    accountant = library.rdp.RdpAccountant()
+    for sigma, rate, times in mechanisms:
+        event = library.GaussianDpEvent(sigma)
+        accountant.compose(event if rate == 1 else library.PoissonSampledDpEvent(rate, event), times)
+    return float(accountant.get_epsilon(delta))
 
 
 def accounting() -> Any:
     """The library that knows what mechanisms cost."""
     try:
-        from dp_accounting.pld import privacy_loss_distribution
+        import dp_accounting
+        import dp_accounting.pld.privacy_loss_distribution
+        import dp_accounting.rdp
     except ImportError:
         raise HoldfastError(
             "private: dp-accounting is not installed: pip install 'holdfast[privacy]'"
         ) from None
-    return privacy_loss_distribution
+    return dp_accounting

@@ -86,6 +86,25 @@ def test_epsilon_is_a_little_below_that_of_renyi_divergences(sigma, rate, miniba
         renyi.compose(gaussian, of_all_data)
     ours = epsilon_of(sigma, 1e-5, rate, minibatches, of_all_data)
     assert 0.9 * renyi.get_epsilon(1e-5) < ours < renyi.get_epsilon(1e-5)
+    by_renyi = epsilon_of(sigma, 1e-5, rate, minibatches, of_all_data, "rdp")
+    assert by_renyi == pytest.approx(renyi.get_epsilon(1e-5), rel=1e-4)
+
+
+def test_the_accountant_of_a_budget_decides_about_noise_and_end() -> None:
+    given = {"model": "linear", "data": "digits", "nodes": 3, "topology": "ring", "rounds": 6}
+    given |= {"batch_size": 16, "sampling": "poisson"}
+    spent, noise = {}, {}
+    for accountant in ("pld", "rdp"):
+        budget = hf.DP(epsilon=2.0, delta=1e-4, clip=1.0, accountant=accountant)
+        planned = np.array([[30, 0]])
+        noise[accountant] = protection(budget, planned, np.array([400]), 16).multiplier
+        private = hf.DP(epsilon=20.0, delta=1e-4, clip=1.0, noise_multiplier=1.0, accountant=accountant)
+        result = hf.train(hf.LocalGECL(lr=0.1, local_steps=2), private=private, **given)
+        spent[accountant] = result.history.rows[-1]["epsilon"]
+    assert noise["pld"] < noise["rdp"] < 1.2 * noise["pld"]
+    assert spent["pld"] < spent["rdp"]
+    with pytest.raises(HoldfastError, match="accountant"):
+        hf.DP(epsilon=2.0, delta=1e-4, clip=1.0, accountant="moments")
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ class Releases:
     @property
     def epsilon(self) -> float:
         """What was spent so far."""
-        return self.spent.epsilon(self.budget.delta)
+        return self.spent.epsilon(self.budget.delta, self.budget.accountant)
 
 
 class SamplePrivacy:

@@ -23,7 +23,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
 from holdfast.engines.deploy.storage.messages import DamagedError, put
-from holdfast.privacy.budget import DP, NodeDP
+from holdfast.privacy.budget import DP, Accountant, NodeDP
 from holdfast.privacy.ledger import composed_epsilon
 
 Times = dict[tuple[float, float], int]  # of each (noise multiplier, sampling rate)
@@ -88,9 +88,9 @@ class Spent:
                     after[sigma / math.sqrt(times), float(rate)] -= samples
         return dict(after)
 
-    def epsilon(self, delta: float) -> float:
+    def epsilon(self, delta: float, accountant: Accountant = "pld") -> float:
         """What was spent so far, for ``delta``, of the node of which most was."""
-        return max((_epsilon(delta, times) for times in self.times.values()), default=0.0)
+        return max((_epsilon(delta, times, accountant) for times in self.times.values()), default=0.0)
 
     def charge(
         self,
@@ -113,11 +113,11 @@ class Spent:
         entry |= {"nodes": list(nodes)} if nodes != EVERYBODY else {}
         entry |= {"draw": draw, "first": first} if draw else {}
         after = [self._after(name, entry) for name in nodes]
-        if max(_epsilon(budget.delta, times) for times in after) > budget.epsilon:
+        if max(_epsilon(budget.delta, times, budget.accountant) for times in after) > budget.epsilon:
+            before = self.epsilon(budget.delta, budget.accountant)
             raise BudgetSpentError(
-                f"the privacy budget is spent: epsilon {self.epsilon(budget.delta):.4g} of "
-                f"{budget.epsilon:g} at delta {budget.delta:g}, and another round would exceed it. Nothing "
-                "more is sent"
+                f"the privacy budget is spent: epsilon {before:.4g} of {budget.epsilon:g} at delta "
+                f"{budget.delta:g}, and another round would exceed it. Nothing more is sent"
             )
         hashed = self._hashed(entry)
         with self.path.open("ab", buffering=0) as file:
@@ -140,5 +140,6 @@ def _samples(entry: dict[str, Any]) -> range:
     return range(first, first + sum(int(count) for rate, count in entry["accesses"] if rate < 1))
 
 
-def _epsilon(delta: float, times: Times) -> float:
-    return composed_epsilon(delta, tuple((*what, count) for what, count in sorted(times.items())))
+def _epsilon(delta: float, times: Times, accountant: Accountant) -> float:
+    mechanisms = tuple((*what, count) for what, count in sorted(times.items()))
+    return composed_epsilon(delta, mechanisms, accountant)

@@ -1,8 +1,10 @@
-"""What is published while somebody asks for it is handed out, not refused as gone."""
+"""What is published while somebody asks for it is handed out, not refused as gone, and lost only once."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,7 +12,7 @@ from federation_runs import describe
 
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.storage.incarnations import Dependencies
-from holdfast.engines.deploy.storage.messages import Header, MessageFile, specs
+from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.outbox import Outbox
 from holdfast.engines.deploy.storage.store import Store
 from holdfast.engines.deploy.wire.links import Connection
@@ -75,3 +77,41 @@ def test_a_member_that_goes_on_while_it_is_asked_hands_out_what_it_had_published
     message = asyncio.run(ask())
     assert message.header.round == 2
     assert torch.equal(message.read(numbers, numbers.device), numbers)
+
+
+class Meeting(Events):
+    """The second who complains about anything is let in while the first is at it."""
+
+    second: Callable[[], None] | None = None
+
+    def complain(self, event: str, **fields: object) -> None:
+        if (second := self.second) is not None:
+            self.second = None
+            other = threading.Thread(target=second)
+            other.start()
+            other.join(0.2)  # it waits, or is done
+        super().complain(event, **fields)
+
+
+def test_a_message_that_two_threads_find_damaged_is_lost_once_and_computed_again(tmp_path: Path) -> None:
+    """One serves it, one reads it again; whoever is second must not remove what was published since."""
+    numbers, events = torch.ones(1, 3), Meeting("b", silence)
+
+    async def lose() -> None:
+        store = Store(tmp_path / "b", {"federation file": "test", "name": "b"}, events)
+        outbox = Outbox(store, events, asyncio.get_running_loop())
+        header = Header(federation="test", sender="b", round=1, exchange=0, tensors=specs(numbers))
+        message, error = outbox.publish(header, numbers), DamagedError("1-0 is damaged")
+        found: list[bool] = []
+        events.second = lambda: found.append(outbox.lose(message, error))
+        found.append(outbox.lose(message, error))
+        while len(found) < 2:
+            await asyncio.sleep(0.01)
+        assert sorted(found) == [False, True]
+        again = outbox.publish(header, numbers)
+        assert not outbox.lose(message, error)
+        assert again.path.exists()
+        assert outbox.messages[1, 0, ""] is again
+
+    asyncio.run(asyncio.wait_for(lose(), 60))
+    assert events.complaints["a published message is damaged"] == 1

@@ -13,7 +13,7 @@ from holdfast.contract import Channel
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile, specs
 from holdfast.engines.deploy.storage.norms import AbsurdError
-from holdfast.engines.deploy.storage.store import message_key, remove
+from holdfast.engines.deploy.storage.store import remove
 from holdfast.engines.deploy.wire.links import Connection
 
 if TYPE_CHECKING:
@@ -154,9 +154,7 @@ class Transport:
         try:
             yield
         except DamagedError as error:
-            key = message_key(own.path.name)
-            if self.node.outbox.messages.get(key) is own:  # and nobody who asked for it has found out first
-                self.node.outbox.lose(key, error)
+            self.node.outbox.lose(own, error)
             raise
 
     def to_server_again(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,15 +30,28 @@ class Outbox:
         self.messages: dict[Key, MessageFile] = {}
         self.lost: set[int] = set()  # rounds of which a message is to be computed again
         self._changed = asyncio.Event()
+        self._losing = threading.Lock()  # a damaged message is found by both threads, perhaps at once
         for path in sorted(store.outbox.iterdir()):
             key = message_key(path.name)
             try:
                 self.messages[key] = store.own(path, store.identity["name"], key[:2])
             except DamagedError as error:
-                self.lose(key, error)
+                self._lose(key, error)
 
-    def lose(self, key: Key, error: DamagedError) -> None:
-        """A published message is damaged: nobody is to have it, and it has to be computed again."""
+    def lose(self, message: MessageFile, error: DamagedError) -> bool:
+        """A published message is damaged: nobody is to have it, and it has to be computed again.
+
+        Whoever finds out second changes nothing, since it may have been computed again. Returns whether
+        this was the first.
+        """
+        key = message_key(message.path.name)
+        with self._losing:
+            first = self.messages.get(key) is message
+            if first:
+                self._lose(key, error)
+        return first
+
+    def _lose(self, key: Key, error: DamagedError) -> None:
         self.events.complain("a published message is damaged", reason=str(error), round=key[0])
         self.lost.add(key[0])  # before it is gone, so that nobody is told that it is gone for good
         self.messages.pop(key, None)
@@ -47,7 +61,8 @@ class Outbox:
         """Writes the message and lets it be fetched; once published, it stays as it was."""
         key = (header.round, header.exchange, recipient)
         path = self.store.outbox / message_name(*key)
-        message = self.messages.get(key)
+        with self._losing:  # one that is being lost is gone, and its file with it
+            message = self.messages.get(key)
         if message is None:
             message = self.messages[key] = write_message(path, header, tree)
             self.loop.call_soon_threadsafe(self.wake)

@@ -22,7 +22,7 @@ from holdfast.engines.deploy.own_model import describe_identity
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import CHUNK, DamagedError, Header, MessageFile, parse
 from holdfast.engines.deploy.storage.outbox import Outbox
-from holdfast.engines.deploy.storage.store import Store, message_key
+from holdfast.engines.deploy.storage.store import Store
 from holdfast.engines.deploy.storage.tally import PutBackError, Tally
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.gate import Gate, RefusedError
@@ -271,9 +271,7 @@ class Service:
         try:
             await self.outbox.loop.run_in_executor(self.pool, message.verify)
         except DamagedError as error:
-            key = message_key(message.path.name)
-            if self.outbox.messages.get(key) is message:  # and not computed again already
-                self.outbox.lose(key, error)
+            if self.outbox.lose(message, error):
                 self.give_up(error)
             reason = "the message is damaged, and is being computed again"
             raise RefusedError(Code.FAILED_PRECONDITION, reason) from None

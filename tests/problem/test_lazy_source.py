@@ -164,7 +164,7 @@ def test_train_draws_random_transforms_anew(recwarn) -> None:
     assert torch.equal(train(parts).models, train(hf.from_datasets(parts, workers=2)).models)
     problem = hf.build_problem(nn.Linear(4, 2), data)
     assert problem.how == f"all nodes stacked; {data.how}"
-    assert not [one for one in recwarn if issubclass(one.category, UserWarning)]  # Python warns of forks
+    assert not [one for one in recwarn if "fork()" not in str(one.message)]  # of which Python 3.12 warns
 
 
 def test_random_numbers_that_rarely_show_are_noticed() -> None:

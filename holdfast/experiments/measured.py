@@ -7,7 +7,6 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,8 +63,7 @@ class Measured:
         self.world = simulation.world
         self.one_model = isinstance(simulation.method, ServerAlgorithm)
         # Whom figures are about: those who do not attack, which is nearly always everybody.
-        liars = simulation.network.liars(simulation.nodes.cpu().numpy())
-        self.honest = np.flatnonzero(~liars).tolist() if liars.any() else None
+        self.honest = simulation.rounds.honest
         # [m, d] of the nodes here; [1, d] where all nodes hold the server's
         self.models = simulation.models.detach()[: 1 if self.one_model else None]
         # Around one of them, so that models that are equal have exactly that average.
@@ -76,7 +74,7 @@ class Measured:
         """The mean over honest models of what is given for those here, [m, ...]; of one model, [1, ...]."""
         if len(of_models) == 1 and self.one_model:
             return of_models[0]
-        return self.world.mean(self.of_honest(of_models), len(self.honest or range(self.problem.nodes)))
+        return self.world.mean(self.of_honest(of_models), self.simulation.network.honest)
 
     def of_honest(self, of_nodes: Tensor) -> Tensor:
         """The rows of ``of_nodes`` [m, ...] whose nodes do not attack; of one model, [1, ...], that."""

@@ -152,6 +152,11 @@ class Network:
         """[m]: which of ``nodes`` [m] attack."""
         return np.isin(nodes, [] if self.attack is None else self.attack.nodes)
 
+    @property
+    def honest(self) -> int:
+        """How many nodes do not attack."""
+        return self.nodes - (0 if self.attack is None else len(set(self.attack.nodes)))
+
     def at(self, round: int) -> Network:
         """The network in ``round``, without activity: itself, unless it varies in time."""
         return self if self.sequence is None else self.sequence(round)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,7 +72,12 @@ class Rounds:
         self.seed, self.recorded = seed, None if isinstance(cohort, int | str) else cohort
         self.cohort_size = cohort if isinstance(cohort, int) else problem.nodes  # recorded ones: at most
         self.poisson = isinstance(method, ServerAlgorithm) and method.poisson_cohorts
-        self.nodes = place.nodes(network).to(problem.x0.device)
+        own = place.nodes(network)
+        self.nodes = own.to(problem.x0.device)
+        # The rows here whose nodes do not attack; None: all. Found once, as a GPU would be waited for.
+        liars = network.liars(own.cpu().numpy())
+        honest = torch.from_numpy(np.flatnonzero(~liars)) if liars.any() else None
+        self.honest = None if honest is None else honest.to(self.nodes.device)
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
         self.channel = placed(channel, method, network)

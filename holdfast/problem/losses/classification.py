@@ -116,17 +116,36 @@ class CrossEntropy(_Multiclass):
     def differentiable(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.ndim > 1:
             return self.values(outputs, targets)
-        # Stacked on a CPU, torch.softmax and one_hot would take several times as long: results of narrow
-        # layers lie class by class in memory, and here everything stays as it lies.
-        outputs = outputs.clamp(min=torch.finfo(outputs.dtype).min)  # -inf, of a class that cannot be
-        at = _scores(outputs, targets).detach()
-        shifted = at - at.amax(-1, keepdim=True)
+        # Stacked on a CPU, torch.softmax and one_hot would take several times as long. Slopes lie class by
+        # class in memory: the products that they enter are then up to three times as fast on a GPU.
+        at = _scores(outputs, targets).detach().mT
+        shifted = at - at.amax(0, keepdim=True)
         above = shifted.exp()
-        total = above.sum(-1, keepdim=True)
-        right = (torch.arange(at.shape[-1], device=at.device)[:, None] == targets).mT
+        total = above.sum(0, keepdim=True)
+        right = torch.arange(len(at), device=at.device)[:, None] == targets
+        values = total.squeeze(0).log() - torch.where(right, shifted, 0).sum(0)
         slopes = above / total - right.to(at.dtype)
-        values = total.squeeze(-1).log() - torch.where(right, shifted, 0).sum(-1)
-        return values + ((outputs - at) * slopes).sum(-1)  # the second term is zero; only its slope counts
+        losses: Tensor = _WithSlopes.apply(outputs, values, slopes)  # type: ignore[no-untyped-call]
+        return losses
+
+
+class _WithSlopes(torch.autograd.Function):
+    """``values`` [B] of ``outputs`` [B, C], whose derivatives are ``slopes`` [C, B]."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(outputs: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (slopes,) = ctx.saved_tensors
+        return (gradient * slopes).mT, None, None
 
 
 @LOSSES.register("hinge")

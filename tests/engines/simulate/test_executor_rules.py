@@ -155,8 +155,8 @@ def test_evaluation_keeps_to_the_memory_for_activations() -> None:
 def test_the_check_of_memory_counts_activations() -> None:
     problem = dense()
     one = problem.activations.of_sample
-    # Layers keep their 64 and 12 inputs, ReLU the latter too; the loss 10 outputs, 10 slopes and a weight.
-    assert one == (64 + 12 + 10 + 10 + 1) * 4
+    # Layers keep their 64 and 12 inputs, ReLU the latter too; the loss 10 slopes and a weight.
+    assert one == (64 + 12 + 10 + 1) * 4
     assert problem.step_bytes == 3 * one * 16 * NODES
     problem = dense(samples_at_once=32)
     assert problem.step_bytes == 3 * one * 32

@@ -186,7 +186,7 @@ def _inputs(run: list[fx.Node]) -> list[Read]:
 
 def _is_worth_compiling(run: list[fx.Node], dim: int) -> bool:
     """Whether ``run`` has a gradient or an exchange, or passes over the rows more than once."""
-    passes = sum(_has_rows(node, dim) for node in run)
+    passes = sum(any(_has_rows(part, dim) for part in (node, *node.all_input_nodes)) for node in run)
     return passes > 1 or any(node.target is _GRADIENT or _moves_rows(node, dim) for node in run)
 
 

@@ -7,6 +7,7 @@ that stops early, sporadic nodes) cannot be recorded.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -57,11 +58,11 @@ def _record(program: Program) -> Program:
         with torch.cuda.stream(warm), _as_if_recording():
             program()
             # From now on a value read on the host, which would break the recording, is an error.
-            torch.cuda.set_sync_debug_mode("error")
+            _complain_of_waiting("error")
             program()
         torch.cuda.current_stream().wait_stream(warm)
     finally:
-        torch.cuda.set_sync_debug_mode(mode)
+        _complain_of_waiting(mode)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=warm):  # whose work space of cuBLAS is there already
         program()
@@ -70,6 +71,16 @@ def _record(program: Program) -> Program:
         graph.replay()
 
     return replay
+
+
+def _complain_of_waiting(mode: int | str) -> None:
+    """Sets what torch does where the host waits for the device.
+
+    It warns, once in a process, that it may miss some; a recording would notice those itself.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 @contextmanager

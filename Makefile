@@ -3,7 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test test-slow test-gpu coverage docs dist lint types check clean
+.PHONY: run test test-slow test-gpu bench-check coverage docs dist lint types check clean
 
 run: $(STAMP)  ## the default experiment, from nothing to a report
 	$(BIN)/holdfast run
@@ -21,6 +21,9 @@ test-slow: $(STAMP)  ## the tests that take minutes
 
 test-gpu: $(STAMP)  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
+
+bench-check: $(STAMP)  ## the speed guard: rounds, measuring and an exchange against what they took before
+	cd benchmarks && ../$(BIN)/python check.py
 
 coverage: $(STAMP)  ## which lines and branches the tests reach; fails below 90 %
 	$(PYTEST) --cov --cov-report=term:skip-covered

@@ -105,6 +105,7 @@ def test_replayed_rounds_have_the_same_noise(method, network, planned) -> None:
 
 
 def test_a_private_run_on_a_gpu_stays_within_its_budget() -> None:
+    pytest.importorskip("dp_accounting", reason="the accounting needs holdfast[privacy]")
     result = hf.train(
         hf.FedAvg(lr=0.3, local_steps=2),
         model="linear",

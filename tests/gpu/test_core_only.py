@@ -1,0 +1,25 @@
+"""The tests for a GPU are collected where only the core dependencies are installed; this needs no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_they_need_no_extra_and_no_documentation(tmp_path) -> None:
+    for part in ("holdfast", "papers", "tests", "pyproject.toml"):  # and nothing else of a clone
+        (tmp_path / part).symlink_to(ROOT / part)
+    command = [sys.executable, "tests/support/core_only.py", "--collect-only", "-m", "gpu", "tests/gpu"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests/gpu/test_captured.py" in done.stdout

@@ -24,7 +24,8 @@ class LowRank(Compressor):
     """Sends a vector as a matrix of low rank: its projection on a few random combinations of its columns.
 
     A vector is laid out as a matrix X with so many ``columns``, by default about the square root of its size.
-    With P an orthonormal basis of X Q, Q random, P and P^T X are sent.
+    With P an orthonormal basis of X Q, Q random, P and P^T X are sent. Where X Q has a lower rank than
+    columns, the rest of P is zero.
     """
 
     serves = COARSE
@@ -54,18 +55,23 @@ class LowRank(Compressor):
         random = uniforms(rank * columns).to(x.dtype).view(-1, rank, columns) - 0.5
         # Sums over the last dimension, in place of batched products: those give other last bits if there are
         # other rows beside.
+        tiny = torch.finfo(x.dtype).tiny
         basis: list[Tensor] = []
         for j in range(rank):
             column = (matrix * random[:, j, None]).sum(-1)
-            for _ in range(2):  # twice is enough to be orthogonal to the last bits
-                for before in basis:
-                    column = column - before * (before * column).sum(-1, keepdim=True)
-            norm = column.norm(dim=-1, keepdim=True)
-            basis.append(column / norm.clamp(min=torch.finfo(x.dtype).tiny))
+            # Squares of very small or large numbers would be 0 or infinite.
+            column = column / column.abs().amax(-1, keepdim=True).clamp(min=tiny)
+            # After two passes a column is orthogonal to the last bits, or else the first left only rounding
+            # noise, of which the second removes much again. That is dropped: the basis spans it already.
+            once = _without(basis, column)
+            twice = _without(basis, once)
+            norm = twice.norm(dim=-1, keepdim=True)
+            kept = norm > 0.5 * once.norm(dim=-1, keepdim=True)
+            basis.append(torch.where(kept, twice / norm.clamp(min=tiny), 0))
         left = torch.cat(basis, -1)
         right = torch.cat([(across * p[:, None]).sum(-1) for p in basis], -1)
         # Both factors alike in size, so that a compressor after this one loses neither.
-        size = right.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny).sqrt()
+        size = right.abs().amax(-1, keepdim=True).clamp(min=tiny).sqrt()
         return Factors(torch.cat([left * size, right / size], -1))
 
     def expand(self, wire: Wire, like: Tensor) -> Tensor:
@@ -82,3 +88,10 @@ class LowRank(Compressor):
         """On average over Q: P P^T X is at least as near to X as X projected on the columns of Q."""
         _, columns, rank = self.shape(d)
         return rank / columns
+
+
+def _without(basis: list[Tensor], column: Tensor) -> Tensor:
+    """``column`` [m, rows] less its projections on the columns of ``basis``, one after the other."""
+    for before in basis:
+        column = column - before * (before * column).sum(-1, keepdim=True)
+    return column

@@ -21,6 +21,7 @@ from holdfast.data.lazy import AnyData, shape_of_inputs
 from holdfast.data.load import call_own
 from holdfast.data.samples import Pair
 from holdfast.data.test_sets import read_tests
+from holdfast.engines.deploy.reading import Reading
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.store import data_digest
 from holdfast.experiments.assembly import build_problem, convexity_warning, torch_device
@@ -73,7 +74,7 @@ def open_site(
     placed = None if test is None else problem.test_set(test)
     problem.check_model(placed)
     warning = convexity_warning(federation.algorithm.name, federation.method, problem)
-    return Site(node, problem, placed, _digest(data, test), warning, counted_noise)
+    return Site(node, problem, placed, _digest(data, test), warning, counted_noise, _reading(own))
 
 
 def _of_one_node(own: Any) -> tuple[AnyData, Any]:
@@ -112,6 +113,12 @@ def _check_form(described: CommonProblem, data: AnyData, test: Any) -> None:
         labels_below("y_train", samples.y, described.classes)
         if test is not None:
             labels_below("y_test", test.y, described.classes)
+
+
+def _reading(own: Any) -> Reading:
+    """What is known of the columns and classes of a node's ``own`` data."""
+    train = own.train if isinstance(own, TrainTest) else own
+    return Reading.of(getattr(train, "table", None), getattr(train, "class_names", None))
 
 
 def _digest(data: AnyData, test: Any) -> str:

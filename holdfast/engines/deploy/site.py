@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from holdfast.engines.deploy.reading import Reading
 from holdfast.problem.model_problem import ModelProblem
 
 
@@ -20,6 +21,7 @@ class Site:
     digest: str  # of the data
     warning: str | None = None  # what the user should know, though it is no mistake
     counted_noise: bool = False  # for tests: private noise from the seed, as in a simulation
+    reading: Reading = field(default_factory=Reading)  # what its columns are, as far as that is known
 
     def measure(self, row: Tensor) -> dict[str, float]:
         """The objective on the node's own data, and its own test split, at the model ``row`` [1, d].

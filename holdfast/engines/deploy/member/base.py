@@ -24,6 +24,7 @@ from holdfast.engines.deploy.member.recovery import watch_folder
 from holdfast.engines.deploy.member.status import status_of
 from holdfast.engines.deploy.member.waiting import Waiting
 from holdfast.engines.deploy.ops.audit import AuditLog, Head
+from holdfast.engines.deploy.reading import Reading, Readings
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import DamagedError, DivergedError, Header, MessageFile, specs
 from holdfast.engines.deploy.storage.norms import Norms
@@ -57,6 +58,7 @@ class Member:
         x0: Tensor,
         *,
         data: str = "",
+        reading: Reading | None = None,
         facts: dict[str, int] | None = None,
         **hosting: Unpack[Hosting],
     ) -> None:
@@ -84,6 +86,7 @@ class Member:
         self.done = 0  # rounds
         self.stage = 0  # as in ``Header.round``: the round under way
         self.tally = Tally(name, self._finished, federation.first_round)
+        self.readings = Readings(name, reading or Reading())
         self.norms = Norms(name, federation.limits.outlier)
         self.service = Service(
             federation,
@@ -99,6 +102,7 @@ class Member:
             self.give_up,
             None if self.keeper is None else self.keeper.serve,
             tally=self.tally,
+            readings=self.readings,
         )
         self.service.gate.credentials = self.credentials
         self.connections = Connections(
@@ -110,6 +114,7 @@ class Member:
             self.events,
             self.dependencies,
             self.tally,
+            self.readings,
             self.service,
         )
         self.links, self.waits = self.connections.links, self.connections.waits

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.reading import Readings
 from holdfast.engines.deploy.relay.switchboard import Switchboard
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.tally import Tally
@@ -36,11 +37,13 @@ class Connections:
         events: Events,
         dependencies: Dependencies,
         tally: Tally,
+        readings: Readings,
         service: Service,
     ) -> None:
         self.federation, self.name, self.start, self.inbox = federation, name, start, inbox
         self.credentials, self.events = credentials, events
         self.dependencies, self.tally, self.service = dependencies, tally, service
+        self.readings = readings
         self.links: dict[str, Connection] = {}
         self.waits: dict[str, Wait] = {}
         self.board: Switchboard | None = None
@@ -60,6 +63,7 @@ class Connections:
                 self.waits,
                 self.dependencies,
                 self.tally,
+                self.readings,
                 self._relayed(peer),
             )
         return self.links[peer]

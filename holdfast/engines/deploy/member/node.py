@@ -50,7 +50,8 @@ class Node(Member):
         self, federation: Federation, name: str, folder: Path, site: Site, **hosting: Unpack[Hosting]
     ) -> None:
         facts = {} if site.test is None else {"test_samples": len(next(leaves(site.test)))}
-        super().__init__(federation, name, folder, site.problem.x0, data=site.digest, facts=facts, **hosting)
+        own: dict[str, Any] = {"data": site.digest, "reading": site.reading}
+        super().__init__(federation, name, folder, site.problem.x0, facts=facts, **own, **hosting)
         self.site, self.node, self.transport = site, site.node, Transport(self)
         self.privacy, self.method = node_privacy(self), federation.member_method
         self.releases = None if self.privacy is None else self.privacy.releases

@@ -15,6 +15,7 @@ import grpc
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.events import Events
+from holdfast.engines.deploy.reading import Reading, Readings
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import (
     UNSEALED,
@@ -40,6 +41,7 @@ from holdfast.engines.deploy.wire.protocol import (
     AUDIT_KEY,
     MODEL_KEY,
     NAME_KEY,
+    READING_KEY,
     SERVICE,
     SILENCE,
     Answer,
@@ -68,6 +70,7 @@ class Connection:
     waits: dict[str, Wait]
     dependencies: Dependencies
     tally: Tally = field(default_factory=lambda: Tally(""))  # who only looks on has seen nothing
+    readings: Readings = field(default_factory=lambda: Readings("", Reading()))  # and knows nothing
     channel: Any = None  # None: one is opened to the peer's address
     round: int = 0  # where the peer is, as far as we know
     bytes_received: int = 0
@@ -91,6 +94,7 @@ class Connection:
         said = {
             NAME_KEY: "" if self.credentials else self.name,
             MODEL_KEY: self.federation.model_identity,
+            READING_KEY: self.readings.told,
             AUDIT_KEY: "" if trail is None else str(trail.head),
         }
         return tuple((key, value) for key, value in said.items() if value) or None

@@ -19,6 +19,7 @@ from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.ops.audit import Head
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.own_model import describe_identity
+from holdfast.engines.deploy.reading import Reading, Readings
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import CHUNK, DamagedError, Header, MessageFile, parse
 from holdfast.engines.deploy.storage.outbox import Outbox
@@ -39,6 +40,7 @@ from holdfast.engines.deploy.wire.protocol import (
     FOR_GOOD,
     MODEL_KEY,
     PATIENCE,
+    READING_KEY,
     Answer,
     Ask,
     audit_message,
@@ -70,6 +72,7 @@ class Service:
     membership: Callable[[Any, Any], Awaitable[bytes]] | None = None  # the call, if members may change
     submissions: Submissions | None = None
     tally: Tally = field(default_factory=lambda: Tally(""))  # nothing has passed
+    readings: Readings = field(default_factory=lambda: Readings("", Reading()))  # nothing is known
     bytes_served: int = 0
     seen: dict[str, tuple[float, int]] = field(
         default_factory=dict
@@ -178,7 +181,7 @@ class Service:
         async with self.gate.call(context) as who:
             if self.submissions is None:
                 raise RefusedError(Code.PERMISSION_DENIED, "this is no server")
-            self._same_model(context, who)
+            self._trains_the_same(context, who)
             header = parse(Header, await first_frame(frames))
             check_header(
                 header,
@@ -223,7 +226,7 @@ class Service:
 
     async def _question(self, who: str, frames: Frames, context: Any) -> Ask:
         """What is asked, checked."""
-        self._same_model(context, who)
+        self._trains_the_same(context, who)
         ask: Ask = parse(Ask, await first_frame(frames))
         if ask.federation != self.federation.id:
             if self.membership is not None:  # soon both are in the same
@@ -243,8 +246,8 @@ class Service:
         self.outbox.raise_floor(who, min(ask.round, self.current_round() + 1))
         return ask
 
-    def _same_model(self, context: Any, who: str) -> None:
-        """Whether the asker trains the model that we train, as far as that is a site's own code."""
+    def _trains_the_same(self, context: Any, who: str) -> None:
+        """Whether the asker trains our model, as far as that is a site's own code, on columns like ours."""
         theirs = metadata(context, MODEL_KEY)
         if theirs != (ours := self.federation.model_identity):
             raise RefusedError(
@@ -252,6 +255,10 @@ class Service:
                 f"another model: {who} has {describe_identity(theirs)}, {self.name} has "
                 f"{describe_identity(ours)}; give every member the same source with --model",
             )
+        try:
+            self.readings.compare(who, metadata(context, READING_KEY))
+        except HoldfastError as error:
+            raise RefusedError(Code.FAILED_PRECONDITION, str(error)) from None
 
     def _refuse_if_gone(self, who: str, ask: Ask, now: int) -> None:
         """What is not here of a round before ``now`` will never be: the asker was put back too far."""

@@ -51,7 +51,8 @@ class Quantiser(Compressor):
         if self.dithered and self.feedback and self.delta(self.block) <= 0:
             raise HoldfastError(
                 f"{name}.dithered: with {self.bits} bits, random rounding can lose more than there is in "
-                f"blocks of {self.block}; take smaller blocks or more bits"
+                f"blocks of {self.block}; take smaller blocks or more bits, or feedback=False for a method "
+                "that makes up for it itself (SCALLION)"
             )
 
     @property

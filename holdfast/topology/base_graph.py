@@ -20,7 +20,7 @@ Round = list[tuple[int, int, float]]
 
 @TOPOLOGIES.register_checked("base-graph", weights="own")
 def base_graph(nodes: TwoOrMore, degree: Count = 1) -> Network:
-    """Links that change in every round, at most `degree` at a node: exact averaging after one period."""
+    """Links that change in every round, at most `degree` at a node: exact averages over each period."""
     return Network.varying(base_weights(nodes, degree))
 
 

@@ -59,6 +59,17 @@ def test_periods_are_those_of_the_construction(nodes, degree, period):
     assert hf.base_graph(nodes, degree).period == period
 
 
+@pytest.mark.parametrize("n", [5, 25])
+def test_a_base_graph_averages_exactly_from_the_start_of_a_period_only(n):
+    network = hf.base_graph(n, 1)
+    assert network.period is not None
+    for first in range(2 * network.period):
+        mixed = np.eye(n)
+        for now in range(first, first + network.period):
+            mixed = network.at(now).weights @ mixed
+        assert (np.abs(mixed - 1 / n).max() < 1e-12) == (first % network.period == 0)
+
+
 def test_no_shorter_prefix_of_a_base_graph_averages_exactly():
     network = hf.base_graph(25, 1)
     product = np.eye(25)

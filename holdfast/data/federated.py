@@ -37,6 +37,15 @@ class TableForm:
 
 
 @dataclass(frozen=True, eq=False)
+class Whose:
+    """The organisation of every row, in the rows' order: the column ``node`` of a table."""
+
+    of_row: np.ndarray  # [N] words or whole numbers, as in the table
+    node: str
+    names: tuple[str, ...]  # what the nodes are called that the rows are to belong to
+
+
+@dataclass(frozen=True, eq=False)
 class FederatedData:
     """Nodes' samples in one tensor: node i owns rows ``starts[i] : starts[i] + counts[i]``.
 
@@ -62,6 +71,8 @@ class FederatedData:
     """How they were read from a frame, if they were."""
     class_names: tuple[str, ...] | None = None
     """What the classes are called, each at the place of its label; None: by their numbers."""
+    whose: Whose | None = None
+    """Of rows in the order of their table, as those of one node: whose each is, if the table tells."""
     finite = True
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.data.dataset import DATASETS, Dataset, TrainTest
-from holdfast.data.federated import FederatedData, TableForm
+from holdfast.data.federated import FederatedData, TableForm, Whose
 from holdfast.data.files import Folder, given_path
 from holdfast.data.grouping import Grouping
 
@@ -35,8 +35,9 @@ def from_frame(
     and ``names`` of the result keeps them. None: all rows belong to one node (then see ``hf.partition``).
     ``one_hot``: columns of words; each of their words becomes a column of zeros and ones.
     Targets that are whole numbers, words or truth values are class labels; words are numbered in their order.
-    ``like``: data that came from a frame. This one, such as a test set, is read in the same way, with the
-    same numbers for words. Nodes are those of the data if the frame has their column, else there is one.
+    ``like``: data that came from a frame. This one, such as a test set or new rows to predict, is read in the
+    same way, with the same numbers for words. Its rows keep their order, so that outputs of a model belong to
+    the rows of the frame. If it has the column of the nodes, ``hf.train`` divides it among them.
     """
     if like is None:
         words = [one_hot] if isinstance(one_hot, str) else list(one_hot)
@@ -47,7 +48,22 @@ def from_frame(
     if like.table is None:
         raise HoldfastError("like: expected data that came from hf.from_frame, or parts of them")
     words = [name for name, known in like.table.words.items() if isinstance(known[0], str)]
-    return _samples(_checked(_read(frame, words)), like.table, like.names)
+    table, form = _checked(_read(frame, words)), like.table
+    data = replace(_samples(table, replace(form, node=None)), table=form)
+    names = like.names if like.whose is None else like.whose.names
+    if form.node is None or names is None or form.node not in table.columns:
+        return data
+    return replace(data, whose=Whose(table[form.node].to_numpy(), form.node, names))
+
+
+def divided(data: FederatedData) -> FederatedData:
+    """``data`` among the nodes that their rows belong to, if they are in the order of a table that tells."""
+    if data.whose is None:
+        return data
+    assert data.y is not None
+    owner, node, names = data.whose.of_row, data.whose.node, data.whose.names
+    grouped = _by_organisation(data.x, data.y, node, owner, names)
+    return replace(grouped, table=data.table, class_names=data.class_names)
 
 
 def is_table(value: Any) -> TypeGuard[pandas.DataFrame | str | Path]:
@@ -70,16 +86,16 @@ def _form(table: Any, target: str | None, node: str | None, one_hot: Sequence[st
     return TableForm(target, inputs, node, words)
 
 
-def _samples(table: Any, form: TableForm, nodes: Sequence[str] | None = None) -> FederatedData:
-    """The rows of ``table``; ``nodes``: what they must be called, in their order, if there are any."""
+def _samples(table: Any, form: TableForm) -> FederatedData:
+    """The rows of ``table``, by node if ``form`` names a column of nodes, else in their order."""
     _checked(table, form.target, *form.inputs)
     columns = [part for name in form.inputs for part in _numbers(name, table[name], form.words.get(name))]
     x = torch.from_numpy(np.stack(columns, axis=1))
     y = torch.from_numpy(_targets(form.target, table[form.target], form.words.get(form.target)))
-    if form.node is None or (nodes is not None and form.node not in table.columns):
+    if form.node is None:
         data = FederatedData(x, y, np.array([len(x)]))
     else:
-        data = _by_organisation(x, y, form.node, table[form.node].to_numpy(), nodes)
+        data = _by_organisation(x, y, form.node, table[form.node].to_numpy())
     truth = ("False", "True") if table[form.target].to_numpy().dtype.kind == "b" else None
     return replace(data, table=form, class_names=form.words.get(form.target, truth))
 

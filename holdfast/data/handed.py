@@ -16,6 +16,7 @@ from holdfast.core.memory import available_memory
 from holdfast.core.tree import leaves, tree_map
 from holdfast.core.validation import check
 from holdfast.data.federated import ITEMS_READ_AGAIN, FederatedData, alike, read_samples
+from holdfast.data.frames import divided
 from holdfast.data.items import is_dataset, items_in, read_items, stack_items
 from holdfast.data.lazy import AnyData, Collate, LazyData, Part
 from holdfast.data.samples import as_tree
@@ -80,7 +81,9 @@ def from_datasets(
 
 
 def as_data(data: AnyData | Sequence[Any]) -> AnyData:
-    """``data`` themselves, or what is made of one part per node."""
+    """``data`` themselves, divided among nodes if they were not yet, or what is made of one part per node."""
+    if isinstance(data, FederatedData):
+        return divided(data)
     return data if isinstance(data, AnyData) else from_datasets(data)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves
 from holdfast.data.federated import FederatedData, read_samples, warn_if_random
-from holdfast.data.frames import from_frame, is_table
+from holdfast.data.frames import divided, from_frame, is_table
 from holdfast.data.lazy import AnyData
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def read_tests(test: Tests | None, data: AnyData) -> tuple[Any, list[int] | None
             )
         test = from_frame(test, like=data)
     if isinstance(test, FederatedData):
-        sets = test
+        sets = divided(test)
     elif isinstance(test, list) and not any(isinstance(part, Tensor | np.ndarray) for part in test):
         sets = FederatedData.of_nodes(test)
     else:

@@ -93,19 +93,45 @@ def test_a_frame_is_read_like_another(tmp_path) -> None:
     frame, other = animals()
     data = hf.from_frame(frame, target="kind", node="zoo", one_hot="sex")
     same = hf.from_frame(other, like=data)
-    assert same.names == data.names == ("north", "south")
-    assert same.y.tolist() == [2, 1]
-    assert same.x.tolist() == [[6, 0, 1, 0], [5, 0, 0, 1]]  # weight, f, m, x
+    assert data.names == ("north", "south")
+    assert same.y.tolist() == [1, 2]
+    assert same.x.tolist() == [[5, 0, 0, 1], [6, 0, 1, 0]]  # weight, f, m, x
     torch.manual_seed(0)
     setting: dict[str, Any] = {"model": nn.Linear(4, 3), "data": data, "rounds": 1}
     other.to_csv(tmp_path / "test.csv", index=False)
-    expected = hf.train(hf.FedAvg(lr=0.1), test=[same.node(0), same.node(1)], **setting).history
+    expected = hf.train(
+        hf.FedAvg(lr=0.1), test=[(same.x[[1]], same.y[[1]]), (same.x[[0]], same.y[[0]])], **setting
+    ).history
     for test in (same, other, tmp_path / "test.csv"):
         found = hf.train(hf.FedAvg(lr=0.1), test=test, **setting).history
         assert found["test_accuracy"] == expected["test_accuracy"]
-        assert found["average_loss"] == expected["average_loss"]
+        assert found["average_loss"] == expected["train_loss"]
     common = hf.train(hf.FedAvg(lr=0.1), test=other.drop(columns="zoo"), **setting).history
     assert common["average_loss"] == pytest.approx(expected["average_loss"])
+
+
+def test_rows_read_like_others_keep_their_order() -> None:
+    """Else what a model says of one patient would be taken for what it says of another."""
+    frame, _ = animals()
+    data = hf.from_frame(frame, target="kind", node="zoo", one_hot="sex")
+    new = frame.sample(frac=1, random_state=3).assign(zoo=["south", "north", "north", "south"])
+    read = hf.from_frame(new, like=data)
+    assert read.x[:, 0].tolist() == new["weight"].tolist() == [4.0, 2.0, 1.0, 3.0]
+    assert [data.class_names[i] for i in read.y] == new["kind"].tolist()
+    elsewhere = hf.from_frame(new.assign(zoo="abroad"), like=read)  # rows to predict may be of anybody
+    assert elsewhere.x.tolist() == read.x.tolist()
+
+
+def test_a_frame_read_like_another_trains_the_same_nodes() -> None:
+    frame, _ = animals()
+    data = hf.from_frame(frame, target="kind", node="zoo", one_hot="sex")
+    torch.manual_seed(0)
+    setting: dict[str, Any] = {"model": nn.Linear(4, 3), "rounds": 2}
+    expected = hf.train(hf.FedAvg(lr=0.1), data=data, **setting)
+    found = hf.train(hf.FedAvg(lr=0.1), data=hf.from_frame(frame, like=data), **setting)
+    assert found.history["average_loss"] == expected.history["train_loss"]
+    with pytest.raises(hf.HoldfastError, match="column 'zoo': 'abroad' is not among 'north', 'south'; drop"):
+        hf.train(hf.FedAvg(lr=0.1), data=hf.from_frame(frame.assign(zoo="abroad"), like=data), **setting)
 
 
 def test_a_divided_frame_keeps_its_words() -> None:

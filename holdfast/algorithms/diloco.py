@@ -43,10 +43,10 @@ class Message(NamedTuple):
     change: Tensor  # how far the local steps went
 
 
-@ALGORITHMS.register("noloco", family="plain averaging", paper="Kolehmainen et al. 2025 (reconstruction)")
+@ALGORITHMS.register("noloco", family="plain averaging", paper="Kolehmainen et al. 2025")
 @dataclass(frozen=True)
 class NoLoCo(Algorithm):
-    """Reconstruction: DiLoCo without a server, slow models drawn together (Kolehmainen et al. 2025)."""
+    """DiLoCo without a server, slow models drawn together (Kolehmainen et al. 2025, authors' code)."""
 
     columnwise: ClassVar[bool] = True
     keeps_sums: ClassVar[bool] = False
@@ -55,7 +55,7 @@ class NoLoCo(Algorithm):
     local_steps: Count = 1
     momentum: Decay = 0.5  # the paper's alpha
     outer_lr: Rate = 0.7  # the paper's beta: weight of the neighbours' mean change
-    pull: Weight = 1.0  # the paper's gamma, towards the neighbours' mean model
+    pull: Weight = 0.7  # the paper's gamma, towards the neighbours' mean model; the code's is outer_lr
     optimizer: Optimizer = INNER
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:

@@ -101,8 +101,40 @@ def test_nesterov_momentum_is_torchs():
 
 
 def test_noloco_without_momentum_is_gossip(quadratics):
-    plain = hf.NoLoCo(lr=0.02, local_steps=4, momentum=0.0, outer_lr=1.0, optimizer=hf.SGD())
+    plain = hf.NoLoCo(lr=0.02, local_steps=4, momentum=0.0, outer_lr=1.0, pull=1.0, optimizer=hf.SGD())
     assert_same(quadratics.run(plain, 40, RING), quadratics.run(hf.Gossip(lr=0.02, local_steps=4), 40, RING))
+
+
+def test_noloco_by_default_is_the_outer_step_of_the_authors_code(quadratics):
+    """Pairs average their slow models and what Adam achieved; both enter the momentum with weight 0.7."""
+    pairs, alpha, beta = hf.equi_dynamic(10, seed=0), 0.5, 0.7
+    slow = quadratics.x0.repeat(10, 1)
+    momentum = torch.zeros_like(slow)
+    workers = [torch.nn.Parameter(x.clone()) for x in slow]
+    inner = [torch.optim.Adam([x], lr=0.05) for x in workers]
+    path = [slow.clone()]
+    for now in range(15):
+        for node, (x, optimizer) in enumerate(zip(workers, inner, strict=True)):
+            x.data = slow[node].clone()
+            for _ in range(4):
+                x.grad = quadratics.A[node] @ (x.detach() - quadratics.b[node])
+                optimizer.step()
+        fast = torch.stack([x.detach() for x in workers])
+        for group in {frozenset(map(int, row.nonzero()[0])) for row in weights_in(pairs, now)}:
+            of = sorted(group)
+            achieved, middle = (fast - slow)[of].mean(0), slow[of].mean(0)
+            momentum[of] = alpha * momentum[of] + beta * achieved + beta * (middle - slow[of])
+        slow = slow + momentum
+        path.append(slow.clone())
+    noloco = hf.NoLoCo(lr=0.05, local_steps=4, optimizer=hf.AdamW(weight_decay=0.0, keep=True))
+    assert_same(quadratics.run(noloco, 15, pairs), torch.stack(path))
+
+
+def weights_in(network: hf.Network, round: int) -> np.ndarray:
+    """[n, n]"""
+    weights = network.at(round).weights
+    assert weights is not None
+    return weights.toarray()
 
 
 def test_noloco_where_everybody_averages_is_fedavg_with_momentum_outside(quadratics):

@@ -26,7 +26,7 @@ from holdfast.engines.deploy.wire.authority import (
 )
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials, serial_of
 from holdfast.engines.deploy.wire.dialling import RefusedForGoodError, Unreachable, look, open_channel
-from holdfast.engines.deploy.wire.revocations import Revocations, Revoked, read_revocations, revoke
+from holdfast.engines.deploy.wire.revocations import SEEN, Known, Revoked, read_revocations, revoke
 from holdfast.engines.deploy.wire.tls import see_certificate
 from holdfast.engines.deploy.wire.vigil import watch_certificates
 from holdfast.experiments.federation import make_federation, read_federation
@@ -102,7 +102,8 @@ def test_a_list_of_revoked_certificates_is_passed_on(tmp_path: Path) -> None:
     wanted = (tmp_path / "certs-c" / "revoked.json").read_bytes()
     for name in "abd":
         soon(lambda name=name: run.members[name].credentials.revocations.number == 1)
-        assert (tmp_path / f"certs-{name}" / "revoked.json").read_bytes() == wanted
+        soon((tmp_path / f"certs-{name}" / SEEN).exists)
+        assert (tmp_path / f"certs-{name}" / SEEN).read_bytes() == wanted + b"\n"
     started.stop()
 
 
@@ -198,7 +199,8 @@ def test_whoever_answers_with_a_revoked_certificate_is_not_talked_to(tmp_path: P
     thief = run.member("b")
     try:
         assert asyncio.run(look(federation, "b", a)) == stolen
-        a.revocations = Revocations(revoked=[Revoked(name="b", serial=serial_of(stolen), time="today")])
+        entry = Revoked(name="b", serial=serial_of(stolen), time="today")
+        a.revocations = Known(revoked={entry.serial: entry})
         with pytest.raises(Unreachable, match="was revoked on today"):
             asyncio.run(look(federation, "b", a))
 
@@ -238,17 +240,77 @@ def test_nobody_but_the_coordinator_revokes(tmp_path: Path) -> None:
         read_revocations(tmp_path, key)
 
 
-def test_an_older_list_does_not_replace_a_newer_one(tmp_path: Path) -> None:
-    key = public_key(make_key(tmp_path))
-    make_certificates(tmp_path, "test", ["a"], days=1)
-    one = revoke(tmp_path, Revoked(name="b", serial="1", time="today"), key).read_bytes()
-    revoke(tmp_path, Revoked(name="b", serial="2", time="today"), key)
-    credentials = load_credentials(tmp_path, "a", key)
-    assert not credentials.refresh(key)
-    (tmp_path / "revoked.json").write_bytes(one)
-    with pytest.raises(HoldfastError, match="version 1 is older than 2"):
-        credentials.refresh(key)
-    assert credentials.revocations.why("2") is not None
+@pytest.mark.parametrize("gone_back", ["shorter and newer", "older", "gone"])
+def test_what_was_revoked_stays_so_whatever_the_list_says_later(gone_back: str, tmp_path: Path) -> None:
+    """The coordinator's folder was restored from a backup. A member knows better, also if started anew."""
+    own, theirs = tmp_path / "own", tmp_path / "coordinator"
+    key = public_key(make_key(theirs))
+    make_certificates(own, "test", ["a"], days=90)
+    backup = revoke(theirs, Revoked(name="b", serial="1", time="today"), key).read_bytes()
+    shutil.copy(revoke(theirs, Revoked(name="b", serial="2", time="today"), key), own)
+    log: list[dict[str, Any]] = []
+
+    async def watch(until: Callable[[], bool]) -> None:
+        watching = asyncio.create_task(watch_certificates(a, key, Events("a", log.append), list))
+        while not until():
+            await asyncio.sleep(0.02)
+        watching.cancel()
+
+    a = load_credentials(own, "a", key)
+    asyncio.run(asyncio.wait_for(watch((own / SEEN).exists), PATIENCE))
+
+    (own / "revoked.json").unlink()
+    if gone_back != "gone":
+        (theirs / "revoked.json").write_bytes(backup)
+        (own / "revoked.json").write_bytes(backup)
+    if gone_back == "shorter and newer":
+        for serial in ("3", "4"):
+            revoke(theirs, Revoked(name="c", serial=serial, time="today"), key)
+        shutil.copy(theirs / "revoked.json", own)
+    a.refresh(key)
+    new = load_credentials(own, "a", key)
+    for credentials in (a, new):
+        assert credentials.revocations.why("1") is not None
+        assert credentials.revocations.why("2") is not None
+        assert (credentials.revocations.why("4") is not None) == (gone_back == "shorter and newer")
+    if gone_back != "shorter and newer":
+        return
+
+    a = new
+    asyncio.run(asyncio.wait_for(watch(lambda: bool(log)), PATIENCE))
+    [said] = [entry for entry in log if entry["event"] == "a list of revoked certificates lacks some"]
+    assert "version 3 lacks the certificate 2 of b, which an earlier version revoked" in said["reason"]
+    shutil.copy(own / SEEN, theirs)  # as it says
+    revoke(theirs, Revoked(name="d", serial="5", time="today"), key)
+    (theirs / SEEN).unlink()
+    mended = read_revocations(theirs, key)
+    assert sorted(mended.revoked) == ["1", "2", "3", "4", "5"]
+    assert not mended.left_out
+
+
+def test_members_tell_one_another_what_a_shorter_list_lacks(tmp_path: Path) -> None:
+    """Each of two has a list that revokes what the other's does not; neither is to forget anything."""
+    certs, backup = tmp_path / "certs", tmp_path / "backup"
+    raw = describe(GECL, nodes=2, rounds=100_000, coordinator=public_key(make_key(certs)))
+    federation = make_federation(raw, "test")
+    assert federation.coordinator is not None
+    make_certificates(certs, "test", [*"ab", "old", "left"], days=1)
+    shutil.copytree(certs, backup)
+    serials = {name: serial_of((certs / f"{name}.crt").read_bytes()) for name in ("old", "left")}
+    revoke(certs, Revoked(name="old", serial=serials["old"], time="today"), federation.coordinator)
+    for serial in ("AB12", serials["left"]):
+        revoke(backup, Revoked(name="left", serial=serial, time="today"), federation.coordinator)
+    shutil.copytree(certs, tmp_path / "certs-a")
+    shutil.copytree(backup, tmp_path / "certs-b")
+    started = Started(Apart(federation, tmp_path))
+    for name in "ab":
+        known = started.run.members[name].credentials
+        assert known is not None
+        soon(lambda known=known: set(serials.values()) <= known.revocations.revoked.keys())
+        seen = tmp_path / f"certs-{name}" / SEEN
+        soon(lambda seen=seen: seen.exists() and seen.read_bytes().count(b"\n") == 2)
+    started.stop()
+    assert (tmp_path / "certs-a" / SEEN).read_bytes() == (tmp_path / "certs-b" / SEEN).read_bytes()
 
 
 def test_the_command_revokes_what_stands_in_the_folder(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from holdfast.engines.deploy.relay.switchboard import Switchboard
 from holdfast.engines.deploy.signing import make_key, public_key
 from holdfast.engines.deploy.wire.authority import make_certificates
 from holdfast.engines.deploy.wire.credentials import load_credentials, serial_of
-from holdfast.engines.deploy.wire.revocations import Revocations, Revoked, revoke
+from holdfast.engines.deploy.wire.revocations import Known, Revoked, revoke
 from holdfast.engines.deploy.wire.vouching import signature_of
 from holdfast.experiments.federation import make_federation
 
@@ -268,7 +268,7 @@ def test_a_revoked_member_is_not_asked_through_the_relay_any_more(tmp_path: Path
         async with Three(tmp_path) as three:
             serial = serial_of(three.a.credentials.certificate)
             entry = Revoked(name="a", serial=serial, time="today", reason="stolen")
-            three.b.credentials.revocations = Revocations(number=1, revoked=[entry])
+            three.b.credentials.revocations = Known(revoked={entry.serial: entry})
             with pytest.raises(grpc.aio.AioRpcError, match="was revoked on today: stolen"):
                 await three.ask(three.b)
 

@@ -86,7 +86,7 @@ class Connections:
     async def share_revocations(self) -> None:
         """With everybody that this member has a connection to; never ends.
 
-        A list that comes in is written down. ``watch_certificates`` takes it up, and calls for another turn.
+        ``watch_certificates`` notices what was learned, and calls for another turn.
         """
         again = SHARE_AGAIN
         while True:

@@ -17,7 +17,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.engines.deploy.passphrase import read_private_key
-from holdfast.engines.deploy.wire.revocations import Revocations, read_revocations
+from holdfast.engines.deploy.wire.revocations import (
+    Known,
+    SignedList,
+    keep_seen,
+    known_from,
+    read_revocations,
+)
 
 CURVE = ec.SECP256R1  # see __init__.py: other kinds of keys would let TLS 1.2 in
 PEM = serialization.Encoding.PEM
@@ -42,7 +48,7 @@ class Credentials:
     certificate: bytes
     authority: bytes
     bound: dict[str, bytes] = field(default_factory=dict)
-    revocations: Revocations = field(default_factory=Revocations)
+    revocations: Known = field(default_factory=Known)
     folder: Path | None = None  # where it was read
     name: str = ""
     read: tuple[tuple[int, int, int], ...] = ()  # the files as they were last
@@ -98,19 +104,34 @@ class Credentials:
         return (last - datetime.now(UTC)) / timedelta(days=1)
 
     def refresh(self, coordinator: str | None) -> bool:
-        """Reads the files again if one of them has changed; whether so. An error changes nothing."""
+        """Reads the files again if one was written; whether that changes anything. An error changes nothing.
+
+        What was revoked stays so, whatever the files say now.
+        """
         if self.folder is None or (now := _written(self.folder)) == self.read:
             return False
         self.read = now  # a file that will not do is complained about once
         fresh = load_credentials(self.folder, self.name, coordinator)
-        if fresh.revocations.number < self.revocations.number:
-            raise HoldfastError(
-                f"{self.folder / 'revoked.json'}: version {fresh.revocations.number} is older than "
-                f"{self.revocations.number}, which was there before"
-            )
-        self.key, self.certificate, self.authority = fresh.key, fresh.certificate, fresh.authority
-        self.bound, self.revocations, self.version = fresh.bound, fresh.revocations, self.version + 1
+        signed = [*fresh.revocations.signed, *self.revocations.signed]
+        fresh.revocations = known_from(signed, coordinator)
+        before = (self.key, self.certificate, self.authority, self.bound, self.revocations)
+        after = (fresh.key, fresh.certificate, fresh.authority, fresh.bound, fresh.revocations)
+        if after == before:
+            return False
+        self.key, self.certificate, self.authority, self.bound, self.revocations = after
+        self.version += 1
         return True
+
+    def learn(self, signed: SignedList, coordinator: str | None) -> None:
+        """Another member's list, which has to be the coordinator's."""
+        known = known_from([*self.revocations.signed, signed], coordinator)
+        if known != self.revocations:
+            self.revocations, self.version = known, self.version + 1
+
+    def keep_seen(self, coordinator: str | None) -> None:
+        """Writes down which certificates are known to be revoked, for good."""
+        if self.folder is not None and self.revocations.signed:
+            keep_seen(self.folder, self.revocations, coordinator)
 
 
 def _written(folder: Path) -> tuple[tuple[int, int, int], ...]:
@@ -125,8 +146,8 @@ def _written(folder: Path) -> tuple[tuple[int, int, int], ...]:
 def load_credentials(folder: Path, name: str, coordinator: str | None = None) -> Credentials:
     """The files ``ca.crt``, ``name.crt`` and ``name.key`` in ``folder``, checked, and what else is there.
 
-    ``other.ca.crt``: authorities that vouch for the member ``other`` alone. ``revoked.json``: certificates
-    that the ``coordinator`` has revoked.
+    ``other.ca.crt``: authorities that vouch for the member ``other`` alone. ``revoked.json`` and
+    ``revoked.seen.json``: certificates that the ``coordinator`` has revoked.
     """
     key_file, own, authority = folder / f"{name}.key", folder / f"{name}.crt", folder / "ca.crt"
     bound = {path.name.removesuffix(".ca.crt"): path for path in sorted(folder.glob("?*.ca.crt"))}

@@ -1,7 +1,16 @@
-"""The coordinator's list of certificates that hold no longer, and how a running member gets to know of it."""
+"""The coordinator's lists of certificates that hold no longer, and what a member has seen of them.
+
+A newer list may lack what an older one has, where the coordinator's folder was restored from a backup. What
+was revoked once stays so: a member holds on to the lists that it has seen, and refuses a certificate in any
+of them. ``revoked.json`` is the list that people put beside the certificates. ``revoked.seen.json`` holds all
+that was seen in this folder, also from other members, one list a line; people do not write it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
 from holdfast.engines.deploy.signing import Signature, load_key, sign, verify
-from holdfast.engines.deploy.storage.messages import parse
+from holdfast.engines.deploy.storage.messages import Digest, parse
 
-NAME = "revoked.json"  # beside the certificates
+NAME, SEEN = "revoked.json", "revoked.seen.json"  # beside the certificates
 
 
 class Revoked(BaseModel):
@@ -26,20 +35,12 @@ class Revoked(BaseModel):
 
 
 class Revocations(BaseModel):
-    """All certificates that were revoked. A list never gets shorter; ``number`` counts its versions."""
+    """A list: all certificates that the coordinator knows to be revoked. ``number`` counts its lists."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     number: int = Field(default=0, ge=0)
     revoked: list[Revoked] = Field(default=[], max_length=10_000)
-
-    def why(self, serial: str) -> str | None:
-        """Why the certificate with this serial number holds no longer; None if it does."""
-        for entry in self.revoked:
-            if entry.serial == serial:
-                reason = f": {entry.reason}" if entry.reason else ""
-                return f"the certificate {serial} of {entry.name} was revoked on {entry.time}{reason}"
-        return None
 
 
 class SignedList(BaseModel):
@@ -52,23 +53,67 @@ class SignedList(BaseModel):
 
 
 class Heard(BaseModel):
-    """Which version of the list a member has, and the list itself for one who has an older one."""
+    """What a member tells another: which lists it has, and one that the other lacks, if it knows of one."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    number: int = Field(ge=0)
-    newer: SignedList | None = None
+    have: list[Digest] = Field(default=[], max_length=1000)
+    lacking: SignedList | None = None
 
 
-def read_revocations(folder: Path, coordinator: str | None) -> Revocations:
-    """The list in ``folder``, if there is one, signed with the key ``coordinator``."""
-    path = folder / NAME
-    if not path.exists():
-        return Revocations()
-    try:
-        return _verified(parse(SignedList, path.read_bytes()), coordinator)
-    except HoldfastError as error:
-        raise HoldfastError(f"{path}: {error}") from None
+@dataclass(frozen=True)
+class Known:
+    """All certificates that were revoked in one of the ``signed`` lists."""
+
+    signed: tuple[SignedList, ...] = ()  # the newest first; each revokes something that no newer one does
+    contents: tuple[Revocations, ...] = ()  # what they say
+    revoked: dict[str, Revoked] = field(default_factory=dict)  # by serial number
+
+    @property
+    def number(self) -> int:
+        """Of the newest list."""
+        return self.contents[0].number if self.contents else 0
+
+    @property
+    def left_out(self) -> str:
+        """What the newest list lacks of the others, for people; "" if nothing."""
+        newest = {entry.serial for entry in self.contents[0].revoked} if self.contents else set()
+        lacking = [entry for serial, entry in self.revoked.items() if serial not in newest]
+        if not lacking:
+            return ""
+        names = ", ".join(f"{entry.serial} of {entry.name}" for entry in lacking[:3])
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        return (
+            f"version {self.number} lacks the certificate {names}{more}, which an earlier version revoked; "
+            "what was revoked stays so. Was the coordinator's folder restored from a backup? With a member's "
+            f"{SEEN} in it, the next list that it makes ('holdfast federation revoke') is whole"
+        )
+
+    def why(self, serial: str) -> str | None:
+        """Why the certificate with this serial number holds no longer; None if it does."""
+        if (entry := self.revoked.get(serial)) is None:
+            return None
+        reason = f": {entry.reason}" if entry.reason else ""
+        return f"the certificate {serial} of {entry.name} was revoked on {entry.time}{reason}"
+
+    def tell(self, have: Collection[str] | None = None) -> Heard:
+        """What is said to a member that has the lists ``have``; None: that is not known yet."""
+        ours = {_digest(one): one for one in self.signed}
+        lacking = [] if have is None else [one for digest, one in ours.items() if digest not in have]
+        return Heard(have=list(ours), lacking=next(iter(lacking), None))
+
+
+def known_from(lists: Iterable[SignedList], coordinator: str | None) -> Known:
+    """What ``lists`` say together, each signed with the key ``coordinator``."""
+    read = {one.document: (_verified(one, coordinator), one) for one in lists}
+    signed, contents, revoked = list[SignedList](), list[Revocations](), dict[str, Revoked]()
+    for content, one in sorted(read.values(), key=lambda pair: (-pair[0].number, pair[1].document)):
+        new = {entry.serial: entry for entry in content.revoked if entry.serial not in revoked}
+        if new or not contents:
+            signed.append(one)
+            contents.append(content)
+            revoked |= new
+    return Known(tuple(signed), tuple(contents), revoked)
 
 
 def _verified(signed: SignedList, coordinator: str | None) -> Revocations:
@@ -79,28 +124,42 @@ def _verified(signed: SignedList, coordinator: str | None) -> Revocations:
     return found
 
 
-def list_for(folder: Path | None, number: int, theirs: int) -> Heard:
-    """What one is told who has version ``theirs``, by one who has ``number``, in ``folder``."""
-    newer = None
-    if folder is not None and number > theirs:
-        newer = parse(SignedList, (folder / NAME).read_bytes())
-    return Heard(number=number, newer=newer)
+def _digest(signed: SignedList) -> str:
+    return hashlib.sha256(signed.document.encode()).hexdigest()
 
 
-def take_over(folder: Path | None, number: int, heard: Heard, coordinator: str | None) -> bool:
-    """Writes down a list if it is newer than the one of version ``number`` in ``folder``; whether it is."""
-    if folder is None or heard.newer is None or _verified(heard.newer, coordinator).number <= number:
-        return False
-    write_atomic(folder / NAME, heard.newer.model_dump_json().encode())
-    return True
+def read_revocations(folder: Path, coordinator: str | None) -> Known:
+    """What the lists in ``folder`` say together, each signed with the key ``coordinator``."""
+    return known_from([*_read(folder / NAME, coordinator), *_read(folder / SEEN, coordinator)], coordinator)
+
+
+def _read(path: Path, coordinator: str | None) -> list[SignedList]:
+    """The lists in ``path``, one a line; none if there is no such file."""
+    try:
+        lists = [parse(SignedList, line) for line in path.read_bytes().splitlines()]
+        known_from(lists, coordinator)
+    except FileNotFoundError:
+        return []
+    except HoldfastError as error:
+        raise HoldfastError(f"{path}: {error}") from None
+    return lists
+
+
+def keep_seen(folder: Path, known: Known, coordinator: str | None) -> None:
+    """Writes ``known`` down in ``folder``, for good, beside what other processes have written there."""
+    there = _read(folder / SEEN, coordinator)
+    together = known_from([*there, *known.signed], coordinator)
+    if list(together.signed) != there:
+        text = "".join(one.model_dump_json() + "\n" for one in together.signed)
+        write_atomic(folder / SEEN, text.encode())
 
 
 def revoke(folder: Path, entry: Revoked, coordinator: str) -> Path:
-    """Adds a certificate to the list in ``folder``, signed with the coordinator's key there; its path."""
+    """A list of all that ``folder`` knows of, and ``entry``, signed with the coordinator's key; its path."""
     before = read_revocations(folder, coordinator)
     if before.why(entry.serial) is not None:
         raise HoldfastError(f"the certificate {entry.serial} of {entry.name} is revoked already")
-    after = Revocations(number=before.number + 1, revoked=[*before.revoked, entry])
+    after = Revocations(number=before.number + 1, revoked=[*before.revoked.values(), entry])
     document = after.model_dump_json()
     signature = sign("revocations", document.encode(), load_key(folder))
     verify("revocations", document.encode(), signature, trusted=coordinator)

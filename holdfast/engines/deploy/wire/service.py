@@ -45,7 +45,7 @@ from holdfast.engines.deploy.wire.protocol import (
     Ask,
     audit_message,
 )
-from holdfast.engines.deploy.wire.revocations import Heard, list_for, take_over
+from holdfast.engines.deploy.wire.revocations import Heard
 from holdfast.engines.deploy.wire.submissions import Intake, Submissions
 
 Code = grpc.StatusCode
@@ -202,14 +202,15 @@ class Service:
             return self._answer(who, received=True, active=False if left_out else None)
 
     async def revocations(self, frames: Frames, context: Any) -> bytes:
-        """Who has the newer list of revoked certificates gives it to the other."""
+        """Each tells the other which certificates are revoked, as far as it does not know."""
         async with self.gate.call(context):
             heard: Heard = parse(Heard, await first_frame(frames))
             own = self.gate.credentials
             if own is None:
-                return Heard(number=0).model_dump_json().encode()
-            take_over(own.folder, own.revocations.number, heard, self.federation.coordinator)
-            return list_for(own.folder, own.revocations.number, heard.number).model_dump_json().encode()
+                return Heard().model_dump_json().encode()
+            if heard.lacking is not None:
+                own.learn(heard.lacking, self.federation.coordinator)
+            return own.revocations.tell(heard.have).model_dump_json().encode()
 
     async def tell_status(self, frames: Frames, context: Any) -> bytes:
         """Where this member stands; for members only."""

@@ -1,4 +1,4 @@
-"""Members pass the coordinator's list of revoked certificates on: whoever has the newer one gives it."""
+"""Members pass the coordinator's lists of revoked certificates on: each gives what the other lacks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.storage.messages import parse
 from holdfast.engines.deploy.wire.dialling import Unreachable
 from holdfast.engines.deploy.wire.links import Connection
-from holdfast.engines.deploy.wire.revocations import Heard, list_for, take_over
+from holdfast.engines.deploy.wire.revocations import Heard
+
+TURNS = 8  # of one talk; most often, both have the same list
 
 
 async def share_revocations(link: Connection) -> bool:
-    """With the member behind ``link``: a list that it has got is written down. Whether it was reached."""
+    """With the member behind ``link``: each learns what it lacks. Whether the other was reached."""
     own = link.credentials
-    if own is None or own.folder is None:
+    if own is None:
         return True
-    known = theirs = own.revocations.number
-    for _ in range(2):  # the second time if theirs is older
-        question = list_for(own.folder, known, theirs).model_dump_json().encode()
+    question = own.revocations.tell()
+    for _ in range(TURNS):
         try:
-            heard: Heard = parse(Heard, await link.say("Revocations", question))
-            take_over(own.folder, known, heard, link.federation.coordinator)
+            said = await link.say("Revocations", question.model_dump_json().encode())
+            heard: Heard = parse(Heard, said)
+            if heard.lacking is not None:
+                own.learn(heard.lacking, link.federation.coordinator)
         except (Unreachable, TimeoutError, grpc.aio.AioRpcError, grpc.aio.UsageError):
             return False
         except asyncio.CancelledError:
@@ -31,10 +34,10 @@ async def share_revocations(link: Connection) -> bool:
             if task is None or task.cancelling():
                 raise
             return False  # the connection was closed by us: see ``Connection.drop_if_revoked``
-        except (HoldfastError, OSError) as error:
+        except HoldfastError as error:
             link.events.complain("revocations", peer=link.peer, reason=str(error))
             return True
-        theirs = heard.number
-        if theirs >= known:
+        question = own.revocations.tell(heard.have)
+        if set(heard.have) == set(question.have):
             break
     return True

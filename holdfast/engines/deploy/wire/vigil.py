@@ -19,20 +19,31 @@ WARN_DAYS, DAY = 30.0, 86400.0  # before a certificate expires; seconds between 
 async def watch_certificates(
     credentials: Credentials, coordinator: str | None, events: Events, changed: Callable[[], None]
 ) -> None:
-    """Takes up new files and calls ``changed`` then; warns of a certificate that expires soon. Never ends."""
+    """Takes up new files, and lists that others sent, and calls ``changed`` then; never ends.
+
+    Writes down what was revoked, and warns of a certificate that expires soon.
+    """
     warned, problem, left = -math.inf, "", math.inf
+    version, looked, kept = credentials.version, -1, -1
     _warn_of_open_keys(credentials, events)
     while True:
         before, problem = problem, ""
         try:
-            if credentials.refresh(coordinator):
-                events.log("certificates reloaded", revoked=len(credentials.revocations.revoked))
-                warned = -math.inf
-                changed()
+            credentials.refresh(coordinator)
+            if kept != credentials.version:
+                credentials.keep_seen(coordinator)
+                kept = credentials.version
         except (HoldfastError, OSError) as error:
             problem = str(error)
             if problem != before:  # else it would be one line a second
                 events.log("certificates not reloaded", "warning", reason=problem)
+        if version != credentials.version:
+            version, warned = credentials.version, -math.inf
+            events.log("certificates reloaded", revoked=len(credentials.revocations.revoked))
+            changed()
+        if looked != version and (lacks := credentials.revocations.left_out):
+            events.log("a list of revoked certificates lacks some", "warning", reason=lacks)
+        looked = version
         left_before, left = left, credentials.days_left
         expired = left <= 0 < left_before  # since the last look
         if left < WARN_DAYS and (expired or time.monotonic() - warned > DAY):

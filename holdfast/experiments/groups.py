@@ -21,7 +21,7 @@ class Group:
     contest: str
     jobs: list[JobSummary]
     counted: list[int]  # which jobs of the run are the seeds that count
-    seeds: list[dict[int, RecordedRow]]  # for every seed that counts: round -> row; finite rows only
+    seeds: list[dict[int, RecordedRow]]  # for every seed that counts: round -> row
 
     @property
     def label(self) -> str:

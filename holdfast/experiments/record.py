@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,12 +38,12 @@ class Spread(NamedTuple):
     """A figure over the seeds."""
 
     mean: float
-    std: float | None  # sample standard deviation (divisor seeds - 1); None for a single seed
+    std: float | None  # sample standard deviation (divisor seeds - 1); None for one seed, or no finite mean
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: a metric over the rounds that all seeds of a group reached; empty if it does not apply."""
+    """One curve: a metric over the rounds that all seeds of a group reached, and in which it is finite."""
 
     label: str
     x: list[float]
@@ -57,7 +57,7 @@ class Series:
 
 @dataclass(frozen=True)
 class FinalRow:
-    """One line of the table of results: the last round that all seeds reached with finite figures."""
+    """One line of the table of results: the last round that all seeds reached."""
 
     label: str  # everything of the next three
     algorithm: str
@@ -67,10 +67,15 @@ class FinalRow:
     seeds: int  # that the figures are taken over
     round: int | None  # None: nothing was recorded
     rounds: int  # planned
-    values: dict[str, Spread]  # metrics and costs
+    values: dict[str, Spread]  # metrics and costs; NaN: undefined, for some seed at least
     best_accuracy: Spread | None  # of each seed's best recorded round
     status: GroupStatus
     note: str
+
+    def defined(self, metric: str) -> Spread | None:
+        """The figure, if there is one and it is finite; others cannot be ranked."""
+        spread = self.values.get(metric)
+        return spread if spread is not None and math.isfinite(spread.mean) else None
 
 
 @dataclass(frozen=True)
@@ -102,15 +107,22 @@ class RunRecord:
         return self.summary.get("origin")
 
     @cached_property
-    def finite_rows(self) -> list[dict[int, RecordedRow]]:
-        """For every job, in the order of the summary: round -> row, of those rows that are finite."""
+    def counted_rows(self) -> list[dict[int, RecordedRow]]:
+        """For every job, in the order of the summary: round -> row.
+
+        A job that diverged ended with a row that is not finite, which does not count. Elsewhere a figure that
+        is not finite is undefined, such as the accuracy of a class that a node has no sample of.
+        """
         found: dict[tuple[str, ...], dict[int, RecordedRow]] = {}
-        columns = [*self.metrics, *COST_COLUMNS]
         for row in self.rows:
-            figures = [row[column] for column in columns]
-            if all(math.isfinite(figure) for figure in figures if isinstance(figure, int | float)):
-                found.setdefault(_row_key(row, self.axes), {})[cast(int, row["round"])] = row
-        return [found.get(_job_key(job, self.axes), {}) for job in self.summary["jobs"]]
+            found.setdefault(_row_key(row, self.axes), {})[cast(int, row["round"])] = row
+        counted = [found.get(_job_key(job, self.axes), {}) for job in self.summary["jobs"]]
+        for job, rows in zip(self.summary["jobs"], counted, strict=True):
+            if job["status"] == "diverged" and rows:
+                last = max(rows)
+                if not _finite(rows[last][column] for column in [*self.metrics, *COST_COLUMNS]):
+                    del rows[last]
+        return counted
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -126,10 +138,10 @@ class RunRecord:
         for key, places in members.items():
             jobs = [self.summary["jobs"][place] for place in places]
             ended = [place for place in places if self.summary["jobs"][place]["status"] in ENDED]
-            counted = ended or [place for place in places if self.finite_rows[place]]
+            counted = ended or [place for place in places if self.counted_rows[place]]
             problem, tuning = self._swept(key[1:])
             contest = self._contest(jobs[0]) if self.differing else problem
-            seeds = [self.finite_rows[place] for place in counted]
+            seeds = [self.counted_rows[place] for place in counted]
             groups.append(Group(self.prefix + key[0], tuning, problem, contest, jobs, counted, seeds))
         return groups
 
@@ -146,8 +158,9 @@ class RunRecord:
         return [self._final(group) for group in self.groups]
 
     def _curve(self, group: Group, metric: str, axis: str) -> Series:
-        rounds = [round_ for round_ in group.rounds if group.values(metric, round_)]
-        values = [group.values(metric, round_) for round_ in rounds]
+        of_round = {round_: group.values(metric, round_) for round_ in group.rounds}
+        rounds = [r for r, found in of_round.items() if len(found) == len(group.seeds) and _finite(found)]
+        values = [of_round[round_] for round_ in rounds]
         return Series(
             label=group.label,
             x=[fmean(group.values(axis, round_)) for round_ in rounds],
@@ -168,7 +181,7 @@ class RunRecord:
             values = {column: _spread(seeds) for column, seeds in found.items() if seeds}
         if "test_accuracy" in values:
             by_round = [group.values("test_accuracy", round_) for round_ in group.rounds]
-            best = _spread([max(seed) for seed in zip(*by_round, strict=True)])
+            best = _spread([_highest(seed) for seed in zip(*by_round, strict=True)])
         return FinalRow(
             label=group.label,
             algorithm=group.algorithm,
@@ -296,4 +309,14 @@ def _row_key(row: RecordedRow, axes: list[str]) -> tuple[str, ...]:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    return Spread(fmean(values), stdev(values) if len(values) > 1 else None)
+    """Over the seeds; undefined if it is for one of them, as a mean over the others would mislead."""
+    return Spread(fmean(values), stdev(values) if len(values) > 1 and _finite(values) else None)
+
+
+def _finite(values: Iterable[Any]) -> bool:
+    """Whether all numbers among ``values`` are."""
+    return all(math.isfinite(value) for value in values if isinstance(value, int | float))
+
+
+def _highest(values: Sequence[float]) -> float:
+    return max((value for value in values if math.isfinite(value)), default=math.nan)

@@ -34,7 +34,9 @@ class Trial(NamedTuple):
 
     algorithm: str
     value: float
-    score: Spread | None  # the metric at the last round, over the seeds; None: a seed diverged or failed
+    score: (
+        Spread | None
+    )  # the metric at the last round, over the seeds; None: a seed diverged or failed, or it is undefined
     note: str  # what did not go as planned, such as "diverged at round 3"
 
 
@@ -172,7 +174,7 @@ def read_trials(record: RunRecord, goal: Goal) -> list[Trial]:
     for group, row in zip(record.groups, record.final_table(), strict=True):
         text = str(group.jobs[0]["axes"][axis_of(goal.parameter)])
         value = int(text) if text.isdecimal() else float(text)
-        score = row.values.get(goal.metric) if row.status in ("done", "stopped") else None
+        score = row.defined(goal.metric) if row.status in ("done", "stopped") else None
         found.append(Trial(row.algorithm, value, score, row.note))
     return found
 

@@ -126,7 +126,7 @@ class Following:
         metrics = [metric for metric in record.metrics if not self.hidden(metric)]
         jobs: list[JobSummary] = [
             {**job, "round": max(job["round"], *rows, 0)}
-            for job, rows in zip(record.summary["jobs"], record.finite_rows, strict=True)
+            for job, rows in zip(record.summary["jobs"], record.counted_rows, strict=True)
         ]
         summary: Summary = {**record.summary, "jobs": jobs}
         return replace(record, name=record.member or record.name, metrics=metrics, summary=summary)
@@ -159,7 +159,7 @@ class Following:
             self._taken.clear()
         job = 0
         for record in self.shown:
-            for rows in record.finite_rows:
+            for rows in record.counted_rows:
                 fresh = list(rows.values())[self._taken[job] :]
                 self._rows += [row_data(job, row, self._names) for row in fresh]
                 self._taken[job] = len(rows)

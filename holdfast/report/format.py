@@ -244,7 +244,7 @@ def best_lines(rows: Sequence[FinalRow], column: str, digits: int = 4) -> set[in
         shown = {
             line: (row.values[column].mean, format_value(column, row.values[column].mean, digits))
             for line, row in enumerate(rows)
-            if column in row.values and row.status == "done" and row.contest == contest
+            if row.defined(column) and row.status == "done" and row.contest == contest
         }
         if len({text for _, text in shown.values()}) > 1:
             _, winner = max(shown.values()) if better == "high" else min(shown.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -71,6 +72,8 @@ def _note(rows: Sequence[FinalRow], deployed: bool, rivals: bool) -> str:
         words.append(
             "Mean ± sample standard deviation over seeds, at the last round that all of them reached."
         )
+    if any(math.isnan(spread.mean) for row in rows for spread in row.values.values()):
+        words.append("nan: undefined in that round, for one seed at least.")
     if any(row.best_accuracy for row in rows):
         words.append("Best accuracy: the highest over all recorded rounds, for each seed.")
     if any(row.status == "diverged" for row in rows):

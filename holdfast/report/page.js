@@ -98,7 +98,7 @@
       if (!seeds.every((seed) => seed.has(round))) continue;
       const [at, values] = [x, y].map((column) =>
         seeds.map((seed) => seed.get(round)[column]).filter((value) => value != null));
-      if (!values.length || !at.length) continue;
+      if (values.length < seeds.length || at.length < seeds.length) continue; // undefined for a seed
       line.x.push(mean(at));
       line.mean.push(mean(values));
       line.low.push(Math.min(...values));

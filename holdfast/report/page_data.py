@@ -45,8 +45,9 @@ def columns(records: Sequence[RunRecord]) -> list[str]:
 
 
 def rows_data(records: Sequence[RunRecord], most: int | None = None) -> list[list[float | None]]:
-    """The finite rows of all jobs; jobs are numbered through all records.
+    """The rows of all jobs that count, null where a figure is not finite.
 
+    Jobs are numbered through all records.
     Of jobs with more than ``most`` rows, only every other, third ... row is taken, and the last.
     """
     names = columns(records)
@@ -54,11 +55,11 @@ def rows_data(records: Sequence[RunRecord], most: int | None = None) -> list[lis
     first = 0
     for record in records:
         every = thinning(record, most)
-        for place, rows in enumerate(record.finite_rows):
+        for place, rows in enumerate(record.counted_rows):
             for order, row in enumerate(rows.values()):
                 if order % every == 0 or order == len(rows) - 1:
                     found.append(row_data(first + place, row, names))
-        first += len(record.finite_rows)
+        first += len(record.counted_rows)
     return found
 
 
@@ -69,7 +70,7 @@ def row_data(job: int, row: RecordedRow, names: Sequence[str]) -> list[float | N
 
 def thinning(record: RunRecord, most: int | None) -> int:
     """Every which row is taken: the same for all jobs, as seeds are averaged round by round."""
-    longest = max(map(len, record.finite_rows), default=0)
+    longest = max(map(len, record.counted_rows), default=0)
     return 1 if most is None else max(1, math.ceil(longest / most))
 
 
@@ -145,12 +146,15 @@ def _node_figures(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
             kind = "accuracy" if figure.endswith("accuracy") else "number"
             for group in record.groups:
                 if group.rounds:
-                    values = [group.values(name, group.rounds[-1]) for name in names]
+                    seeds = [group.values(name, group.rounds[-1]) for name in names]
+                    values = [_brief(fmean(found)) if found else None for found in seeds]
+                    if all(value is None for value in values):
+                        continue
                     yield {
                         "record": order,
                         "title": f"{figure.replace('_', ' ')} with {group.label}",
                         "kind": kind,
-                        "values": [_brief(fmean(seeds)) if seeds else None for seeds in values],
+                        "values": values,
                     }
 
 

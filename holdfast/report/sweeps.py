@@ -47,7 +47,7 @@ def _trials(records: Sequence[RunRecord], axis: str, goal: Goal) -> list[Trial]:
             value = _number(group.jobs[0]["axes"].get(axis))
             if value is None or row.status in ("pending", "unfinished", "interrupted"):
                 continue
-            score = row.values.get(goal.metric) if row.status in ("done", "stopped") else None
+            score = row.defined(goal.metric) if row.status in ("done", "stopped") else None
             for together in (True, False):
                 label = _label(record, group, axis, together=together)
                 trials[together].append(Trial(label, value, score, row.note))

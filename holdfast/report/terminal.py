@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 
 from rich import box
@@ -65,7 +66,7 @@ def summary_table(records: Sequence[RunRecord], width: int = 100) -> Table:
             columns.remove(column)
             left_out.append(metric_title(column))
             table = _table(rows, columns)
-    table.caption = _caption(rows, left_out, untested(records))
+    table.caption = _caption(rows, columns, left_out, untested(records))
     return table
 
 
@@ -93,12 +94,14 @@ def _cell(row: FinalRow, column: str, best: bool) -> Text:
     return Text(text, style="bold" if best else "")
 
 
-def _caption(rows: Sequence[FinalRow], left_out: Sequence[str], missing: str) -> Text:
+def _caption(rows: Sequence[FinalRow], columns: Sequence[str], left_out: Sequence[str], missing: str) -> Text:
     caption = Text(style="not italic")
     if any(row.seeds > 1 for row in rows):
         number = {row.seeds for row in rows}
         seeds = f"{number.pop()} seeds" if len(number) == 1 else "the seeds"
         caption.append(f"Means over {seeds}; accuracy ± its sample standard deviation.\n")
+    if any(math.isnan(row.values[column].mean) for row in rows for column in columns if column in row.values):
+        caption.append("nan: undefined in that round, for one seed at least.\n")
     if left_out:
         caption.append(f"Not shown for lack of width, but in the report: {', '.join(left_out)}.\n")
     if missing:

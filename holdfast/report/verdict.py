@@ -31,6 +31,8 @@ def verdict(records: Sequence[RunRecord]) -> str:
         sentences = [*sentences[:SENTENCES_AT_MOST], f"The table has {more} more."]
     if sentences:
         return " ".join(sentences)
+    if any(metric in row.values and row.status == "done" for row in rows):
+        return f"The {quantity(metric).title} is undefined."
     statuses = {row.status for row in rows}
     if statuses == {"diverged"} or statuses == {"failed"}:
         return f"Every algorithm {statuses.pop()}."
@@ -48,7 +50,7 @@ def leading_metric(records: Sequence[RunRecord]) -> str | None:
 def _sentence(rows: Sequence[FinalRow], metric: str) -> str:
     """The algorithms on one problem, best first; empty if none has anything to show."""
     ranked = sorted(
-        (row for row in rows if metric in row.values and row.status not in ("diverged", "failed")),
+        (row for row in rows if row.defined(metric) and row.status not in ("diverged", "failed")),
         key=lambda row: row.values[metric].mean,
         reverse=quantity(metric).better == "high",
     )

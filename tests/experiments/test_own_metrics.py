@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -296,3 +297,44 @@ def test_which_way_a_figure_is_better() -> None:
         assert better(name, None) == "min"
     with pytest.raises(HoldfastError, match="metric 'mae': say mode='max'"):
         better("mae", None)
+
+
+def test_an_undefined_figure_of_one_node_leaves_the_table_and_the_report(tmp_path: Path) -> None:
+    """A node without a sample of class 2 has no recall of it."""
+    own = [(x[y != 2], y[y != 2]) if i == 1 else (x, y) for i, (x, y) in enumerate(OWN)]
+
+    def recall(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (scores.argmax(-1) == 2)[y == 2].double().mean()
+
+    found = hf.compare(
+        {"FedAvg": hf.FedAvg(lr=0.1), "Local G-ECL": hf.LocalGECL(lr=0.1)},
+        model=nn.Linear(5, 3),
+        data=DATA,
+        test=own,
+        rounds=5,
+        metrics=["default", {"recall": recall}, "node_recall"],
+        progress=False,
+    )
+    assert set(found.statuses.values()) == {"done"}
+    rows = {row.algorithm: row for row in found.record.final_table()}
+    assert {row.round for row in rows.values()} == {5}
+    assert math.isnan(rows["FedAvg"].values["recall_node1"].mean)
+    text, page = found.table(), found.report(tmp_path / "report.html").read_text()
+    assert "Nothing was recorded yet" not in page
+    for shown in (text, page):
+        assert "FedAvg" in shown
+        assert "–/5" not in shown
+    assert "nan: undefined in that round" in page
+
+
+def test_where_the_only_figure_is_undefined_the_report_says_so(tmp_path: Path) -> None:
+    found = hf.compare(
+        {"FedAvg": hf.FedAvg(lr=0.1)},
+        model=nn.Linear(5, 3),
+        data=DATA,
+        test=TEST,
+        rounds=1,
+        metrics=[{"ratio": lambda scores, y: torch.tensor(torch.nan)}],
+        progress=False,
+    )
+    assert "The ratio is undefined." in found.report(tmp_path / "report.html").read_text()

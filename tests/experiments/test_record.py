@@ -102,6 +102,46 @@ def test_final_table_of_a_troubled_run(tmp_path: Path) -> None:
     assert rows["local-gecl lr=0.01"].values["test_accuracy"] == (0.6, None)
 
 
+def with_recall(rows: list[dict], *recalls: float) -> list[dict]:
+    return [row | {"recall_node1": recall} for row, recall in zip(rows, recalls, strict=True)]
+
+
+NAN = math.nan
+METRICS = ("test_accuracy", "train_loss", "consensus", "recall_node1")
+
+
+def test_an_undefined_figure_hides_no_other(tmp_path: Path) -> None:
+    """One node has no sample of a class, so that the recall there is 0/0, in one seed or in all rounds."""
+    jobs = [
+        job("a", 0, with_recall(accuracies(0.1, 0.8, 0.9), 0.5, 0.5, NAN)),
+        job("a", 1, with_recall(accuracies(0.1, 0.7, 0.94), 0.5, 0.7, 0.9)),
+        job("b", 0, with_recall(accuracies(0.1, 0.5, 0.6), NAN, NAN, NAN)),
+    ]
+    record = load_record(write_run(tmp_path / "run", jobs, metrics=METRICS))
+    a, b = record.final_table()
+    assert (a.round, b.round) == (20, 20)
+    assert a.values["test_accuracy"].mean == pytest.approx(0.92, abs=1e-15)
+    assert a.best_accuracy.mean == pytest.approx(0.92, abs=1e-15)
+    assert math.isnan(a.values["recall_node1"].mean)
+    assert a.values["recall_node1"].std is None
+    assert [bool(a.defined(name)) for name in ("test_accuracy", "recall_node1", "nothing")] == [
+        True,
+        False,
+        False,
+    ]
+    assert curve(record, "a").x == curve(record, "b").x == [0, 10, 20]
+    assert curve(record, "a", "recall_node1").x == [0, 10]
+    assert curve(record, "b", "recall_node1").x == []
+
+
+def test_a_row_that_diverged_does_not_count_beside_figures_that_were_never_defined(tmp_path: Path) -> None:
+    rows = with_recall(accuracies(0.1, 0.8, 0.9), NAN, NAN, NAN)
+    rows[-1] |= {"train_loss": math.inf, "consensus": 1e300}
+    record = load_record(write_run(tmp_path / "run", [job("a", 0, rows, "diverged")], metrics=METRICS))
+    assert record.final_table()[0].round == 10
+    assert curve(record, "a", "consensus").x == [0, 10]
+
+
 def test_notes_of_single_seeds(tmp_path: Path) -> None:
     jobs = [
         job("a", 0, accuracies(0.1, 0.2), "running"),

@@ -42,6 +42,16 @@ def test_seeds_that_do_not_count_and_rows_that_are_not_finite(troubled_run: RunR
     json.dumps(rows_data([troubled_run]), allow_nan=False)
 
 
+def test_the_page_knows_what_is_undefined(tmp_path: Path) -> None:
+    metrics = ("test_accuracy", "train_loss", "consensus", "recall_node0", "recall_node1")
+    rows = [row | {"recall_node0": 0.5, "recall_node1": float("nan")} for row in accuracies(0.1, 0.8)]
+    [record] = overlaid([load_record(write_run(tmp_path / "run", [job("a", 0, rows)], metrics=metrics))])
+    about = curves_data([record])
+    assert [figure["values"] for figure in about["node_figures"]] == [[0.5, None]]
+    assert [row[1] for row in rows_data([record])] == [0, 10]
+    json.dumps([about, rows_data([record])], allow_nan=False)
+
+
 def test_jobs_of_several_runs_are_numbered_through(good_run: RunRecord, troubled_run: RunRecord) -> None:
     shown = overlaid([good_run, troubled_run])
     curves = curves_data(shown)["curves"]

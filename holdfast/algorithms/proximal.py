@@ -63,6 +63,10 @@ class GradientSteps(Solver):
     def __post_init__(self) -> None:
         """Checks nothing: methods make it from their own, checked hyperparameters (or buffers for these)."""
 
+    @property
+    def adaptive(self) -> bool:
+        return bool(self.tolerance)
+
     def solve(self, problem: LocalProblem, start: Tensor) -> Tensor:
         gradient = problem.minibatch_grad if self.minibatch else problem.grad
         u, busy = start, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import holdfast
 from holdfast.algorithms import ALGORITHMS
@@ -17,12 +17,12 @@ from holdfast.experiments.consent import (
     accept,
     accepted_path,
     check_fingerprint,
-    gives_gradients_away,
     is_signed,
     policies,
     read_policy,
     shown,
 )
+from holdfast.experiments.exposure import as_configured, fewest_in_messages
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.report.format import bytes_text
 
@@ -51,8 +51,9 @@ def show_federation(
         print(f"Signed by its coordinator, whose key is {fingerprint(federation.coordinator)}")
     else:
         print("Not signed: only the fingerprint shows that this is the coordinator's file.")
+    asked: dict[str, Any] = {"name": name, "own_code": model is not None, "signed": signed}
     for each in policies(policy):
-        for objection in read_policy(each).objections(federation, own_code=model is not None, signed=signed):
+        for objection in read_policy(each).objections(federation, **asked):
             print(f"{each} does not allow {objection}")
     if accepted_path(federation.id).exists():
         print("You have accepted it.")
@@ -76,8 +77,8 @@ def accept_federation(path: Path, given: str) -> None:
 def describe_federation(federation: FederationFile, name: str | None) -> list[Paragraph]:
     """What will run, what leaves the machine of the member ``name``, who receives it, for how long."""
     return [
-        Paragraph("What will run on this machine", _running(federation)),
-        Paragraph("What leaves it", _leaving(federation)),
+        Paragraph("What will run on this machine", _running(federation, name)),
+        Paragraph("What leaves it", _leaving(federation, name)),
         Paragraph(
             "Who receives it",
             [*_receivers(federation, name), *_passed_on(federation), *_changes(federation)],
@@ -86,7 +87,7 @@ def describe_federation(federation: FederationFile, name: str | None) -> list[Pa
     ]
 
 
-def _running(federation: FederationFile) -> list[str]:
+def _running(federation: FederationFile, name: str | None) -> list[str]:
     problem, algorithm = federation.problem, federation.algorithm
     given = ", ".join(f"{key} = {value}" for key, value in algorithm.parameters.items())
     method = (ALGORITHMS[algorithm.name].__doc__ or "").strip().splitlines()[0]
@@ -99,11 +100,23 @@ def _running(federation: FederationFile) -> list[str]:
         f"holdfast {holdfast.__version__} trains {model}, {_numbers(federation):,} numbers, on samples of "
         f"shape {shape}, in batches of {problem.batch_size}, with the loss {problem.loss.name!r}.",
         f"The method is {algorithm.name}{f' ({given})' if given else ''}. {method}",
+        *_steps(federation, name),
         "The file names only parts of holdfast: it contains no code.",
     ]
 
 
-def _leaving(federation: FederationFile) -> list[str]:
+def _steps(federation: FederationFile, name: str | None) -> list[str]:
+    if "local_steps" not in vars(federation.method):
+        return []
+    node = name if name in federation.names else None
+    within = ""
+    if federation.round is not None and federation.round.budget is not None:
+        within = f", as many as fit into {federation.round.budget:g} s"
+    who = "A node" if node is None else node
+    return [f"{who} trains {as_configured(federation, node)}{within}."]
+
+
+def _leaving(federation: FederationFile, name: str | None) -> list[str]:
     network, numbers = federation.member_network, _numbers(federation)
     footprint = dry_run(federation.method, network, federation.network.cohort)
     size = numbers * federation.torch_dtype.itemsize
@@ -113,9 +126,13 @@ def _leaving(federation: FederationFile) -> list[str]:
         f"of {numbers:,} numbers that were computed from them ({bytes_text(int(per_link * size))} before "
         "compression)."
     ]
-    if gives_gradients_away(federation):
+    if (gradients := fewest_in_messages(federation, name)) <= 1:
         sentences.append(
             "Messages reveal single gradients of your data, from which samples can be reconstructed."
+        )
+    else:
+        sentences.append(
+            f"Each message is made of {gradients} gradients or more, which it does not show apart."
         )
     if federation.channel.name != "identity":
         sentences.append(f"They go through the channel {federation.channel.name!r}.")

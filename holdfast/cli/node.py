@@ -32,7 +32,7 @@ from holdfast.engines.deploy.storage.scarcity import explained
 from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
 from holdfast.engines.deploy.wire.handshakes import watch_handshakes
 from holdfast.engines.deploy.wire.listening import bind_address, is_loopback, require_loopback
-from holdfast.experiments.consent import require_consent
+from holdfast.experiments.consent import is_signed, require_consent, require_policies
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, names_code, open_site, own_data
 from holdfast.problem.threads import on_threads, step_threads
@@ -62,9 +62,13 @@ class MemberOptions:
     def consent(self, federation: FederationFile, *, own_code: bool) -> None:
         """Refuses what this site does not allow, or has not accepted."""
         certs = None if self.insecure else self.certs or self.file.parent / "certs"
-        require_consent(
-            federation, self.file, certs, policy=self.policy, own_code=own_code, accepting=self.accept
-        )
+        rules: dict[str, Any] = {"policy": self.policy, "name": self.name, "own_code": own_code}
+        require_consent(federation, self.file, certs, accepting=self.accept, **rules)
+
+    def consent_to(self, now: FederationFile, federation: FederationFile, *, own_code: bool) -> None:
+        """Refuses what this site does not allow of ``federation`` as changes of its members have made it."""
+        signed = is_signed(self.file, federation)
+        require_policies(now, self.policy, name=self.name, own_code=own_code, signed=signed)
 
     def credentials(self, federation: FederationFile) -> Credentials | None:
         """This member's certificate; without any, it talks to its own machine only."""
@@ -87,11 +91,13 @@ def _run_node(options: MemberOptions, data: str | Path, device: str, events: Eve
     if name not in federation.names and federation.membership is None:  # else it may be added
         raise unknown("node in the federation", name, federation.names)
     credentials = options.credentials(federation)
-    options.consent(federation, own_code=options.model is not None or names_code(data))
+    own_code = options.model is not None or names_code(data)
+    options.consent(federation, own_code=own_code)
     own = own_data(data, name)
     folder = options.folder or options.file.parent / f"node-{name}"
 
     def make(now: FederationFile, hosting: Hosting) -> Node:
+        options.consent_to(now, federation, own_code=own_code)
         return Node(now, name, folder, open_site(now, name, own, device), **hosting)
 
     _run(options, events, federation, folder, credentials, make)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.core.files import write_atomic, write_json
 from holdfast.core.validation import Positive, Section, Whole
-from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.deploy.signing import (
     KEY_NAME,
     Signature,
@@ -24,6 +24,7 @@ from holdfast.engines.deploy.signing import (
     verify,
 )
 from holdfast.experiments.config import check_keys, read_toml
+from holdfast.experiments.exposure import as_configured, gives_gradients_away, most_delta
 from holdfast.experiments.federation import FederationFile
 
 MACHINE_POLICY = Path(
@@ -90,17 +91,21 @@ class Policy(Section):
     require_dp: bool = False  # differential privacy of all that leaves
     trust_server: bool = False  # whether noise that a server adds, to what leaves without, is enough for that
     max_epsilon: Positive | None = None  # the largest privacy budget; None: any
+    max_delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # None: see ``most_delta``
     require_signature: bool = False
     coordinators: list[str] | None = None  # fingerprints of the keys that may sign; None: any
 
-    def objections(self, federation: FederationFile, *, own_code: bool, signed: bool) -> Iterator[str]:
-        """What of the federation the site does not allow."""
+    def objections(
+        self, federation: FederationFile, *, name: str | None = None, own_code: bool, signed: bool
+    ) -> Iterator[str]:
+        """What of the federation the site does not allow. ``name``: the node here; None: any of them."""
         if own_code and not self.own_code:
             yield "code of one's own (own_code): leave out --model, and give --data as a file"
-        if not self.raw_gradients and gives_gradients_away(federation):
+        if not self.raw_gradients and gives_gradients_away(federation, name):
+            sender = f"{federation.algorithm_name} {as_configured(federation, name)}"
             yield (
-                f"raw gradients (raw_gradients): {federation.algorithm_name} sends them; take another "
-                "method, or more local steps"
+                f"raw gradients (raw_gradients): {sender} sends them; "
+                "take another method, or more local steps"
             )
         rules, there_are = federation.membership, len(federation.node)
         least = there_are if rules is None else min(there_are, rules.minimum)
@@ -117,23 +122,16 @@ class Policy(Section):
             )
         if private is not None and self.max_epsilon is not None and private.epsilon > self.max_epsilon:
             yield f"epsilon = {private.epsilon:g} (max_epsilon = {self.max_epsilon:g}): ask for less"
+        if private is not None and (self.require_dp or self.max_epsilon is not None or self.max_delta):
+            most = self.max_delta or most_delta(federation, private, name)
+            if private.delta > most:
+                yield f"delta = {private.delta:g} (max_delta = {most:g}): ask for less"
         if not signed and (self.require_signature or self.coordinators is not None):
             yield "a federation that its coordinator has not signed (require_signature)"
         elif self.coordinators is not None and federation.coordinator is not None:
             key = fingerprint(federation.coordinator)
             if key not in self.coordinators:
                 yield f"the coordinator with the key {key} (coordinators)"
-
-
-def gives_gradients_away(federation: FederationFile) -> bool:
-    """Whether a receiver can read one gradient of a node's data out of its messages.
-
-    So it can if the method sends gradients, or models that are one step away from one that everybody knows.
-    """
-    network = federation.member_network
-    footprint = dry_run(federation.method, network, federation.network.cohort)
-    share = federation.cohort / len(federation.node)  # of the nodes that compute in a round
-    return federation.method.sends_gradients or footprint.gradients_per_round <= share
 
 
 def read_policy(path: Path) -> Policy:
@@ -149,6 +147,16 @@ def read_policy(path: Path) -> Policy:
 def policies(given: Path | None) -> list[Path]:
     """The policy files that hold here: the machine's, and the ``given`` one."""
     return [path for path in (MACHINE_POLICY, given) if path is not None and (path == given or path.exists())]
+
+
+def require_policies(
+    federation: FederationFile, policy: Path | None, *, name: str | None, own_code: bool, signed: bool
+) -> None:
+    """Refuses what the machine's policy or the given one does not allow the member ``name`` to do."""
+    asked: dict[str, Any] = {"name": name, "own_code": own_code, "signed": signed}
+    for each in policies(policy):
+        for objection in read_policy(each).objections(federation, **asked):
+            raise ConsentError(f"{each} does not allow {objection}")
 
 
 # --- acceptance --------------------------------------------------------------------------------------------
@@ -188,6 +196,7 @@ def require_consent(
     certs: Path | None,
     *,
     policy: Path | None = None,
+    name: str | None = None,
     own_code: bool = False,
     accepting: str | None = None,
 ) -> None:
@@ -202,9 +211,7 @@ def require_consent(
         own = True
         sign_federation(path, federation, certs)  # whoever signs may edit
     signed = is_signed(path, federation)
-    for each in policies(policy):
-        for objection in read_policy(each).objections(federation, own_code=own_code, signed=signed):
-            raise ConsentError(f"{each} does not allow {objection}")
+    require_policies(federation, policy, name=name, own_code=own_code, signed=signed)
     if accepting is not None:
         check_fingerprint(federation, accepting)
         with suppress(OSError):  # a container without a home is given the fingerprint every time

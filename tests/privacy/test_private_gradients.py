@@ -375,6 +375,13 @@ def test_a_solver_that_asks_for_more_than_planned_gradients_is_refused(solver, w
         )
 
 
+def test_own_steps_that_end_at_a_tolerance_are_refused_like_such_a_solver() -> None:
+    method = hf.FedPD(eta=1.0, solver="gd", lr=0.1, local_steps=5, tolerance=1e-3)
+    budget = hf.DP(epsilon=30, delta=1e-5, clip=1.0, noise_multiplier=1.0)
+    with pytest.raises(HoldfastError, match=r"private: the method's solver asks for as many gradients"):
+        hf.train(method, model="linear", data="digits", nodes=4, batch_size="full", rounds=1, private=budget)
+
+
 def test_on_a_cpu_there_are_no_more_rows_than_a_draw_needs() -> None:
     """The same samples, and the same sums up to rounding; where a node has noise of its own, rows stay."""
     own, release, nodes = problem(), silent(clip=2.5), torch.arange(NODES)

@@ -8,6 +8,7 @@ import shutil
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import holdfast
@@ -15,21 +16,24 @@ from federation_runs import describe, free_ports, write_federation
 from relay_runs import relayed
 
 from holdfast.cli.consent import describe_federation
+from holdfast.cli.node import MemberOptions
 from holdfast.core.errors import HoldfastError
+from holdfast.engines.deploy.epochs import Epoch, Order
 from holdfast.engines.deploy.signing import fingerprint
 from holdfast.experiments.consent import (
     ConsentError,
     Policy,
-    gives_gradients_away,
     is_signed,
     require_consent,
     shown,
     sign_federation,
 )
+from holdfast.experiments.exposure import gives_gradients_away
 from holdfast.experiments.federation import make_federation, read_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 3}
 SERVER = {"topology": "server"}
+FEDPD = {"name": "fedpd", "eta": 0.1, "lr": 0.1}
 
 
 @pytest.fixture
@@ -194,10 +198,113 @@ def test_a_policy_may_insist_on_a_signature() -> None:
         ({"name": "fedlin", "lr": 0.1, "local_steps": 4}, SERVER, True),
         ({"name": "scaffold", "lr": 0.1, "local_steps": 4}, SERVER, False),
         ({"name": "scaffold", "lr": 0.1, "local_steps": 4, "option": 1}, SERVER, True),
+        # lengths that chance decides, steps that do not enter messages, and a first message of one gradient
+        ({"name": "scaffnew", "lr": 0.1, "p": 0.1}, SERVER, True),
+        ({"name": "ditto", "lr": 0.1, "local_steps": 1, "personal_steps": 5}, SERVER, True),
+        ({"name": "ditto", "lr": 0.1, "local_steps": 5}, SERVER, False),
+        ({"name": "fedrep", "lr": 0.1, "head": 3, "head_steps": 5}, SERVER, True),
+        ({"name": "fedrep", "lr": 0.1, "head": 3, "local_steps": 5}, SERVER, False),
+        ({"name": "fedpd", "eta": 0.1, "solver": "vr"}, SERVER, True),
+        ({"name": "fedpd", "eta": 0.1, "lr": 0.1, "local_steps": 5, "skip": 0.5}, SERVER, False),
+        ({"name": "fedpd", "eta": 0.1, "lr": 0.1, "solver": "gd", "local_steps": 5}, SERVER, False),
+        (FEDPD | {"solver": "gd", "local_steps": 5, "tolerance": 1e9}, SERVER, True),
+        (FEDPD | {"solver": {"name": "aogm", "tolerance": 1e9}, "lr": None}, SERVER, True),
     ],
 )
 def test_which_methods_give_a_gradient_away(algorithm: dict, network: dict, away: bool) -> None:
     assert gives_gradients_away(make_federation(describe(algorithm, network=network), "")) is away
+
+
+def one_step_for_beta(raw: dict) -> dict:
+    raw["node"][1]["local_steps"] = 1
+    return raw
+
+
+def few_seconds(raw: dict) -> dict:
+    return raw | {"round": {"budget": 1e-9}}
+
+
+def one_epoch_of_few_samples(raw: dict) -> dict:
+    del raw["algorithm"]["local_steps"]
+    raw["algorithm"]["local_epochs"] = 1
+    return raw | {"node": [node | {"samples": 3} for node in raw["node"]]}
+
+
+def minibatches_that_may_be_empty(raw: dict) -> dict:
+    return raw | {"problem": raw["problem"] | {"sampling": "poisson", "batch_size": 1}}
+
+
+@pytest.mark.parametrize(
+    ("change", "away", "steps"),
+    [
+        (lambda raw: raw, "", "5 local steps"),
+        (one_step_for_beta, "b", "1 local step "),
+        (few_seconds, "abc", "1 to 5 local steps"),
+        (one_epoch_of_few_samples, "abc", "1 local step "),
+        (minibatches_that_may_be_empty, "abc", "5 local steps"),
+    ],
+)
+def test_policy_and_show_judge_what_this_member_does(change: Any, away: str, steps: str) -> None:
+    fedavg = {"name": "fedavg", "lr": 0.1, "local_steps": 5}
+    federation, policy = (
+        make_federation(change(describe(fedavg, network=SERVER)), ""),
+        Policy(raw_gradients=False),
+    )
+    for name in ("a", "b", "c", "hub", None):
+        refused = name in away if name in ("a", "b", "c") else bool(away)
+        assert bool(list(policy.objections(federation, name=name, own_code=False, signed=True))) is refused, (
+            name
+        )
+        told = " ".join(s for paragraph in describe_federation(federation, name) for s in paragraph.sentences)
+        assert ("Messages reveal single gradients" in told) is refused, name
+        assert ("Each message is made of 5 gradients or more" in told) is not refused, name
+    told = " ".join(s for paragraph in describe_federation(federation, "b") for s in paragraph.sentences)
+    assert f"b trains with {steps}" in told
+
+
+def test_a_policy_also_holds_for_what_changes_of_members_make_of_a_file(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An order of the coordinator may give the member that it is about a single local step."""
+    file = tmp_path / "policy.toml"
+    file.write_text("raw_gradients = false")
+    rules = {"membership": {}, "limits": {"wait": 7200.0}}
+    federation = make_federation(describe(GECL, nodes=3, **rules), "")
+    nodes = [node.model_copy(update={"address": ""}) for node in federation.node]
+    nodes[1] = nodes[1].model_copy(update={"local_steps": 1})
+    order = Order(federation=federation.id, epoch=0, change="replace", node=nodes[1])
+    changed = federation.in_epoch(Epoch(number=1, first=1, nodes=nodes, joined=["b"], order=order))
+    options = MemberOptions(site, "b", policy=file, insecure=True)
+    options.consent_to(federation, federation, own_code=False)
+    with pytest.raises(ConsentError, match="local-gecl with 1 local step in a round sends them"):
+        options.consent_to(changed, federation, own_code=False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "delta", "objection"),
+    [
+        ({"require_dp": True}, 0.5, "delta = 0.5 (max_delta = 0.0005): ask for less"),
+        ({"max_epsilon": 8.0}, 0.5, "delta = 0.5 (max_delta = 0.0005): ask for less"),
+        ({"max_epsilon": 8.0}, 1e-3, "delta = 0.001 (max_delta = 0.0005): ask for less"),  # of 2,000 samples
+        ({"max_epsilon": 8.0}, 1e-4, None),
+        ({"max_epsilon": 8.0, "max_delta": 1e-5}, 1e-4, "delta = 0.0001 (max_delta = 1e-05): ask for less"),
+        ({"max_epsilon": 8.0, "max_delta": 1e-3}, 1e-3, None),
+        ({"max_delta": 1e-5}, 1e-4, "delta = 0.0001 (max_delta = 1e-05): ask for less"),
+        ({}, 0.5, None),
+    ],
+)
+def test_a_policy_that_asks_for_privacy_bounds_delta(
+    policy: dict, delta: float, objection: str | None
+) -> None:
+    raw = describe(GECL)
+    raw["problem"]["private"] = {"epsilon": 1.0, "delta": delta, "clip": 1.0, "noise_multiplier": 5.0}
+    for node, samples in zip(raw["node"], (2000, 100, 100), strict=True):
+        node["samples"] = samples
+    asked = {"name": "a", "own_code": False, "signed": True}
+    found = list(Policy(**policy).objections(make_federation(raw, ""), **asked))
+    assert found == ([] if objection is None else [objection])
+    of_few = list(Policy(max_epsilon=8.0).objections(make_federation(raw, ""), **(asked | {"name": "b"})))
+    assert of_few == ([f"delta = {delta:g} (max_delta = 0.001): ask for less"] if delta > 1e-3 else [])
 
 
 def test_nobody_signs_without_the_coordinators_key(tmp_path: Path) -> None:

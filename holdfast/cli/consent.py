@@ -96,9 +96,11 @@ def _running(federation: FederationFile, name: str | None) -> list[str]:
     if own is not None:
         model = f"your own model {describe_identity(own.identity)}, from {own.file}"
     shape = problem.columns if problem.input_shape is None else problem.input_shape
+    numbers = _numbers(federation)
+    counted = "of which nothing has been run yet" if numbers is None else f"{numbers:,} numbers"
     return [
-        f"holdfast {holdfast.__version__} trains {model}, {_numbers(federation):,} numbers, on samples of "
-        f"shape {shape}, in batches of {problem.batch_size}, with the loss {problem.loss.name!r}.",
+        f"holdfast {holdfast.__version__} trains {model}, {counted}, on samples of shape {shape}, "
+        f"in batches of {problem.batch_size}, with the loss {problem.loss.name!r}.",
         f"The method is {algorithm.name}{f' ({given})' if given else ''}. {method}",
         *_steps(federation, name),
         "The file names only parts of holdfast: it contains no code.",
@@ -119,12 +121,13 @@ def _steps(federation: FederationFile, name: str | None) -> list[str]:
 def _leaving(federation: FederationFile, name: str | None) -> list[str]:
     network, numbers = federation.member_network, _numbers(federation)
     footprint = dry_run(federation.method, network, federation.network.cohort)
-    size = numbers * federation.torch_dtype.itemsize
     per_link = footprint.vectors_per_link
+    each = "of as many numbers as your model has, computed from them."
+    if numbers is not None:
+        volume = bytes_text(int(per_link * numbers * federation.torch_dtype.itemsize))
+        each = f"of {numbers:,} numbers that were computed from them ({volume} before compression)."
     sentences = [
-        f"Samples and labels stay here. In each round, every receiver gets {per_link:.3g} vectors "
-        f"of {numbers:,} numbers that were computed from them ({bytes_text(int(per_link * size))} before "
-        "compression)."
+        f"Samples and labels stay here. In each round, every receiver gets {per_link:.3g} vectors {each}"
     ]
     if (gradients := fewest_in_messages(federation, name)) <= 1:
         sentences.append(
@@ -219,5 +222,5 @@ def _duration(federation: FederationFile) -> list[str]:
     ]
 
 
-def _numbers(federation: FederationFile) -> int:
-    return sum(p.numel() for p in federation.module().parameters() if p.requires_grad)
+def _numbers(federation: FederationFile) -> int | None:
+    return None if federation.sizes is None else sum(federation.sizes.values())

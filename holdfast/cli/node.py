@@ -93,6 +93,7 @@ def _run_node(options: MemberOptions, data: str | Path, device: str, events: Eve
     credentials = options.credentials(federation)
     own_code = options.model is not None or names_code(data)
     options.consent(federation, own_code=own_code)
+    federation = federation.running()
     own = own_data(data, name)
     folder = options.folder or options.file.parent / f"node-{name}"
 
@@ -118,6 +119,7 @@ def _run_server(options: MemberOptions, events: Events) -> None:
         raise unknown("server in the federation", name, [federation.server.name])
     credentials = options.credentials(federation)
     options.consent(federation, own_code=options.model is not None)
+    federation = federation.running()
     folder = options.folder or options.file.parent / f"server-{name}"
 
     def make(now: FederationFile, hosting: Hosting) -> Server:

@@ -35,7 +35,7 @@ def write_current_model(
     path: Path, name: str, model: str | None, folder: Path | None, output: Path | None
 ) -> None:
     """``holdfast federation model``"""
-    federation = read_federation(path, model)
+    federation = read_federation(path, model).running()
     where = member_folder(federation, path, name, folder)
     for decision in reversed(read_decisions(where / "membership")):
         if (place := where / f"epoch-{decision.epoch.number}").exists() and any(place.glob("state*")):

@@ -52,7 +52,7 @@ def rehearse(
     path: Path, data: str | None, model: str | None, folder: Path, *, fresh: bool, trial: Trial
 ) -> None:
     """``holdfast federation try``"""
-    original = read_federation(path, model)
+    original = read_federation(path, model).running()
     _check_trial(original, trial)
     if path.resolve().parent == folder.resolve():
         raise HoldfastError(f"--dir {folder} holds {path.name} itself; a rehearsal needs a folder of its own")

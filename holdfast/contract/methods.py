@@ -71,6 +71,11 @@ class Method(Hyperparameters):
         found: dict[str, Any] = {key: value.among(sizes) for key, value in named.items()}
         return dataclasses.replace(self, **found) if found else self
 
+    def for_part_names(self) -> Self:
+        """The method with parts of one number each: a stand-in for counting what is sent, without a model."""
+        parts = [value for value in vars(self).values() if isinstance(value, NamedPart)]
+        return self.for_model({"": 1} | {name: 1 for part in parts for name in part.names})
+
     @property
     def least_dim(self) -> int:
         """The fewest numbers that a model can have; from there, states and messages grow linearly."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from pydantic import Field, PrivateAttr
 from torch import nn
 
@@ -118,8 +120,19 @@ class FederationFile(Federation):
             links = [pair for pair in self.relay.links if there.issuperset(pair)]
             changes["relay"] = {**self.relay.model_dump(), "links": links}
         changed = self.of(self.model_dump() | changes)
-        changed._own_model, changed._epoch, changed._first_round = self._own_model, epoch.number, epoch.first
+        changed._own_model, changed._runs_own_model = self._own_model, self._runs_own_model
+        changed._epoch, changed._first_round = epoch.number, epoch.first
         changed._members_digest = f"{self.id} {epoch.digest}"
+        changed.check()
+        return changed
+
+    def running(self) -> Self:
+        """The same for whoever takes part: the site's own model is run, from the bytes that were hashed."""
+        if self._own_model is None or self._runs_own_model:
+            return self
+        self._own_model.run()
+        changed = self.of(self.model_dump())
+        changed._own_model, changed._runs_own_model = self._own_model, True
         changed.check()
         return changed
 
@@ -135,8 +148,8 @@ class FederationFile(Federation):
     def method(self) -> Method:
         method = ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
         if method.names_parts:
-            trained = [(name, p.numel()) for name, p in self.module().named_parameters() if p.requires_grad]
-            method = method.for_model(dict(trained))
+            sizes = self.sizes
+            method = method.for_part_names() if sizes is None else method.for_model(sizes)
         if any(node.local_steps for node in self.node):
             method = self._with_own_steps(method)
         if (epochs := self.algorithm.local_epochs) is None:
@@ -174,6 +187,16 @@ class FederationFile(Federation):
     def _start_file(self) -> Path | None:
         return Path(self.start) if self.start else None
 
+    @cached_property
+    def sizes(self) -> dict[str, int] | None:
+        """How many numbers each trained parameter has; None: only running the site's own model would tell."""
+        if self._own_model is not None and not self._runs_own_model:
+            return None
+        # our own models need no memory for that; others' code may look at its numbers
+        with nullcontext() if self._own_model else torch.device("meta"):
+            module = self._fresh_module()
+        return {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
+
     def module(self) -> nn.Module:
         """The model as everybody starts from it."""
         module = self._fresh_module()
@@ -182,6 +205,9 @@ class FederationFile(Federation):
         return module
 
     def _fresh_module(self) -> nn.Module:
+        if self._own_model is not None:
+            assert self._runs_own_model, "whoever makes the model asks for running()"
+            self._own_model.run()  # again, in case another source of this name was run meanwhile
         shape, outputs = tuple(self.problem.input_shape or ()), self.loss.outputs(self.problem.classes)
         return initial_module(self.model, shape, outputs, self.seed)
 
@@ -247,7 +273,10 @@ class FederationFile(Federation):
 
 
 def read_federation(path: Path, model: str | None = None) -> FederationFile:
-    """The checked federation in ``path``; ``model`` is the site's own module:Class instead of the file's."""
+    """The checked federation in ``path``; ``model`` is the site's own module:Class instead of the file's.
+
+    Nothing of that is run: who takes part asks for ``running()``.
+    """
     own = None if model is None else read_own_model(model)
     return make_federation(read_toml(path, "the federation file"), str(path), own)
 

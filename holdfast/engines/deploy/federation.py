@@ -139,6 +139,7 @@ class Federation(Section, ABC):
     _epoch: int = PrivateAttr(default=0)  # its number, see ``Epoch``
     _first_round: int = PrivateAttr(default=0)
     _own_model: OwnModel | None = PrivateAttr(default=None)  # from the command line: no file can set it
+    _runs_own_model: bool = PrivateAttr(default=False)  # False: only looked at, for whoever has to agree
 
     @property
     @abstractmethod

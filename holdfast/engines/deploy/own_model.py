@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.own_source import OwnSource, find_source
 from holdfast.models.load import import_model
 
 SHOWN = 12  # hexadecimal digits of a hash in messages to people
@@ -16,39 +15,66 @@ LONGEST_NAME = 40  # characters of a class's name
 
 @dataclass(frozen=True)
 class OwnModel:
-    """The class that ``--model module:Class`` names, and the file that it was read from."""
+    """The class that ``--model module:Class`` names, and the source that was read for it."""
 
     spec: str
     name: str  # of the class
-    file: Path
-    sha256: str  # of the file, as ``sha256sum`` prints it
+    source: OwnSource
+
+    @property
+    def file(self) -> Path:
+        """Where the source stands."""
+        return self.source.file
+
+    @property
+    def sha256(self) -> str:
+        """Of the file, as ``sha256sum`` prints it."""
+        return self.source.sha256
 
     @property
     def identity(self) -> str:
         """What other members must have, too. The module may have another name there."""
         return f"{self.name} {self.sha256}"
 
+    def run(self) -> None:
+        """Runs the source as it was read, for whoever then makes the model by its name."""
+        try:
+            module = self.source.run()
+        except HoldfastError as error:
+            raise HoldfastError(f"--model {self.spec}: {error}") from None
+        except Exception as error:  # whatever the site's own code complains about
+            reason = " ".join(str(error).split())
+            raise HoldfastError(
+                f"--model {self.spec}: {self.file} fails when it is run ({type(error).__name__}: {reason})"
+            ) from error
+        found = import_model(self.spec)
+        if found.__module__ != module.__name__:
+            raise HoldfastError(
+                f"--model {self.spec}: the class comes from {found.__module__!r}, and not from {self.file}, "
+                "which members compare; name the module that defines it"
+            )
+
 
 def read_own_model(spec: str) -> OwnModel:
-    """The site's own model ``module:Class``, imported, with the hash of its source."""
-    if ":" not in spec:
+    """The site's own model ``module:Class`` with its source, of which nothing is run."""
+    module, _, name = spec.partition(":")
+    if not module or not name:
         raise HoldfastError(
             f"--model: expected your own module:Class, got {spec!r}; a model of holdfast is named in the "
             "federation file"
         )
-    found = import_model(spec)
     try:
-        file = Path(inspect.getfile(found))
-        content = file.read_bytes()
-    except (OSError, TypeError) as error:
-        raise HoldfastError(f"--model {spec}: its source cannot be read ({error})") from None
-    if not found.__name__.isascii() or len(found.__name__) > LONGEST_NAME:
+        source = find_source(module)
+        if name not in source.classes:
+            raise unknown(f"class in {source.file}", name, source.classes)
+        source.check_alone()
+    except HoldfastError as error:
+        raise HoldfastError(f"--model {spec}: {error}") from None
+    if not name.isascii() or len(name) > LONGEST_NAME:
         raise HoldfastError(
             f"--model {spec}: a class needs a name of at most {LONGEST_NAME} ASCII characters here"
         )
-    if file.suffix != ".py":
-        raise HoldfastError(f"--model {spec}: members compare its source, but {file} is not a .py file")
-    return OwnModel(spec, found.__name__, file.resolve(), hashlib.sha256(content).hexdigest())
+    return OwnModel(spec, name, source)
 
 
 def describe_identity(identity: str) -> str:

@@ -13,10 +13,10 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Cohort, Count, check, quoted
 from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.execution import Execution, stop_signals
+from holdfast.experiments.growth import grown_loss
 from holdfast.experiments.statuses import JobStatus, Outcome
 from holdfast.report.progress import Progress, somebody_watches
 
-GROWN = 10  # times the initial train_loss, if that is above 1: no ordinary noise
 CALLER = 3  # stacklevel of the user's line, from inside them: their decorator is between
 
 
@@ -32,21 +32,11 @@ def settled(run: Execution, job: JobInfo, outcome: Outcome, depth: int = 1) -> J
     if outcome.error is not None:
         raise outcome.error
     if outcome.status == "diverged":
-        reached = run.simulation.round
-        do = "try a smaller lr" if reached else "the initial model's are not: look at its weights and inputs"
-        message = f"{job.title} diverged (a non-finite figure) by round {reached}: {do}"
+        message = f"{job.title} diverged: {outcome.message}"
         warnings.warn(message, RuntimeWarning, stacklevel=CALLER + depth)
-    elif outcome.status == "done" and (growth := _growth(run)):
+    elif outcome.status == "done" and (growth := grown_loss(run.rows)):
         warnings.warn(f"{job.title}: {growth}; try a smaller lr", RuntimeWarning, stacklevel=CALLER + depth)
     return outcome.status
-
-
-def _growth(run: Execution) -> str | None:
-    """In words, that the objective has grown a lot, which is finite but no progress."""
-    values = [row["train_loss"] for row in run.rows if "train_loss" in row]
-    if not values or values[-1] <= GROWN * max(1.0, values[0]):
-        return None
-    return f"the train_loss grew from {values[0]:.3g} to {values[-1]:.3g}"
 
 
 def watchers(

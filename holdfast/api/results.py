@@ -74,7 +74,7 @@ class _Result:
 
     @property
     def diverged(self) -> bool:
-        """Whether a figure became infinite or NaN."""
+        """Whether a figure became infinite or NaN, or grew without bound."""
         return self.status == "diverged"
 
     def plot(self, metric: str | None = None) -> Figure:

@@ -17,6 +17,7 @@ from holdfast.engines.common.simulation import Look, Simulation
 from holdfast.experiments.callbacks import Callback, JobInfo, Measurements, Stop
 from holdfast.experiments.config import Cadence
 from holdfast.experiments.evaluation import Evaluation, costs
+from holdfast.experiments.growth import unbounded
 from holdfast.experiments.reading import Reading, Stopwatch
 from holdfast.experiments.statuses import Outcome
 from holdfast.problem.threads import on_threads, step_threads
@@ -32,7 +33,7 @@ class Execution:
     evaluation: Evaluation
     seconds: float = 0.0  # spent in rounds, without measuring
     rows: list[Measurements] = field(default_factory=list)  # of a resumed job, those recorded before too
-    diverged: bool = False
+    diverged: bool = False  # a figure is infinite or NaN
 
     def __post_init__(self) -> None:
         given = self.evaluate_every
@@ -110,13 +111,27 @@ class Execution:
             for row in self._last_rows(watch, stopped) if ends else []:
                 tell("on_evaluate", row)
             if self.diverged:
-                why = f"a figure became infinite or NaN by round {simulation.round}: try a smaller lr"
-                return Outcome("diverged", why)
+                return Outcome("diverged", f"a figure became infinite or NaN by {self._place}")
             if ends:
                 return (
                     Outcome("stopped", str(stops[0]) if stops else "") if stopped else Outcome("interrupted")
                 )
+        if grown := unbounded(self.rows):
+            return Outcome("diverged", f"{grown}: {self._remedy}")
         return Outcome("done")
+
+    @property
+    def _place(self) -> str:
+        """The round in which it ended because of figures that are not finite, and what to do about them."""
+        if not self.simulation.round:
+            return "round 0: the initial model's are not finite: look at its weights and inputs"
+        return f"round {self.simulation.round}: {self._remedy}"
+
+    @property
+    def _remedy(self) -> str:
+        """What to do about figures that grow."""
+        exact = self.simulation.rounds.channel.transparent
+        return "try a smaller lr" if exact else "try a smaller lr, or a channel that loses less"
 
     def _next(self, watch: Stopwatch, begins: bool, late: bool) -> list[Measurements]:
         """Runs a round, unless the run only ``begins``, and measures it if that is due.

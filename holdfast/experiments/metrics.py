@@ -25,6 +25,7 @@ class Metric:
     accuracy: bool = False  # whether the loss must have one
     default: bool = True  # whether it is measured if nothing is said
     must_be_finite: bool = True  # whether the run has diverged if it is not
+    falls: bool = False  # whether it falls, or settles, in a run that works
 
     @property
     def needs_test(self) -> bool:
@@ -65,38 +66,38 @@ def average_accuracy(m: Measured) -> Tensor:
     return m.average_test[0]
 
 
-@metric(Reads.AVERAGE_ON_TEST)
+@metric(Reads.AVERAGE_ON_TEST, falls=True)
 def average_loss(m: Measured) -> Tensor:
     """Test loss of the average model."""
     return m.average_test[1]
 
 
-@metric(Reads.TRAIN)
+@metric(Reads.TRAIN, falls=True)
 def train_loss(m: Measured) -> Tensor:
     """The common objective f at the average model, regulariser included."""
     with unrounded():
         return m.world.sum(m.problem.global_value(m.common))
 
 
-@metric(Reads.NOTHING)
+@metric(Reads.NOTHING, falls=True)
 def consensus(m: Measured) -> Tensor:
     """Consensus error (1/n) sum_i ||x_i - average||^2."""
     return m.consensus
 
 
-@metric(Reads.TRAIN_GRADIENT, default=False)
+@metric(Reads.TRAIN_GRADIENT, default=False, falls=True)
 def grad_norm2(m: Measured) -> Tensor:
     """Squared norm of the global gradient at the average model; reads all training data."""
     return m.global_gradient.square().sum()
 
 
-@metric(Reads.TRAIN_GRADIENT, default=False)
+@metric(Reads.TRAIN_GRADIENT, default=False, falls=True)
 def stationarity(m: Measured) -> Tensor:
     """NET-FLEET's measure: grad_norm2 + consensus; reads all training data."""
     return m.global_gradient.square().sum() + m.consensus
 
 
-@metric(Reads.TRAIN, default=False)
+@metric(Reads.TRAIN, default=False, falls=True)
 def rel_energy(m: Measured) -> Tensor:
     """(f - f*)/f* at the average model; convex problems: finds the optimum first, reads all training data."""
     best = known_optimum(m.problem, m.world).value
@@ -106,20 +107,20 @@ def rel_energy(m: Measured) -> Tensor:
     return (energy - best) / abs(best)
 
 
-@metric(Reads.NOTHING, default=False)
+@metric(Reads.NOTHING, default=False, falls=True)
 def optimum_distance(m: Measured) -> Tensor:
     """Distance ||average - x*|| to the optimum; convex problems."""
     away: Tensor = m.average - known_optimum(m.problem, m.world).x
     return away.norm()  # type: ignore[no-any-return]
 
 
-@metric(Reads.NOTHING, default=False)
+@metric(Reads.NOTHING, default=False, falls=True)
 def dual_error(m: Measured) -> Tensor:
     """sum_i ||dual_i - grad f_i(x*)||^2; convex problems, and methods that keep duals."""
     return m.world.sum((m.duals - gradients_at_optimum(m.problem, m.world)).square().sum())
 
 
-@metric(Reads.NOTHING, default=False, must_be_finite=False)
+@metric(Reads.NOTHING, default=False, must_be_finite=False, falls=True)
 def minibatch_loss(m: Measured) -> Tensor:
     """Loss of the round's own minibatches, mean over nodes and local steps, without regulariser; for free.
 

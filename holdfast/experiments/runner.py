@@ -241,7 +241,7 @@ class _Recorder(Callback):
             self._note("running")
 
     def on_train_end(self, job: JobInfo, outcome: Outcome) -> None:
-        if outcome.status in ("done", "stopped"):
+        if outcome.status in SETTLED and not self.run.diverged:
             self.runner.save_model(self.job, self.run)
         if outcome.status in SETTLED and self.saved != self.run.simulation.round:
             self._checkpoint()  # so that the end can be looked at again

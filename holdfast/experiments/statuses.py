@@ -12,8 +12,9 @@ JobStatus = Literal["done", "stopped", "diverged", "failed", "interrupted", "run
 """As in ``summary.json`` and in the results of ``hf.train`` and ``hf.minimize``.
 
 ``done``: all rounds were run. ``stopped``: a callback ended the job early. ``diverged``: a figure became
-infinite or NaN. ``failed``: an error ended the job, and its ``message`` says which. ``interrupted``: the user
-or the system asked it to stop. ``running``: under way, or killed.
+infinite or NaN, which ends the job, or grew without bound until the last round (see ``growth``). ``failed``:
+an error ended the job, and its ``message`` says which. ``interrupted``: the user or the system asked it to
+stop. ``running``: under way, or killed.
 """
 
 

@@ -132,7 +132,7 @@ def test_corrected_methods_do_not_diverge_there():
 
 def test_divergence_stops_the_run_and_keeps_what_was_recorded():
     functions = [lambda x: (x**2).sum(), lambda x: (3 * x**2).sum()]
-    with pytest.warns(RuntimeWarning, match=r"FedAvg diverged .* try a smaller lr"):
+    with pytest.warns(RuntimeWarning, match=r"FedAvg diverged: .*: try a smaller lr"):
         result = hf.minimize(functions, [1.0], hf.FedAvg(lr=1e6, local_steps=20), 50)
     assert result.diverged
     assert 1 < len(result.x) < 51

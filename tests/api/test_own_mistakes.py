@@ -289,7 +289,7 @@ def test_a_step_size_that_is_far_too_large_is_told() -> None:
 def test_an_initial_model_that_is_not_finite_is_told() -> None:
     model = nn.Linear(4, 3)
     nn.init.constant_(model.weight, torch.nan)
-    with pytest.warns(RuntimeWarning, match="by round 0: the initial model's are not: look at its weights"):
+    with pytest.warns(RuntimeWarning, match="by round 0: the initial model's are not finite: look at its"):
         assert train(model=model).status == "diverged"
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import os
 import re
@@ -17,14 +15,16 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from holdfast.core.files import settle, write_atomic, write_json
+from holdfast.core.files import settle, write_json
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.storage.messages import DamagedError
+from holdfast.engines.deploy.storage.table import COSTS, Row, Table
 from holdfast.problem.flat import FlatModel
 
 Status = Literal["running", "done", "interrupted", "failed"]
 
-COSTS = ("payload_bytes", "payload_bytes_per_link", "gradient_evaluations", "sample_gradients", "seconds")
+Score = tuple[float, float]  # accuracy and negative loss on a member's own test split: higher is better
+
 OVERALL = {"running": "running", "done": "complete", "interrupted": "interrupted", "failed": "interrupted"}
 
 
@@ -97,43 +97,41 @@ class Record:
         self.job = {"algorithm": federation.algorithm_name, "seed": federation.seed}
         facts = {"nodes": len(federation.node), **facts}
         self.about = {"name": federation.name, "member": member, "digest": federation.id, "facts": facts}
-        self.rows: list[dict[str, Any]] = []
+        self.table = Table(folder / "metrics.csv", self.job)
+        self._best: Score | None = None
+        self._newest_is_best = False
 
     def keep(self, upto: int) -> None:
-        """Reads what was recorded, up to a round; later ones are computed again."""
-        path = self.folder / "metrics.csv"
-        if path.exists():
-            try:
-                recorded = list(csv.DictReader(io.StringIO(path.read_text()), strict=True))
-                self.rows = [row for row in recorded if int(row["round"]) <= upto]
-            except (ValueError, KeyError, TypeError, csv.Error):
-                raise DamagedError(
-                    f"{path} cannot be read: the rows before round {upto + 1} are lost"
-                ) from None
+        """Goes on with what was recorded up to a round; later ones are computed again."""
+        self._best = None
+        for row in self.table.keep(upto):
+            self._compare(row)
 
     def add(self, round: int, figures: dict[str, float], costs: dict[str, float]) -> None:
         """Records the ``figures`` of a round, and the ``costs`` so far, of those that all runs have."""
         row = self.job | {"round": round} | figures | {name: costs[name] for name in COSTS}
-        self.rows = [*(before for before in self.rows if int(before["round"]) < round), row]
-        text = io.StringIO(newline="")
-        writer: csv.DictWriter[str] = csv.DictWriter(
-            text, list(row), extrasaction="ignore", lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_atomic(self.folder / "metrics.csv", text.getvalue().encode())
+        self.table.add(row)
+        self._compare(row)
 
     def is_best(self) -> bool:
         """Whether the newest figures are better on the member's own test split than all before."""
-        scores = [
-            (float(row.get("test_accuracy", 0.0)), -float(row["test_loss"]))
-            for row in self.rows
-            if row.get("test_loss")
-        ]
-        return bool(scores) and all(scores[-1] > before for before in scores[:-1])
+        return self._newest_is_best
+
+    def _compare(self, row: Row) -> None:
+        score = _score(row)
+        self._newest_is_best = score is not None and (self._best is None or score > self._best)
+        if self._newest_is_best:
+            self._best = score
 
     def conclude(self, status: Status, done: int, seconds: float, message: str = "") -> None:
         """Notes how far the member is, and why it ended, if it failed."""
         job = self.job | {"axes": {}, "status": status, "round": done, "rounds": self.federation.rounds}
         job |= {"seconds": round(seconds, 3)} | ({"message": message} if message else {})
         write_json(self.folder / "summary.json", self.about | {"status": OVERALL[status], "jobs": [job]})
+
+
+def _score(row: Row) -> Score | None:
+    """None for a member without a test split."""
+    if row.get("test_loss") in (None, ""):
+        return None
+    return float(row.get("test_accuracy") or 0.0), -float(row["test_loss"])

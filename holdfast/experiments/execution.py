@@ -116,7 +116,8 @@ class Execution:
                 return (
                     Outcome("stopped", str(stops[0]) if stops else "") if stopped else Outcome("interrupted")
                 )
-        if grown := unbounded(self.rows):
+        # A rank of a resumed run has no rows from before: the first one decides.
+        if grown := simulation.world.text_of_leader(lambda: unbounded(self.rows) or ""):
             return Outcome("diverged", f"{grown}: {self._remedy}")
         return Outcome("done")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_native_id
 from typing import Any
@@ -46,11 +46,25 @@ def write_atomic(path: Path, content: bytes) -> None:
 def settle(temporary: Path, path: Path) -> None:
     """Makes a synced temporary file the file ``path``, for good."""
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes sure that the names in ``folder`` survive a power cut: files made, renamed or removed there."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes ``folder`` and those above it unless they are there; from here on, it survives a power cut."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in {folder, *missing}:  # also if it was there: who made it may have been killed right after
+        with suppress(PermissionError):  # of a folder above, which is not ours
+            sync_folder(place.parent)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,15 @@ import pytest
 from command_line import holdfast
 from federation_runs import PATIENCE, DeployedRun, Started, deploy, describe, stopped
 
-from holdfast.engines.deploy.ops.audit import BEGINNING, AuditError, AuditLog, Head, check_heads, read_audit
+from holdfast.engines.deploy.ops.audit import (
+    BEGINNING,
+    MOST_UNSYNCED,
+    AuditError,
+    AuditLog,
+    Head,
+    check_heads,
+    read_audit,
+)
 from holdfast.engines.deploy.wire.credentials import serial_of
 from holdfast.engines.deploy.wire.protocol import SERVICE, Ask
 from holdfast.engines.deploy.wire.service import LATER, REPEATS
@@ -162,6 +171,65 @@ def test_a_torn_line_is_cut_off_and_noted(tmp_path: Path) -> None:
     entries = list(read_audit(tmp_path))
     assert [entry["event"] for entry in entries] == ["sent", "repaired", "sent"]
     assert entries[1]["torn_bytes"] > 0
+
+
+def test_a_hole_that_a_power_cut_leaves_is_cut_off_with_all_after_it(tmp_path: Path) -> None:
+    """Of two lines that were not synced, the second alone may be on the disk: no neighbour has seen it."""
+    log = AuditLog(tmp_path)
+    log.note("sent", peer="b")
+    seen = log.sync()
+    log.note("received", peer="b")
+    before = (tmp_path / "audit.jsonl").stat().st_size
+    log.note("received", peer="c")
+    log.close()
+    path = tmp_path / "audit.jsonl"
+    content = path.read_bytes()
+    synced = content.index(b"\n") + 1
+    path.write_bytes(content[:synced] + bytes(before - synced) + content[before:])
+    log = AuditLog(tmp_path)
+    log.close()
+    entries = list(read_audit(tmp_path))
+    assert [entry["event"] for entry in entries] == ["sent", "repaired"]
+    check_heads(tmp_path, entries, [("b", seen)])
+
+
+def test_who_waits_while_another_syncs_shares_the_next_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, begun, go_on, syncs = AuditLog(tmp_path), threading.Event(), threading.Event(), []
+    fdatasync = os.fdatasync
+
+    def syncing(file: int) -> None:
+        syncs.append(log.head.lines)
+        begun.set()
+        go_on.wait(PATIENCE)
+        fdatasync(file)
+
+    monkeypatch.setattr(os, "fdatasync", syncing)
+    log.note("sent", peer="a")
+    first = threading.Thread(target=log.sync)
+    first.start()
+    begun.wait(PATIENCE)
+    others = []
+    for peer in "bcdefgh":
+        log.note("sent", peer=peer)  # while the disk is at work
+        others.append(threading.Thread(target=log.sync))
+        others[-1].start()
+    assert log.durable.lines == 0
+    go_on.set()
+    for thread in [first, *others]:
+        thread.join(PATIENCE)
+    assert log.durable == log.head
+    assert syncs == [1, 8]
+    log.close()
+
+
+def test_lines_that_no_message_waits_for_are_synced_before_they_are_many(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+    for number in range(300):
+        log.note("refused", reason="x" * 300, number=number)
+        assert (log.head.lines - log.durable.lines) * 300 < MOST_UNSYNCED
+    log.close()
 
 
 def _write_and_die(folder: Path) -> None:

@@ -3,11 +3,13 @@
 ``audit.jsonl`` is only ever appended to. Each line holds the SHA-256 of the line before it, so that no line
 can be changed, taken out or put in without all later ones showing it. That lines are missing at the end shows
 elsewhere: the saved state holds the number and the hash of the last line, and so do the logs of neighbours,
-whom each question tells them.
+whom each question tells them. Only lines that a power cut cannot take away are told of, and no message leaves
+before its own line is such a one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -21,10 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.core.errors import DAMAGED, HoldfastError
+from holdfast.core.files import sync_folder
 
 NAME = "audit.jsonl"
 BEGINNING = "0" * 64
 LONGEST_LINE = 1 << 16  # bytes
+MOST_UNSYNCED = 1 << 15  # bytes of lines that no message waits for
+TAIL = 2 * LONGEST_LINE  # bytes at the end, which hold all that was not synced
 KINDS = {"time": str, "event": str, "member": str, "peer": str, "digest": str, "head": str, "bytes": int}
 
 
@@ -56,18 +61,27 @@ class AuditLog:
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        self._lock = threading.Lock()
+        self._lock, self._syncing = threading.Lock(), threading.Lock()
         self._pending: list[bytes] = []  # while there is no room
+        self._unsynced = 0  # bytes, about
         torn = self._repair()
         self.head = self._last()
+        sync_folder(folder)  # the file itself, which may be new
+        os.fdatasync(self._file)  # a process that was killed may have left more than was synced
+        self.durable = self.head  # as far as all survives a power cut
         if torn:  # a power cut
             self.note("repaired", torn_bytes=torn)
 
     def _repair(self) -> int:
-        """Cuts off a last line that was not written to its end; how many bytes that were."""
+        """Cuts off what a power cut has left of lines that were not synced; how many bytes that were.
+
+        That is a last line without its end, and all from a line on that has holes: where what was appended
+        later is on the disk and this is not, there are zeros, which no line has.
+        """
         size = os.fstat(self._file).st_size
-        tail = os.pread(self._file, LONGEST_LINE, max(size - LONGEST_LINE, 0))
-        torn = len(tail) - (tail.rfind(b"\n") + 1)
+        tail = os.pread(self._file, TAIL, max(size - TAIL, 0))
+        hole = tail.find(b"\0")
+        torn = len(tail) - (tail.rfind(b"\n", 0, None if hole < 0 else hole) + 1)
         if torn:
             os.ftruncate(self._file, size - torn)
         return torn
@@ -99,8 +113,13 @@ class AuditLog:
             line = json.dumps(entry, separators=(",", ":")).encode()
             self.head = Head(self.head.lines + 1, _hash(line))
             self._pending.append(line + b"\n")
+            self._unsynced += len(line) + 1
             with suppress(OSError):
                 self._write()
+            much = self._unsynced > MOST_UNSYNCED
+        if much:
+            with suppress(OSError):
+                self.sync()
 
     def _write(self) -> None:
         while self._pending:
@@ -109,15 +128,33 @@ class AuditLog:
             rest = text[written:]
             self._pending = [rest] if rest else []
 
-    def sync(self) -> Head:
-        """Makes sure that all lines survive a power cut; the head."""
+    def require_room(self) -> None:
+        """Raises an ``OSError`` while lines wait for room: what needs a line of its own has to wait, too."""
         with self._lock:
             self._write()
-            os.fdatasync(self._file)
-            return self.head
+
+    def sync(self) -> Head:
+        """Makes sure that all lines so far survive a power cut; the head.
+
+        Those who come while another syncs wait for it, and then one sync is enough for all of them.
+        """
+        wanted = self.head.lines
+        with self._syncing:
+            if self.durable.lines < wanted:
+                with self._lock:
+                    self._write()
+                    head, self._unsynced = self.head, 0
+                os.fdatasync(self._file)  # others may write meanwhile
+                self.durable = head
+            return self.durable
+
+    async def lasting(self) -> None:
+        """``sync`` from the event loop, which goes on meanwhile."""
+        if self.durable.lines < self.head.lines:
+            await asyncio.to_thread(self.sync)
 
     def close(self) -> None:
-        with self._lock:
+        with self._syncing, self._lock:
             if self._file >= 0:
                 os.close(self._file)
             self._file = -1  # whoever is late writes nowhere

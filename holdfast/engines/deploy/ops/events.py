@@ -69,6 +69,16 @@ class Events:
         if self.trail is not None:
             self.trail.note(event, **fields)
 
+    def require_room(self) -> None:
+        """Raises an ``OSError`` while the audit log has no room for its lines."""
+        if self.trail is not None:
+            self.trail.require_room()
+
+    async def lasting(self) -> None:
+        """Waits until all lines of the audit log so far survive a power cut: what they tell of may leave."""
+        if self.trail is not None:
+            await self.trail.lasting()
+
 
 def json_lines(entry: dict[str, Any]) -> None:
     """Structured lines on standard error."""

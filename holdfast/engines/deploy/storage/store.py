@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from holdfast.core.errors import DAMAGED, HoldfastError
-from holdfast.core.files import settle, write_atomic
+from holdfast.core.files import make_folder, settle, sync_folder, write_atomic
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.identity import read_identity, write_identity
 from holdfast.engines.deploy.storage.incarnations import START_ANEW, new_incarnation
@@ -56,8 +56,9 @@ class Store:
         self._newest: int | None = None  # the round of ``state``, if that is known to be intact
         self.again = 0  # rounds that were finished, and are computed again because a file was damaged
         self.outbox, self.inbox, self.decisions = (folder / n for n in ("outbox", "inbox", "decisions"))
+        make_folder(folder)
         for part in (self.outbox, self.inbox, self.decisions):
-            part.mkdir(parents=True, exist_ok=True)
+            part.mkdir(exist_ok=True)
         self._lock = (folder / "lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,6 +67,9 @@ class Store:
         self.incarnation = self._check_identity()
         for partial in folder.glob("**/.*.partial"):
             partial.unlink()
+        # A process that was killed may have left names that are not durable, and others will hear of them.
+        for part in (folder, self.outbox, self.inbox, self.decisions):
+            sync_folder(part)
 
     def close(self) -> None:
         self._lock.close()

@@ -95,7 +95,7 @@ class Connection:
             NAME_KEY: "" if self.credentials else self.name,
             MODEL_KEY: self.federation.model_identity,
             READING_KEY: self.readings.told,
-            AUDIT_KEY: "" if trail is None else str(trail.head),
+            AUDIT_KEY: "" if trail is None else str(trail.durable),
         }
         return tuple((key, value) for key, value in said.items() if value) or None
 
@@ -171,7 +171,9 @@ class Connection:
                 self._introduced = True
             frames = message.frames(self.federation.compression == "lossless")
             first = list(islice(frames, 1))  # gRPC would hide from us that the file cannot be opened
-            self._passed("sent", message.header)  # nothing leaves without a line
+            self.events.require_room()
+            self._passed("sent", message.header)
+            await self.events.lasting()  # nothing leaves without a line that survives a power cut
             stream = self._stream(message.header, chain(first, frames))
             call = self._method("stream_unary", "Submit")(stream, metadata=self.metadata)
             try:

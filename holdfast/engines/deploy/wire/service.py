@@ -147,7 +147,9 @@ class Service:
             resumes = ask.content == header.content and ask.offset < header.size and ask.offset % CHUNK == 0
             offset = ask.offset if resumes else 0
             await self._slow_down(who, message)
-            self._passed("sent", header, context)  # nothing leaves without a line
+            self.events.require_room()
+            self._passed("sent", header, context)
+            await self.events.lasting()  # nothing leaves without a line that survives a power cut
             yield self._answer(who, header=header, offset=offset)
             for frame in message.frames(self.federation.compression == "lossless", offset):
                 self.bytes_served += len(frame)
@@ -198,6 +200,7 @@ class Service:
                 self._passed("received", header, context)
                 self.submissions.arrived(header, norm)
                 self.outbox.wake()
+            await self.events.lasting()
             left_out = self.submissions.left_out(who, header.round)
             return self._answer(who, received=True, active=False if left_out else None)
 

@@ -10,7 +10,7 @@ import holdfast
 from holdfast.algorithms import ALGORITHMS
 from holdfast.cli.consent_privacy import privacy_sentences
 from holdfast.core.files import private_files
-from holdfast.engines.common.dry_run import dry_run
+from holdfast.core.validation import quoted
 from holdfast.engines.deploy.own_model import describe_identity
 from holdfast.engines.deploy.signing import fingerprint
 from holdfast.experiments.consent import (
@@ -22,9 +22,11 @@ from holdfast.experiments.consent import (
     read_policy,
     shown,
 )
-from holdfast.experiments.exposure import as_configured, fewest_in_messages
+from holdfast.experiments.exposure import as_configured, fewest_in_messages, vectors_per_link
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.report.format import bytes_text
+
+MOST_SHOWN = 50  # nodes that are named
 
 
 class Paragraph(NamedTuple):
@@ -89,13 +91,13 @@ def describe_federation(federation: FederationFile, name: str | None) -> list[Pa
 
 def _running(federation: FederationFile, name: str | None) -> list[str]:
     problem, algorithm = federation.problem, federation.algorithm
-    given = ", ".join(f"{key} = {value}" for key, value in algorithm.parameters.items())
+    given = ", ".join(f"{key} = {quoted(value)}" for key, value in algorithm.parameters.items())
     method = (ALGORITHMS[algorithm.name].__doc__ or "").strip().splitlines()[0]
     own = federation.own_model
     model = f"the file's model {problem.model.name!r}"
     if own is not None:
         model = f"your own model {describe_identity(own.identity)}, from {own.file}"
-    shape = problem.columns if problem.input_shape is None else problem.input_shape
+    shape = quoted(problem.columns if problem.input_shape is None else problem.input_shape)
     numbers = _numbers(federation)
     counted = "of which nothing has been run yet" if numbers is None else f"{numbers:,} numbers"
     return [
@@ -120,8 +122,7 @@ def _steps(federation: FederationFile, name: str | None) -> list[str]:
 
 def _leaving(federation: FederationFile, name: str | None) -> list[str]:
     network, numbers = federation.member_network, _numbers(federation)
-    footprint = dry_run(federation.method, network, federation.network.cohort)
-    per_link = footprint.vectors_per_link
+    per_link = vectors_per_link(federation)
     each = "of as many numbers as your model has, computed from them."
     if numbers is not None:
         volume = bytes_text(int(per_link * numbers * federation.torch_dtype.itemsize))
@@ -161,19 +162,28 @@ def _receivers(federation: FederationFile, name: str | None) -> list[str]:
             ]
         return [
             f"The server {hub} {_where(federation, name or '', hub, address[hub])} receives what every node "
-            f"sends, and sends the aggregate to all of them. Nodes: {', '.join(federation.names)}.",
+            f"sends, and sends the aggregate to all of them. Nodes: {_some(federation.names)}.",
             *masked,
         ]
     network, names = federation.member_network, federation.names
     sentences = []
+    asked = names[:MOST_SHOWN] if name is None else [name]
     for i, node in enumerate(names):
-        if name in (None, node):
+        if node in asked:
             peers = [names[j] for j in network.neighbours(i)]
-            receivers = ", ".join(f"{peer} {_where(federation, node, peer, address[peer])}" for peer in peers)
+            receivers = _some([f"{peer} {_where(federation, node, peer, address[peer])}" for peer in peers])
             sentences.append(f"{node} sends to {receivers or 'nobody'}.")
+    if len(names) > MOST_SHOWN and name is None:
+        sentences.append(f"There are {len(names) - MOST_SHOWN} other nodes; give yours with --name.")
     if network.sequence is not None:
         sentences.append("The links change in later rounds.")
     return sentences
+
+
+def _some(names: list[str]) -> str:
+    """All of them, or the first and how many more."""
+    more = len(names) - MOST_SHOWN
+    return ", ".join(names if more <= 0 else [*names[:MOST_SHOWN], f"and {more} more"])
 
 
 def _where(federation: FederationFile, asker: str, peer: str, address: str) -> str:

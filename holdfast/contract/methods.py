@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.contract.hyperparameters import Hyperparameters
 from holdfast.contract.oracle import Oracle
-from holdfast.contract.parts import NamedPart
+from holdfast.contract.parts import Columns, Last, NamedPart
 from holdfast.contract.peers import Peers
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
@@ -71,10 +71,11 @@ class Method(Hyperparameters):
         found: dict[str, Any] = {key: value.among(sizes) for key, value in named.items()}
         return dataclasses.replace(self, **found) if found else self
 
-    def for_part_names(self) -> Self:
+    def for_any_model(self) -> Self:
         """The method with parts of one number each: a stand-in for counting what is sent, without a model."""
-        parts = [value for value in vars(self).values() if isinstance(value, NamedPart)]
-        return self.for_model({"": 1} | {name: 1 for part in parts for name in part.names})
+        parts = [key for key, value in vars(self).items() if isinstance(value, NamedPart | Last | Columns)]
+        smallest: dict[str, Any] = dict.fromkeys(parts, Last(1))
+        return dataclasses.replace(self, **smallest) if parts else self
 
     @property
     def least_dim(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
@@ -160,11 +161,45 @@ def read_experiment(path: Path | None, overrides: list[str]) -> dict[str, Any]:
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The tables in ``path``, which is to be ``what``."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
+        content = path.read_bytes()
     except OSError as error:
         raise HoldfastError(f"cannot read {what} {path}: {error.strerror}") from None
+    return _toml(_toml_text(content, path), path)
+
+
+def _toml_text(content: bytes, path: Path) -> str:
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")  # some editors begin a file with a mark
+    except ValueError as error:
+        raise HoldfastError(f"{path} is not valid TOML: {error}") from None
+
+
+def _toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and lists as deep
         raise HoldfastError(f"{path} is not valid TOML: {error}") from None
+
+
+MOST_BYTES = 8 * 2**20  # of a file from others
+MOST_DOTS = 20  # in a row: no key of ours lies so deep, and each such takes the parser longer
+_KEY = r"(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')"
+_DEEP = re.compile(rf"(?:\.[ \t]*+{_KEY}[ \t]*+){{{MOST_DOTS}}}")
+
+
+def read_foreign_toml(path: Path, what: str) -> dict[str, Any]:
+    """As ``read_toml``, of a file that may come from others: refuses what would take for ever to read."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise HoldfastError(f"cannot read {what} {path}: {error.strerror}") from None
+    if len(content) > MOST_BYTES:
+        raise HoldfastError(f"{path} has more than {MOST_BYTES} bytes, which {what} does not need")
+    text = _toml_text(content, path)
+    if _DEEP.search(text):
+        raise HoldfastError(f"{path} is not {what}: it has keys of {MOST_DOTS} parts")
+    return _toml(text, path)
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:

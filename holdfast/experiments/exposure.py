@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.engines.common.ingredients import fewest_gradients
+from holdfast.engines.common.dry_run import dry_run
+from holdfast.engines.common.ingredients import fewest_gradients, repeating_at_most
 from holdfast.experiments.federation import FederationFile
 from holdfast.privacy import DP, NodeDP
 
@@ -44,6 +45,15 @@ def fewest_in_messages(federation: FederationFile, name: str | None) -> int:
         return 1
     method, least = federation.method, None if steps is None else steps[0]
     return fewest_gradients(method, federation.member_network, least)
+
+
+def vectors_per_link(federation: FederationFile) -> float:
+    """How many vectors of the model's size a receiver gets in a round, on average.
+
+    It is found by running the method, with few of its local steps, since these send nothing.
+    """
+    method = repeating_at_most(federation.method, 2)
+    return dry_run(method, federation.member_network, federation.network.cohort).vectors_per_link
 
 
 def gives_gradients_away(federation: FederationFile, name: str | None = None) -> bool:

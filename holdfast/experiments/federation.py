@@ -21,6 +21,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
 from holdfast.engines.common.fit import check_fit, check_unanswered, placed
+from holdfast.engines.common.ingredients import MANY, repeating_at_most
 from holdfast.engines.deploy.epochs import Epoch
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.own_model import OwnModel, read_own_model
@@ -32,12 +33,13 @@ from holdfast.experiments.config import (
     LearningConfig,
     NetworkConfig,
     check_keys,
-    read_toml,
+    read_foreign_toml,
 )
 from holdfast.experiments.epochs import LocalEpochs
 from holdfast.experiments.federation_checks import (
     check_foreign,
     check_membership,
+    check_private_length,
     check_reach,
     check_round,
     check_secure_aggregation,
@@ -147,9 +149,15 @@ class FederationFile(Federation):
     @cached_property
     def method(self) -> Method:
         method = ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
-        if method.names_parts:
-            sizes = self.sizes
-            method = method.for_part_names() if sizes is None else method.for_model(sizes)
+        if (sizes := self.sizes) is None:
+            method = method.for_any_model()
+        elif method.names_parts:
+            method = method.for_model(sizes)
+        elif method.least_dim > (numbers := sum(sizes.values())):
+            name = self.algorithm.name
+            raise HoldfastError(
+                f"{name} needs a model of {method.least_dim:g} numbers or more, got {numbers}"
+            )
         if any(node.local_steps for node in self.node):
             method = self._with_own_steps(method)
         if (epochs := self.algorithm.local_epochs) is None:
@@ -249,6 +257,8 @@ class FederationFile(Federation):
         check_steps(self)
         if self.algorithm.curvature == "estimate":
             raise HoldfastError("algorithm.curvature: nobody sees all data here; give mu and L yourself")
+        if self.problem.private is not None:
+            check_private_length(self)
         check_private_federation(self)
         if self.problem.weights == "samples" and not all(self.counts):
             missing = self.names[self.counts.index(0)]
@@ -260,7 +270,8 @@ class FederationFile(Federation):
         check_secure_aggregation(self)
         quorum = None if self.round is None else self.round.quorum
         cohort = self.network.cohort if quorum is None else quorum  # or any larger number
-        check_fit(self.method, len(self.node), self.member_network, cohort, self.wire_channel)
+        brief = repeating_at_most(self.method, MANY)  # that parts fit does not take all steps
+        check_fit(brief, len(self.node), self.member_network, cohort, self.wire_channel)
         check_unanswered(self.method, "a deployed federation")
         if self.member_network.is_server and self.server is None:
             raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
@@ -278,7 +289,7 @@ def read_federation(path: Path, model: str | None = None) -> FederationFile:
     Nothing of that is run: who takes part asks for ``running()``.
     """
     own = None if model is None else read_own_model(model)
-    return make_federation(read_toml(path, "the federation file"), str(path), own)
+    return make_federation(read_foreign_toml(path, "the federation file"), str(path), own)
 
 
 def make_federation(raw: dict[str, Any], where: str, own: OwnModel | None = None) -> FederationFile:

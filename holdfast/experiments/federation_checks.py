@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from holdfast.experiments.federation import FederationFile
 
 MOST_STEPS = 100_000  # of a node in a round
+MOST_PEERS = 1000
+MOST_REPEATS = {"exchanges": 1000, "warm_start_rounds": 1000}  # of what else is done over and over
+# Of private federations: what is planned is counted step by step, before anything starts.
+MOST_PRIVATE_ROUNDS, MOST_PRIVATE_STEPS = 20_000, 200_000
+MOST_TEXT = 8 * 2**20  # bytes of a file that the federation file names
 
 
 def check_reach(federation: FederationFile) -> None:
@@ -69,8 +75,44 @@ def check_steps(federation: FederationFile) -> None:
     common = federation.algorithm.parameters.get("local_steps", 1)
     if not isinstance(common, int):
         raise HoldfastError("algorithm.local_steps: one number; a node's own stands in its [[node]]")
-    if (most := max([common, *(node.local_steps or 1 for node in federation.node)])) > MOST_STEPS:
-        raise HoldfastError(f"local_steps: at most {MOST_STEPS} in a round, got {most}")
+    own = [("local_steps", node.local_steps) for node in federation.node if node.local_steps]
+    for key, times in [*own, *_repeated(federation.algorithm.parameters)]:
+        if times > (most := MOST_REPEATS.get(key, MOST_STEPS)):
+            raise HoldfastError(f"{key}: at most {most} in a round, got {times:g}")
+    if (steps := _local_steps(federation)) > MOST_STEPS:  # of epochs over so many samples
+        raise HoldfastError(f"local_steps: at most {MOST_STEPS} in a round, got {steps:g}")
+
+
+def check_private_length(federation: FederationFile) -> None:
+    """Whether what is planned of a private federation can be counted."""
+    rounds, steps = federation.rounds, _steps(federation)
+    if rounds > MOST_PRIVATE_ROUNDS:
+        raise HoldfastError(f"rounds: at most {MOST_PRIVATE_ROUNDS} with problem.private, got {rounds:g}")
+    if rounds * steps > MOST_PRIVATE_STEPS:
+        raise HoldfastError(
+            f"rounds: at most {MOST_PRIVATE_STEPS} steps of a node in all of them with problem.private, got "
+            f"{rounds:g} rounds of {steps:g}"
+        )
+
+
+def _local_steps(federation: FederationFile) -> int:
+    own = vars(federation.method).get("local_steps", 1)
+    return max(own) if isinstance(own, tuple) else int(own)
+
+
+def _steps(federation: FederationFile) -> int:
+    """What a node does one after another in a round, at most."""
+    given = _repeated(federation.algorithm.parameters)
+    return _local_steps(federation) + sum(times for key, times in given if key != "local_steps")
+
+
+def _repeated(parameters: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """All numbers of repetitions, also of parts such as a solver."""
+    for key, value in parameters.items():
+        if isinstance(value, dict):
+            yield from _repeated(value)
+        elif isinstance(value, int) and (key.endswith("steps") or key in MOST_REPEATS):
+            yield key, value
 
 
 def check_trust(federation: FederationFile) -> None:
@@ -130,6 +172,10 @@ def check_membership(federation: FederationFile) -> None:
 
 def check_foreign(federation: FederationFile) -> None:
     """The file may come from others: it must not name code, other folders, or the authority's files."""
+    if federation.server is None and len(federation.node) > MOST_PEERS:  # every pair may be a link
+        raise HoldfastError(
+            f"node: at most {MOST_PEERS} without a server, got {len(federation.node)}; add a [server]"
+        )
     if ":" in federation.problem.model.name:
         raise HoldfastError(
             f"problem.model: {federation.problem.model.name!r} names code, which a federation file must not; "
@@ -141,7 +187,10 @@ def check_foreign(federation: FederationFile) -> None:
         "start": federation.start or None,
     }
     for key, path in files.items():
-        if not isinstance(path, str) or Path(path).name == path:
+        if not isinstance(path, str):
+            continue
+        if Path(path).name == path:
+            _check_file(key, Path(path))
             continue
         raise HoldfastError(
             f"{key}: {path!r} leads to another folder; expected the plain name of a file in "
@@ -149,3 +198,11 @@ def check_foreign(federation: FederationFile) -> None:
         )
     if "ca" in [member.name for member in federation.certified]:
         raise HoldfastError("node: the name 'ca' belongs to the authority's files; choose another")
+
+
+def _check_file(key: str, path: Path) -> None:
+    """Refuses what can be read for ever, or fills the memory; a model to start from may be large."""
+    if path.exists() and not path.is_file():
+        raise HoldfastError(f"{key}: {path} is no regular file")
+    if key != "start" and path.is_file() and path.stat().st_size > MOST_TEXT:
+        raise HoldfastError(f"{key}: {path} has {path.stat().st_size} bytes; expected at most {MOST_TEXT}")

@@ -12,7 +12,7 @@ from torch import nn
 from holdfast.core.validation import Count
 from holdfast.models.base import InputShape, model
 
-Widths = Annotated[list[Count], Field(min_length=1)]
+Widths = Annotated[list[Count], Field(min_length=1, max_length=1000)]
 
 
 @model("linear")

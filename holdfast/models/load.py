@@ -13,6 +13,8 @@ from holdfast.core.user_code import import_named
 from holdfast.core.validation import quoted
 from holdfast.models.base import MODELS
 
+LONGEST_REASON = 500  # characters of somebody else's complaint
+
 
 def load_model(
     name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int | None
@@ -27,7 +29,8 @@ def load_model(
     except HoldfastError:
         raise
     except Exception as error:  # whatever the user's code, or torch for want of memory, complains about
-        reason = " ".join(str(error).split())
+        words = str(error).partition("Exception raised from")[0]  # without torch's own stack
+        reason = " ".join(words.split())[:LONGEST_REASON]
         raise HoldfastError(f"model {name!r} cannot be made ({type(error).__name__}: {reason})") from error
 
 

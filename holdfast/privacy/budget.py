@@ -11,6 +11,11 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.validation import Positive, check_fields
 
 Accountant = Literal["pld", "rdp"]
+LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
+# Beyond these nothing is promised, and what is spent could not be computed, or only in a long time.
+Epsilon = Annotated[Positive, Field(le=1e4)]
+Delta = Annotated[float, Field(gt=0, lt=1)]
+Noise = Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +30,10 @@ class DP:
     divergences ("rdp"), which say more, for comparison with others.
     """
 
-    epsilon: Positive
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Epsilon
+    delta: Delta
     clip: Positive
-    noise_multiplier: Positive | None = None
+    noise_multiplier: Noise | None = None
     accountant: Accountant = "pld"
 
     def __post_init__(self) -> None:
@@ -53,10 +58,10 @@ class NodeDP:
     ``accountant``: "pld" or "rdp", as for ``DP``.
     """
 
-    epsilon: Positive
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Epsilon
+    delta: Delta
     clip: Positive
-    noise_multiplier: Positive | None = None
+    noise_multiplier: Noise | None = None
     noise: Literal["server", "clients", "distributed"] = "server"
     cohorts: Literal["fixed", "poisson"] = "fixed"
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -18,7 +18,8 @@ from holdfast.privacy.budget import DP, Accountant, NodeDP
 from holdfast.problem.sampling import OVERFLOW
 
 MOST_ROUNDS = 4096  # that are looked ahead at once
-INTERVAL = 2e-4  # at which privacy losses are discretised, rounded up
+INTERVAL = 2e-4  # at which privacy losses are discretised, rounded up; more where they are large
+POINTS = 2**18  # of them, about, at most
 
 Mechanisms = tuple[tuple[float, float, int], ...]
 """(noise over sensitivity, rate of the sample, how often) of Gaussian mechanisms on Poisson samples."""
@@ -171,16 +172,46 @@ def composed_epsilon(
 
 def _by_loss(delta: float, mechanisms: Mechanisms) -> float:
     """With privacy loss distributions."""
-    parts = [_single(sigma, rate).self_compose(times) for sigma, rate, times in mechanisms]
-    return float(reduce(lambda one, other: one.compose(other), parts).get_epsilon_for_delta(delta))
+    interval = _interval(mechanisms)
+    try:
+        parts = [_single(sigma, rate, interval).self_compose(times) for sigma, rate, times in mechanisms]
+        return float(reduce(lambda one, other: one.compose(other), parts).get_epsilon_for_delta(delta))
+    except OverflowError:  # of exp(epsilon)
+        return math.inf
 
 
 @lru_cache(maxsize=64)
-def _single(sigma: float, rate: float) -> Any:
+def _single(sigma: float, rate: float, interval: float) -> Any:
     """The privacy loss distribution of one access."""
     return accounting().pld.privacy_loss_distribution.from_gaussian_mechanism(
-        sigma, sampling_prob=rate, value_discretization_interval=INTERVAL
+        sigma, sampling_prob=rate, value_discretization_interval=interval
     )
+
+
+def _interval(mechanisms: Mechanisms) -> float:
+    """At which losses are discretised: any gives an upper bound, but many points take memory and time.
+
+    Where losses of all ``mechanisms`` together end, for the tails that count, is estimated by Rényi
+    divergences of sampled Gaussian mechanisms (Mironov et al. 2019) of a few orders, and that of one access.
+    """
+    tail, losses = math.log(1e15), []
+    for order in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256):
+        spent = sum(times * _divergence(sigma, rate, order) for sigma, rate, times in mechanisms)
+        losses.append(spent + tail / (order - 1))
+    alone = max(8 / sigma + 0.5 / sigma**2 for sigma, _, _ in mechanisms)
+    largest = max(min(losses), alone)
+    return float(INTERVAL * 2 ** max(0, math.ceil(math.log2(largest / (INTERVAL * POINTS)))))
+
+
+def _divergence(sigma: float, rate: float, order: int) -> float:
+    """The Rényi divergence of one access."""
+    if rate == 1:
+        return order / (2 * sigma**2)
+    k = np.arange(order + 1)
+    chosen = [math.lgamma(order + 1) - math.lgamma(i + 1) - math.lgamma(order - i + 1) for i in k]
+    drawn = np.array(chosen) + (order - k) * math.log1p(-rate) + k * math.log(rate)
+    terms = drawn + (k * k - k) / (2 * sigma**2)
+    return float(np.logaddexp.reduce(terms)) / (order - 1)
 
 
 def _by_divergence(delta: float, mechanisms: Mechanisms) -> float:

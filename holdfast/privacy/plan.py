@@ -7,11 +7,10 @@ import math
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.budget import DP, NodeDP
+from holdfast.privacy.budget import DP, LEAST_NOISE, MOST_NOISE, NodeDP
 from holdfast.privacy.ledger import Ledger
 
 CLOSE = 1.003  # how near the smallest multiplier is found
-LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
 
 
 def protection(

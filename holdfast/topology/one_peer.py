@@ -7,9 +7,11 @@ undirected forms.
 from __future__ import annotations
 
 from math import gcd
+from typing import Annotated
 
 import networkx as nx
 import numpy as np
+from pydantic import Field
 from scipy.sparse import csr_array
 
 from holdfast.core.validation import Count, Seed
@@ -36,8 +38,11 @@ def equi_dynamic(nodes: TwoOrMore, seed: Seed) -> Network:
     return Network.varying(drawn)
 
 
+Shifts = Annotated[Count, Field(le=1000)]
+
+
 @TOPOLOGIES.register_checked("equi-static", weights="own")
-def equi_static(nodes: TwoOrMore, shifts: Count, seed: Seed) -> Network:
+def equi_static(nodes: TwoOrMore, shifts: Shifts, seed: Seed) -> Network:
     """Each node has the links i ± u for random u, `shifts` of them (U-EquiStatic, Song et al. 2022).
 
     W = 1/n on the diagonal, and the rest is shared by the links; drawn again until connected.

@@ -90,6 +90,23 @@ def test_epsilon_is_a_little_below_that_of_renyi_divergences(sigma, rate, miniba
     assert by_renyi == pytest.approx(renyi.get_epsilon(1e-5), rel=1e-4)
 
 
+@pytest.mark.parametrize(("sigma", "times"), [(0.5, 1), (0.05, 1), (0.2, 15), (0.5, 10_000), (0.01, 2)])
+def test_large_losses_are_told_from_above_without_as_many_points(sigma: float, times: int) -> None:
+    """Of Gaussian mechanisms on all data the exact curve is known (Balle and Wang 2018)."""
+
+    def delta(epsilon: float) -> float:
+        noise = sigma / times**0.5
+        one, other = 0.5 / noise - epsilon * noise, -0.5 / noise - epsilon * noise
+        return float(norm.cdf(one) - np.exp(epsilon + norm.logcdf(other)))
+
+    spent = epsilon_of(sigma, 1e-5, 1.0, 0, times)
+    assert delta(spent) <= 1e-5 < delta(0.995 * spent)
+
+
+def test_losses_beyond_all_numbers_are_infinite() -> None:
+    assert epsilon_of(0.01, 1e-5, 1.0, 0, 10**6) == np.inf
+
+
 def test_the_accountant_of_a_budget_decides_about_noise_and_end() -> None:
     given = {"model": "linear", "data": "digits", "nodes": 3, "topology": "ring", "rounds": 6}
     given |= {"batch_size": 16, "sampling": "poisson"}

@@ -39,8 +39,9 @@ def fewest_gradients(method: Method, network: Network, steps: int | None) -> int
     has, it may be a single one.
     """
     if steps is not None:
-        changed: dict[str, Any] = {"local_steps": min(steps, MANY)}
+        changed: dict[str, Any] = {"local_steps": steps}
         method = replace(method, **changed)
+    method = repeating_at_most(method, MANY)
     with torch.enable_grad():
         seen = _Seen(ToldApart(network.nodes, method.least_dim))
         if isinstance(method, ServerAlgorithm):
@@ -49,6 +50,19 @@ def fewest_gradients(method: Method, network: Network, steps: int | None) -> int
             assert isinstance(method, Algorithm)
             _rounds(method, network, seen)
     return min(seen.fewest, MANY)
+
+
+def repeating_at_most(part: M, most: int) -> M:
+    """The method, or a part of it such as a solver, with at most ``most`` steps of every kind in a round."""
+    changed: dict[str, Any] = {}
+    for key, value in vars(part).items():
+        if key.endswith("steps") and isinstance(value, int):
+            changed[key] = min(value, most)
+        elif key.endswith("steps") and isinstance(value, tuple):
+            changed[key] = tuple(min(steps, most) for steps in value)
+        elif isinstance(value, Solver):
+            changed[key] = repeating_at_most(value, most)
+    return replace(part, **changed) if changed else part  # type: ignore[type-var]
 
 
 class ToldApart(ZeroProblem):

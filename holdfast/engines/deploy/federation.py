@@ -21,6 +21,9 @@ from holdfast.privacy import Ledger
 from holdfast.topology import Network
 
 SLOWEST = 2**17  # bytes per second below which a line is too slow for a message
+LONGEST_ADDRESS = 300  # characters: a host's name has at most 253
+MOST_SAMPLES = 2**40
+MOST_NODES = 10_000
 
 NodeMetric = Literal["local_loss", "test_accuracy", "test_loss"]
 
@@ -37,7 +40,7 @@ class MemberConfig(Section):
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
     address: Annotated[
         str,
-        Field(pattern=r"^$|^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
+        Field(max_length=LONGEST_ADDRESS, pattern=r"^$|^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
         AfterValidator(_with_a_port),
     ] = ""
 
@@ -66,7 +69,8 @@ def _no_channel(compression: Any) -> Any:
 class NodeConfig(MemberConfig):
     """A node with data of its own. Behind a server it needs no address: it dials out."""
 
-    samples: Count | None = None  # how many it has; needed by weights = "samples"
+    # How many it has; needed by weights = "samples".
+    samples: Annotated[Count, Field(le=MOST_SAMPLES)] | None = None
     local_steps: Count | None = None  # in a round; None: as many as the algorithm's
 
 
@@ -134,7 +138,7 @@ class Federation(Section, ABC):
     membership: MembershipConfig | None = None  # None: the members are those of the file, for good
     server: MemberConfig | None = None
     relay: RelayConfig | None = None
-    node: list[NodeConfig] = Field(min_length=1)
+    node: list[NodeConfig] = Field(min_length=1, max_length=MOST_NODES)
 
     _epoch: int = PrivateAttr(default=0)  # its number, see ``Epoch``
     _first_round: int = PrivateAttr(default=0)

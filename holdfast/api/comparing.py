@@ -130,8 +130,8 @@ def compare(
     ``callbacks``, ``progress``: as for ``hf.train``, over all jobs.
     ``run_dir``: a new folder for metrics, checkpoints, models; by default a temporary one that goes with the
     result. ``resume``: go on with the comparison in ``run_dir``, if there is one; all arguments must be the
-    same. ``checkpoint_every``: rounds from one checkpoint to the next; by default 50, and without a
-    ``run_dir`` only at the end.
+    same, except that more ``rounds`` extend it. ``checkpoint_every``: rounds from one checkpoint to the next;
+    by default 50, and without a ``run_dir`` only at the end.
     ``options``: the other arguments of ``hf.train``: ``topology``, ``batch_size``, ``loss``, ``test``,
     ``metrics``, ``evaluate_every``, ``device`` and so on.
 

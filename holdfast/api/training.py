@@ -138,7 +138,8 @@ def train(
     ``progress``: whether to show a progress bar; by default in a terminal and in a notebook.
     ``run_dir``: a new folder for metrics, checkpoints and models, which ``holdfast report`` understands.
     ``resume``: go on with the run in ``run_dir``, if there is one, as if it had never stopped; all other
-    arguments must be the same. ``checkpoint_every``: rounds from one checkpoint in ``run_dir`` to the next.
+    arguments must be the same, except that more ``rounds`` extend it.
+    ``checkpoint_every``: rounds from one checkpoint in ``run_dir`` to the next.
     ``device``: "cpu", "cuda" or "cuda:N". ``dtype``: of the models, float32 or float64.
     ``precision``: of matrix products on a GPU, "tf32" or strict "float32"; "bfloat16" computes the training
     steps in it, here or there, while the models stay in ``dtype``.

@@ -80,24 +80,27 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    rounds: Annotated[
+        int | None, typer.Option(help="More rounds than the run began with, also of one that is finished.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Another device than the run began on.")] = None,
     processes: Processes = None,
     tensorboard: TensorBoard = False,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run or a tuning that was interrupted, as if nothing had happened."""
+    """Continue a run or a tuning that was interrupted, as if nothing had happened; or extend a run."""
     if (folder / "tuning.json").is_file():
         from holdfast.cli.tune import resume_tuning
         from holdfast.core.errors import HoldfastError
 
-        if processes is not None or tensorboard:
-            raise HoldfastError(f"{folder} is a tuning: --processes and --tensorboard are for runs")
+        if processes is not None or tensorboard or rounds is not None:
+            raise HoldfastError(f"{folder} is a tuning: --rounds, --processes and --tensorboard are for runs")
         return resume_tuning(folder, device, quiet=quiet)
     if processes is not None:
         _start_processes(processes)
     from holdfast.cli.run import resume_run
 
-    return resume_run(folder, device, tensorboard=tensorboard, quiet=quiet)
+    return resume_run(folder, device, rounds=rounds, tensorboard=tensorboard, quiet=quiet)
 
 
 @app.command()

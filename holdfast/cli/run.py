@@ -66,7 +66,9 @@ def run_experiment(
 
 
 @switches_restored()
-def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bool) -> None:
+def resume_run(
+    folder: Path, device: str | None, *, rounds: int | None = None, tensorboard: bool, quiet: bool
+) -> None:
     """``holdfast resume``"""
     with joined() as world:
         summary = world.together(lambda: load_record(folder)).summary
@@ -79,8 +81,9 @@ def resume_run(folder: Path, device: str | None, *, tensorboard: bool, quiet: bo
         data_dir = Path(str(kept)) if kept else None
         own_device = world.own_device(device or str(summary.get("device", "cpu")))
         toml = folder / "experiment.toml"
-        plan = _agreed_plan(world, lambda: Plan(read_experiment(toml, []), data_dir, own_device, world))
-        runner = Runner.reopen(plan, folder)
+        more = [] if rounds is None else [f"rounds={rounds}"]
+        plan = _agreed_plan(world, lambda: Plan(read_experiment(toml, more), data_dir, own_device, world))
+        runner = Runner.reopen(plan, folder, extend=True)
         if world.leads and not quiet:
             print(f"so far: {status_counts(runner.summary['jobs'])}; only what is left is run")
         _execute(runner, tensorboard=tensorboard, quiet=quiet)

@@ -92,9 +92,13 @@ class EarlyStopping(Callback):
     def on_resume(self, job: JobInfo, rows: Sequence[Measurements]) -> None:
         for row in rows:
             self._look(row)
+        self._judge()  # the last round of a run that is extended ends nothing by itself
 
     def on_evaluate(self, job: JobInfo, row: Measurements) -> None:
         self._look(row)
+        self._judge()
+
+    def _judge(self) -> None:
         if self.waited >= self.patience:
             best = self.sign * self.best
             raise Stop(f"{self.metric} has not improved on {best:.4g} in {self.waited} measurements")

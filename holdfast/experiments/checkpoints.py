@@ -32,6 +32,7 @@ class Checkpoints:
     folder: Path
     digest: str  # of the experiment
     world: World
+    earlier: tuple[str, ...] = ()  # the same with fewer rounds, which was extended
 
     def write(self, job: str, simulation: Simulation, seconds: float) -> None:
         """Saves the state of ``job``; what was saved before stays valid until all is written."""
@@ -101,7 +102,7 @@ class Checkpoints:
     def _checked(self, job: str, file: str) -> dict[str, Any]:
         path = self.path(file)
         notes = read_notes(path)
-        if (notes.get("digest"), notes.get("job")) != (self.digest, job):
+        if notes.get("digest") not in (self.digest, *self.earlier) or notes.get("job") != job:
             raise HoldfastError(
                 f"{path} is a checkpoint of another experiment; delete it to start this job anew"
             )

@@ -93,6 +93,8 @@ class Execution:
     ) -> Outcome:
         simulation, watch = self.simulation, Stopwatch(self.seconds, by_device=late)
         begins = simulation.round == 0  # with the figures of the initial models
+        if not begins and simulation.world.any(bool(stops)):  # by what was recorded before
+            return Outcome("stopped", str(stops[0]) if stops else "")
         while begins or simulation.round < self.rounds:
             try:
                 rows = self._next(watch, begins, late)
@@ -144,10 +146,14 @@ class Execution:
                 self.simulation.step()
             self.seconds = watch.seconds
         known, done = self._read(), self.simulation.round
-        if begins or done % self.every == 0 or done == self.rounds:
+        if not self.skips(done):
             self._measure(watch)
             known += [] if late and done < self.rounds else self._read()
         return known
+
+    def skips(self, round: int) -> bool:
+        """Whether the models of this round are not measured."""
+        return round % self.every != 0 and round != self.rounds
 
     def _last_rows(self, watch: Stopwatch, stopped: bool) -> list[Measurements]:
         """The rows that nobody was told of yet, when a job ends early.

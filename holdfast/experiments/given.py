@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,6 +172,10 @@ class GivenPlan:
         )
         return f"the run began with other arguments: {shown}; give the same, or choose another run_dir"
 
+    def at_rounds(self, rounds: int) -> GivenPlan:
+        """The same with so many rounds."""
+        return replace(self, rounds=rounds)
+
     def warnings(self) -> list[str]:
         found = [
             convexity_warning(job.label, self.method(job), self.setting(job).problem) for job in self.jobs
@@ -216,7 +220,7 @@ def open_run(plan: GivenPlan, run_dir: Path, *, resume: bool) -> Runner:
             raise HoldfastError(
                 f"run_dir: {run_dir} holds a run; go on with it by resume=True, or choose another folder"
             )
-        return Runner.reopen(plan, run_dir)
+        return Runner.reopen(plan, run_dir, extend=True)
     if run_dir.exists() and not (run_dir.is_dir() and all(map(_of_beginning, run_dir.iterdir()))):
         raise HoldfastError(f"run_dir: {run_dir} exists and is no run of holdfast; choose another folder")
     try:

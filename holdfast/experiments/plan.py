@@ -124,6 +124,10 @@ class Plan:
         same = summary.get("digest") == self.digest
         return "" if same else "experiment.toml was changed since the run began; start a new run"
 
+    def at_rounds(self, rounds: int) -> Plan:
+        """The same with so many rounds."""
+        return Plan(self.raw | {"rounds": rounds}, self.data_dir, self.device, self.world)
+
     def setting(self, job: Job) -> Setting:
         """The job's data, model and network."""
         build = partial(build_setting, job.experiment, job.seed, self.data_dir, self.device, self.world)

@@ -87,6 +87,9 @@ class Planned(Protocol):
     def changes(self, summary: Mapping[str, Any]) -> str:
         """In what this differs from the run that ``summary`` is of, in words; empty if in nothing."""
 
+    def at_rounds(self, rounds: int) -> Planned:
+        """The same with so many rounds."""
+
     def warnings(self) -> list[str]:
         """What a user should know before the run, though it is no mistake."""
 

@@ -8,6 +8,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from holdfast.experiments.checkpoints import Checkpoints
 from holdfast.experiments.columns import COST_COLUMNS
 from holdfast.experiments.environment import describe_environment
 from holdfast.experiments.execution import Execution, stop_signals
+from holdfast.experiments.extension import extended, is_extension
 from holdfast.experiments.metrics import METRICS
 from holdfast.experiments.planned import Planned, PlannedJob
 from holdfast.experiments.record_files import number, short
@@ -77,8 +79,7 @@ class Runner:
         }
         if plan.world.leads:
             environment = describe_environment(plan.device, plan.seeds, plan.world.size)
-            name, text = plan.document
-            write_atomic(runner.folder / name, text.encode())
+            runner._write_document()
             write_json(runner.folder / "environment.json", environment)
             write_setting(runner.folder, first)
         runner._write_metrics()
@@ -86,28 +87,34 @@ class Runner:
         return runner
 
     @classmethod
-    def reopen(cls, plan: Planned, folder: Path) -> Runner:
-        """Picks up the run in ``folder``."""
+    def reopen(cls, plan: Planned, folder: Path, *, extend: bool = False) -> Runner:
+        """Picks up the run in ``folder``; ``extend``: if the plan has more rounds, it goes on to these."""
         runner = cls(plan, folder)
-        runner.summary = json.loads(plan.world.text_of_leader(runner._read_back))
+        read = json.loads(plan.world.text_of_leader((folder / "summary.json").read_text))
+        if extends := extend and is_extension(plan, read):
+            read = extended(plan, read)
+        elif changes := plan.changes(read):
+            raise HoldfastError(f"{folder}: {changes}")
+        runner.summary = read
+        runner.checkpoints = replace(runner.checkpoints, earlier=tuple(read.get("earlier_digests", ())))
+        plan.world.text_of_leader(runner._read_rows)
+        if extends:
+            runner._write_document()
+            runner.write_summary()
         runner._write_metrics()
         return runner
 
-    def _read_back(self) -> str:
-        """Reads what is recorded up to the checkpoints; the text of summary.json."""
-        summary = (self.folder / "summary.json").read_text()
-        read = json.loads(summary)
-        if changes := self.plan.changes(read):
-            raise HoldfastError(f"{self.folder}: {changes}")
+    def _read_rows(self) -> str:
+        """Reads the rows up to the checkpoints."""
         text = (self.folder / "metrics.csv").read_text(encoding="utf-8")
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
         self.columns = list(reader.fieldnames or [])
         recorded = list(reader)
-        for job, entry in zip(self.plan.jobs, read["jobs"], strict=True):
+        for job, entry in zip(self.plan.jobs, self.summary["jobs"], strict=True):
             settled = entry["status"] in SETTLED
             last = entry["round"] if settled else self._checkpoint_round(job)
             self.rows += [row for row in recorded if _belongs(row, job) and int(row["round"]) <= last]
-        return summary
+        return ""
 
     # --- running -------------------------------------------------------------------------------------------
 
@@ -143,6 +150,11 @@ class Runner:
         run = Execution(simulation, job.rounds, job.evaluate_every, self.plan.setting(job).evaluation)
         run.seconds = self.checkpoints.restore(job.id, simulation)
         settled = entry["status"] in SETTLED
+        if not settled:
+            # The last round that a run was begun with was measured; one of more rounds may not do that.
+            self.rows = [
+                row for row in self.rows if not (_belongs(row, job) and run.skips(int(row["round"])))
+            ]
         if settled or simulation.round > 0:
             run.rows = [self._figures(row) for row in self.rows if _belongs(row, job)]
         if settled:
@@ -177,6 +189,11 @@ class Runner:
             return
         with (self.folder / "metrics.csv").open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, self.columns, lineterminator="\n").writerow(full)
+
+    def _write_document(self) -> None:
+        if self.world.leads:
+            name, text = self.plan.document
+            write_atomic(self.folder / name, text.encode())
 
     def _write_metrics(self) -> None:
         if not self.world.leads:
@@ -247,6 +264,8 @@ class _Recorder(Callback):
             self._checkpoint()  # so that the end can be looked at again
         if outcome.message:
             self.entry["message"] = outcome.message
+        if outcome.status == "diverged" and not self.run.diverged:
+            self.entry["growing"] = True  # in more rounds it would go on
         if self.run.rows:
             self.entry["final"] = {
                 name: value for name, value in self.run.rows[-1].items() if math.isfinite(value)

@@ -223,8 +223,17 @@ def test_a_truncated_checkpoint_is_named(tmp_path: Path) -> None:
 def test_an_experiment_that_was_changed_is_refused(tmp_path: Path) -> None:
     folder = interrupted(tmp_path)
     path = folder / "experiment.toml"
-    path.write_text(path.read_text().replace("rounds = 4", "rounds = 5"))
+    path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
     assert "experiment.toml was changed since the run began; start a new run" in refused(folder)
+
+
+def test_rounds_that_were_added_in_the_file_are_run(tmp_path: Path) -> None:
+    """As after a kill between the two files that are written first when a run is extended."""
+    folder = interrupted(tmp_path)
+    path = folder / "experiment.toml"
+    path.write_text(path.read_text().replace("rounds = 4", "rounds = 5"))
+    assert holdfast("resume", folder, "-q").code == 0
+    assert rows(folder) == rows(run_plan(make_plan(tmp_path, "rounds=5"), tmp_path))
 
 
 def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:

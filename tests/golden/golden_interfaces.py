@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from command_line import SMALL, holdfast
+from command_line import SMALL, holdfast, process
 from golden import Entries, Quantities, group
 
 import holdfast as hf
@@ -17,10 +17,13 @@ from holdfast.cli.app import app
 
 
 def _signature(thing: Any) -> str:
+    """Parameters and defaults; how types are called is no promise."""
     try:
-        text = str(inspect.signature(thing))
+        found = inspect.signature(thing)
     except (TypeError, ValueError):
         return type(thing).__name__
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in found.parameters.values()]
+    text = str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
     return re.sub(r" at 0x[0-9a-f]+|\bholdfast(\.\w+)+\.(?=\w)", "", text)  # wherever a module may be
 
 
@@ -64,7 +67,8 @@ def commands(folder: Path) -> Entries:
 
 @group("choices")
 def choices(folder: Path) -> Entries:
-    for kind, items in json.loads(holdfast("list", "--json").out).items():
+    listed = process("list", "--json", cwd=folder)  # its own: tests register channels in this one
+    for kind, items in json.loads(listed.communicate()[0]).items():
         for item in items:
             found = {p["name"]: "required" if p["required"] else p["default"] for p in item["parameters"]}
             yield f"{kind[:-1]} {item['name']}", {"parameters": json.dumps(found)}
@@ -116,5 +120,6 @@ def refusals(folder: Path) -> Entries:
             given += ["--runs-dir", str(folder / "runs")]
         outcome = holdfast(*given)
         said = outcome.err.replace(str(folder), "FOLDER").strip()
+        said = re.sub(r":? choose from .*", "", said)  # what there is, of which tests may register more
         # Drawn boxes have the width of a terminal.
         yield name, {"code": outcome.code, **({"said": said} if said.startswith("error:") else {})}

@@ -67,6 +67,16 @@ def make_folder(folder: Path) -> None:
             sync_folder(place.parent)
 
 
+def whole_lines(content: bytes) -> bytes:
+    """Of a file to which lines are appended and synced one by one: those that a power cut has left whole.
+
+    The last one may lack its end. Or it lacks what comes before its end, and has zeros there.
+    """
+    before = content.rfind(b"\n", 0, -1) + 1
+    last = content[before:]
+    return content if last.endswith(b"\n") and b"\0" not in last else content[:before]
+
+
 def write_json(path: Path, content: Any) -> None:
     write_atomic(path, (json.dumps(content, indent=2) + "\n").encode())
 

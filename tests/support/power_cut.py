@@ -11,6 +11,12 @@ from pathlib import Path
 File = tuple[int, int]  # device and inode
 
 
+def file_of(path: Path) -> File:
+    """Which one it is."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
 class Synced:
     """What of files and folders was synced since this began to watch."""
 

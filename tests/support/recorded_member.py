@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from disk_events import Left, Renamed
+from disk_events import Left, Renamed, Written
 from federation_runs import _run_member
 from forks import FORKS
 from recorded_files import Recorder, record_files
@@ -118,6 +118,11 @@ def is_never(_: Any) -> bool:
 def is_renamed(name: str, what: Any) -> bool:
     """Whether a file has got a name like this just now, for good only when its folder is synced."""
     return isinstance(what, Renamed) and re.fullmatch(name, what.name) is not None
+
+
+def is_written(start: bytes, what: Any) -> bool:
+    """Whether bytes that begin like this were written just now, for good only when the file is synced."""
+    return isinstance(what, Written) and what.content.startswith(start)
 
 
 def _run_recorded(path: Path, name: str, own: str, target: Path, killed: Callable[[Any], bool]) -> None:

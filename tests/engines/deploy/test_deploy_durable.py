@@ -13,15 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from after_power_cut import Survivor, failures
 from crash_points import Survives, anything, everything, nothing
 from disk_events import Event, read_events
 from federation_runs import PATIENCE, SAMPLES, DeployedRun, Started, describe, forked_member, write_federation
-from recorded_member import is_never, is_renamed, recorded_member
+from power_cut import file_of, watched
+from recorded_member import is_never, is_renamed, is_written, recorded_member
 
+from holdfast.engines.deploy.epochs import first_epoch
 from holdfast.engines.deploy.ops.audit import NAME, Head, check_heads, read_audit
+from holdfast.engines.deploy.storage.kept_models import KeptModels
+from holdfast.engines.deploy.storage.ledger import Ledger
+from holdfast.engines.deploy.storage.messages import Header, specs, write_message
+from holdfast.engines.deploy.storage.snapshots import keep
+from holdfast.engines.deploy.storage.spent import Spent
 from holdfast.experiments.federation import make_federation
 from holdfast.privacy.aggregation.client import DEALT
+from holdfast.privacy.budget import DP
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
@@ -153,6 +162,40 @@ def test_no_message_leaves_while_the_log_has_no_room(
     assert sent == received
 
 
+def test_what_was_found_in_a_folder_is_durable_before_others_are_told_of_it(tmp_path: Path) -> None:
+    """Votes, models to go back to, and what was spent of a budget, as a process that was killed left them."""
+    federation = make_federation(describe(GECL, membership={}), "test")
+    header = Header(federation=federation.id, sender="a", round=3, exchange=0, tensors=specs(torch.zeros(2)))
+
+    def models() -> KeptModels:
+        return KeptModels(tmp_path, 1, lambda: False, federation.limits)
+
+    with watched() as synced:
+        Ledger(tmp_path / "membership", first_epoch(federation)).remember(registered=True)
+        models().keep(header, torch.zeros(2))
+        Spent(tmp_path / "privacy.jsonl", begun=False).charge(
+            "x", [(1.0, 1)], 1.0, DP(epsilon=9.0, delta=1e-3, clip=1.0)
+        )
+        folders = [tmp_path / "membership", tmp_path / "models"]
+        synced.names = {key: names for key, names in synced.names.items() if "memory.json" not in names}
+        synced.names = {key: names for key, names in synced.names.items() if "3" not in names}
+        synced.files.discard(file_of(tmp_path / "privacy.jsonl"))
+        Ledger(tmp_path / "membership", first_epoch(federation))
+        models()
+        Spent(tmp_path / "privacy.jsonl", begun=True)
+        assert [synced.cut(folder) for folder in [*folders, tmp_path]] == [[], [], []]
+
+
+def test_a_snapshot_survives_a_power_cut(tmp_path: Path) -> None:
+    """Others have one of the same round, and all have to go back to the same."""
+    header = Header(federation="f", sender="a", round=2, exchange=0, tensors=specs(torch.zeros(2)))
+    with watched() as synced:
+        write_message(tmp_path / "state.previous", header, torch.zeros(2))
+        keep(tmp_path, done=3, every=2, count=4)
+        assert (synced.cut(tmp_path), synced.cut(tmp_path / "snapshots")) == ([], [])
+    assert (tmp_path / "snapshots" / "2").exists()
+
+
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ring": ("b", GECL, {"rounds": 4}),
     "two messages": ("b", {"name": "net-fleet", "lr": 0.1, "local_steps": 2}, {"rounds": 3}),
@@ -181,6 +224,18 @@ def test_whenever_and_however_the_power_fails(case: str, tmp_path: Path, disk: P
             node["samples"] = SAMPLES + i
     run = recorded(raw, tmp_path / "run", name)
     assert_durable(run, name, disk, nothing, everything, *(partial(anything, seed) for seed in range(4)))
+
+
+@pytest.mark.slow
+def test_a_release_that_a_killed_process_has_written_down_is_durable_before_it_is_made(
+    tmp_path: Path, disk: Path
+) -> None:
+    """The line in its ledger is there, and not synced. Then it starts, and the power fails."""
+    raw = describe(GECL, problem={"sampling": "poisson", "private": BUDGET}, rounds=3)
+    for i, node in enumerate(raw["node"]):
+        node["samples"] = SAMPLES + i
+    run = recorded(raw, tmp_path / "run", "b", partial(is_written, b'{"release"'))
+    assert_durable(run, "b", disk, nothing, partial(anything, 1))
 
 
 @pytest.mark.slow

@@ -258,7 +258,7 @@ def test_a_record_of_which_only_the_beginning_fits_is_not_written(
     assert [line[0] for line in record.lines().values()] == ["a b c", "a b c"]
 
 
-@pytest.mark.parametrize("damage", ["gone", "[]\n", '{"release": "x"}\n', "\0\n"])
+@pytest.mark.parametrize("damage", ["gone", "[]\n", '{"release": "x"}\n', "\0\n[]\n"])
 def test_a_ledger_that_cannot_be_read_is_damaged(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "privacy.jsonl"
     if damage != "gone":

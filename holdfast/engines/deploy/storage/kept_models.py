@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.files import make_folder, sync_folder
 from holdfast.engines.deploy.federation import LimitsConfig
 from holdfast.engines.deploy.storage.messages import DamagedError, Header, MessageFile, write_message
 from holdfast.engines.deploy.storage.store import remove
@@ -26,7 +27,8 @@ class KeptModels:
 
     def __init__(self, folder: Path, window: int, needed: Callable[[], bool], limits: LimitsConfig) -> None:
         self.folder, self.window, self.needed, self.limits = folder / "models", window, needed, limits
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
+        sync_folder(self.folder)  # a process that was killed may have left names that are not durable
         self.lock = threading.Lock()  # a promise must not come between looking and removing
 
     @property
@@ -52,6 +54,7 @@ class KeptModels:
         for round in before._snapshots([round for round in before.rounds if round < first]):
             with suppress(FileExistsError):  # this was begun before, and broke off
                 os.link(before.folder / str(round), self.folder / str(round))
+        sync_folder(self.folder)
 
     def find(self, round: int) -> MessageFile | None:
         """The model after ``round`` rounds, if it is here and intact."""

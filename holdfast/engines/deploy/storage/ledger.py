@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from holdfast.core.files import write_atomic
+from holdfast.core.files import make_folder, sync_folder, write_atomic
 from holdfast.engines.deploy.agreement import Decision, Vote
 from holdfast.engines.deploy.epochs import Checked, Epoch, Order
 from holdfast.engines.deploy.storage.incarnations import new_incarnation
@@ -30,7 +30,8 @@ class Ledger:
 
     def __init__(self, folder: Path, first: Epoch) -> None:
         self.folder, self.first, self.path = folder, first, folder / "memory.json"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        sync_folder(folder)  # a process that was killed may have left names that are not durable
         self.memory = Remembered(incarnation=new_incarnation())
         if self.path.exists():
             self.memory = _read(self.path, Remembered)

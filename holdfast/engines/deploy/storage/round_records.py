@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_atomic
+from holdfast.core.files import whole_lines, write_atomic
 from holdfast.engines.deploy.storage.incarnations import START_ANEW
 from holdfast.engines.deploy.storage.messages import BeyondRepairError, put
 
@@ -21,10 +21,10 @@ class RoundRecord:
 
     def lines(self) -> dict[int, list[str]]:
         """The values by round, without a line that was not finished."""
-        lines = self.path.read_text().splitlines(keepends=True)[1:] if self.path.exists() else []
-        whole = [line.rstrip("\n").split(",") for line in lines if line.endswith("\n")]
+        content = whole_lines(self.path.read_bytes()) if self.path.exists() else b""
         try:
-            return {int(round): values for round, *values in whole}
+            lines = [line.split(",") for line in content.decode().splitlines()[1:]]
+            return {int(round): values for round, *values in lines}
         except ValueError:
             raise BeyondRepairError(
                 f"{self.path} is damaged: put it back as it was, or {START_ANEW}"

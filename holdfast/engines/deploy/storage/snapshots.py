@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import settle
+from holdfast.core.files import make_folder, settle, sync_folder
 from holdfast.engines.deploy.storage.identity import read_identity, write_identity
 from holdfast.engines.deploy.storage.messages import DamagedError, Incarnations, MessageFile, begin, put
 
@@ -35,10 +35,11 @@ def keep(folder: Path, done: int, every: int, count: int) -> None:
     if -(-before // every) * every >= done:  # the first such round from there on has not been finished
         return
     kept = folder / "snapshots"
-    kept.mkdir(exist_ok=True)
+    make_folder(kept)
     target = kept / str(before)
     if not target.exists():
         os.link(previous, target)
+        sync_folder(kept)
     for old in _rounds(kept)[:-count]:
         (kept / str(old)).unlink()
 
@@ -80,6 +81,7 @@ def put_back(folder: Path, to: int, same: Callable[[int], bool]) -> int:
                 (kept / str(round)).unlink()
             elif (earlier := _intact(kept / str(round), run)) is not None:  # one may go back further, later
                 _rewrite(earlier, kept / str(round), to, run)
+        sync_folder(folder)
         write_identity(folder / "identity.json", identity | {"incarnation": run.renewed})  # last: all is done
     return state.header.round
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_atomic
+from holdfast.core.files import whole_lines, write_atomic
 from holdfast.engines.deploy.storage.messages import DamagedError, put
 from holdfast.privacy.budget import DP, Accountant, NodeDP
 from holdfast.privacy.ledger import composed_epsilon
@@ -50,10 +50,14 @@ class Spent:
                     f"{path} is missing, so nobody knows what was spent of the privacy budget; put it back"
                 )
             write_atomic(path, b"")
-        *whole, rest = path.read_bytes().split(b"\n")
-        if rest:  # a crash interrupted the line, and nothing was sent
-            write_atomic(path, b"".join(line + b"\n" for line in whole))
-        for number, line in enumerate(whole, 1):
+        content = path.read_bytes()
+        whole = whole_lines(content)
+        if whole != content:  # a crash interrupted the line, and nothing was sent
+            write_atomic(path, whole)
+        else:  # who was killed before the sync has sent nothing either, but now it may be sent
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        for number, line in enumerate(whole.splitlines(), 1):
             try:
                 entry = json.loads(line)
                 told, self._hash = entry.pop("hash"), self._hashed(entry)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.files import write_atomic
+from holdfast.core.files import whole_lines, write_atomic
 from holdfast.engines.deploy.storage.messages import DamagedError
 
 Row = Mapping[str, Any]
@@ -40,7 +40,7 @@ class Table:
             content = self.path.read_bytes()
         except FileNotFoundError:
             return []
-        whole = content[: content.rfind(b"\n") + 1]
+        whole = whole_lines(content)
         try:
             reader = csv.DictReader(io.StringIO(whole.decode(), newline=""), strict=True)
             rows = [row | self.job for row in reader if int(row["round"]) <= upto]

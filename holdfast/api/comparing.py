@@ -158,7 +158,7 @@ def compare(
     )
     for text in plan.warnings():
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
-    runner = open_run(plan, folder_for(run_dir, resume=resume), resume=resume)
+    runner = open_run(plan, folder_for(run_dir, resume=resume), resume=resume, lasting=run_dir is not None)
     with contextlib.suppress(Interrupted):  # what there is is returned
         runner.execute(watchers(callbacks, progress, [job.info for job in runner.left]), [signal.SIGINT])
     record = load_record(runner.folder)

@@ -30,17 +30,22 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Writes, syncs and renames: after a crash ``path`` holds the old content or the new, never a part.
 
-    Others may write the same file at the same time: each has a temporary file of its own.
+    Others may write the same file at the same time: each has a temporary file of its own. What is not
+    ``durable`` is not synced: a power cut may take it, as it does with what lies in a temporary folder.
     """
     temporary = path.with_name(f".{path.name}.{get_native_id()}.partial")
     with temporary.open("wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    settle(temporary, path)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    if durable:
+        settle(temporary, path)
+    else:
+        temporary.replace(path)
 
 
 def settle(temporary: Path, path: Path) -> None:
@@ -77,13 +82,15 @@ def whole_lines(content: bytes) -> bytes:
     return content if last.endswith(b"\n") and b"\0" not in last else content[:before]
 
 
-def write_json(path: Path, content: Any) -> None:
-    write_atomic(path, (json.dumps(content, indent=2) + "\n").encode())
+def write_json(path: Path, content: Any, *, durable: bool = True) -> None:
+    write_atomic(path, (json.dumps(content, indent=2) + "\n").encode(), durable=durable)
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], notes: dict[str, Any], *, durable: bool = True
+) -> None:
     """Tensors with JSON ``notes`` beside them, as one safetensors file."""
-    write_atomic(path, safetensors.torch.save(tensors, {"holdfast": json.dumps(notes)}))
+    write_atomic(path, safetensors.torch.save(tensors, {"holdfast": json.dumps(notes)}), durable=durable)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

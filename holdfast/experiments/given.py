@@ -213,8 +213,11 @@ def _of_beginning(path: Path) -> bool:
     return path.name in (*SETTING_FILES, "setting.toml", "metrics.csv") or path.name.endswith(".partial")
 
 
-def open_run(plan: GivenPlan, run_dir: Path, *, resume: bool) -> Runner:
-    """The runner of ``plan`` in ``run_dir``: a new one, or the one that is there if it may be resumed."""
+def open_run(plan: GivenPlan, run_dir: Path, *, resume: bool, lasting: bool = True) -> Runner:
+    """The runner of ``plan`` in ``run_dir``: a new one, or the one that is there if it may be resumed.
+
+    ``lasting``: whether it may be resumed later.
+    """
     if (run_dir / "summary.json").is_file():
         if not resume:
             raise HoldfastError(
@@ -227,4 +230,4 @@ def open_run(plan: GivenPlan, run_dir: Path, *, resume: bool) -> Runner:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HoldfastError(f"cannot make the run directory {run_dir}: {error.strerror}") from None
-    return Runner.begin(plan, run_dir)
+    return Runner.begin(plan, run_dir, lasting=lasting)

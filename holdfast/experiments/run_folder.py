@@ -78,7 +78,7 @@ def job_entry(job: PlannedJob) -> dict[str, Any]:
     }
 
 
-def write_setting(folder: Path, setting: Setting) -> None:
+def write_setting(folder: Path, setting: Setting, *, durable: bool = True) -> None:
     """The partition and the network as tables."""
     data, labels = setting.data, setting.labels
     named = ["name"] if data.names else []  # such as the hospitals of a table
@@ -87,8 +87,9 @@ def write_setting(folder: Path, setting: Setting) -> None:
         [node, *(data.names or ())[node : node + 1], int(data.counts[node]), *labels[node].tolist()]
         for node in range(data.nodes)
     ]
-    write_csv(folder / "partition.csv", header, lines)
-    write_csv(folder / "network.csv", ["i", "j", "weight"], setting.network.weighted_links())
+    write_csv(folder / "partition.csv", header, lines, durable=durable)
+    links = setting.network.weighted_links()
+    write_csv(folder / "network.csv", ["i", "j", "weight"], links, durable=durable)
 
 
 def _class_names(data: AnyData, classes: int) -> list[str]:
@@ -99,8 +100,8 @@ def _class_names(data: AnyData, classes: int) -> list[str]:
     return list(known[:classes])
 
 
-def write_csv(path: Path, header: list[str], lines: Sequence[Sequence[Any]]) -> None:
+def write_csv(path: Path, header: list[str], lines: Sequence[Sequence[Any]], *, durable: bool = True) -> None:
     """A table as a file."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows([header, *lines])
-    write_atomic(path, text.getvalue().encode())
+    write_atomic(path, text.getvalue().encode(), durable=durable)

@@ -37,8 +37,8 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 class Runner:
     """A plan and the directory it is run into."""
 
-    def __init__(self, plan: Planned, folder: Path) -> None:
-        self.plan, self.folder, self.world = plan, folder, plan.world
+    def __init__(self, plan: Planned, folder: Path, *, lasting: bool = True) -> None:
+        self.plan, self.folder, self.world, self.lasting = plan, folder, plan.world, lasting
         self.checkpoints = Checkpoints(folder / "checkpoints", plan.digest, plan.world)
         self.summary: dict[str, Any] = {}
         self.rows: list[dict[str, Any]] = []
@@ -58,9 +58,13 @@ class Runner:
         return cls.begin(plan, Path(folder), launch)
 
     @classmethod
-    def begin(cls, plan: Planned, folder: Path, launch: str | None = None) -> Runner:
-        """Makes ``folder``, which is there and empty, the run directory."""
-        runner = cls(plan, folder)
+    def begin(cls, plan: Planned, folder: Path, launch: str | None = None, *, lasting: bool = True) -> Runner:
+        """Makes ``folder``, which is there and empty, the run directory.
+
+        One that is not ``lasting`` will not be resumed: it has no checkpoints, and figures and models are
+        written when it ends.
+        """
+        runner = cls(plan, folder, lasting=lasting)
         first = plan.setting(plan.jobs[0])
         names = dict.fromkeys(name for job in plan.jobs for name in plan.setting(job).metrics)
         metrics = list(dict.fromkeys([*(name for name in METRICS if name in names), *names]))
@@ -80,8 +84,8 @@ class Runner:
         if plan.world.leads:
             environment = describe_environment(plan.device, plan.seeds, plan.world.size)
             runner._write_document()
-            write_json(runner.folder / "environment.json", environment)
-            write_setting(runner.folder, first)
+            write_json(runner.folder / "environment.json", environment, durable=lasting)
+            write_setting(runner.folder, first, durable=lasting)
         runner._write_metrics()
         runner.write_summary()
         return runner
@@ -164,13 +168,13 @@ class Runner:
         if outcome.status == "interrupted":
             self.checkpoint(job, run)
             self.summary["status"] = "interrupted"
-            self.write_summary()
+            self.write_record()
         return run, outcome
 
     def close(self) -> None:
         """Notes that nothing is left to run."""
         self.summary["status"] = "complete"
-        self.write_summary()
+        self.write_record()
 
     def _figures(self, row: Mapping[str, Any]) -> Measurements:
         """A row of metrics.csv as callbacks know it: numbers only, and none for an empty cell."""
@@ -185,7 +189,7 @@ class Runner:
         axes = {axis: short(value) for axis, value in job.axes.items()}
         full = {"algorithm": job.label, "seed": job.seed, **axes, **row}
         self.rows.append(full)
-        if not self.world.leads:
+        if not self.world.leads or not self.lasting:
             return
         with (self.folder / "metrics.csv").open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, self.columns, lineterminator="\n").writerow(full)
@@ -193,7 +197,7 @@ class Runner:
     def _write_document(self) -> None:
         if self.world.leads:
             name, text = self.plan.document
-            write_atomic(self.folder / name, text.encode())
+            write_atomic(self.folder / name, text.encode(), durable=self.lasting)
 
     def _write_metrics(self) -> None:
         if not self.world.leads:
@@ -202,12 +206,18 @@ class Runner:
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        write_atomic(self.folder / "metrics.csv", text.getvalue().encode())
+        write_atomic(self.folder / "metrics.csv", text.getvalue().encode(), durable=self.lasting)
 
     def write_summary(self) -> None:
         """Writes ``summary.json`` anew."""
         if self.world.leads:
-            write_json(self.folder / "summary.json", self.summary)
+            write_json(self.folder / "summary.json", self.summary, durable=self.lasting)
+
+    def write_record(self) -> None:
+        """Writes what has become of the jobs, and their figures if these were not written as they came."""
+        if not self.lasting:
+            self._write_metrics()
+        self.write_summary()
 
     def save_model(self, job: PlannedJob, run: Execution) -> None:
         """Writes the average of all nodes' models."""
@@ -221,10 +231,13 @@ class Runner:
         target.parent.mkdir(exist_ok=True)
         # Copies: safetensors takes no tensors that share memory, as tied weights do.
         tensors = {name: tensor.clone().contiguous() for name, tensor in consensus.state_dict().items()}
-        write_tensors(target, tensors, {"algorithm": job.label, "seed": job.seed})
+        notes = {"algorithm": job.label, "seed": job.seed}
+        write_tensors(target, tensors, notes, durable=self.lasting)
 
     def checkpoint(self, job: PlannedJob, run: Execution) -> None:
         """Writes all that resuming needs."""
+        if not self.lasting:
+            return
         self._write_metrics()  # synced first: after a power cut no row before the checkpoint is missing
         self.checkpoints.write(job.id, run.simulation, run.seconds)
 
@@ -254,7 +267,8 @@ class _Recorder(Callback):
     def on_round(self, job: JobInfo, round: int) -> None:
         due = round % self.job.checkpoint_every == 0 or round == job.rounds
         if due and not self.run.diverged:
-            self._checkpoint()
+            if round > 0:  # nothing is lost before the first round
+                self._checkpoint()
             self._note("running")
 
     def on_train_end(self, job: JobInfo, outcome: Outcome) -> None:
@@ -279,7 +293,8 @@ class _Recorder(Callback):
     def _note(self, status: JobStatus) -> None:
         reached, seconds = self.run.simulation.round, round(self.run.seconds, 3)
         self.entry.update(status=status, round=reached, seconds=seconds)
-        self.runner.write_summary()
+        if self.runner.lasting:
+            self.runner.write_summary()
 
 
 def _belongs(row: Mapping[str, Any], job: PlannedJob) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -198,3 +199,20 @@ def test_interrupted_and_resumed(comparison: hf.Comparison, tmp_path: Path) -> N
 def test_mistakes(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(hf.HoldfastError, match=message):
         compare(**changed)
+
+
+def test_what_lies_in_a_temporary_folder_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be resumed there: no checkpoint, and no waiting for the disk."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    found = compare(rounds=3)
+    assert synced == []
+    assert not (found.path / "checkpoints").exists()
+    assert set(found.statuses.values()) == {"done"}
+
+
+def test_interrupted_without_a_folder_gives_what_there_is() -> None:
+    part = compare(callbacks=[InterruptAt()])
+    assert list(part.statuses.values()) == ["done", "done", "interrupted", "pending"]
+    assert "interrupted at round 2" in part.table()
+    assert [row["round"] for row in part.record.rows].count(4) == 2  # of the two that were done

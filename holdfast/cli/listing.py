@@ -90,6 +90,7 @@ TYPES = {  # what parameters are, in words; others are shown as they are written
     "AtLeastTwo": "whole number from 2",
     "TwoOrMore": "whole number from 2",
     "Copies": "whole number from 2",
+    "Shifts": "whole number from 1 to 1000",
 }
 
 

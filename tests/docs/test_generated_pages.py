@@ -68,3 +68,13 @@ def test_every_page_is_in_the_navigation_and_begins_with_prose(hooks: ModuleType
         assert title, page
         assert re.match(r'[A-Z0-9`"*[]', sentence), f"{page} begins with {sentence[:60]!r}"
         assert not sentence.startswith(("```", "|", "#")), page
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_as_many_papers_are_named_as_are_listed(page: str) -> None:
+    listed = re.findall(
+        r"^\| \[.*?\]\(docs/papers/[\w-]+\.md\) \|", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    words = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    found = re.findall(r"(\w+) papers", (ROOT / page).read_text())
+    assert [word for word in found if word in words] == [words[len(listed)]]

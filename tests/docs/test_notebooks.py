@@ -52,3 +52,8 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
+
+
+def test_a_federation_is_shown_as_the_command_shows_it_now() -> None:
+    text = (ROOT / "notebooks" / "5-federation.ipynb").read_text()
+    assert re.search(r"wrote federation.toml: 3 nodes, fingerprint (?:[0-9a-f]{4}:){7}[0-9a-f]{4}", text)

@@ -120,8 +120,10 @@ def differences(recorded: dict[str, Quantities], found: dict[str, Quantities]) -
         else:
             old, new = recorded[entry], found[entry]
             for name in old.keys() | new.keys():
-                if name not in old or name not in new or not same(old[name], new[name]):
-                    yield f"{entry}: {name}: recorded {_short(old.get(name))}, now {_short(new.get(name))}"
+                if name not in old or name not in new:
+                    yield f"{entry}: {name}: {'recorded, but not there any more' if name in old else 'new'}"
+                elif not same(old[name], new[name]):
+                    yield f"{entry}: {name}: recorded {_short(old[name])}, now {_short(new[name])}"
 
 
 def kept(recorded: dict[str, Quantities], found: dict[str, Quantities]) -> dict[str, Quantities]:

@@ -35,10 +35,12 @@ def test_values_may_differ_by_rounding_and_nothing_else() -> None:
 
 
 def test_differences_name_the_entry_and_the_quantity() -> None:
-    recorded = {"one": {"loss": 1.0, "bytes": 8}, "gone": {}}
-    found = {"one": {"loss": 1.5, "bytes": 8}, "new": {}}
+    recorded = {"one": {"loss": 1.0, "bytes": 8, "left": 1}, "gone": {}}
+    found = {"one": {"loss": 1.5, "bytes": 8, "added": None}, "new": {}}
     assert sorted(differences(recorded, found)) == [
         "gone: recorded, but not there any more",
         "new: not in the record",
+        "one: added: new",
+        "one: left: recorded, but not there any more",
         "one: loss: recorded 1.0, now 1.5",
     ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import get_native_id
 from typing import Any
 
 import safetensors.torch
@@ -36,7 +36,7 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
     Others may write the same file at the same time: each has a temporary file of its own. What is not
     ``durable`` is not synced: a power cut may take it, as it does with what lies in a temporary folder.
     """
-    temporary = path.with_name(f".{path.name}.{get_native_id()}.partial")
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.partial")
     with temporary.open("wb") as file:
         file.write(content)
         if durable:
@@ -46,6 +46,17 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
         settle(temporary, path)
     else:
         temporary.replace(path)
+
+
+def remove_partials(folder: Path) -> None:
+    """Removes what writers that were killed have left below ``folder``.
+
+    What other threads of this process are writing just now (``write_atomic``) is left alone.
+    """
+    writing = {f".{thread.native_id}.partial" for thread in threading.enumerate()}
+    for partial in folder.glob("**/.*.partial"):
+        if "".join(partial.suffixes[-2:]) not in writing:
+            partial.unlink(missing_ok=True)
 
 
 def settle(temporary: Path, path: Path) -> None:

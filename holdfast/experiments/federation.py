@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +52,7 @@ from holdfast.experiments.protecting import (
     federation_method,
 )
 from holdfast.experiments.warm_start import digest_of, load_start, read_start
+from holdfast.models import load_model
 from holdfast.models.base import MODELS
 from holdfast.privacy import Ledger, NodeDP
 from holdfast.problem.losses import LOSSES, Loss
@@ -149,11 +149,13 @@ class FederationFile(Federation):
     @cached_property
     def method(self) -> Method:
         method = ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
-        if (sizes := self.sizes) is None:
+        if not method.names_parts and method.least_dim == 1:
+            sizes: dict[str, int] | None = {}  # no part of a model is treated apart
+        elif (sizes := self.sizes) is None:
             method = method.for_any_model()
         elif method.names_parts:
             method = method.for_model(sizes)
-        elif method.least_dim > (numbers := sum(sizes.values())):
+        elif sizes and method.least_dim > (numbers := sum(sizes.values())):
             name = self.algorithm.name
             raise HoldfastError(
                 f"{name} needs a model of {method.least_dim:g} numbers or more, got {numbers}"
@@ -200,9 +202,12 @@ class FederationFile(Federation):
         """How many numbers each trained parameter has; None: only running the site's own model would tell."""
         if self._own_model is not None and not self._runs_own_model:
             return None
-        # our own models need no memory for that; others' code may look at its numbers
-        with nullcontext() if self._own_model else torch.device("meta"):
+        if self._own_model is not None:  # somebody's code, which may look at its numbers
             module = self._fresh_module()
+        else:  # without memory, and without torch's generator, which another thread may be drawing from
+            shape, outputs = tuple(self.problem.input_shape or ()), self.loss.outputs(self.problem.classes)
+            with torch.device("meta"):
+                module = load_model(self.model.name, self.model.parameters, shape, outputs)
         return {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
 
     def module(self) -> nn.Module:
@@ -252,6 +257,8 @@ class FederationFile(Federation):
                 raise HoldfastError(f"node: the name {name!r} is taken twice; every member needs its own")
         MODELS[self.problem.model.name]  # complains about a name that is not registered
         _ = self.loss  # complains about its parameters
+        if self._own_model is None:
+            _ = self.sizes  # complains about a model that cannot be made
         if self._start_file is not None:
             read_start(self._start_file)  # complains about what is no model
         check_steps(self)

@@ -156,6 +156,39 @@ def test_whom_the_coordinator_has_removed_it_can_add_again(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("later", ["", "d", "de"])
+def test_who_was_away_while_it_was_removed_and_added_again_goes_on(
+    later: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of the changes one after another, and after the first answer it is still out."""
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    raw = changing(GECL, 5, 20, coordinator=KEY.public_key().public_bytes_raw().hex())
+    raw["membership"] = {}
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    for name in "abcde":
+        threads.start(name)
+    threads.hold(3)
+    threads.stop("c")
+    del threads.threads["c"]
+    for epoch, name in enumerate(["c", *later]):
+        drop_in(threads, "a", order(threads, "remove", name, epoch=epoch))
+        threads.agreed(epoch + 1)
+        if name != "c":
+            threads.threads.pop(name).join(PATIENCE)
+            assert "has removed" in str(threads.errors.pop(name))
+    epoch = len(later) + 1
+    drop_in(threads, "b", order(threads, "add", "c", epoch=epoch, address=threads.file.member("c").address))
+    threads.agreed(epoch + 1)
+    threads.limit = 21
+    stopped = threads.members["c"]
+    threads.start("c")
+    threads.until(lambda: threads.members["c"] is not stopped or not threads.threads["c"].is_alive())
+    assert "c" not in threads.errors, threads.errors["c"]  # the others would wait for it
+    threads.end()
+    threads.check("".join(sorted({*"abcde"} - {*later})))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "cohort"), [("scaffold", 2), ("fedavg", "all")])
 def test_a_server_goes_on_without_a_client_that_is_lost(algorithm: str, cohort: Any, tmp_path: Path) -> None:
     network = {"topology": "server", "cohort": cohort}

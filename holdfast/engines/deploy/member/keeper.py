@@ -56,7 +56,9 @@ class Keeper:
         self.began = self.now  # everybody has time from here on to be heard of
         self.voter = Voter(file, name, folder, credentials, events, self._heard_of)
         self.member: Member | None = None
-        self.confirmed = -1  # the latest epoch that another was heard to be in, since this process began
+        # The latest epoch that most of its members were heard to be in, since this process began: they would
+        # have known of an order for the next one.
+        self.confirmed = -1
         self.problem = ""  # why it does not take part
         self.broken: set[str] = set()  # whose files are beyond repair: they can go on in another epoch only
         self.returning: dict[str, float] = {}  # former members, and when each last asked to be let in
@@ -131,7 +133,7 @@ class Keeper:
                 self.credentials.check(who, shown)  # it may have been revoked
             word: Word = parse(Word, await first_frame(frames))
             if word.federation == self.file.id and word.decision is not None:
-                self.learn(word.decision)
+                self.take_up(word.decision)
             reply = self.voter.answer(who, word)
             if word.broken and word.epoch == reply.epoch and reply.known == word.incarnation:
                 self.broken.add(who)
@@ -191,7 +193,6 @@ class Keeper:
             if reply is None:
                 continue
             if reply.epoch == word.epoch:
-                self.confirmed = max(self.confirmed, reply.epoch)
                 folder = "" if reply.standing is None else reply.standing.incarnation
                 if voter.ledger.memory.known.get(name, folder) == folder:  # else it has lost its own
                     self._heard_of(name)
@@ -201,6 +202,10 @@ class Keeper:
                     way = self._way_in("replace")
                     self._explain(f"{self.name} has lost its folder, since others know another: {way}")
             self.take_over(name, reply)
+        now = voter.epoch.number
+        there = {n for n, reply in zip(others, replies, strict=True) if reply and reply.epoch == now}
+        if is_majority(there, voter.voters):
+            self.confirmed = now
         if voter.epoch.number == word.epoch and is_majority(know_us, voter.voters):
             voter.ledger.remember(registered=True)
         if self.name not in voter.epoch.names and not voter.serves:
@@ -246,12 +251,17 @@ class Keeper:
             self.problem = problem
             self.events.log("not taking part", "warning", reason=problem)
 
+    def take_up(self, decision: Decision) -> None:
+        """Learns what was decided this moment: there is nothing later that others could tell."""
+        self.learn(decision)
+        if decision.epoch.number == self.voter.epoch.number:
+            self.confirmed = decision.epoch.number
+
     def learn(self, decision: Decision) -> None:
         """If it is about the next epoch, the member goes on in that one."""
         if decision.epoch.number != self.voter.epoch.number + 1:
             return
         self.voter.learn(decision)
-        self.confirmed = decision.epoch.number
         self.began, self.proposer.due_since, self.problem = self.now, None, ""
         self.broken.clear()
         self.returning.clear()

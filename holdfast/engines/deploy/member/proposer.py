@@ -85,7 +85,7 @@ class Proposer:
         if is_majority(votes, voter.voters) and voter.epoch is epoch:
             decision, told = Decision(epoch=value, ballot=ballot, votes=votes), self.keeper.others()
             word = self.keeper.word(decision=decision)
-            self.keeper.learn(decision)
+            self.keeper.take_up(decision)
             await asyncio.gather(*(self.keeper.ask(name, word) for name in told))
 
     async def _ask_voters(self, word: Word) -> list[tuple[str, Reply]]:

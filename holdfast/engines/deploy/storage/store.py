@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from holdfast.core.errors import DAMAGED, HoldfastError
-from holdfast.core.files import make_folder, settle, sync_folder, write_atomic
+from holdfast.core.files import make_folder, remove_partials, settle, sync_folder, write_atomic
 from holdfast.engines.deploy.ops.events import Events
 from holdfast.engines.deploy.storage.identity import read_identity, write_identity
 from holdfast.engines.deploy.storage.incarnations import START_ANEW, new_incarnation
@@ -65,8 +65,7 @@ class Store:
         except OSError:
             raise HoldfastError(f"{folder} is in use by another process; stop that one first") from None
         self.incarnation = self._check_identity()
-        for partial in folder.glob("**/.*.partial"):
-            partial.unlink()
+        remove_partials(folder)
         # A process that was killed may have left names that are not durable, and others will hear of them.
         for part in (folder, self.outbox, self.inbox, self.decisions):
             sync_folder(part)

@@ -48,6 +48,9 @@ class AFedPD(ServerAlgorithm[Server]):
     columnwise: ClassVar[bool] = True
     uses_solver: ClassVar[bool] = True
     answers: ClassVar[bool] = True
+    compensates: ClassVar[bool | frozenset[str]] = (
+        True  # what a message lacks stays in the excess, and so in the next one
+    )
 
     eta: Rate  # inverse weight of the penalty ||x_i - x||^2 / (2 eta), 1/rho in the paper
     # gd: full gradients, sgd: minibatches; exact: Newton's method; or a solver that is nearly so

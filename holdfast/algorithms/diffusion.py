@@ -56,6 +56,10 @@ class Differences(Algorithm):
 
     lr: Rate
 
+    @property
+    def integrates_twice(self) -> float:
+        return HALF
+
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         return Node(x=x0, last=x0, g=torch.zeros_like(x0))  # the first round is a plain step
 
@@ -77,6 +81,10 @@ class ExactDiffusion(Differences):
     @property
     def least_eigenvalue(self) -> float:
         return least_eigenvalue(self.share)
+
+    @property
+    def integrates_twice(self) -> float:
+        return self.share
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         g = oracle.grad(s.x)
@@ -115,6 +123,10 @@ class NIDS(Algorithm):
     lr: Rate  # up to 2/L on any graph
     l1: NonNegative = 0.0  # weight of ‖x‖₁, common to all nodes; 0 makes it Exact Diffusion
 
+    @property
+    def integrates_twice(self) -> float:
+        return HALF
+
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Composite:
         return Composite(x=x0, z=x0, last=x0, g=torch.zeros_like(x0))
 
@@ -151,6 +163,10 @@ class LED(Algorithm):
     @property
     def least_eigenvalue(self) -> float:
         return least_eigenvalue(self.share)
+
+    @property
+    def integrates_twice(self) -> float:
+        return self.share
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Local:
         return Local(x=x0, dual=torch.zeros_like(x0), memory=self.optimizer.memory(x0))

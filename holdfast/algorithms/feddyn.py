@@ -45,6 +45,9 @@ class FedDyn(ServerAlgorithm[Server]):
     allows_late: ClassVar[bool] = True
     unequal_steps: ClassVar[bool] = True
     uses_solver: ClassVar[bool] = True
+    compensates: ClassVar[bool | frozenset[str]] = (
+        True  # what a message lacks stays in g, and so in the next one
+    )
 
     alpha: Rate  # weight of (alpha/2) ||x_i - x||^2
     # gd: full gradients, sgd: minibatches; exact: Newton's method; or a solver that is nearly so
@@ -77,13 +80,15 @@ class FedDyn(ServerAlgorithm[Server]):
         else:
             solver = self.solver if isinstance(self.solver, Solver) else Newton()
             x, memory = oracle.argmin(-s.g, received, self.alpha, received, solver), ()
-        moved = x - received
-        return Client(g=s.g - self.alpha * moved, memory=memory), moved
+        return s._replace(memory=memory), x - received
 
     def server(self, server: Server, mean: Tensor, share: float) -> Server:
         # Clients outside the cohort keep their g: (1/n) times the cohort's sum, not its mean.
         h = server.h - self.alpha * share * mean
         return Server(x=server.x + mean - h / self.alpha, h=h)
+
+    def settle(self, s: Client, sent: Tensor, answer: tuple[()], oracle: Oracle) -> Client:
+        return s._replace(g=s.g - self.alpha * sent)
 
     def dual(self, s: Client) -> Tensor:
         return s.g

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Memory, Optimizer, Oracle, ServerAlgorithm
+from holdfast.contract import ALGORITHMS, Compensated, Memory, Optimizer, Oracle, ServerAlgorithm
 from holdfast.contract.schedules import Rate
 from holdfast.core.validation import Count, Share
 from holdfast.optimizers import PLAIN
@@ -40,7 +40,7 @@ class Averaging(NamedTuple):
 class _Increments(ServerAlgorithm[Server]):
     """What both have in common: all but the increment."""
 
-    compensates: ClassVar[bool] = True
+    compensates: ClassVar[Compensated] = True
 
     lr: Rate
     local_steps: Count = 1

@@ -76,6 +76,10 @@ class DScaffnew(Algorithm):
     def least_eigenvalue(self) -> float:
         return least_eigenvalue(self.share)
 
+    @property
+    def integrates_twice(self) -> float:
+        return self.share
+
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         return Node(x=x0, h=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
 

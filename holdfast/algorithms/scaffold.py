@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.contract import (
     ALGORITHMS,
     Algorithm,
+    Compensated,
     LocalSteps,
     Memory,
     Optimizer,
@@ -45,6 +46,7 @@ class SCAFFOLD(ServerAlgorithm[Server]):
     columnwise: ClassVar[bool] = True
     allows_late: ClassVar[bool] = True
     unequal_steps: ClassVar[bool] = True
+    compensates: ClassVar[Compensated] = frozenset({"c"})  # what is left out stays in g - c
 
     lr: Rate
     local_steps: LocalSteps = 1
@@ -71,11 +73,14 @@ class SCAFFOLD(ServerAlgorithm[Server]):
             x, lambda y: oracle.grad(y) + correction, self.lr, oracle.steps(self.local_steps), s.memory
         )
         c = oracle.full_grad(x) if self.option == 1 else mean - correction
-        return Client(c=c, memory=memory), Update(x=y - x, c=c - s.c)
+        return s._replace(memory=memory), Update(x=y - x, c=c - s.c)
 
     def server(self, server: Server, mean: Update, share: float) -> Server:
         # Clients outside the cohort keep their control variates: (1/n) times the cohort's sum, not its mean.
         return Server(x=server.x + self.server_lr * mean.x, c=server.c + share * mean.c)
+
+    def settle(self, s: Client, sent: Update, answer: tuple[()], oracle: Oracle) -> Client:
+        return s._replace(c=s.c + sent.c)
 
     def dual(self, s: Client) -> Tensor:
         return s.c

@@ -41,12 +41,18 @@ class TAMUNA(ServerAlgorithm[Server]):
     columnwise: ClassVar[bool] = True
     assumes_convex: ClassVar[bool] = True
     answers: ClassVar[bool] = True
-    compensates: ClassVar[bool] = True  # feedback would bring entries back that others are to send
+    compensates: ClassVar[bool | frozenset[str]] = (
+        True  # feedback would bring entries back that others are to send
+    )
 
     lr: Rate  # gamma; 1/L is safe
     p: Probability  # of communicating after a step: rounds have 1/p steps on average
     copies: Copies | None = None  # s: how many clients of the cohort send each entry; None: all of them
     chi: Probability = 0.5  # step of h; up to n (s-1) / (s (n-1)) is safe, for n clients in all
+
+    @property
+    def sends_zeros(self) -> bool:
+        return self.copies is not None  # they are for the entries that others send
 
     @property
     def least_cohort(self) -> int:  # of a single client, no h would ever move

@@ -70,6 +70,10 @@ class Chain(Compressor):
     def trial_size(self, d: int, most: int) -> int:
         return self.parts[0].trial_size(d, most)
 
+    @property
+    def keeps_zeros(self) -> bool:
+        return all(part.keeps_zeros for part in self.parts)
+
     def compress(self, x: Tensor, uniforms: Uniforms) -> Wire:
         return _compress(self.parts, x, uniforms)
 

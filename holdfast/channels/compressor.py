@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import ClassVar, Literal
 
@@ -36,7 +36,7 @@ class Compressor(Channel):
     """
 
     gamma: Gamma = field(default="safe", kw_only=True)
-    feedback: bool = field(default=True, kw_only=True)
+    feedback: bool | None = field(default=True, kw_only=True)  # None: only behind a server that averages
 
     numeric: ClassVar[bool] = False  # True: wires have ``numbers`` [m, k] that may be compressed in turn
 
@@ -74,7 +74,10 @@ class Compressor(Channel):
                 f"{type(self).__name__}.gamma: where a server leads, what was left out is added to the next "
                 "message, and there is no step; leave gamma out"
             )
-        return FORMS[mixing.by](self, mixing) if self.feedback and not mixing.compensated else self
+        if self.feedback is None:
+            return replace(self, feedback=mixing.by == "an averaging server").placed(mixing)
+        needed = self.feedback and mixing.compensated is not True
+        return FORMS[mixing.by](self, mixing) if needed else self
 
     def encode(self, message: Message, state: ChannelState, draw: Draw) -> Wire:
         parts = count()

@@ -8,25 +8,18 @@ every round, the copies of one message at different nodes would drift apart.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from holdfast.channels.step import Step, find_step
 from holdfast.contract.channel import Channel, ChannelState, Draw, Message, Mixing, Wire
-from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
 
 if TYPE_CHECKING:
     from holdfast.channels.compressor import Compressor
-
-TRIALS = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.22, 0.16, 0.12, 0.08, 0.06, 0.04, 0.03, 0.02)
-TRIAL_ROUNDS = 100
-MARGIN = 0.9
-TRIAL_NUMBERS = 2**13  # of all nodes' vectors in a trial
 
 
 def zeros(message: Message) -> Message:
@@ -45,6 +38,7 @@ class Form(Channel):
 
     compressor: Compressor
     mixing: Mixing
+    fixed: Step | None = None  # the step of a trial
 
     def __post_init__(self) -> None:
         """Checks nothing: both were checked by those who made them."""
@@ -56,27 +50,29 @@ class Form(Channel):
     def decode(self, wire: Wire, like: Message) -> Message:
         return self.compressor.decode(wire, like)
 
-    def step(self, d: int) -> float:
-        """The step gamma for vectors of ``d`` numbers."""
-        gamma = self.compressor.gamma
-        if gamma == "safe":
-            return safe_step(self.compressor.delta(d), self.mixing.norm)
-        return tuned_step(self, d) if gamma == "tuned" else gamma
+    def step(self, d: int) -> Step:
+        """The step for vectors of ``d`` numbers."""
+        return self.fixed or find_step(self, d)
+
+    def find_steps(self, message: Message) -> None:
+        """Those for ``message``, found here if they need trials, before rounds are traced."""
+        for tensor in leaves(message):
+            self.step(tensor.shape[-1])
 
 
 class PublicCopies(Form):
     """Between neighbours: node i and its neighbours keep a copy h_i of what they know of its message m_i.
 
     It sends C(m_i - h_i), which all add to their copies, and the method sees
-    m_i + gamma (sum_j W_ij h_j - h_i). W is doubly stochastic, so the sum over nodes is that of the messages,
-    in every round and whatever C leaves out. A node keeps h_i and sum_j W_ij h_j.
+    m_i + gamma (sum_j W_ij h_j - h_i), or with a lead what ``Step`` says. W is doubly stochastic, so the sum
+    over nodes is that of the messages, in every round and whatever C leaves out. A node keeps h_i and
+    sum_j W_ij h_j.
     """
 
     serves = frozenset({"graph", "warm start"})
 
     def init(self, message: Message) -> ChannelState:
-        for tensor in leaves(message):
-            self.step(tensor.shape[-1])  # a tuned one is found here, before rounds are traced
+        self.find_steps(message)
         return zeros(message)
 
     def init_receiver(self, message: Message) -> ChannelState:
@@ -93,10 +89,14 @@ class PublicCopies(Form):
     ) -> tuple[Message, ChannelState]:
         known = tree_map(torch.add, receiver, mixed)
 
-        def seen(m: Tensor, h: Tensor, others: Tensor) -> Tensor:
-            return m + self.step(m.shape[-1]) * (others - h).to(m.dtype)
+        def seen(m: Tensor, h: Tensor, others: Tensor, own: Tensor, mixed: Tensor) -> Tensor:
+            gamma, lead = self.step(m.shape[-1])
+            difference = others - h
+            if lead:
+                difference = (difference + lead * (mixed - own)) / (1 + lead)
+            return m + gamma * difference.to(m.dtype)
 
-        return tree_map(seen, message, sender, known), known
+        return tree_map(seen, message, sender, known, own, mixed), known
 
 
 class Owing(NamedTuple):
@@ -117,8 +117,7 @@ class CommonMean(Form):
     serves = frozenset({"server"})
 
     def init(self, message: Message) -> ChannelState:
-        for tensor in leaves(message):
-            self.step(tensor.shape[-1])
+        self.find_steps(message)
         return Owing(zeros(message), zeros(message))
 
     def init_receiver(self, message: Message) -> ChannelState:
@@ -126,7 +125,7 @@ class CommonMean(Form):
 
     def encode(self, message: Message, state: ChannelState, draw: Draw) -> Wire:
         def rest(m: Tensor, known: Tensor, owed: Tensor) -> Tensor:
-            return (m + self.step(m.shape[-1]) * owed - known).to(m.dtype)
+            return (m + self.step(m.shape[-1]).gamma * owed - known).to(m.dtype)
 
         return self.compressor.encode(tree_map(rest, message, *state), (), draw)
 
@@ -145,19 +144,23 @@ class ErrorFeedback(Form):
     """With a server that leads: its clients send increments, and what was left out is added to the next one.
 
     A client sends C(m_i + e_i) and remembers what that lacks as e_i. The sum over all rounds is that of the
-    messages but for e_i. It holds for cohorts as well: clients that are absent keep their e_i.
+    messages but for e_i. It holds for cohorts as well: clients that are absent keep their e_i. Fields of a
+    message that the method compensates have no e_i.
     """
 
     serves = frozenset({"server", "cohort", "robust rules"})
 
     def init(self, message: Message) -> ChannelState:
-        return tree_map(torch.zeros_like, message)
+        owed = tree_map(torch.zeros_like, message)
+        fields = self.mixing.compensated
+        return owed._replace(**dict.fromkeys(fields, ())) if isinstance(fields, frozenset) else owed
 
     def encode(self, message: Message, state: ChannelState, draw: Draw) -> Wire:
-        return self.compressor.encode(tree_map(torch.add, message, state), (), draw)
+        rest = tree_map(lambda m, e: m + e if isinstance(e, Tensor) else m, message, state)
+        return self.compressor.encode(rest, (), draw)
 
     def update(self, message: Message, own: Message, state: ChannelState) -> ChannelState:
-        return tree_map(lambda m, e, q: m + e - q, message, state, own)
+        return tree_map(lambda m, e, q: m + e - q if isinstance(e, Tensor) else (), message, state, own)
 
 
 FORMS: dict[str, type[Form]] = {
@@ -165,70 +168,3 @@ FORMS: dict[str, type[Form]] = {
     "an averaging server": CommonMean,
     "a leading server": ErrorFeedback,
 }
-
-
-def safe_step(delta: float, norm: float) -> float:
-    """A little below the largest gamma for which mixing is stable with every C of quality ``delta``.
-
-    Let e = x - h be what C has left out, and L = I - W. Mixing gives x' = x - gamma L (x - e), so the next
-    C is given x' - h = e - gamma L (x - e). For an eigenvalue mu of L and g = gamma mu, that is e times
-    ((1 + g) z - 1) / (z - 1 + g) / z as a transfer function, whose gain is largest at z = -1:
-    (2 + g) / (2 - g). C leaves at most sqrt(1 - delta) of its input. By the small-gain theorem the loop is
-    stable if the product of the two is below 1. ``norm`` is the largest mu. What ``CommonMean`` owes obeys
-    the same equation with mu = 1.
-    """
-    lost = math.sqrt(1 - delta)
-    return min(1.0, MARGIN * 2 * (1 - lost) / (1 + lost) / norm)
-
-
-@lru_cache(maxsize=64)
-def tuned_step(form: Form, d: int) -> float:
-    """The step after which random vectors of about ``d`` numbers have come nearest to what they should be.
-
-    Deterministic, on a CPU, so that everybody finds the same.
-    """
-    nodes, safe = form.mixing.nodes, safe_step(form.compressor.delta(d), form.mixing.norm)
-    size = form.compressor.trial_size(d, max(64, TRIAL_NUMBERS // nodes))
-    if d < 3:
-        return safe
-    if nodes * size > 2**22:
-        raise HoldfastError(
-            f"{type(form.compressor).__name__}.gamma: {nodes} vectors of {size} numbers are too many to find "
-            'a tuned step for; give a number, or "safe"'
-        )
-    best, least, worse = safe, math.inf, 0
-    for gamma in (*(trial for trial in TRIALS if trial > safe), safe):
-        left = _trial(replace(form, compressor=replace(form.compressor, gamma=gamma)), size)
-        if left < least:
-            best, least, worse = gamma, left, 0
-        elif least < math.inf and (worse := worse + 1) == 2:
-            break
-    # Behind a server, methods differ more from the trial: FedLin diverged with the full step.
-    return best if form.mixing.weights is not None else max(safe, best / 2)
-
-
-def _trial(form: Form, d: int) -> float:
-    """How far nodes are from where they should be after a number of rounds.
-
-    Neighbours only mix, and should come to their mean. Behind a server each node has a quadratic of its own
-    and a dual, as methods do that add up means: x is the mean of p = x - a (x - b) - y, and y' = y + p - x.
-    """
-    nodes, weights = torch.arange(form.mixing.nodes), form.mixing.weights
-    x, centre = (Draw(0, 2**31, part, nodes).uniform(d) - 0.5 for part in range(2))
-    rate, y = Draw(0, 2**31, 2, nodes).uniform(1), torch.zeros_like(x)
-    goal = x.mean(0) if weights is not None else (rate * centre).sum(0) / rate.sum()
-    largest = 1e3 * x.norm()
-    sender, receiver = form.init(x), form.init_receiver(x)
-    for round in range(TRIAL_ROUNDS):
-        message = x if weights is not None else x - rate * (x - centre) - y
-        own = form.decode(form.encode(message, sender, Draw(0, round, 0, nodes)), message)
-        sender = form.update(message, own, sender)
-        if weights is not None:
-            mixed = torch.from_numpy(weights @ own.numpy())
-            x, receiver = form.combine(message, own, mixed, sender, receiver)
-        else:
-            x, receiver = form.average(message, own, own.mean(0).expand_as(own), sender, receiver)
-            y = y + message - x
-        if not x.norm() < largest:
-            return math.inf
-    return float((x - goal).norm())

@@ -22,16 +22,20 @@ class Scaled(NamedTuple):
 class Half(Compressor):
     """Numbers travel as float16 and are added up in the model's own type.
 
-    Between neighbours a node keeps at home what its own message lost, so that sums are kept. A server's
-    answer is rounded too, and alike for all, so through a server they are not. With ``feedback`` they are;
-    numbers are then sent as shares of the largest, as float16 ends at 6e-8, and a server answers in full.
+    Between neighbours a node keeps at home what its own message lost, so that sums are kept. Through a server
+    they are not, and a dual that adds up means would drift, so there it has ``feedback`` by default: numbers
+    are sent as shares of the largest, as float16 ends at 6e-8, and the server answers in full.
     """
 
     serves = EVERY_USE
     columnwise = True
     overflow = "a number is beyond 65504"
 
-    feedback: bool = field(default=False, kw_only=True)
+    feedback: bool | None = field(default=None, kw_only=True)
+
+    @property
+    def keeps_zeros(self) -> bool:
+        return True
 
     def compress(self, x: Tensor, uniforms: Uniforms) -> Wire:
         if not self.feedback:
@@ -61,6 +65,10 @@ class BFloat16(Compressor):
     serves = EVERY_USE
     columnwise = True
     overflow = "a number is beyond 3.4e38"
+
+    @property
+    def keeps_zeros(self) -> bool:
+        return True
 
     def compress(self, x: Tensor, uniforms: Uniforms) -> Tensor:
         return x.to(torch.bfloat16).view(torch.int16)  # numpy, which writes messages, does not know the type

@@ -60,6 +60,10 @@ class Quantiser(Compressor):
         """Magnitudes above zero."""
         return int(2 ** (self.bits - 1) - 1)
 
+    @property
+    def keeps_zeros(self) -> bool:
+        return self.bits > 1  # a bit holds a sign, also of zero
+
     def compress(self, x: Tensor, uniforms: Uniforms) -> Codes:
         blocks = in_blocks(x, self.block)
         if self.bits == 1:

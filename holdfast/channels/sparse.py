@@ -39,6 +39,10 @@ class TopK(Compressor):
     def numbers(self, d: int) -> int:
         return entries(self.share, d)
 
+    @property
+    def keeps_zeros(self) -> bool:
+        return True
+
     def compress(self, x: Tensor, uniforms: Uniforms) -> Largest:
         d = x.shape[-1]
         places = x.abs().topk(self.numbers(d), dim=-1, sorted=False).indices.sort(dim=-1).values
@@ -70,6 +74,10 @@ class RandomK(Compressor):
 
     def numbers(self, d: int) -> int:
         return entries(self.share, d)
+
+    @property
+    def keeps_zeros(self) -> bool:
+        return True
 
     def compress(self, x: Tensor, uniforms: Uniforms) -> Drawn:
         key = (uniforms(1) * 2.0**31).to(torch.int32)

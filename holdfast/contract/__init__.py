@@ -11,7 +11,7 @@ network is a server, with the average of everybody. A ``ServerAlgorithm`` keeps 
 run with a sampled cohort of clients.
 """
 
-from holdfast.contract.channel import CHANNELS, EVERY_USE, IDENTITY, Channel, ChosenChannel, Draw
+from holdfast.contract.channel import CHANNELS, EVERY_USE, IDENTITY, Channel, ChosenChannel, Compensated, Draw
 from holdfast.contract.local import OPTIMIZERS, Gradient, LocalOptimizer, Memory, Optimizer
 from holdfast.contract.methods import ALGORITHMS, Algorithm, Method, ServerAlgorithm, State
 from holdfast.contract.oracle import Oracle
@@ -33,6 +33,7 @@ __all__ = [
     "Algorithm",
     "Channel",
     "ChosenChannel",
+    "Compensated",
     "Count",
     "Draw",
     "Edges",

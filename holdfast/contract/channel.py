@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -24,6 +25,7 @@ ChannelState = Any  # what a channel remembers from round to round: a tree of te
 Use = Literal[
     "graph", "changing graph", "server", "cohort", "neighbour sums", "links", "warm start", "robust rules"
 ]
+Compensated = bool | frozenset[str]  # of all of a message, or of the fields that are named
 EVERY_USE: frozenset[Use] = frozenset(Use.__args__)  # type: ignore[attr-defined]
 
 
@@ -34,7 +36,20 @@ class Mixing:
     by: Literal["neighbours", "an averaging server", "a leading server"]
     nodes: int
     weights: csr_array | None = None  # W, [nodes, nodes]; None with a server, where W = 11^T / n
-    compensated: bool = False  # the method makes up for what is left out of messages: no feedback is needed
+    compensated: Compensated = False  # ``Method.compensates``: no feedback is needed there
+    twice: float = 0.0  # ``Algorithm.integrates_twice``
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mixing) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
+        """Equal where messages are put together alike, so that what is found by trial is found once."""
+        parts = () if self.weights is None else (self.weights.indptr, self.weights.indices, self.weights.data)
+        return (self.by, self.nodes, self.compensated, self.twice, *(part.tobytes() for part in parts))
 
     @property
     def norm(self) -> float:
@@ -92,6 +107,11 @@ class Channel(ABC):
     def chosen(self) -> Channel:
         """The channel that was ``placed``: what the user knows of."""
         return self
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether an entry that is zero arrives as zero."""
+        return self.transparent
 
     @abstractmethod
     def encode(self, message: Message, state: ChannelState, draw: Draw) -> Wire:

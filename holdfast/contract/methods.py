@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
+from holdfast.contract.channel import Compensated
 from holdfast.contract.hyperparameters import Hyperparameters
 from holdfast.contract.oracle import Oracle
 from holdfast.contract.parts import Columns, Last, NamedPart
@@ -27,7 +28,7 @@ class Method(Hyperparameters):
     uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
     keeps_sums: ClassVar[bool] = True  # True: what it promises needs exchanges that keep sums over nodes
     uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
-    compensates: ClassVar[bool] = False  # True: makes up itself for what a compressor leaves out of messages
+    compensates: ClassVar[Compensated] = False  # makes up itself for what compressors leave out of messages
     # Not inherited: a subclass that overrides anything has to declare them anew.
     unequal_steps: ClassVar[bool] = False  # True: ``local_steps`` may differ from node to node
     allows_late: ClassVar[bool] = False  # True: a server may leave out clients in any pattern; same limit
@@ -58,6 +59,11 @@ class Method(Hyperparameters):
     @property
     def sends_gradients(self) -> bool:
         """Whether a message holds a gradient of the node's own data, as it is."""
+        return False
+
+    @property
+    def sends_zeros(self) -> bool:
+        """Whether entries of a message that are zero have to arrive as zeros."""
         return False
 
     @property
@@ -108,6 +114,15 @@ class Algorithm(Method, ABC):
     def least_eigenvalue(self) -> float:
         """The method may diverge if the mixing matrix has an eigenvalue below this; -1: none is."""
         return -1.0
+
+    @property
+    def integrates_twice(self) -> float:
+        """The share θ of (1 - θ) I + θ W if what that changes in models is added up as well; 0: it is not.
+
+        Without curvature, model and dual of such a method are a double integrator, and a message that is
+        late by compression is negative damping: channels with error feedback have to know of it.
+        """
+        return 0.0
 
     @abstractmethod
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> State:

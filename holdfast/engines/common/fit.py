@@ -50,7 +50,8 @@ AGAINST_RULES: dict[Use, str] = {
 def placed(channel: Channel, method: Method, network: Network) -> Channel:
     """``channel`` as ``method`` uses it on ``network``."""
     if not network.is_server:
-        return channel.placed(Mixing("neighbours", network.nodes, network.weights))
+        twice = method.integrates_twice if isinstance(method, Algorithm) else 0.0
+        return channel.placed(Mixing("neighbours", network.nodes, network.weights, twice=twice))
     by: Literal["a leading server", "an averaging server"] = "an averaging server"
     if isinstance(method, ServerAlgorithm):
         by = "a leading server"
@@ -88,9 +89,15 @@ def check_fit(
         if use in uses - channel.serves:
             reason = REASONS[use].format(method=type(method).__name__)
             raise HoldfastError(f"channel {name} {reason}; or choose another channel")
+    if method.sends_zeros and not channel.chosen.keeps_zeros:
+        raise HoldfastError(
+            f"channel {name} makes numbers of zeros, and those that {type(method).__name__} sends stand for "
+            "entries that others send; choose another channel, such as 'top-k'"
+        )
     check_channel(channel, method, network, messages)
     if isinstance(method, ServerAlgorithm) and (method.answers or method.compensates):
-        memory = (channel.init_receiver(messages[0]), channel.init(messages[0]) if method.compensates else ())
+        sender = channel.init(messages[0]) if method.compensates is True else ()
+        memory = (channel.init_receiver(messages[0]), sender)
         if has_leaves(memory):
             raise HoldfastError(
                 f"channel {name} remembers messages, and {type(method).__name__} counts on what arrives of "

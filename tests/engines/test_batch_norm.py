@@ -12,7 +12,9 @@ import tomli_w
 import torch
 from cluster_ranks import run_worlds
 from command_line import make_plan
-from federation_runs import CLASSES, SHAPE, DeployedRun, describe, make_data
+from federation_runs import DeployedRun, describe, make_data
+from normalised import Net
+from own_models import as_own_model
 from torch import Tensor, nn
 
 import holdfast as hf
@@ -34,11 +36,6 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-class Net(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(SHAPE, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES))
-
-
 def expected(case: str, buffers: str) -> hf.TrainResult:
     """The simulator's answer."""
     method, network = METHODS[case]
@@ -50,14 +47,19 @@ def expected(case: str, buffers: str) -> hf.TrainResult:
     return hf.train(method, model=model, data=data, buffers=buffers, dtype="float64", metrics=[], **options)
 
 
-def deployed(case: str, buffers: str, folder: Path) -> DeployedRun:
+@pytest.fixture
+def own_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    return as_own_model(Net, tmp_path, monkeypatch)
+
+
+def deployed(case: str, buffers: str, own_net: str, folder: Path) -> DeployedRun:
     method, network = METHODS[case]
     raw = describe(method, nodes=NODES, rounds=ROUNDS, seed=SEED, dtype="float64", network=network)
     raw["problem"] |= {"buffers": buffers}
     del raw["problem"]["model"]
     file = folder / "federation.toml"
     file.write_text(tomli_w.dumps(raw))
-    return DeployedRun(read_federation(file, f"{__name__}:Net"), folder / "run")
+    return DeployedRun(read_federation(file, own_net).running(), folder / "run")
 
 
 def assert_same(module: nn.Module, file: Path) -> None:
@@ -85,8 +87,8 @@ def assert_same(module: nn.Module, file: Path) -> None:
         ),
     ],
 )
-def test_a_real_federation(case: str, buffers: str, tmp_path: Path) -> None:
-    run = deployed(case, buffers, tmp_path).carry_out()
+def test_a_real_federation(case: str, buffers: str, own_net: str, tmp_path: Path) -> None:
+    run = deployed(case, buffers, own_net, tmp_path).carry_out()
     assert not run.errors
     wanted = expected(case, buffers)
     kind = "personal" if case == "personal" else "model"
@@ -109,9 +111,9 @@ def assert_server(buffers: str, module: nn.Module, file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_members_that_stop_before_statistics_have_travelled(tmp_path: Path) -> None:
+def test_members_that_stop_before_statistics_have_travelled(own_net: str, tmp_path: Path) -> None:
     """Everybody is stopped when the first has finished its rounds; started again, all end alike."""
-    run = deployed("graph", "average", tmp_path)
+    run = deployed("graph", "average", own_net, tmp_path)
 
     class Log(list[dict[str, Any]]):
         def append(self, entry: dict[str, Any]) -> None:

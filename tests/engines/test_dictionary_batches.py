@@ -10,6 +10,7 @@ import tomli_w
 import torch
 from cluster_ranks import run_worlds
 from federation_runs import DeployedRun, describe
+from own_models import as_own_model
 from tagging import Tagger, sentences
 from torch import Tensor
 
@@ -74,14 +75,18 @@ def test_ranks(expected: Tensor, tmp_path: Path) -> None:
             )
 
 
-def test_a_real_network(expected: Tensor, tmp_path: Path) -> None:
+@pytest.fixture
+def own_tagger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    return as_own_model(Tagger, tmp_path, monkeypatch)
 
+
+def test_a_real_network(expected: Tensor, own_tagger: str, tmp_path: Path) -> None:
     columns = {name: list(column.shape[1:]) for name, column in sentences(0).items()}
     raw = describe(METHOD, nodes=NODES, rounds=ROUNDS, seed=SEED, dtype="float64")
     raw["problem"] = {"columns": columns, "loss": "training-step", "batch_size": 4}
     file = tmp_path / "federation.toml"
     file.write_text(tomli_w.dumps(raw))
-    federation = read_federation(file, "tagging:Tagger")
+    federation = read_federation(file, own_tagger).running()
     assert torch.equal(initial_model(federation).x0, simulated().problem.x0)
 
     def own(node: int) -> Columns:
@@ -109,12 +114,11 @@ def test_what_samples_look_like_is_said_once(problem, message) -> None:
         make_federation(raw, "test")
 
 
-def test_other_columns_are_refused(tmp_path: Path) -> None:
+def test_other_columns_are_refused(own_tagger: str, tmp_path: Path) -> None:
     raw = describe(METHOD, nodes=NODES)
     raw["problem"] = {"columns": {"input_ids": [9]}, "loss": "training-step"}
     file = tmp_path / "federation.toml"
-
     file.write_text(tomli_w.dumps(raw))
-    federation = read_federation(file, "tagging:Tagger")
+    federation = read_federation(file, own_tagger).running()
     with pytest.raises(hf.HoldfastError, match=r"data: columns are \{'input_ids': \[6\].* says columns ="):
         DeployedRun(federation, tmp_path, data_of=lambda node: Columns(sentences(node))).member("a")

@@ -142,7 +142,9 @@ def test_a_disk_that_is_full_before_anything_is_there_is_for_later(
     assert "free some disk space" in ended.err
 
 
-@pytest.mark.parametrize("text", ["a;round\n1;2\n", "round,x\none,1\n", "round\n\0\n", "round,more\n1,2\n"])
+@pytest.mark.parametrize(
+    "text", ["a;round\n1;2\n", "round,x\none,1\n", "round\n\0\n3\n", "round,more\n1,2\n"]
+)
 def test_figures_that_cannot_be_read_are_all_that_is_lost(text: str, tmp_path: Path) -> None:
     run = stopped(describe(GECL, rounds=6, limits={"wait": 8.0}), tmp_path, at=3)
     table = tmp_path / "b" / "metrics.csv"

@@ -29,7 +29,6 @@ LARGE = 10.0  # their norms, over that of a common sample: so large that gradien
 GUESSED = 0.8  # the share of canaries that are guessed; of the others one says nothing
 UNCERTAINTY = 0.05
 PENALTY = 0.1  # of squared shares
-NO_NOISE = 1e-6  # a noise multiplier
 
 
 class Bound(NamedTuple):
@@ -86,11 +85,9 @@ def insert_canaries(subject: Subject, seed: int = 0) -> Bound:
 
 
 def without_noise(subject: Subject) -> Subject:
-    """The same with clipped gradients, and no noise to speak of: what the test must not miss."""
-    terms = subject.setting.terms
-    assert isinstance(terms.private, DP)
-    bare = terms.model_copy(update={"private": replace(terms.private, noise_multiplier=NO_NOISE)})
-    return replace(subject, setting=replace(subject.setting, terms=bare))
+    """The same with clipped gradients, and no noise: what the test must not miss."""
+    assert isinstance(subject.setting.terms.private, DP)
+    return replace(subject, noiseless=True)
 
 
 def make_canaries(data: FederatedData, rng: np.random.Generator) -> Pair:

@@ -32,6 +32,7 @@ class Subject:
     cohort: Cohort
     channel: Channel
     rounds: int
+    noiseless: bool = False  # private gradients are clipped, and nothing is added
 
     @classmethod
     def of(cls, plan: Planned, job: Any) -> Subject:
@@ -106,7 +107,9 @@ class Subject:
 
     def simulation(self) -> Simulation:
         """The run before its first round, to be taken step by step."""
-        made = self.setting.simulation(self.method, self.cohort, self.channel, rounds=self.rounds)
+        made = self.setting.simulation(
+            self.method, self.cohort, self.channel, rounds=self.rounds, noiseless=self.noiseless
+        )
         made.executor = Stepwise()
         return made
 

@@ -248,12 +248,21 @@ class Setting:
         return method if model is None else method.for_model(model.numbers)
 
     def simulation(
-        self, method: Method, cohort: Cohort, channel: Channel = IDENTITY, *, rounds: int
+        self,
+        method: Method,
+        cohort: Cohort,
+        channel: Channel = IDENTITY,
+        *,
+        rounds: int,
+        noiseless: bool = False,
     ) -> Simulation:
-        """The method in this setting, ready to run; how many ``rounds`` are planned decides on the noise."""
+        """The method in this setting, ready to run; how many ``rounds`` are planned decides on the noise.
+
+        ``noiseless``: a run with privacy of samples only clips; an audit compares with that.
+        """
         compute_in(self.precision)  # jobs before may have been computed in another
         ledger = planned_ledger(self, method, cohort, rounds)
-        method, problem = protected(self, method, cohort, ledger)
+        method, problem = protected(self, method, cohort, ledger, noiseless=noiseless)
         options: Any = {"seed": self.seed, "cohort": cohort, "channel": channel, "world": self.world}
         return build_simulation(method, problem, self.network, **options, ledger=ledger)
 

@@ -38,9 +38,12 @@ def planned_ledger(setting: Setting, method: Method, cohort: Cohort, rounds: int
 
 
 def protected(
-    setting: Setting, method: Method, cohort: Cohort, ledger: Ledger | None
+    setting: Setting, method: Method, cohort: Cohort, ledger: Ledger | None, *, noiseless: bool = False
 ) -> tuple[Method, Problem]:
-    """The method and the problem of a run that ``ledger`` counts: messages or gradients are noised."""
+    """The method and the problem of a run that ``ledger`` counts: messages or gradients are noised.
+
+    ``noiseless``: gradients are clipped only, for an audit, which must notice that.
+    """
     if ledger is None:
         return method, setting.problem
     if isinstance(ledger.budget, NodeDP):
@@ -50,7 +53,8 @@ def protected(
             method, ledger.budget, ledger.multiplier, expected, setting.seed, contributors
         )
         return noised, setting.problem
-    release = Release(ledger.budget.clip, ledger.multiplier, counted_noise(setting.seed))
+    multiplier = 0.0 if noiseless else ledger.multiplier
+    release = Release(ledger.budget.clip, multiplier, counted_noise(setting.seed))
     return method, setting.problem.protected(release)
 
 

@@ -108,6 +108,10 @@ class QGDSGDM(Algorithm):
     lr: Rate
     momentum: Decay = 0.9  # weight of m in a step, and of the old m in the new one; 0 is DSGD
 
+    @property
+    def integrates_twice(self) -> float:
+        return self.momentum  # m takes in what mixing changes, with a leak
+
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Moving:
         return Moving(x=x0, m=torch.zeros_like(x0))
 

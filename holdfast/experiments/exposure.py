@@ -44,7 +44,7 @@ def fewest_in_messages(federation: FederationFile, name: str | None) -> int:
     if problem.sampling == "poisson" and problem.private is None:  # all but one minibatch may be empty
         return 1
     method, least = federation.method, None if steps is None else steps[0]
-    return fewest_gradients(method, federation.member_network, least)
+    return fewest_gradients(method, federation.member_network, least, federation.rounds)
 
 
 def vectors_per_link(federation: FederationFile) -> float:

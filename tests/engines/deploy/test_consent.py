@@ -33,6 +33,7 @@ from holdfast.experiments.federation import make_federation, read_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 3}
 SERVER = {"topology": "server"}
+RISING = {"schedule": "linear", "start": 1e-4, "rounds": 1000, "end": 0.2}
 FEDPD = {"name": "fedpd", "eta": 0.1, "lr": 0.1}
 
 
@@ -205,14 +206,45 @@ def test_a_policy_may_insist_on_a_signature() -> None:
         ({"name": "fedrep", "lr": 0.1, "head": 3, "head_steps": 5}, SERVER, True),
         ({"name": "fedrep", "lr": 0.1, "head": 3, "local_steps": 5}, SERVER, False),
         ({"name": "fedpd", "eta": 0.1, "solver": "vr"}, SERVER, True),
-        ({"name": "fedpd", "eta": 0.1, "lr": 0.1, "local_steps": 5, "skip": 0.5}, SERVER, False),
-        ({"name": "fedpd", "eta": 0.1, "lr": 0.1, "solver": "gd", "local_steps": 5}, SERVER, False),
+        ({"name": "fedpd", "eta": 0.5, "lr": 0.1, "local_steps": 5, "skip": 0.5}, SERVER, False),
+        ({"name": "fedpd", "eta": 0.5, "lr": 0.1, "solver": "gd", "local_steps": 5}, SERVER, False),
         (FEDPD | {"solver": "gd", "local_steps": 5, "tolerance": 1e9}, SERVER, True),
         (FEDPD | {"solver": {"name": "aogm", "tolerance": 1e9}, "lr": None}, SERVER, True),
     ],
 )
 def test_which_methods_give_a_gradient_away(algorithm: dict, network: dict, away: bool) -> None:
     assert gives_gradients_away(make_federation(describe(algorithm, network=network), "")) is away
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "away"),
+    [
+        # Each step forgets those before: x - lr (g + x / lr) = -lr g.
+        ({"name": "fedavg", "optimizer": {"name": "sgd", "weight_decay": 10.0}}, True),
+        ({"name": "fedavg", "optimizer": {"name": "sgd", "weight_decay": 9.9}}, True),
+        ({"name": "fedavg", "optimizer": {"name": "sgd", "weight_decay": 5.0}}, False),
+        ({"name": "fedprox", "rho": 10.0}, True),
+        ({"name": "fedprox", "rho": 1.0}, False),
+        ({"name": "feddyn", "alpha": 10.0}, True),
+        ({"name": "feddyn", "alpha": 1.0}, False),
+        ({"name": "fedpd", "eta": 0.1, "solver": "gd"}, True),
+        ({"name": "fedpd", "eta": 0.1, "skip": 0.5}, True),  # if the first round is not skipped
+        ({"name": "gossip", "optimizer": {"name": "sgd", "weight_decay": 10.0}}, True),
+        # In some round only.
+        ({"name": "fedavg", "lr": RISING, "optimizer": {"name": "sgd", "weight_decay": 10.0}}, True),
+        ({"name": "fedavg", "lr": RISING, "optimizer": {"name": "sgd", "weight_decay": 1.0}}, False),
+        # Two different sums of the same two gradients show both.
+        ({"name": "scaffold", "local_steps": 2, "optimizer": {"name": "momentum"}}, True),
+        ({"name": "scaffold", "local_steps": 2}, False),
+        ({"name": "scaffold", "optimizer": {"name": "momentum"}}, False),
+        ({"name": "diloco"}, False),
+    ],
+    ids=str,
+)
+def test_a_gradient_that_others_hardly_hide_is_given_away(algorithm: dict, away: bool) -> None:
+    network = {"topology": "line"} if algorithm["name"] == "gossip" else SERVER
+    raw = describe({"lr": 0.1, "local_steps": 4} | algorithm, network=network, rounds=1000)
+    assert gives_gradients_away(make_federation(raw, "")) is away
 
 
 def one_step_for_beta(raw: dict) -> dict:

@@ -12,6 +12,8 @@ class ConnectProxy:
 
     def __init__(self, cut: int | None = None, target: int | None = None) -> None:
         self.cut, self.target = cut, target  # with a ``target`` port it is a plain TCP proxy to it
+        self.elsewhere: dict[int, int] = {}  # whoever asks for this port gets that one
+        self.demand = ""  # what a request must contain
         self.requests: list[str] = []
         self.cuts = 0
         self._loop = asyncio.new_event_loop()
@@ -46,8 +48,11 @@ class ConnectProxy:
                 if method != "CONNECT":
                     writer.write(b"HTTP/1.1 405 Method Not Allowed\r\n\r\n")
                     return
+                if self.demand not in request:
+                    writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+                    return
                 port = int(place.rpartition(":")[2])
-            there, back = await asyncio.open_connection("127.0.0.1", port)
+            there, back = await asyncio.open_connection("127.0.0.1", self.elsewhere.get(port, port))
             if self.target is None:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             ways = [self._pass_on(reader, back, None), self._pass_on(there, writer, self.cut)]

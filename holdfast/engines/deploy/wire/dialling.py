@@ -7,7 +7,6 @@ import ssl
 import time
 from dataclasses import dataclass
 from typing import Any
-from urllib.request import getproxies, proxy_bypass
 
 import grpc
 
@@ -15,6 +14,7 @@ from holdfast.core.errors import REFUSED, TRY_LATER, HoldfastError, printable
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.wire.credentials import Credentials
 from holdfast.engines.deploy.wire.protocol import CONNECTION
+from holdfast.engines.deploy.wire.proxies import proxy_to
 from holdfast.engines.deploy.wire.tls import see_certificate
 
 NO_ANSWER = "it cannot be reached"
@@ -35,15 +35,15 @@ async def look(federation: Federation, peer: str, credentials: Credentials | Non
     """The certificate that ``peer`` shows, checked; None if there is nothing to look at.
 
     gRPC checks certificates, but neither tells us which one it saw nor knows those that were revoked. So we
-    look first, and then let gRPC talk to that certificate alone.
+    look first, through the same proxy if there is one, and then let gRPC talk to that certificate alone. So
+    nothing is gained by showing us one certificate and gRPC another.
     """
     if credentials is None or credentials.folder is None:
         return None
     host, _, port = federation.member(peer).address.rpartition(":")
-    if getproxies().keys() & {"http", "https"} and not proxy_bypass(host):
-        return None  # gRPC goes through the proxy, which we do not
+    host = host.strip("[]")
     try:
-        shown = await see_certificate(host.strip("[]"), int(port), peer, credentials)
+        shown = await see_certificate(host, int(port), peer, credentials, proxy_to(host))
     except ssl.SSLCertVerificationError:
         raise Unreachable(f"{NO_ANSWER} (certificate)") from None
     except socket.gaierror:

@@ -111,14 +111,13 @@ class Connection:
         if self._relayed:  # its card says who it is
             return
         async with self._dialling:
-            version = self.credentials.version if self.credentials else 0
-            if self._dialled == version:
-                return
-            shown = await look(self.federation, self.peer, self.credentials)
-            if shown != self._shown or version:
-                await self.channel.close()
-                self.channel = open_channel(self.federation, self.peer, self.credentials, shown)
-            self._shown, self._dialled = shown, version
+            # A list that comes while we look has us look again.
+            while self._dialled != (version := self.credentials.version if self.credentials else 0):
+                shown = await look(self.federation, self.peer, self.credentials)
+                if shown != self._shown or version:
+                    await self.channel.close()
+                    self.channel = open_channel(self.federation, self.peer, self.credentials, shown)
+                self._shown, self._dialled = shown, version
 
     def drop_if_revoked(self) -> None:
         """Ends what is under way with a peer whose certificate holds no longer."""

@@ -11,12 +11,15 @@ from cryptography import x509
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.deploy.passphrase import passphrase
 from holdfast.engines.deploy.wire.credentials import PEM, Credentials
+from holdfast.engines.deploy.wire.proxies import Proxy, open_tunnel
 
 TRIALS: list[int] = []  # the ports at which this process has tried TLS 1.2, one by one
 SIGHT = 10.0  # seconds in which the other end has to show a certificate
 
 
-async def see_certificate(host: str, port: int, peer: str, credentials: Credentials) -> bytes:
+async def see_certificate(
+    host: str, port: int, peer: str, credentials: Credentials, proxy: Proxy | None = None
+) -> bytes:
     """The certificate, in PEM, that whoever listens there shows in the name of ``peer``.
 
     It is checked as gRPC does, which does not tell us. Raises ``ssl.SSLError`` if it will not do.
@@ -29,10 +32,12 @@ async def see_certificate(host: str, port: int, peer: str, credentials: Credenti
     context.set_alpn_protocols(["h2"])
     own, key = (credentials.folder / f"{credentials.name}{ending}" for ending in (".crt", ".key"))
     context.load_cert_chain(own, key, lambda: passphrase(key))
-    _, writer = await asyncio.open_connection(
-        host, port, ssl=context, server_hostname=peer, ssl_handshake_timeout=SIGHT
-    )
+    if proxy is None:
+        _, writer = await asyncio.open_connection(host, port)
+    else:
+        writer = await asyncio.wait_for(open_tunnel(proxy, host, port), SIGHT)
     try:
+        await writer.start_tls(context, server_hostname=peer, ssl_handshake_timeout=SIGHT)
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
         writer.close()

@@ -47,7 +47,8 @@ PATIENCE = 300.0  # seconds, far more than any of this takes, on a machine that 
 
 PORTS = 2_846  # for each of eight processes that run tests
 _first = 10_000 + PORTS * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8)
-_candidates = itertools.cycle(range(_first, _first + PORTS))
+_begin = os.getpid() * 89 % PORTS  # another run of the tests may be going on, in whose range this one's lies
+_candidates = itertools.cycle([*range(_first + _begin, _first + PORTS), *range(_first, _first + _begin)])
 
 
 def free_ports(count: int) -> list[int]:

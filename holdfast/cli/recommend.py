@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+import shlex
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,36 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.algorithms.load import build_algorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.dry_run import dry_run
+from holdfast.experiments.advice import Advice, advise, compression
 from holdfast.experiments.assembly import Setting
 from holdfast.experiments.config import read_experiment
 from holdfast.experiments.networks import as_network
+from holdfast.experiments.payload import planned_bytes
 from holdfast.experiments.plan import Job, Plan
-from holdfast.experiments.recommendation import FULL, Advice, Facts, advise
-from holdfast.problem.reference.curvature import why_not_convex
-from holdfast.report.format import bytes_text
+from holdfast.experiments.recommendation import Facts
 from holdfast.topology import Network
 
 SITE = "docs"
 DEFAULT_STEPS = 8
+UNCOMPRESSED = "identity"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What is advised, and what it sends."""
+
+    facts: Facts
+    method: Advice
+    control: Advice
+    graph: Advice
+    compression: Advice
+    sent: float  # bytes of all nodes in all rounds
+    plain: float  # the same without compression, by the method that is advised then
+
+    @property
+    def advice(self) -> list[Advice]:
+        return [self.method, self.control, self.graph, self.compression]
 
 
 def recommend_experiment(
@@ -36,38 +53,59 @@ def recommend_experiment(
     as_json: bool = False,
 ) -> None:
     """Looks at the data, the model and the network of the experiment's first job; trains nothing."""
+    if megabytes is not None and megabytes <= 0:
+        raise HoldfastError(f"--megabytes: should be greater than 0, got {megabytes:g}")
     plan = Plan(read_experiment(path, overrides), data_dir, "cpu")
     job = plan.jobs[0]
     setting = plan.setting(job)
+    proposal = propose(setting, job, None if megabytes is None else 1e6 * megabytes)
+    changes = _changes(proposal, job, beside=True)
+    refused = _refused(path, [*overrides, *changes], data_dir)
+    command = _command(path, [*overrides, *changes], data_dir)
+    alone = _command(path, [*overrides, *_changes(proposal, job, beside=False)], data_dir)
+    if as_json:
+        described = {
+            "facts": asdict(proposal.facts),
+            "bytes": proposal.plain,
+            "bytes_sent": proposal.sent,
+            "advice": [asdict(each) for each in proposal.advice],
+            "overrides": changes,
+            "refused": refused,
+            "command": f"holdfast run {command}",
+            "tune": f"holdfast tune {alone}",
+        }
+        print(json.dumps(described, indent=2))
+        return
+    _show(setting, job, proposal)
+    if refused:
+        Console().print(f"\nthis does not run as it is: {refused}", soft_wrap=True, markup=False)
+        return
+    lines = f"\ntry it: holdfast run {command}\nthen tune the step sizes: holdfast tune {alone}"
+    Console().print(lines, soft_wrap=True, markup=False, highlight=False)
+
+
+def propose(setting: Setting, job: Job, budget: float | None) -> Proposal:
+    """What the rules say; ``budget`` is in bytes."""
     facts = _facts(setting, job)
     graph = advise("graph", facts)
     network = _network(setting, graph)
-    facts = replace(
-        facts, least_eigenvalue=_least_eigenvalue(network)
-    )  # the method has to fit what is advised
+    # The method and the compression have to fit the graph that is advised.
+    facts = replace(facts, least_eigenvalue=_least_eigenvalue(network), links=_links(network))
     method = advise("method", facts)
-    total = _bytes(method, setting, network, job)
-    if megabytes is not None:
-        if megabytes <= 0:
-            raise HoldfastError(f"--megabytes: should be greater than 0, got {megabytes:g}")
-        facts = replace(facts, over_budget=total / (1e6 * megabytes))
-    control = advise("control", facts)
-    advice = [method, control, graph, advise("compression", facts)]
-    both = [value for each in (method, control) for _, value in _keys(each)]
-    keys = [("algorithm", both), *_keys(graph), *_keys(advice[-1])]
-    overrides_text = [f"{key}={_toml(value)}" for key, value in keys]
-    if as_json:
-        described = {"facts": asdict(facts), "bytes": total, "advice": [asdict(each) for each in advice]}
-        print(json.dumps(described | {"overrides": overrides_text}, indent=2))
-        return
-    _show(setting, facts, advice, total, job)
-    command = " ".join(f"'{text}'" for text in overrides_text)
-    Console().print(f"\ntry it: holdfast tune {path or ''} {command}".replace("  ", " "), soft_wrap=True)
+
+    def sent(settings: dict[str, Any]) -> float:
+        own = {"algorithm": method.settings["algorithm"]} | settings
+        return planned_bytes(own, setting, network, job)
+
+    chosen, bytes_sent = compression(facts, budget, sent)
+    if "algorithm" in chosen.settings:
+        method = replace(chosen, topic="method", why="for the compression below, which says why")
+    return Proposal(facts, method, advise("control", facts), graph, chosen, bytes_sent, sent({}))
 
 
 def _facts(setting: Setting, job: Job) -> Facts:
-    network, terms = setting.network, setting.terms
-    steps = job.experiment.algorithm.parameters.get("local_steps", DEFAULT_STEPS)
+    network, algorithm = setting.network, job.experiment.algorithm
+    epochs, steps = algorithm.local_epochs, algorithm.parameters.get("local_steps", DEFAULT_STEPS)
     return Facts(
         nodes=network.nodes,
         server=network.is_server,
@@ -77,14 +115,20 @@ def _facts(setting: Setting, job: Job) -> Facts:
         mixing_lambda=0.0 if network.is_server else float(network.spectral_lambda),
         least_eigenvalue=_least_eigenvalue(network),
         skew=_skew(setting.labels),
-        strongly_convex=terms.l2 > 0 and why_not_convex(setting.problem) is None,
-        exact_gradients=terms.batch_size == "full",
-        local_steps=int(steps),
+        steps={"local_steps": int(steps)} if epochs is None else {"local_epochs": epochs},
+        dim=setting.dim,
+        rounds=job.rounds,
+        links=_links(network),
+        plain=network.trusting and setting.terms.private is None,
     )
 
 
 def _least_eigenvalue(network: Network) -> float:
     return 0.0 if network.is_server else float(network.least_eigenvalue)
+
+
+def _links(network: Network) -> float:
+    return network.at(0).directed_links / network.nodes
 
 
 def _skew(labels: np.ndarray) -> float | None:
@@ -100,25 +144,40 @@ def _network(setting: Setting, graph: Advice) -> Network:
     return as_network(chosen["topology"], setting.network.nodes) if chosen else setting.network
 
 
-def _bytes(method: Advice, setting: Setting, network: Network, job: Job) -> float:
-    """What all send in all rounds, not compressed."""
-    given = {k: v for k, v in method.settings["algorithm"].items() if k not in ("name", "curvature")}
-    needed = {"nu": 1.0} if "curvature" in method.settings["algorithm"] else {"lr": 0.1}
-    footprint = dry_run(
-        build_algorithm(method.settings["algorithm"]["name"], needed | given), network, job.cohort
-    )
-    vectors = footprint.vectors_at_start + job.rounds * footprint.vectors_per_round
-    return vectors * setting.dim * FULL
+def _changes(proposal: Proposal, job: Job, *, beside: bool) -> list[str]:
+    """What is advised as overrides; with compression, the same run without it ``beside`` it."""
+    both = [_algorithm(proposal.method), _algorithm(proposal.control)]
+    found: list[tuple[str, Any]] = [("algorithm", both)]
+    if "network" in proposal.graph.settings:
+        found.append(("network.topology", proposal.graph.settings["network"]["topology"]))
+    if "channel" in proposal.compression.settings:
+        channel = proposal.compression.settings["channel"]
+        found.append(("channel", [UNCOMPRESSED, channel] if beside else channel))
+    elif job.experiment.channel.name != UNCOMPRESSED:
+        found.append(("channel", UNCOMPRESSED))
+    return [f"{key}={_toml(value)}" for key, value in found]
 
 
-def _keys(advice: Advice) -> list[tuple[str, Any]]:
-    """Its settings as the keys of an experiment file."""
-    if "network" in advice.settings:
-        return [("network.topology", advice.settings["network"]["topology"])]
-    if "algorithm" in advice.settings:
-        own = advice.settings["algorithm"]
-        return [("algorithm", own if "curvature" in own else {"lr": 0.1} | own)]
-    return list(advice.settings.items())
+def _algorithm(advice: Advice) -> dict[str, Any]:
+    own: dict[str, Any] = advice.settings["algorithm"]
+    return {"lr": 0.1} | own
+
+
+def _refused(path: Path | None, overrides: list[str], data_dir: Path | None) -> str:
+    """Why what is advised cannot run, in words; empty if it can."""
+    try:
+        Plan(read_experiment(path, overrides), data_dir, "cpu").check()
+    except HoldfastError as error:
+        return str(error)
+    return ""
+
+
+def _command(path: Path | None, overrides: list[str], data_dir: Path | None) -> str:
+    """What follows ``holdfast run``: the user's own changes and what is advised, the later ones winning."""
+    kept = {text.partition("=")[0].strip(): text for text in overrides}
+    own = [text for key, text in kept.items() if not key.startswith(("algorithm.", "channel."))]
+    folder = [] if data_dir is None else ["--data-dir", str(data_dir)]
+    return shlex.join([*([] if path is None else [str(path)]), *own, *folder])
 
 
 def _toml(value: Any) -> str:
@@ -129,7 +188,8 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _show(setting: Setting, facts: Facts, advice: list[Advice], total: float, job: Job) -> None:
+def _show(setting: Setting, job: Job, proposal: Proposal) -> None:
+    facts = proposal.facts
     if facts.server:
         where = "a server" + (f", {job.cohort} of them in a round" if facts.cohort else "")
     else:
@@ -141,9 +201,21 @@ def _show(setting: Setting, facts: Facts, advice: list[Advice], total: float, jo
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, vertical="top")
     table.add_column(overflow="fold")
-    for each in advice:
-        said = ", ".join(f"{key} = {_toml(value)}" for key, value in _keys(each)) or "as it is"
-        table.add_row(each.topic, said)
+    for each in proposal.advice:
+        table.add_row(each.topic, _said(each))
         table.add_row("", f"{each.why} ({SITE}/{each.source})", style="dim")
     console.print(table)
-    console.print(f"all nodes send {bytes_text(total)} in {job.rounds} rounds, before compression")
+    fewer = ""
+    if "channel" in proposal.compression.settings:
+        fewer = f", {proposal.plain / proposal.sent:.1f} times fewer than the same run without compression"
+    console.print(f"the method sends {proposal.sent / 1e6:,.2f} MB in all, in {job.rounds} rounds{fewer}")
+
+
+def _said(advice: Advice) -> str:
+    if advice.topic == "compression":
+        channel = advice.settings.get("channel")
+        return "none" if channel is None else f"channel = {_toml(channel)}"
+    if "algorithm" in advice.settings:
+        return f"algorithm = {_toml(_algorithm(advice))}"
+    chosen = advice.settings.get("network")
+    return f"network.topology = {_toml(chosen['topology'])}" if chosen else "as it is"

@@ -51,6 +51,11 @@ class LocalOptimizer(Hyperparameters, ABC):
         """Whether directions have another unit than gradients: no correction can be learned from them."""
         return False
 
+    @property
+    def ends(self) -> int | None:
+        """After how many local steps of a node all others are zero, or next to nothing; None: never."""
+        return None
+
     def begin(self, memory: Memory, x: Tensor) -> Memory:
         """The memory before the first local step of a round, from ``x``: what was kept, or a new one."""
         return memory if self.keep else self.init(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.contract.local import LocalOptimizer
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.ingredients import fewest_gradients, repeating_at_most
 from holdfast.experiments.federation import FederationFile
@@ -28,12 +29,19 @@ def local_steps(federation: FederationFile, name: str | None) -> tuple[int, int]
     Whatever says so: the method, the node's own entry, epochs over its data, or the time of a round.
     None: the method takes no such steps.
     """
-    given = vars(federation.method).get("local_steps")
-    if given is None:
+    steps = _all_steps(federation, name)
+    if not steps:
         return None
-    steps = [given[i] if isinstance(given, tuple) else given for i in _own_numbers(federation, name)]
     timed = federation.round is not None and federation.round.budget is not None
     return (1 if timed else min(steps)), max(steps)
+
+
+def _all_steps(federation: FederationFile, name: str | None) -> list[int]:
+    """The local steps of all nodes that are meant, without limits of time; of a method that takes any."""
+    given = vars(federation.method).get("local_steps")
+    if given is None:
+        return []
+    return [given[i] if isinstance(given, tuple) else given for i in _own_numbers(federation, name)]
 
 
 def fewest_in_messages(federation: FederationFile, name: str | None) -> int:
@@ -44,6 +52,10 @@ def fewest_in_messages(federation: FederationFile, name: str | None) -> int:
     if problem.sampling == "poisson" and problem.private is None:  # all but one minibatch may be empty
         return 1
     method, least = federation.method, None if steps is None else steps[0]
+    optimizer = vars(method).get("optimizer")
+    ends = optimizer.ends if isinstance(optimizer, LocalOptimizer) else None
+    if ends is not None and any(ends % count == 1 for count in _all_steps(federation, name)):
+        return 1  # in the round in which they end
     return fewest_gradients(method, federation.member_network, least, federation.rounds)
 
 

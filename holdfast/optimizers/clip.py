@@ -31,6 +31,10 @@ class Clip(LocalOptimizer):
     def rescales(self) -> bool:
         return self.inner.rescales
 
+    @property
+    def ends(self) -> int | None:
+        return self.inner.ends
+
     def init(self, x: Tensor) -> Memory:
         return self.inner.init(x)
 

@@ -14,6 +14,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative, Whole
 from holdfast.optimizers.sgd import PLAIN
 
+NOTHING = 0.1  # of a step
+
 
 class Steps(NamedTuple):
     t: Tensor  # [..., 1]: local steps that the node has taken, in all rounds
@@ -48,6 +50,10 @@ class WarmupCosine(LocalOptimizer):
     @property
     def rescales(self) -> bool:
         return self.inner.rescales
+
+    @property
+    def ends(self) -> int | None:
+        return self.steps if self.steps is not None and self.end < NOTHING else self.inner.ends
 
     def factor(self, t: Tensor) -> Tensor:
         """What the step after ``t`` others is multiplied by."""

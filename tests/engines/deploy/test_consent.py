@@ -33,6 +33,7 @@ from holdfast.experiments.federation import make_federation, read_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 3}
 SERVER = {"topology": "server"}
+ENDING = {"name": "warmup-cosine", "warmup": 1000, "steps": 1001}
 RISING = {"schedule": "linear", "start": 1e-4, "rounds": 1000, "end": 0.2}
 FEDPD = {"name": "fedpd", "eta": 0.1, "lr": 0.1}
 
@@ -233,6 +234,10 @@ def test_which_methods_give_a_gradient_away(algorithm: dict, network: dict, away
         # In some round only.
         ({"name": "fedavg", "lr": RISING, "optimizer": {"name": "sgd", "weight_decay": 10.0}}, True),
         ({"name": "fedavg", "lr": RISING, "optimizer": {"name": "sgd", "weight_decay": 1.0}}, False),
+        ({"name": "fedavg", "optimizer": ENDING}, True),  # of the round with its last step
+        ({"name": "fedavg", "optimizer": {"name": "clip", "inner": ENDING}}, True),
+        ({"name": "fedavg", "optimizer": ENDING | {"steps": 1004}}, False),
+        ({"name": "fedavg", "optimizer": ENDING | {"end": 0.5}}, False),
         # Two different sums of the same two gradients show both.
         ({"name": "scaffold", "local_steps": 2, "optimizer": {"name": "momentum"}}, True),
         ({"name": "scaffold", "local_steps": 2}, False),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TRIALS = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.22, 0.16, 0.12, 0.08, 0.06, 0.04, 0.03, 0.02)
 LEADS = (0.0, 8.0, 32.0, 128.0)
 MARGIN = 0.9
+CALM = 0.01  # of a trial's energy is left where a step is stable, with room for what curvature adds
 TRIAL_NUMBERS = 2**13  # of all nodes' vectors in a trial
 LARGEST_TRIAL = 2**22
 
@@ -105,15 +106,19 @@ def tuned_step(form: Form, d: int) -> Step:
 
 @lru_cache(maxsize=64)
 def given_step(form: Form, d: int, gamma: float) -> Step:
-    """``gamma`` with the lead that suits it; where mixing acts twice it is refused if none does."""
+    """``gamma`` with the least lead that suits it; where mixing acts twice it is refused if none does.
+
+    A lead damps the swing and slows down all the rest, so no more of it is taken than stability needs.
+    """
     if not form.mixing.twice:
         return Step(gamma)
     safe = _safe(form, d)
     if gamma <= safe.gamma or d < 3:
         return safe._replace(gamma=gamma)
-    left, lead = min((_left(form, d, Step(gamma, lead)), lead) for lead in LEADS)
-    if left < 1:
-        return Step(gamma, lead)
+    left = {lead: _left(form, d, Step(gamma, lead)) for lead in LEADS}
+    best = next((lead for lead in LEADS if left[lead] < CALM), min(LEADS, key=left.__getitem__))
+    if left[best] < 1:
+        return Step(gamma, best)
     tuned, name = tuned_step(form, d), type(form.compressor).__name__
     raise HoldfastError(
         f"{name}.gamma: {gamma:g} is too large for a method that adds up what mixing changes, such as LED or "

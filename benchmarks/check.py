@@ -30,8 +30,8 @@ from workloads import METHODS, Workload, cnn, linear, make_simulation, mlp
 
 import holdfast as hf
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.common.zero import ZeroProblem
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.common.trial import ZeroProblem
+from holdfast.engines.simulate.choice import executor_for
 from holdfast.topology import Network
 
 KEPT = Path(__file__).parent / "check.toml"

@@ -21,8 +21,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import holdfast as hf
+from holdfast.engines.cluster.exchange import crossing_links, place
 from holdfast.engines.cluster.place import RankPlace
-from holdfast.engines.cluster.placement import crossing_links, place
 from holdfast.engines.cluster.ranks import LIMIT, Ranks
 from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS

@@ -40,9 +40,9 @@ from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.losses.base import Regulariser
 from holdfast.problem.model_problem import ModelProblem
-from holdfast.problem.reference.optimum import known_optimum
-from holdfast.problem.regulariser import Regulariser
+from holdfast.problem.optimum import known_optimum
 from holdfast.solvers import AOGM, Solver
 
 REPORTED = (1, 5, 10, 25, 50)

@@ -23,12 +23,11 @@ from workloads import METHODS, Workload, cnn, linear, network_of, synchronize
 import holdfast as hf
 from holdfast.contract import Method
 from holdfast.data.samples import Pair
-from holdfast.experiments.assembly import Setting
 from holdfast.experiments.callbacks import JobInfo
-from holdfast.experiments.config import Cadence, Metrics, Terms
-from holdfast.experiments.evaluation import Evaluation
 from holdfast.experiments.execution import Execution
-from holdfast.experiments.metric_choice import choose_metrics
+from holdfast.experiments.metrics import Evaluation, choose_metrics
+from holdfast.experiments.setting import Setting
+from holdfast.experiments.spec import Cadence, Metrics, Terms
 from holdfast.models import MODELS
 from holdfast.problem.losses import CrossEntropy
 

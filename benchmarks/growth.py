@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from workloads import METHODS, Workload, linear, make_problem, mlp, network_of, seconds
 
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate.choice import executor_for
 from holdfast.topology import Network
 
 SHORT_RUN = 1  # rounds to prepare for: recorded on a GPU, not compiled, which takes long for so many points

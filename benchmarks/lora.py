@@ -29,9 +29,9 @@ from workloads import seconds
 import holdfast as hf
 from holdfast.core.precision import Precision
 from holdfast.engines.common.simulation import Executor, Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.assembly import build_problem
-from holdfast.experiments.networks import as_network
+from holdfast.engines.simulate.choice import executor_for
+from holdfast.experiments.choices import as_network
+from holdfast.experiments.setting import build_problem
 from holdfast.problem.gradients.backend import no_key
 
 LR = 0.5  # plain SGD; large enough for losses to move within a few steps

@@ -21,7 +21,7 @@ from workloads import seconds, synchronize
 
 import holdfast as hf
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate.choice import executor_for
 from holdfast.topology import Network
 
 NODES, BATCH, STEPS, SAMPLES, CLASSES = 20, 32, 5, 200, 10

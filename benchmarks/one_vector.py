@@ -28,7 +28,7 @@ from holdfast.core.randomness import Word
 from holdfast.data import DATASETS
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.networks import as_network
+from holdfast.experiments.choices import as_network
 from holdfast.models import MODELS
 from holdfast.problem.problem import ExactProblem
 

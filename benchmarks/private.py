@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from workloads import Workload, cnn, linear, make_problem, seconds, synchronize
 
 import holdfast as hf
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate.choice import executor_for
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.private import Release, counted_noise
 

@@ -30,7 +30,7 @@ from workloads import (
 )
 
 from holdfast.core.precision import Precision
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate.choice import executor_for
 
 WORKLOADS = {
     "linear": [linear(10), linear(100), linear(1000), linear(10_000)],

@@ -28,7 +28,7 @@ from holdfast.cli.app import app
 from holdfast.cli.listing import KINDS, entries
 from holdfast.core.registry import Registry
 from holdfast.core.validation import Section
-from holdfast.experiments.config import AlgorithmConfig, Choice, Experiment
+from holdfast.experiments.spec import AlgorithmConfig, Choice, Experiment
 
 ROOT = Path(__file__).parents[1]
 EXTERNAL = re.compile(
@@ -283,7 +283,7 @@ def choices() -> str:
 
 ROOMS = {
     "Train, compare, tune": ["holdfast.api"],
-    "Data": ["holdfast.data", "holdfast.data.frames", "holdfast.data.images", "holdfast.data.lazy"],
+    "Data": ["holdfast.data", "holdfast.data.tables", "holdfast.data.images", "holdfast.data.lazy"],
     "Networks": ["holdfast.topology"],
     "Methods": ["holdfast.algorithms"],
     "The contract": ["holdfast.contract"],
@@ -291,7 +291,7 @@ ROOMS = {
     "Channels": ["holdfast.channels"],
     "Callbacks and loggers": [
         "holdfast.experiments.callbacks",
-        "holdfast.experiments.tensorboard",
+        "holdfast.experiments.trackers",
         "holdfast.experiments.trackers",
         "holdfast.report.progress",
     ],

@@ -30,19 +30,18 @@ _HOMES = {
         "halving cosine linear"
     ),
     "holdfast.engines.common.simulation": "Simulation",
-    "holdfast.experiments.assembly": "build_problem",
+    "holdfast.experiments.setting": "build_problem",
     "holdfast.experiments.callbacks": "Callback EarlyStopping Stop",
-    "holdfast.experiments.tensorboard": "TensorBoard",
-    "holdfast.experiments.trackers": "MLflow WandB",
+    "holdfast.experiments.trackers": "MLflow TensorBoard WandB",
     "holdfast.report.progress": "Progress",
     "holdfast.core.randomness": "random_uniform random_normal",
     "holdfast.data": (
         "DATASETS partition partition_dataset FederatedData Dataset IID Dirichlet Shards ClassesPerNode "
         "NaturalGroups TrainTest Unequal"
     ),
-    "holdfast.data.frames": "from_frame",
+    "holdfast.data.tables": "from_frame",
     "holdfast.data.images": "ImageFolder image_folder image_folders",
-    "holdfast.data.handed": "from_datasets",
+    "holdfast.data.per_node": "from_datasets",
     "holdfast.data.hugging_face": "from_partitioner select_columns",
     "holdfast.data.lazy": "LazyData Stream",
     "holdfast.models": "MODELS",
@@ -56,8 +55,8 @@ _HOMES = {
     ),
     "holdfast.solvers": "AOGM FISTA GradientDescent LBFGS Newton StochasticGradientDescent",
     "holdfast.problem.losses": "LOSSES Loss",
-    "holdfast.problem.reference.optimum": "reference_optimum",
-    "holdfast.problem.reference.curvature": "estimate_curvature",
+    "holdfast.problem.optimum": "reference_optimum",
+    "holdfast.problem.curvature": "estimate_curvature",
     "holdfast.topology": (
         "Network UniformChance BetaChance server ring double_ring complete star line torus hypercube "
         "exponential erdos_renyi random_geometric edge_list base_graph one_peer_exponential equi_static "
@@ -109,21 +108,21 @@ if TYPE_CHECKING:
         TrainTest as TrainTest, Unequal as Unequal, partition as partition,
         partition_dataset as partition_dataset,
     )
-    from holdfast.data.frames import from_frame as from_frame
+    from holdfast.data.tables import from_frame as from_frame
     from holdfast.data.images import (
         ImageFolder as ImageFolder, image_folder as image_folder, image_folders as image_folders,
     )
-    from holdfast.data.handed import from_datasets as from_datasets
+    from holdfast.data.per_node import from_datasets as from_datasets
     from holdfast.data.hugging_face import (
         from_partitioner as from_partitioner, select_columns as select_columns,
     )
     from holdfast.data.lazy import LazyData as LazyData, Stream as Stream
     from holdfast.engines.common.simulation import Simulation as Simulation
-    from holdfast.experiments.assembly import build_problem as build_problem
+    from holdfast.experiments.setting import build_problem as build_problem
     from holdfast.experiments.callbacks import (
         Callback as Callback, EarlyStopping as EarlyStopping, Stop as Stop,
     )
-    from holdfast.experiments.tensorboard import TensorBoard as TensorBoard
+    from holdfast.experiments.trackers import TensorBoard as TensorBoard
     from holdfast.experiments.trackers import MLflow as MLflow, WandB as WandB
     from holdfast.models import MODELS as MODELS
     from holdfast.optimizers import (
@@ -133,8 +132,8 @@ if TYPE_CHECKING:
     )
     from holdfast.privacy import DP as DP, NodeDP as NodeDP
     from holdfast.problem.losses import LOSSES as LOSSES, Loss as Loss
-    from holdfast.problem.reference.curvature import estimate_curvature as estimate_curvature
-    from holdfast.problem.reference.optimum import reference_optimum as reference_optimum
+    from holdfast.problem.curvature import estimate_curvature as estimate_curvature
+    from holdfast.problem.optimum import reference_optimum as reference_optimum
     from holdfast.report.progress import Progress as Progress
     from holdfast.robust import (
         AGGREGATIONS as AGGREGATIONS, ATTACKS as ATTACKS, Aggregation as Aggregation, Attack as Attack,

@@ -25,7 +25,7 @@ from holdfast.core.tree import leaves
 from holdfast.core.validation import Cohort, parameters
 from holdfast.engines.common.dry_run import Footprint, dry_run
 from holdfast.engines.common.fit import check_fit
-from holdfast.engines.common.survey import client_message
+from holdfast.engines.common.trial import client_message
 from holdfast.topology import Network, base_graph, ring, server
 
 HERE = Path(__file__).parent

@@ -31,7 +31,7 @@ from holdfast.algorithms.tamuna import TAMUNA
 from holdfast.algorithms.tracking import DSGT, GTSGD, KGT, NETFLEET, FlexGT
 from holdfast.algorithms.vrl import VRLSGD, FedLin
 from holdfast.contract import ALGORITHMS, Algorithm, Method, ServerAlgorithm
-from holdfast.contract.schedules import constant, cosine, halving, linear
+from holdfast.contract.parameters import constant, cosine, halving, linear
 
 __all__ = [
     "ALGORITHMS",

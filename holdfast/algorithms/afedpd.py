@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.algorithms.proximal import check_solver_options, gradient_steps
 from holdfast.contract import ALGORITHMS, Memory, Optimizer, Oracle, ServerAlgorithm
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Count
 from holdfast.optimizers import PLAIN
 from holdfast.solvers import LocalSolver, Newton, Solver

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.algorithms.feddr import proximal_point
 from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.validation import NonNegative, Positive
 from holdfast.solvers import LocalSolver, Newton
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Share
 
 

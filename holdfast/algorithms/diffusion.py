@@ -22,7 +22,7 @@ from holdfast.contract import (
     Oracle,
     Peers,
 )
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.validation import NonNegative, Share
 from holdfast.optimizers import PLAIN
 

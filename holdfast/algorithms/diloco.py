@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.algorithms.fedavg import FedAvg
 from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
-from holdfast.contract.schedules import Rate, Weight
+from holdfast.contract.parameters import Rate, Weight
 from holdfast.core.validation import Count
 from holdfast.optimizers import AdamW, Momentum
 from holdfast.optimizers.momentum import Decay

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
 from holdfast.optimizers import PLAIN

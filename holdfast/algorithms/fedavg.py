@@ -18,7 +18,7 @@ from holdfast.contract import (
     ServerAlgorithm,
     most_steps,
 )
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import NonNegative
 from holdfast.optimizers import PLAIN

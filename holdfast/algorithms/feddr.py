@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers, ServerAlgorithm
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.solvers import LocalSolver, Newton, Solver
 
 EXACT = Newton()

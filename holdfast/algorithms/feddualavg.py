@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm, State
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Count, NonNegative
 
 

@@ -17,7 +17,7 @@ from holdfast.contract import (
     Oracle,
     ServerAlgorithm,
 )
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.optimizers import PLAIN
 from holdfast.solvers import LocalSolver, Newton, Solver
 

@@ -19,7 +19,7 @@ from holdfast.contract import (
     Peers,
     most_steps,
 )
-from holdfast.contract.schedules import Chance, Rate
+from holdfast.contract.parameters import Chance, Rate
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative
 from holdfast.optimizers import PLAIN

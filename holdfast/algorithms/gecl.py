@@ -22,7 +22,7 @@ from holdfast.contract import (
     Peers,
     most_steps,
 )
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import NonNegative, Whole
 from holdfast.optimizers import PLAIN

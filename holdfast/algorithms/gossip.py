@@ -17,7 +17,7 @@ from holdfast.contract import (
     Oracle,
     Peers,
 )
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.optimizers import PLAIN, Momentum
 from holdfast.optimizers.momentum import Decay
 

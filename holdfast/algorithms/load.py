@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.contract import ALGORITHMS, Algorithm, LocalOptimizer, Method, ServerAlgorithm, Solver
 from holdfast.core.errors import HoldfastError
-from holdfast.core.user_code import import_named, make_own
+from holdfast.core.registry import import_named, make_own
 from holdfast.core.validation import check_arguments, hints, parameters, quoted
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from holdfast.contract import ALGORITHMS, Algorithm, Edges, Memory, Optimizer, Oracle, Peers
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Count, Positive
 from holdfast.optimizers import PLAIN
 from holdfast.solvers import LocalSolver, Newton

@@ -19,7 +19,7 @@ from holdfast.contract import (
     Peers,
     found_part,
 )
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative
 from holdfast.optimizers import PLAIN

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.contract import ALGORITHMS, Compensated, Memory, Optimizer, Oracle, ServerAlgorithm
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Count, Share
 from holdfast.optimizers import PLAIN
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.algorithms.averaging import descend_and_average
 from holdfast.algorithms.diffusion import HALF, least_eigenvalue
 from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Probability, Share
 from holdfast.optimizers import PLAIN
 

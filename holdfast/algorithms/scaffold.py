@@ -19,7 +19,7 @@ from holdfast.contract import (
     Peers,
     ServerAlgorithm,
 )
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.optimizers import PLAIN
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Probability
 from holdfast.optimizers import PLAIN
 

@@ -18,7 +18,7 @@ from holdfast.contract import (
     Oracle,
     Peers,
 )
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.optimizers import PLAIN
 
 

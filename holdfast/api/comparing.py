@@ -18,12 +18,18 @@ from typing import TYPE_CHECKING, Unpack
 import torch
 from torch import nn
 
-from holdfast.api.calls import CALLER, checkpoints_between, needs_folder, watchers
-from holdfast.api.node_data import NodeData, as_read
-from holdfast.api.options import TrainOptions
-from holdfast.api.planning import given_plan
 from holdfast.api.results import data_frame
-from holdfast.api.training import completed
+from holdfast.api.training import (
+    CALLER,
+    NodeData,
+    TrainOptions,
+    as_read,
+    checkpoints_between,
+    completed,
+    given_plan,
+    needs_folder,
+    watchers,
+)
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import read_tensors
@@ -31,9 +37,9 @@ from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import Named
-from holdfast.experiments.given import Contender, open_run
+from holdfast.experiments.plan import Contender
 from holdfast.experiments.record import RunRecord, load_record
-from holdfast.experiments.runner import Interrupted
+from holdfast.experiments.runner import Interrupted, open_run
 from holdfast.report.terminal import plain_text, summary_table
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import read_tensors, write_tensors
 from holdfast.experiments.callbacks import Measurements
-from holdfast.experiments.statuses import SETTLED, JobStatus
+from holdfast.experiments.record_files import SETTLED, JobStatus
 from holdfast.problem.flat import FlatModel
 
 if TYPE_CHECKING:

@@ -5,38 +5,403 @@ from __future__ import annotations
 import inspect
 import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from holdfast.api.calls import CALLER, execute, needs_folder, settled, watchers
-from holdfast.api.node_data import NodeData, as_read
-from holdfast.api.options import TrainOptions
-from holdfast.api.planning import given_plan
-from holdfast.api.results import History, TrainResult
+from holdfast.api.results import History, MinimizeResult, TrainResult
 from holdfast.channels import Channel
 from holdfast.contract import Method
-from holdfast.core.errors import unknown
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, switches_restored
-from holdfast.core.validation import Cohort
-from holdfast.data import Partitioner
-from holdfast.data.test_sets import Tests
-from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.choices import Named
-from holdfast.experiments.config import BatchSize, Cadence, Metrics, Weighting
+from holdfast.core.validation import Cohort, Count, Seed, Whole, check, quoted
+from holdfast.data import NodesData, Partitioner, TrainTest
+from holdfast.data.lazy import AnyData
+from holdfast.data.per_node import Tests, as_data, read_tests
+from holdfast.engines.common.dry_run import dry_run
+from holdfast.engines.common.fit import check_fit
+from holdfast.experiments.callbacks import Callback, JobInfo
+from holdfast.experiments.choices import (
+    Named,
+    Topology,
+    as_augment,
+    as_channel,
+    as_choice,
+    as_loss,
+    as_method,
+    as_module,
+    as_network,
+    as_partition,
+)
 from holdfast.experiments.execution import Execution, stop_signals
-from holdfast.experiments.given import Contender, open_run
-from holdfast.experiments.networks import Topology
+from holdfast.experiments.growth import grown_loss
+from holdfast.experiments.metrics import Evaluation, choose_metrics
+from holdfast.experiments.plan import Contender, GivenPlan
+from holdfast.experiments.record_files import JobStatus, Outcome
+from holdfast.experiments.runner import open_run
+from holdfast.experiments.setting import Setting, build_simulation, label_table, named_data
+from holdfast.experiments.spec import BatchSize, Cadence, Metrics, ProblemConfig, Terms, Weighting
 from holdfast.privacy import DP, NodeDP
-from holdfast.problem.augmentation import Augment
+from holdfast.problem.checks import Augment
 from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import Loss, LossFunction, Step
+from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
+from holdfast.problem.problem import FunctionProblem
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
+from holdfast.report.progress import Progress, somebody_watches
 from holdfast.robust import Aggregation, Attack
+
+# --- what ``hf.train`` and ``hf.minimize`` share: checks of their arguments, callbacks, how they end ----
+
+
+CALLER = 3  # stacklevel of the user's line, from inside them: their decorator is between
+
+
+def execute(run: Execution, job: JobInfo, callbacks: Sequence[Callback]) -> JobStatus:
+    """Runs all rounds; how it ended."""
+    with stop_signals(signal.SIGINT) as asked_to_stop:
+        outcome = run.execute(job, callbacks, asked_to_stop)
+    return settled(run, job, outcome, depth=2)
+
+
+def settled(run: Execution, job: JobInfo, outcome: Outcome, depth: int = 1) -> JobStatus:
+    """The status of a job that ended; an error that ended it is raised."""
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.status == "diverged":
+        message = f"{job.title} diverged: {outcome.message}"
+        warnings.warn(message, RuntimeWarning, stacklevel=CALLER + depth)
+    elif outcome.status == "done" and (growth := grown_loss(run.rows)):
+        warnings.warn(f"{job.title}: {growth}; try a smaller lr", RuntimeWarning, stacklevel=CALLER + depth)
+    return outcome.status
+
+
+def watchers(
+    callbacks: Sequence[Callback], progress: bool | None, jobs: Sequence[JobInfo], *, leave: bool = True
+) -> list[Callback]:
+    """The callbacks, checked, with a progress bar over ``jobs`` if it is wanted."""
+    check("progress", bool | None, progress)
+    if not isinstance(callbacks, Sequence):
+        raise HoldfastError(f"callbacks: expected a list such as [hf.Progress()], got {quoted(callbacks)}")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise HoldfastError(f"callbacks: expected instances of hf.Callback, got {quoted(callback)}")
+    shown = any(isinstance(callback, Progress) for callback in callbacks)
+    if shown or not (somebody_watches() if progress is None else progress):
+        return list(callbacks)
+    return [*callbacks, Progress(jobs, leave=leave)]
+
+
+def checked_call(rounds: int, cohort: Cohort) -> tuple[int, Cohort]:
+    """What ``train`` and ``minimize`` are both given."""
+    return check("rounds", Count, rounds), check("cohort", Cohort, cohort)
+
+
+def checkpoints_between(given: int | None, run_dir: str | Path | None, rounds: int) -> int:
+    """Rounds from one checkpoint to the next; without a ``run_dir``, which goes on, only at the end."""
+    return given if given is not None else 50 if run_dir is not None else rounds
+
+
+def number_type(dtype: object) -> torch.dtype:
+    known = {"float32": torch.float32, "float64": torch.float64}
+    found = known.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if found not in known.values():
+        raise HoldfastError(f"dtype: should be torch.float32 or torch.float64, got {dtype!r}")
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def needs_folder(run_dir: str | Path | None, *, resume: bool) -> None:
+    """Complains if there is nothing to resume from."""
+    check("resume", bool, resume)
+    if resume and run_dir is None:
+        raise HoldfastError("resume: give the run_dir of the run to go on with")
+
+
+# --- the data of ``hf.train``, ``hf.compare`` and ``hf.tune``: of nodes already, or by name -------------
+
+
+NodeData = AnyData | Sequence[Any] | TrainTest | Named
+"""What every node has, as ``hf.train`` takes it, also with a test set, or a name."""
+
+
+def as_read(data: NodeData) -> AnyData | TrainTest | Named:
+    """``data`` of nodes, read or looked at once; a name stays one."""
+    if isinstance(data, TrainTest):
+        return data._replace(train=as_data(data.train))
+    return data if isinstance(data, str | Mapping) else as_data(data)
+
+
+def nodes_data(
+    data: NodeData,
+    nodes: int | None,
+    partition: Partitioner | Named | None,
+    data_dir: str | Path | None,
+    test: Tests | None,
+    seed: int,
+) -> NodesData:
+    """``data`` and ``test``, which may come with a name; the arguments are those of ``hf.train``."""
+    if not isinstance(data, str | Mapping):
+        for name, value in (("nodes", nodes), ("partition", partition), ("data_dir", data_dir)):
+            if value is not None:
+                raise HoldfastError(
+                    f"{name}: only for data by name, such as data='digits'; these are given for each node. "
+                    "To divide samples: hf.partition"
+                )
+        train, own_test = data if isinstance(data, TrainTest) else (data, None)
+        return NodesData.of(as_data(train), own_test if test is None else test)
+    if isinstance(data, Mapping) and "name" not in data:
+        raise HoldfastError(
+            "data: a dictionary is for data by name, and has a key 'name'; of nodes with names give "
+            "hf.from_datasets(list(data.values()), names=list(data))"
+        )
+    count = ProblemConfig.model_fields["nodes"].default if nodes is None else check("nodes", Count, nodes)
+    folder = None if data_dir is None else Path(data_dir)
+    rule = None if partition is None else lambda: as_partition(partition)
+    given = named_data(as_choice("data", data), rule, nodes=count, seed=seed, data_dir=folder)
+    if test is None:
+        return given
+    samples, counts = read_tests(test, given.train)
+    return replace(given, test=samples, test_counts=counts)
+
+
+# --- the jobs of a call from Python, checked: what ``hf.train``, ``hf.compare`` and ``hf.tune`` share ---
+
+
+OF_THIS_MACHINE = ("device", "evaluate_every", "data_dir")  # what a run may be resumed with another of
+
+
+def given_plan(
+    origin: str,
+    contenders: Sequence[Contender],
+    make_model: Callable[[int], nn.Module | Named],
+    make_data: Callable[[int], NodeData],
+    *,
+    seeds: Sequence[int],
+    rounds: int,
+    checkpoint_every: int,
+    options: dict[str, Any],
+) -> GivenPlan:
+    """Every method with every seed, checked; ``make_model`` and ``make_data`` are called with a seed.
+
+    ``options``: all arguments of ``hf.train`` that ``TrainOptions`` names.
+    """
+    rounds, cohort = checked_call(rounds, options["cohort"])
+    if not isinstance(seeds, Sequence) or not seeds:
+        raise HoldfastError(f"seeds: expected a list such as [0, 1, 2] or range(3), got {quoted(seeds)}")
+    seeds = [check("seed", Seed, seed) for seed in seeds]
+    if len(set(seeds)) < len(seeds):
+        raise HoldfastError(f"seeds: each once, got {quoted(seeds)}")
+    checkpoint_every = check("checkpoint_every", Count, checkpoint_every)
+
+    def make_setting(seed: int) -> Setting:
+        return _setting(make_model(seed), make_data(seed), seed, **options)
+
+    plan = GivenPlan(
+        origin=origin,
+        name=origin.removeprefix("hf."),
+        contenders=contenders,
+        seeds=seeds,
+        rounds=rounds,
+        evaluate_every=check("evaluate_every", Cadence, options["evaluate_every"]),
+        checkpoint_every=checkpoint_every,
+        make_setting=make_setting,
+        arguments=lambda: {
+            "algorithm": contenders,
+            "model": make_model(seeds[0]),
+            "data": make_data(seeds[0]),
+            **{name: value for name, value in options.items() if name not in OF_THIS_MACHINE},
+        },
+        device=str(options["device"]),
+        cohort=cohort,
+        channel=as_channel(options["channel"]),
+        local_epochs=check("local_epochs", Count | None, options["local_epochs"]),
+    )
+    plan.check()
+    return plan
+
+
+def _setting(
+    model: nn.Module | Named,
+    data: NodeData,
+    seed: int,
+    *,
+    nodes: int | None,
+    partition: Partitioner | Named | None,
+    data_dir: str | Path | None,
+    topology: Topology,
+    batch_size: BatchSize,
+    sampling: SamplingName,
+    augment: Augment | str | None,
+    loss: Loss | LossFunction | Named,
+    step: Step | None,
+    test: Tests | None,
+    l2: float,
+    l1: float,
+    nonconvex: float,
+    weights: Weighting,
+    private: DP | NodeDP | None,
+    backend: BackendName,
+    buffers: Buffers,
+    aggregation: Aggregation | Named | None,
+    attack: Attack | Named | None,
+    evaluate_every: Cadence,
+    metrics: Any,
+    personalize: int,
+    device: str | torch.device,
+    dtype: torch.dtype | Literal["float32", "float64"],
+    precision: Precision,
+    **of_methods: Any,
+) -> Setting:
+    """What all methods meet alike; the arguments are those of ``train``."""
+    for name, annotation, value in (
+        ("evaluate_every", Cadence, evaluate_every),
+        ("personalize", Whole, personalize),
+        ("precision", Precision, precision),
+    ):
+        check(name, annotation, value)
+    wanted: Metrics = check("metrics", Metrics, metrics)
+    numbers = number_type(dtype)
+    weighed: dict[str, Any] = {"l2": l2, "l1": l1, "nonconvex": nonconvex, "weights": weights}
+    weighed["private"] = private
+    computed = {"backend": backend, "buffers": buffers}
+    terms = Terms.of({"batch_size": batch_size, "sampling": sampling, **computed, **weighed})
+    if step is not None and loss != "cross-entropy":
+        raise HoldfastError("step: it computes the loss itself; leave loss= out, or step=")
+    chosen_loss = as_loss(loss) if step is None else OwnStep(step)
+    given = nodes_data(data, nodes, partition, data_dir, test, seed).that_count(chosen_loss.counted)
+    split = given.train
+    module = as_module(model, split, given.classes, chosen_loss, seed)
+    return Setting(
+        data=split,
+        test_data=given.test,
+        test_counts=given.test_counts,
+        network=as_network(topology, split.nodes, seed, aggregation, attack),
+        loss=chosen_loss,
+        wanted=wanted,
+        classes=given.classes or 0,
+        personalize=personalize,
+        make_module=lambda: module,
+        augment=as_augment(augment),
+        terms=terms,
+        seed=seed,
+        device=str(device),
+        dtype=numbers,
+        precision=precision,
+        mean=given.mean,
+        std=given.std,
+        labels=label_table(split, given.classes),
+    )
+
+
+# --- ``hf.minimize``: given functions instead of data ---------------------------------------------------
+
+
+@switches_restored()
+def minimize(
+    functions: Sequence[Callable[[Tensor], Tensor]],
+    x0: Tensor | Sequence[float],
+    algorithm: Method | Named,
+    rounds: int,
+    *,
+    topology: Topology = "server",
+    seed: int = 0,
+    aggregation: Aggregation | Named | None = None,
+    attack: Attack | Named | None = None,
+    cohort: Cohort = "all",
+    channel: Channel | Named = "identity",
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    dtype: torch.dtype | Literal["float32", "float64"] = "float64",
+) -> MinimizeResult:
+    """Minimises the mean of ``functions``, one per node, from ``x0`` [d] with exact gradients.
+
+    ``functions``: each maps a 1-D tensor to a scalar tensor and is differentiated by torch.
+    ``x0``: where all nodes start, [d]. ``algorithm``: the method. ``rounds``: for how many rounds it runs.
+    ``topology``, ``seed``, ``aggregation``, ``attack``, ``cohort``, ``channel``, ``callbacks`` and
+    ``progress``: as for ``train``.
+    ``dtype``: of all numbers, float64 or float32.
+
+    Returns a ``MinimizeResult``: ``history``, ``status`` and the path ``x`` [rounds + 1, n, d] of every node.
+    """
+    numbers = number_type(dtype)
+    rounds, cohort = checked_call(rounds, cohort)
+    seed = check("seed", Seed, seed)
+    method, carrying = as_method(algorithm), as_channel(channel)
+    check("functions", Sequence[Callable[..., Any]], functions)
+    start = torch.as_tensor(x0, dtype=numbers).detach().clone()
+    if start.dim() != 1 or len(start) == 0:
+        raise HoldfastError(f"x0: expected a 1-D tensor, got shape {list(start.shape)}")
+    if not start.isfinite().all():
+        raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
+    problem = FunctionProblem(functions, start)
+    network, name = as_network(topology, problem.nodes, seed, aggregation, attack), type(method).__name__
+    check_fit(method, problem.nodes, network, cohort, carrying)
+    rows = dry_run(method, network, cohort, channel=carrying)
+    needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)
+    needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
+    require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
+    simulation = build_simulation(method, problem, network, seed=seed, cohort=cohort, channel=carrying)
+    figures = choose_metrics(["train_loss", "consensus", "grad_norm2"], has_test=False, classes=None)
+    run = Execution(simulation, rounds, 1, Evaluation(figures))
+    path, job = _Path(run), JobInfo(f"{name}-seed{seed}", name, rounds)
+    status = execute(run, job, [path, *watchers(callbacks, progress, [job])])
+    return MinimizeResult(History(run.rows), status, torch.stack(path.models))
+
+
+class _Path(Callback):
+    """Keeps the models after every round."""
+
+    def __init__(self, run: Execution) -> None:
+        self.run = run
+        self.models: list[Tensor] = []
+
+    def on_round(self, job: JobInfo, round: int) -> None:
+        self.models.append(self.run.simulation.models.detach().clone())
+
+
+# --- the arguments of ``hf.train`` that ``hf.compare`` and ``hf.tune`` pass on, as editors see them -----
+
+
+class TrainOptions(TypedDict, total=False):
+    """As in ``hf.train``, with its defaults."""
+
+    nodes: int | None
+    partition: Partitioner | Named | None
+    data_dir: str | Path | None
+    topology: Topology
+    local_epochs: int | None
+    batch_size: BatchSize
+    sampling: SamplingName
+    augment: Augment | str | None
+    loss: Loss | LossFunction | Named
+    step: Step | None
+    test: Tests | None
+    l2: float
+    l1: float
+    nonconvex: float
+    weights: Weighting
+    private: DP | NodeDP | None
+    backend: BackendName
+    buffers: Buffers
+    aggregation: Aggregation | Named | None
+    attack: Attack | Named | None
+    cohort: Cohort
+    channel: Channel | Named
+    evaluate_every: Cadence
+    metrics: Metrics | dict[str, Any] | tuple[str | dict[str, Any], ...]
+    personalize: int
+    device: str | torch.device
+    dtype: torch.dtype | Literal["float32", "float64"]
+    precision: Precision
+
+
+# --- ``hf.train``: a module on split data ---------------------------------------------------------------
 
 
 @switches_restored()

@@ -14,22 +14,26 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
-from holdfast.api.calls import CALLER, checkpoints_between, watchers
 from holdfast.api.comparing import data_maker, folder_for, model_maker
-from holdfast.api.node_data import NodeData
-from holdfast.api.options import TrainOptions
-from holdfast.api.planning import given_plan
 from holdfast.api.results import data_frame
-from holdfast.api.training import completed
+from holdfast.api.training import (
+    CALLER,
+    NodeData,
+    TrainOptions,
+    checkpoints_between,
+    completed,
+    given_plan,
+    watchers,
+)
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import Named, as_method, own_epochs
-from holdfast.experiments.columns import Mode
 from holdfast.experiments.execution import stop_signals
-from holdfast.experiments.given import Contender, GivenPlan
+from holdfast.experiments.plan import Contender, GivenPlan
+from holdfast.experiments.record_files import Mode
 from holdfast.experiments.runner import Interrupted
 from holdfast.experiments.tuning import (
     Grids,

@@ -10,7 +10,7 @@ from holdfast.audit.inversion import Inversion, invert
 from holdfast.audit.membership import Membership, infer
 from holdfast.audit.subject import Subject
 from holdfast.engines.common.dry_run import planned_accesses
-from holdfast.experiments.protecting import planned_ledger
+from holdfast.experiments.private_runs import planned_ledger
 from holdfast.privacy import DP
 
 

@@ -15,9 +15,9 @@ from holdfast.core.tree import leaves
 from holdfast.core.validation import Cohort
 from holdfast.data import FederatedData
 from holdfast.engines.common.simulation import Simulation, Stepwise
-from holdfast.engines.common.survey import method_uses
-from holdfast.experiments.assembly import Setting
-from holdfast.experiments.planned import Planned
+from holdfast.engines.common.trial import method_uses
+from holdfast.experiments.plan import Planned
+from holdfast.experiments.setting import Setting
 from holdfast.privacy import DP, NodeDP
 from holdfast.problem.model_problem import ModelProblem
 

@@ -3,8 +3,8 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
+from holdfast.channels.bits import BFloat16, Half
 from holdfast.channels.chain import Chain, chain
-from holdfast.channels.half import BFloat16, Half
 from holdfast.channels.lowrank import LowRank
 from holdfast.channels.quantise import Natural, Uniform
 from holdfast.channels.sparse import RandomK, TopK

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
+from holdfast.channels.bits import BFloat16, Half
 from holdfast.channels.compressor import COARSE, Compressor, Gamma, Uniforms
-from holdfast.channels.half import BFloat16, Half
 from holdfast.channels.lowrank import LowRank
 from holdfast.contract.channel import CHANNELS, ChosenChannel, Wire
 from holdfast.core.errors import HoldfastError

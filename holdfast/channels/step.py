@@ -19,7 +19,7 @@ from holdfast.channels.trials import averaging, mixing, mixing_twice
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.channels.feedback import Form
+    from holdfast.channels.compressor import Form
 
 TRIALS = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.22, 0.16, 0.12, 0.08, 0.06, 0.04, 0.03, 0.02)
 LEADS = (0.0, 8.0, 32.0, 128.0)

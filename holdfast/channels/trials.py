@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.contract.channel import Draw
 
 if TYPE_CHECKING:
-    from holdfast.channels.feedback import Form
+    from holdfast.channels.compressor import Form
 
 ROUNDS = 100
 SLOW_ROUNDS = 400  # a swing that grows by a hundredth in every round has to be seen

@@ -133,7 +133,7 @@ def tune(
     [bold]holdfast tune mine.toml --values 0.01,0.1,1 seeds=[0,1,2][/bold]
     """
     from holdfast.cli.tune import tune_experiment
-    from holdfast.experiments.columns import checked_mode
+    from holdfast.experiments.record_files import checked_mode
 
     path, changes = _split(experiment, overrides)
     tune_experiment(

@@ -15,10 +15,9 @@ from rich.table import Table
 
 from holdfast.cli.membership import latest_epoch
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.files import private_files, write_atomic
-from holdfast.core.json_text import json_text
+from holdfast.core.files import json_text, private_files, write_atomic
 from holdfast.core.validation import explain, place
-from holdfast.data.columns import Columns
+from holdfast.data.tables import Columns
 from holdfast.engines.deploy.ops.events import Events, silence
 from holdfast.engines.deploy.relay.switchboard import Switchboard, members_scope
 from holdfast.engines.deploy.signing import KEY_NAME, make_key, public_key
@@ -35,10 +34,10 @@ from holdfast.engines.deploy.wire.links import Connection
 from holdfast.engines.deploy.wire.listening import require_loopback
 from holdfast.engines.deploy.wire.revocations import Revoked, revoke
 from holdfast.engines.deploy.wire.vigil import WARN_DAYS
-from holdfast.experiments.config import apply_override
 from holdfast.experiments.consent import accept, holds_key, shown, sign_federation, signature_path
 from holdfast.experiments.federation import FederationFile, make_federation, read_federation
 from holdfast.experiments.sites import read_data
+from holdfast.experiments.spec import apply_override
 from holdfast.report.format import bytes_text
 
 COMMENTS = {

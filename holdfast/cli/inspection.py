@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.run import print_path
-from holdfast.experiments.assembly import Setting
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Job, Plan
+from holdfast.experiments.setting import Setting
+from holdfast.experiments.spec import read_experiment
 from holdfast.report.figures import save_figure
 from holdfast.report.format import bytes_text, count_text, seconds_text
 from holdfast.report.setting_figures import network_figure, partition_figure

@@ -10,8 +10,8 @@ from pathlib import Path
 from holdfast.audit import Audit, Subject, audit
 from holdfast.audit.leakage import View
 from holdfast.audit.membership import Figure
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
+from holdfast.experiments.spec import read_experiment
 
 RECOVERED = 0.1  # a relative error below which people recognise a sample
 

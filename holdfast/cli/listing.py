@@ -14,7 +14,7 @@ from rich.padding import Padding
 from holdfast.algorithms import ALGORITHMS
 from holdfast.channels import CHANNELS
 from holdfast.contract import Algorithm, ServerAlgorithm
-from holdfast.contract.schedules import SCHEDULES
+from holdfast.contract.parameters import SCHEDULES
 from holdfast.core.errors import unknown
 from holdfast.core.registry import Registry
 from holdfast.core.validation import accepts, hints

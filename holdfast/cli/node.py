@@ -35,7 +35,7 @@ from holdfast.engines.deploy.wire.listening import bind_address, is_loopback, re
 from holdfast.experiments.consent import is_signed, require_consent, require_policies
 from holdfast.experiments.federation import FederationFile, read_federation
 from holdfast.experiments.sites import initial_model, names_code, open_site, own_data
-from holdfast.problem.threads import on_threads, step_threads
+from holdfast.problem.problem import on_threads, step_threads
 from holdfast.report.format import bytes_text
 
 Status = Callable[[], dict[str, Any]]
@@ -240,8 +240,8 @@ def monitor_page(
     ``folder``: the member's. ``shared``: the metrics that may be shown.
     """
     from holdfast.engines.deploy.ops.monitor import serve_monitor
+    from holdfast.report.live import member_view
     from holdfast.report.serving import answers, is_local, respond
-    from holdfast.report.views import member_view
 
     pages = answers(member_view(folder, status, shared))
     host, _, port = str(where).rpartition(":")

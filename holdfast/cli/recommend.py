@@ -14,12 +14,12 @@ from rich.table import Table
 
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.advice import Advice, advise, compression
-from holdfast.experiments.assembly import Setting
-from holdfast.experiments.config import read_experiment
-from holdfast.experiments.networks import as_network
+from holdfast.experiments.choices import as_network
 from holdfast.experiments.payload import planned_bytes
 from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.recommendation import Facts
+from holdfast.experiments.setting import Setting
+from holdfast.experiments.spec import read_experiment
 from holdfast.topology import Network
 
 SITE = "docs"

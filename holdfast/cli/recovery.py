@@ -12,7 +12,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import has_leaves, tree_map
-from holdfast.engines.common.carrier import apart, carried
+from holdfast.engines.common.channel_run import apart, carried
 from holdfast.engines.deploy.member.template import channel_slots, state_template
 from holdfast.engines.deploy.storage.ledger import read_decisions
 from holdfast.engines.deploy.storage.messages import DamagedError, MessageFile

@@ -11,8 +11,8 @@ import torch
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
 from holdfast.data import DATASETS, IID, Dataset, partition
-from holdfast.data.columns import Columns, write_columns
 from holdfast.data.samples import Pair
+from holdfast.data.tables import Columns, write_columns
 from holdfast.experiments.federation import FederationFile
 from holdfast.experiments.sites import read_data
 

@@ -21,17 +21,16 @@ from holdfast.core.world import World
 from holdfast.engines.cluster.launch import INTERRUPTED, launch_id, run_to_continue
 from holdfast.engines.cluster.ranks import joined
 from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.config import default_experiment, read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.record import load_record, overlaid
+from holdfast.experiments.record_files import status_counts
 from holdfast.experiments.runner import Interrupted, Runner
-from holdfast.experiments.statuses import status_counts
-from holdfast.experiments.tensorboard import TensorBoard, summary_writer
+from holdfast.experiments.spec import default_experiment, read_experiment
+from holdfast.experiments.trackers import TensorBoard, summary_writer
 from holdfast.experiments.tuning import FILE as TUNING
 from holdfast.report.html import write_plots, write_report
 from holdfast.report.progress import Progress
-from holdfast.report.results import as_data
-from holdfast.report.terminal import summary_table
+from holdfast.report.terminal import as_data, summary_table
 from holdfast.report.verdict import differences, job_troubles
 
 

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.record import RunRecord, load_record
-from holdfast.experiments.statuses import status_counts
+from holdfast.experiments.record_files import status_counts
 from holdfast.report.format import best_lines, format_value
-from holdfast.report.results import as_data
+from holdfast.report.terminal import as_data
 
 SHOWN = ("test_accuracy", "average_accuracy", "train_loss", "minibatch_loss")  # the first that was recorded
 

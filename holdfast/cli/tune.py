@@ -20,12 +20,11 @@ from holdfast.core.files import write_atomic
 from holdfast.core.precision import switches_restored
 from holdfast.engines.cluster.launch import INTERRUPTED
 from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.columns import Mode
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.execution import stop_signals
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.run_folder import new_folder
-from holdfast.experiments.runner import Interrupted
+from holdfast.experiments.record_files import Mode
+from holdfast.experiments.runner import Interrupted, new_folder
+from holdfast.experiments.spec import read_experiment
 from holdfast.experiments.tuning import (
     Goal,
     Grids,

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.record import RECORD_FILES
+from holdfast.report.live import open_view
 from holdfast.report.serving import LiveServer
-from holdfast.report.views import open_view
 
 
 def watch_runs(folders: Sequence[Path], runs_dir: Path, port: int) -> None:

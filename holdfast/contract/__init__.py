@@ -12,14 +12,24 @@ run with a sampled cohort of clients.
 """
 
 from holdfast.contract.channel import CHANNELS, EVERY_USE, IDENTITY, Channel, ChosenChannel, Compensated, Draw
-from holdfast.contract.local import OPTIMIZERS, Gradient, LocalOptimizer, Memory, Optimizer
-from holdfast.contract.methods import ALGORITHMS, Algorithm, Method, ServerAlgorithm, State
-from holdfast.contract.oracle import Oracle
-from holdfast.contract.parts import ModelPart, Part, found_part
-from holdfast.contract.peers import Edges, Inbox, Peers
-from holdfast.contract.schedules import SCHEDULES, Rate, constant, cosine, halving, linear
+from holdfast.contract.method import ALGORITHMS, Algorithm, Method, ServerAlgorithm, State
+from holdfast.contract.node import Edges, Inbox, Oracle, Peers
+from holdfast.contract.optimizer import OPTIMIZERS, Gradient, LocalOptimizer, Memory, Optimizer
+from holdfast.contract.parameters import (
+    SCHEDULES,
+    LocalSteps,
+    ModelPart,
+    Part,
+    Rate,
+    Steps,
+    constant,
+    cosine,
+    found_part,
+    halving,
+    linear,
+    most_steps,
+)
 from holdfast.contract.solver import SOLVERS, LocalProblem, LocalSolver, Solver
-from holdfast.contract.steps import LocalSteps, Steps, most_steps
 from holdfast.core.validation import Count, NonNegative, Positive, Whole
 
 __all__ = [

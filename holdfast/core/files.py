@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+
+# --- files that are either written whole or not at all --------------------------------------------------
 
 
 @contextmanager
@@ -123,3 +126,22 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
             yield file, json.loads((file.metadata() or {})["holdfast"])
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError):
         raise HoldfastError(f"{path} is not a checkpoint of holdfast, or it is damaged; delete it") from None
+
+
+# --- JSON that every program can read -------------------------------------------------------------------
+
+
+def json_text(content: Any, indent: int | None = None) -> str:
+    """``content`` as JSON, which has no NaN and no infinity: they become null."""
+    try:
+        return json.dumps(content, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(content), indent=indent)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

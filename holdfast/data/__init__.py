@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.data import embedded, files, frames, images, synthetic  # noqa: F401 - they register themselves
+from holdfast.data import builtin, files, images, tables  # noqa: F401 - they register themselves
 from holdfast.data.dataset import DATASETS, Dataset, TrainTest, prepare
 from holdfast.data.federated import FederatedData
 from holdfast.data.load import NodesData, divide, load_data
-from holdfast.data.partition import partition, partition_dataset
-from holdfast.data.partitioners import (
+from holdfast.data.partition import (
     IID,
     PARTITIONERS,
     ClassesPerNode,
@@ -16,6 +15,8 @@ from holdfast.data.partitioners import (
     Partitioner,
     Shards,
     Unequal,
+    partition,
+    partition_dataset,
 )
 
 __all__ = [

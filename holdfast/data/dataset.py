@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
 from holdfast.core.validation import Count, Positive, check
-from holdfast.data.arrays import as_owners, as_samples, as_targets, labels_below, same_length
+from holdfast.data.samples import as_owners, as_samples, as_targets, labels_below, same_length
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 

@@ -16,9 +16,18 @@ from torch.utils.data import DataLoader
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
 from holdfast.core.validation import Count, check
-from holdfast.data.arrays import IGNORED, labels_below
-from holdfast.data.items import is_dataset, items_in, read_items, stack_items
-from holdfast.data.samples import Pair, as_tree, described, targets_of
+from holdfast.data.samples import (
+    IGNORED,
+    Pair,
+    as_tree,
+    described,
+    is_dataset,
+    items_in,
+    labels_below,
+    read_items,
+    stack_items,
+    targets_of,
+)
 
 Counted = Callable[[Tensor], Tensor | None]
 """From targets [N, ...] to the samples that count, [N] bool; None: all."""

@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.data.federated import FederatedData
-from holdfast.data.handed import from_datasets
 from holdfast.data.lazy import LazyData
+from holdfast.data.per_node import from_datasets
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.user_code import import_named
+from holdfast.core.registry import import_named
 from holdfast.core.validation import Count, Whole
 from holdfast.data.dataset import DATASETS, TrainTest
 from holdfast.data.federated import FederatedData
 from holdfast.data.files import Folder, given_path
-from holdfast.data.handed import from_datasets, with_class_names
 from holdfast.data.lazy import LazyData
+from holdfast.data.per_node import from_datasets, with_class_names
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 

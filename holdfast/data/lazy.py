@@ -15,8 +15,7 @@ from holdfast.core.generators import generators_kept, seed_generators
 from holdfast.core.tree import leaves, tree_map
 from holdfast.core.validation import Count, Whole, check
 from holdfast.data.federated import FederatedData, no_empty_node
-from holdfast.data.items import items_in, read_items, stack_items
-from holdfast.data.samples import as_tree, inputs_of
+from holdfast.data.samples import as_tree, inputs_of, items_in, read_items, stack_items
 
 Collate = Callable[[list[Any]], Any]
 

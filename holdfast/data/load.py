@@ -11,18 +11,15 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import import_named
 from holdfast.core.tree import leaves
-from holdfast.core.user_code import import_named
 from holdfast.core.validation import quoted
 from holdfast.data.dataset import DATASETS, Dataset, TrainTest
 from holdfast.data.federated import Counted, FederatedData
-from holdfast.data.handed import as_data, from_datasets, with_class_names
-from holdfast.data.items import is_dataset
 from holdfast.data.lazy import AnyData
-from holdfast.data.partition import partition, partition_dataset
-from holdfast.data.partitioners import IID, Partitioner
-from holdfast.data.samples import Pair
-from holdfast.data.test_sets import read_tests
+from holdfast.data.partition import IID, Partitioner, partition, partition_dataset
+from holdfast.data.per_node import as_data, from_datasets, read_tests, with_class_names
+from holdfast.data.samples import Pair, is_dataset
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import Dataset as TorchDataset
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
-from holdfast.data.arrays import as_samples, as_targets, same_length
+
+# --- what users hand in as samples and targets (numpy or torch), turned into checked tensors ------------
+
+
+SAMPLE_DTYPES = (torch.uint8, torch.bool, torch.int64, torch.float32, torch.float64)
+IGNORED = -100  # a target that does not count, as in torch's cross entropy
+
+
+def as_samples(where: str, values: Any) -> Tensor:
+    """``values`` as a tensor [N, ...] of uint8 pixels, int64 tokens, finite floats or a bool mask."""
+    samples = _tensor(where, values)
+    if samples.dtype not in SAMPLE_DTYPES:
+        raise HoldfastError(
+            f"{where}: samples are {_name(samples.dtype)}; "
+            "convert them to float32, float64, uint8 pixels or int64 tokens"
+        )
+    _all_finite(where, samples)
+    return samples
+
+
+def as_targets(where: str, values: Any) -> Tensor:
+    """``values`` as class labels [N, ...] int64 or finite float targets [N, ...].
+
+    Labels are not negative; ``IGNORED`` marks those that do not count.
+    """
+    targets = _tensor(where, values)
+    if targets.dtype in (torch.float32, torch.float64):
+        _all_finite(where, targets)
+        return targets
+    if targets.is_floating_point() or targets.is_complex():
+        raise HoldfastError(
+            f"{where}: targets are {_name(targets.dtype)}; convert them to float32 or float64"
+        )
+    labels = targets.to(torch.int64)
+    negative = labels[(labels < 0) & (labels != IGNORED)]
+    if negative.numel():
+        raise HoldfastError(
+            f"{where}: class label {int(negative.min())} is negative; count from 0, or store -1/+1 as floats"
+        )
+    return labels
+
+
+def as_owners(where: str, values: Any) -> Tensor:
+    """``values`` as integer group ids [N] int64."""
+    owners = _tensor(where, values)
+    if owners.ndim != 1 or owners.is_floating_point() or owners.is_complex():
+        raise HoldfastError(
+            f"{where}: expected one integer per sample, got {_name(owners.dtype)} {list(owners.shape)}"
+        )
+    return owners.to(torch.int64)
+
+
+def same_length(**columns: Tensor) -> None:
+    """Complains unless all named tensors have the same number of rows."""
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise HoldfastError("lengths differ: " + ", ".join(f"{name} has {n}" for name, n in lengths.items()))
+
+
+def labels_below(where: str, labels: Tensor, classes: int) -> None:
+    """Complains, naming the label, unless all ``labels`` are in 0..classes-1."""
+    beyond = torch.nonzero(labels >= classes)
+    if len(beyond):
+        row = int(beyond[0])
+        raise HoldfastError(
+            f"{where}: label {int(labels[row])} of sample {row} is out of range; expected 0..{classes - 1}"
+        )
+
+
+def _tensor(where: str, values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        tensor = values.detach()
+    else:
+        try:
+            array = np.asarray(values)
+        except ValueError:
+            raise HoldfastError(f"{where}: the rows do not all have the same shape") from None
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+            alike = "; give words numbers, the same for all nodes and the test set"
+            words = alike if array.dtype.kind in "USO" else ""
+            raise HoldfastError(f"{where}: expected numbers, got values of type {array.dtype}{words}")
+        # torch takes neither foreign byte order, nor negative strides, nor read-only memory
+        native = array.dtype.newbyteorder("=")
+        tensor = torch.from_numpy(np.require(array, dtype=native, requirements=["C", "W"]))
+    if tensor.ndim == 0:
+        raise HoldfastError(f"{where}: expected one row per sample, got a single number")
+    return tensor
+
+
+def _all_finite(where: str, values: Tensor) -> None:
+    if not values.is_floating_point() or bool(values.isfinite().all()):
+        return
+    row = int(torch.nonzero(~values.isfinite())[0, 0])
+    raise HoldfastError(f"{where}: sample {row} has a value that is not finite (NaN or infinite)")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# --- samples as trees of tensors [N, ...]: a pair of inputs and targets, or a dictionary of named columns
+
 
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")
 """A column of one of these names, the first that there is, is what the loss compares the outputs with."""
@@ -124,3 +227,71 @@ def described(samples: Any) -> dict[str, str]:
 def describe(samples: Any) -> str:
     """The same in one line: ``x torch.float32 [3], y torch.int64 []``."""
     return ", ".join(f"{name} {kind}" for name, kind in described(samples).items())
+
+
+# --- map-style data sets: anything with a length and items, such as those of torch and Hugging Face -----
+
+
+def is_dataset(part: Any) -> bool:
+    """Whether ``part`` is a data set of items, and not a pair, a dictionary of columns or an array."""
+    if isinstance(part, TorchDataset):
+        return True
+    if isinstance(part, tuple | list | str | Mapping | Tensor | np.ndarray):
+        return False
+    return hasattr(part, "__getitem__") and hasattr(part, "__len__")
+
+
+def items_in(where: str, dataset: Any) -> int:
+    """How many items there are."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise HoldfastError(
+            f"{where}: an iterable torch Dataset has no length; expected a map-style one, or hf.Stream"
+        )
+    return len(dataset)
+
+
+def read_items(where: str, dataset: Any, rows: Sequence[int]) -> list[Any]:
+    """The items ``rows``, in one call if the data set takes several at once, as torch's loaders do."""
+    try:
+        if hasattr(dataset, "__getitems__"):
+            return list(dataset.__getitems__(list(rows)))
+        return [dataset[row] for row in rows]
+    except Exception as error:  # the user's own code
+        shown = ", ".join(map(str, rows[:4])) + (", ..." if len(rows) > 4 else "")
+        raise HoldfastError(
+            f"{where}: reading items {shown} fails: {type(error).__name__}: {error}"
+        ) from error
+
+
+def stack_items(where: str, items: Sequence[Any]) -> Any:
+    """Items (x, y), or dictionaries, as columns: a pair, or a dictionary."""
+    if not items:
+        return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
+    if isinstance(items[0], Mapping):
+        return {name: _column(f"{where}, {name!r}", [item[name] for item in items]) for name in items[0]}
+    for i, item in enumerate(items):
+        if not (isinstance(item, (tuple, list)) and len(item) == 2):
+            many = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+            raise HoldfastError(
+                f"{where}: item {i} is {type(item).__name__}{many}; expected a pair (x, y) or a dictionary"
+            )
+    return tuple(
+        _column(f"{where}, {name}", [item[part] for item in items]) for part, name in enumerate("xy")
+    )
+
+
+def _column(where: str, values: list[Any]) -> Any:
+    if isinstance(values[0], Mapping):
+        return {name: _column(f"{where}, {name!r}", [value[name] for value in values]) for name in values[0]}
+    if isinstance(values[0], tuple):
+        parts = zip(*values, strict=True)
+        return tuple(_column(f"{where}, input {i}", list(part)) for i, part in enumerate(parts))
+    try:
+        if isinstance(values[0], Tensor):
+            return torch.stack(values)
+        return np.stack([np.asarray(value) for value in values])
+    except (TypeError, ValueError, RuntimeError):
+        raise HoldfastError(
+            f"{where}: the items are not tensors or arrays of one shape; convert them, or give a collate_fn "
+            "that pads them to one length: hf.from_datasets(..., collate_fn=...)"
+        ) from None

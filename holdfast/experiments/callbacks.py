@@ -10,8 +10,7 @@ from typing import ClassVar
 from holdfast.core.errors import HoldfastError, did_you_mean
 from holdfast.core.validation import Count, NonNegative, check
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.columns import Mode, better, check_choosing
-from holdfast.experiments.statuses import Outcome
+from holdfast.experiments.record_files import Mode, Outcome, better, check_choosing
 
 Measurements = dict[str, float]
 """The metrics of a round, and what it has cost so far, by name."""

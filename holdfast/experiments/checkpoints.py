@@ -19,7 +19,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import read_notes, read_tensors, write_tensors
 from holdfast.core.tree import named_leaves
 from holdfast.core.world import World
-from holdfast.engines.common.carrier import apart
+from holdfast.engines.common.channel_run import apart
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
 from holdfast.topology import Network

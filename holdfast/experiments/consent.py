@@ -23,9 +23,9 @@ from holdfast.engines.deploy.signing import (
     sign,
     verify,
 )
-from holdfast.experiments.config import check_keys, read_toml
 from holdfast.experiments.exposure import as_configured, gives_gradients_away, most_delta
 from holdfast.experiments.federation import FederationFile
+from holdfast.experiments.spec import check_keys, read_toml
 
 MACHINE_POLICY = Path(
     "/etc/holdfast/policy.toml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.contract.local import LocalOptimizer
+from holdfast.contract.optimizer import LocalOptimizer
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.ingredients import fewest_gradients, repeating_at_most
 from holdfast.experiments.federation import FederationFile

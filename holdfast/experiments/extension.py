@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
-from holdfast.experiments.planned import Planned
+from holdfast.experiments.plan import Planned
 
 
 def planned_rounds(summary: Mapping[str, Any]) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 from holdfast.algorithms.load import build_algorithm
 from holdfast.channels.compressor import Compressor
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.common.zero import ZeroProblem
-from holdfast.experiments.assembly import Setting
+from holdfast.engines.common.trial import ZeroProblem
 from holdfast.experiments.choices import as_channel
 from holdfast.experiments.plan import Job
+from holdfast.experiments.setting import Setting
 from holdfast.topology import Network
 
 MOST_NUMBERS = 2**20  # of all nodes' vectors: longer ones are counted at this size, and scaled up

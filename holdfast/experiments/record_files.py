@@ -4,18 +4,126 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal, NotRequired, cast
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from holdfast.core.errors import HoldfastError
-from holdfast.experiments.columns import COST_COLUMNS
-from holdfast.experiments.statuses import JobStatus
+from holdfast.core.errors import HoldfastError, did_you_mean
+
+# --- the columns of ``metrics.csv`` beside the metrics, and which way a metric is better ----------------
+
+
+COST_COLUMNS = [
+    "payload_bytes",
+    "payload_bytes_per_link",
+    "gradient_evaluations",
+    "sample_gradients",
+    "seconds",
+]
+MEMBER_COLUMNS = ["wire_bytes_sent", "wire_bytes_received", "waiting_seconds"]  # in a deployed federation
+DELAY_COLUMNS = ["tau_proc", "tau_trans", "tau_total", "tau_raw"]  # where nodes or links are sporadic
+SOLVER_COLUMNS = ["value_evaluations", "unfinished_solves"]  # for methods with a local solver
+EPSILON_COLUMN = "epsilon"  # spent by the node that spent most, where samples are private
+
+Mode = Literal["max", "min"]
+"""Whether more or less of a metric is better."""
+
+FALLING = (
+    *("consensus", "grad_norm2", "stationarity", "rel_energy"),
+    *("optimum_distance", "dual_error", "unfinished_solves"),
+)
+OF_TRAINING = (  # computed from training data, not from models and test samples alone
+    *("train_loss", "minibatch_loss", "grad_norm2", "stationarity", "rel_energy"),
+    *("optimum_distance", "dual_error"),
+)
+ONE_OF_SEVERAL = r"_(node|class)\d+$"  # the end of a column's name, such as that of accuracy_node3
+
+
+def better(metric: str, mode: Mode | None) -> Mode:
+    """``mode``, or what is known of the metric."""
+    if (chosen := checked_mode(mode)) is not None:
+        return chosen
+    figure = re.sub(ONE_OF_SEVERAL, "", metric)
+    if figure.endswith("accuracy"):
+        return "max"
+    if figure in FALLING or figure.endswith("loss"):
+        return "min"
+    known = (*FALLING, "train_loss", "minibatch_loss", "test_accuracy", "worst_accuracy", "average_accuracy")
+    hint = did_you_mean(metric, known)
+    hint += "If not, " if hint else ""
+    raise HoldfastError(f"metric {metric!r}: {hint}say mode='max' if it should rise, or mode='min'")
+
+
+def check_choosing(metric: str, who: str) -> None:
+    """Refuses to have ``who`` choose by a ``metric`` of training data that are private."""
+    if re.sub(ONE_OF_SEVERAL, "", metric) in OF_TRAINING:
+        raise HoldfastError(
+            f"private: {who} would choose by {metric}, which is computed from private data without noise, "
+            "and the choice gives them away; take a metric of test samples that are not private"
+        )
+
+
+def checked_mode(mode: str | None) -> Mode | None:
+    """``mode``, if it is one."""
+    if mode in (None, "max", "min"):
+        return cast("Mode | None", mode)
+    raise HoldfastError(f"mode: should be 'max' or 'min', got {mode!r}")
+
+
+# --- what can become of a job, and which jobs a resumed run leaves alone --------------------------------
+
+
+JobStatus = Literal["done", "stopped", "diverged", "failed", "interrupted", "running", "pending"]
+"""As in ``summary.json`` and in the results of ``hf.train`` and ``hf.minimize``.
+
+``done``: all rounds were run. ``stopped``: a callback ended the job early. ``diverged``: a figure became
+infinite or NaN, which ends the job, or grew without bound until the last round (see ``growth``). ``failed``:
+an error ended the job, and its ``message`` says which. ``interrupted``: the user or the system asked it to
+stop. ``running``: under way, or killed.
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    status: JobStatus
+    message: str = ""  # why, in one line; empty if that goes without saying
+    error: HoldfastError | None = None  # what made it fail, if we know such errors
+
+
+SETTLED = ("done", "stopped", "diverged")
+"""Running these again would give the same, so ``holdfast resume`` leaves them alone."""
+
+ENDED = (*SETTLED, "failed")
+"""What made a job fail may be mended by now, so ``holdfast resume`` tries failed jobs again."""
+
+
+def status_counts(jobs: Sequence[Mapping[str, Any]]) -> str:
+    """How many jobs have each status, such as ``of 5 jobs, 3 done, 1 failed, 1 not started``."""
+    words = {
+        "done": "done",
+        "stopped": "stopped early",
+        "diverged": "diverged",
+        "failed": "failed",
+        "interrupted": "interrupted",
+        "running": "unfinished",
+        "pending": "not started",
+    }
+    counted = [(sum(job["status"] == status for job in jobs), word) for status, word in words.items()]
+    listed = ", ".join(f"{count} {word}" for count, word in counted if count)
+    return f"of {len(jobs)} job{'s' if len(jobs) > 1 else ''}, {listed}"
+
+
+# --- the files of a run directory that reports are made from: their shapes, and reading them with care --
+
 
 # The columns of metrics.csv: algorithm, seed, the swept keys, round, the metrics, then these.
 

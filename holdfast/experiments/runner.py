@@ -6,28 +6,181 @@ import csv
 import io
 import json
 import math
+import os
+import platform
+import re
 import signal
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json, write_tensors
 from holdfast.core.precision import switches_restored
+from holdfast.data import FederatedData
+from holdfast.data.lazy import AnyData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.callbacks import Callback, JobInfo, Measurements
 from holdfast.experiments.checkpoints import Checkpoints
-from holdfast.experiments.columns import COST_COLUMNS
-from holdfast.experiments.environment import describe_environment
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.extension import extended, is_extension
 from holdfast.experiments.metrics import METRICS
-from holdfast.experiments.planned import Planned, PlannedJob
-from holdfast.experiments.record_files import number, short
-from holdfast.experiments.run_folder import extra_columns, job_entry, named_folder, new_folder, write_setting
-from holdfast.experiments.setting import facts
-from holdfast.experiments.statuses import SETTLED, JobStatus, Outcome
+from holdfast.experiments.plan import Planned, PlannedJob
+from holdfast.experiments.record import SETTING_FILES
+from holdfast.experiments.record_files import (
+    COST_COLUMNS,
+    DELAY_COLUMNS,
+    EPSILON_COLUMN,
+    SETTLED,
+    SOLVER_COLUMNS,
+    JobStatus,
+    Outcome,
+    number,
+    short,
+)
+from holdfast.experiments.setting import Setting, facts
+
+# --- A new run directory, and what is written into it before the first round ----------------------------
+
+
+def new_folder(root: Path, name: str) -> Path:
+    """A new, empty folder under ``root``, called by ``name`` and the time."""
+    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    for attempt in range(1000):
+        folder = root / (stem if attempt == 0 else f"{stem}-{attempt + 1}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise HoldfastError(f"cannot make the run directory {folder}: {error.strerror}") from None
+        return folder
+    raise HoldfastError(f"cannot make a run directory for {stem} under {root}: too many of that name")
+
+
+def named_folder(root: Path, name: str) -> Path:
+    """The new, empty folder ``name`` under ``root``."""
+    folder = root / name
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name.strip(".") == "":
+        raise HoldfastError(f"--name {name}: expected letters, digits, '.', '_' and '-', such as baseline-2")
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise HoldfastError(
+            f"{folder} exists already: choose another --name, or continue it with: holdfast resume {folder}"
+        ) from None
+    except OSError as error:
+        raise HoldfastError(f"cannot make the run directory {folder}: {error.strerror}") from None
+    return folder
+
+
+def extra_columns(plan: Planned) -> list[str]:
+    """What only some experiments record."""
+    sporadic = any(plan.setting(job).network.activity is not None for job in plan.jobs)
+    solving = any(plan.method(job).uses_solver for job in plan.jobs)
+    private = any(plan.setting(job).terms.private is not None for job in plan.jobs)
+    return (
+        (DELAY_COLUMNS if sporadic else [])
+        + (SOLVER_COLUMNS if solving else [])
+        + ([EPSILON_COLUMN] if private else [])
+    )
+
+
+def job_entry(job: PlannedJob) -> dict[str, Any]:
+    """What ``summary.json`` says of a job that has not begun."""
+    axes = {axis: short(value) for axis, value in job.axes.items()}
+    return {
+        "id": job.id,
+        "algorithm": job.label,
+        "seed": job.seed,
+        "axes": axes,
+        "status": "pending",
+        "round": 0,
+        "rounds": job.rounds,
+        "seconds": 0.0,
+    }
+
+
+def write_setting(folder: Path, setting: Setting, *, durable: bool = True) -> None:
+    """The partition and the network as tables."""
+    data, labels = setting.data, setting.labels
+    named = ["name"] if data.names else []  # such as the hospitals of a table
+    header = ["node", *named, "samples", *_class_names(data, labels.shape[1])]
+    lines = [
+        [node, *(data.names or ())[node : node + 1], int(data.counts[node]), *labels[node].tolist()]
+        for node in range(data.nodes)
+    ]
+    write_csv(folder / "partition.csv", header, lines, durable=durable)
+    links = setting.network.weighted_links()
+    write_csv(folder / "network.csv", ["i", "j", "weight"], links, durable=durable)
+
+
+def _class_names(data: AnyData, classes: int) -> list[str]:
+    """Of the first ``classes`` labels: there may be more names, of classes that only the test set has."""
+    known = data.class_names if isinstance(data, FederatedData) else None
+    if known is None or len(known) < classes:
+        return list(map(str, range(classes)))
+    return list(known[:classes])
+
+
+def write_csv(path: Path, header: list[str], lines: Sequence[Sequence[Any]], *, durable: bool = True) -> None:
+    """A table as a file."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([header, *lines])
+    write_atomic(path, text.getvalue().encode(), durable=durable)
+
+
+# --- where a run took place: versions, device, commit ---------------------------------------------------
+
+
+def describe_environment(
+    device: str, seeds: list[int], processes: int = 1
+) -> dict[str, str | int | list[int] | None]:
+    """Everything one would ask when a result cannot be reproduced."""
+    chosen = torch.device(device)
+    gpu = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else None
+    return {
+        "holdfast": holdfast.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,  # with its build, such as 2.15.0+cu132, which package metadata may lack
+        **{name: version(name) for name in ("numpy", "networkx", "scikit-learn")},
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device,
+        "processes": processes,
+        "seeds": seeds,
+        "gpu": gpu,
+        "cuda": torch.version.cuda,
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of holdfast's own source, with ``+`` if changed since; None if it is not a checkout."""
+    source = Path(holdfast.__file__).resolve().parent
+    if not (
+        source.parent / ".git"
+    ).exists():  # installed; the folder above may be a checkout of something else
+        return None
+    try:
+        ask = ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+# --- runs the jobs of a plan into a run directory, where an interrupted run can be picked up again ------
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
@@ -300,3 +453,28 @@ class _Recorder(Callback):
 def _belongs(row: Mapping[str, Any], job: PlannedJob) -> bool:
     mine = {"algorithm": job.label, "seed": str(job.seed), **{k: short(v) for k, v in job.axes.items()}}
     return all(str(row[key]) == value for key, value in mine.items())
+
+
+def open_run(plan: Planned, run_dir: Path, *, resume: bool, lasting: bool = True) -> Runner:
+    """The runner of ``plan`` in ``run_dir``: a new one, or the one that is there if it may be resumed.
+
+    ``lasting``: whether it may be resumed later.
+    """
+    if (run_dir / "summary.json").is_file():
+        if not resume:
+            raise HoldfastError(
+                f"run_dir: {run_dir} holds a run; go on with it by resume=True, or choose another folder"
+            )
+        return Runner.reopen(plan, run_dir, extend=True)
+    if run_dir.exists() and not (run_dir.is_dir() and all(map(_of_beginning, run_dir.iterdir()))):
+        raise HoldfastError(f"run_dir: {run_dir} exists and is no run of holdfast; choose another folder")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HoldfastError(f"cannot make the run directory {run_dir}: {error.strerror}") from None
+    return Runner.begin(plan, run_dir, lasting=lasting)
+
+
+def _of_beginning(path: Path) -> bool:
+    """Whether a run that was killed before its first round may have left this."""
+    return path.name in (*SETTING_FILES, "setting.toml", "metrics.csv") or path.name.endswith(".partial")

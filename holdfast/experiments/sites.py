@@ -11,21 +11,19 @@ from torch import nn
 from holdfast.core.errors import HoldfastError
 from holdfast.core.fingerprint import fingerprint
 from holdfast.core.tree import leaves
-from holdfast.data.arrays import labels_below
-from holdfast.data.columns import Columns, has_columns, read_columns
 from holdfast.data.dataset import Dataset, TrainTest
 from holdfast.data.federated import FederatedData
 from holdfast.data.files import npz
-from holdfast.data.handed import from_datasets
 from holdfast.data.lazy import AnyData, shape_of_inputs
 from holdfast.data.load import call_own
-from holdfast.data.samples import Pair
-from holdfast.data.test_sets import read_tests
+from holdfast.data.per_node import from_datasets, read_tests
+from holdfast.data.samples import Pair, labels_below
+from holdfast.data.tables import Columns, has_columns, read_columns
 from holdfast.engines.deploy.reading import Reading
 from holdfast.engines.deploy.site import Site
 from holdfast.engines.deploy.storage.store import data_digest
-from holdfast.experiments.assembly import build_problem, convexity_warning, torch_device
 from holdfast.experiments.federation import CommonProblem, FederationFile
+from holdfast.experiments.setting import build_problem, convexity_warning, torch_device
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.lazy_source import SOME
 

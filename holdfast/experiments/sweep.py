@@ -18,7 +18,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
 from holdfast.core.validation import accepts, hints, quoted
 from holdfast.data import DATASETS, PARTITIONERS
-from holdfast.experiments.config import Experiment
+from holdfast.experiments.spec import Experiment
 from holdfast.models import MODELS
 from holdfast.problem.losses import LOSSES
 from holdfast.robust import AGGREGATIONS, ATTACKS

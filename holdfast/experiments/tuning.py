@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import write_json
 from holdfast.core.validation import accepts, hints, parameters, quoted
-from holdfast.experiments.columns import Mode, better, check_choosing
-from holdfast.experiments.planned import Planned
+from holdfast.experiments.plan import Planned
 from holdfast.experiments.record import RunRecord, Spread, load_record
+from holdfast.experiments.record_files import Mode, better, check_choosing
 from holdfast.experiments.runner import Runner
 
 FILE = "tuning.json"

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, MetricRecord
+from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from torch import Tensor, nn
 
-from holdfast.contract import Algorithm, Method, ServerAlgorithm
+from holdfast.contract import Algorithm, Inbox, Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.fingerprint import fingerprint
+from holdfast.core.randomness import coin
 from holdfast.core.tree import tree_map
-from holdfast.data.handed import as_data
+from holdfast.data.per_node import as_data
+from holdfast.engines.common.channel_run import Received
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
-from holdfast.engines.common.survey import EchoPeers, zero_oracle
-from holdfast.experiments.assembly import build_problem
-from holdfast.flower.memory import Memory
+from holdfast.engines.common.trial import EchoPeers, zero_oracle
+from holdfast.experiments.setting import build_problem
 from holdfast.flower.records import (
     ARRAYS,
     JOIN,
@@ -31,10 +33,121 @@ from holdfast.flower.records import (
     content,
     from_record,
     read_about,
+    to_record,
 )
-from holdfast.flower.replay import ReplayedPeers, replay
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.topology import server
+
+# --- what a client keeps between messages, in the state that Flower keeps for it ------------------------
+
+
+KEPT = "holdfast.kept"
+
+
+def _record(stage: int) -> str:
+    return f"holdfast.state.{stage}"
+
+
+class Memory:
+    """The states of one client in one run, by stage."""
+
+    def __init__(self, context: Context) -> None:
+        self.records, self.run = context.state, str(context.run_id)
+        kept = self.records.config_records.get(KEPT)
+        # Flower may hand over what an earlier run left.
+        same_run = kept is not None and kept["run"] == self.run
+        self.stages: list[int] = list(kept["stages"]) if same_run else []
+
+    def read(self, stage: int, like: Any) -> Any:
+        """The state after ``stage``, a tree like ``like``; what comes later did not reach the server."""
+        if stage not in self.stages:
+            raise HoldfastError(
+                f"this client has no state of stage {stage}, only of {self.stages or 'none'}: its SuperNode "
+                "was started anew, or another client has its partition-id; start the run again"
+            )
+        self._keep([stage])
+        return as_tree(from_record(self.records.array_records[_record(stage)]), like, "the client's state")
+
+    def clear(self) -> None:
+        """The client begins anew: the server has taken in nothing of it."""
+        self._keep([])
+
+    def write(self, stage: int, state: Any) -> None:
+        """Keeps the ``state`` after ``stage`` beside the one it was made from."""
+        self.records[_record(stage)] = to_record(state)
+        self._keep([*(kept for kept in self.stages if kept < stage), stage])
+
+    def _keep(self, stages: list[int]) -> None:
+        names = {_record(stage) for stage in stages}
+        for name in [name for name in self.records.array_records if name.startswith(_record(0)[:-1])]:
+            if name not in names:
+                del self.records[name]
+        self.stages = stages
+        self.records[KEPT] = ConfigRecord({"run": self.run, "stages": stages})
+
+
+# --- A method without a leader, averaged by a server that a client can only answer ----------------------
+
+
+M = TypeVar("M")
+
+
+class _MeanWantedError(Exception):
+    """The round goes on when the mean of everybody's ``message`` is known."""
+
+    def __init__(self, message: Any) -> None:
+        self.message = message
+
+
+@dataclass
+class ReplayedPeers:
+    """The link to a server of ``nodes`` nodes whose first ``known`` means of a round are in ``means``."""
+
+    nodes: int
+    seed: int
+    round: int
+    means: Named
+    known: int
+    like: Tensor
+    draws: int = 0
+    exchanges: int = 0
+
+    @property
+    def degree(self) -> Tensor:
+        return torch.full((1, 1), self.nodes - 1).to(self.like)
+
+    def exchange(self, message: M, sporadic: bool = False) -> Inbox[M]:
+        if self.exchanges == self.known:
+            raise _MeanWantedError(message)
+        mean = as_tree(below(self.means, str(self.exchanges)), message, "the server's mean")
+        mean = tree_map(lambda t: t.to(self.like.device), mean)
+        self.exchanges += 1
+        return Received(mean, lambda: tree_map(lambda m, own: self.nodes * m - own, mean, message))
+
+    def coin(self, probability: float) -> bool:
+        self.draws += 1
+        return coin(self.seed, self.round, self.draws, probability)
+
+    @property
+    def edges(self) -> NoReturn:
+        raise HoldfastError("edges: a server has no links between nodes")
+
+
+def replay(
+    method: Algorithm, state: Any, x0: Tensor | None, oracle: BatchOracle, peers: ReplayedPeers
+) -> tuple[Any, Any]:
+    """(the state after the stage, None), or (None, the message whose mean is wanted).
+
+    ``x0`` [d]: the model to begin with, at the start only.
+    """
+    try:
+        after = method.round(state, oracle, peers) if x0 is None else method.init(x0[None], oracle, peers)
+    except _MeanWantedError as wanted:
+        return None, wanted.message
+    return after, None
+
+
+# --- the client's side: a function of (message, context), as ``ClientApp.train`` takes it ---------------
 
 
 def partition_id(context: Context) -> int:

@@ -21,7 +21,7 @@ from holdfast.core.randomness import cohort
 from holdfast.core.tree import tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.fit import check_fit, check_unanswered
-from holdfast.engines.common.survey import client_message, grown
+from holdfast.engines.common.trial import client_message, grown
 from holdfast.flower.records import (
     ARRAYS,
     JOIN,

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.user_code import import_named
+from holdfast.core.registry import import_named
 from holdfast.core.validation import quoted
 from holdfast.models.base import MODELS
 

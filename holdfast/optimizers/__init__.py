@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from holdfast.contract.local import OPTIMIZERS, LocalOptimizer
+from holdfast.contract.optimizer import OPTIMIZERS, LocalOptimizer
 from holdfast.optimizers.adamw import AdamW
 from holdfast.optimizers.clip import Clip
 from holdfast.optimizers.fedopt import FedAdagrad, FedAdam, FedYogi

@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract.local import OPTIMIZERS, LocalOptimizer
-from holdfast.contract.schedules import Weight
+from holdfast.contract.optimizer import OPTIMIZERS, LocalOptimizer
+from holdfast.contract.parameters import Weight
 from holdfast.core.validation import Positive
 from holdfast.optimizers.momentum import Decay
 from holdfast.optimizers.sgd import decayed

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from holdfast.contract.local import OPTIMIZERS, LocalOptimizer, Memory, Optimizer
-from holdfast.contract.schedules import Rate
+from holdfast.contract.optimizer import OPTIMIZERS, LocalOptimizer, Memory, Optimizer
+from holdfast.contract.parameters import Rate
 from holdfast.optimizers.sgd import PLAIN
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract.local import OPTIMIZERS, LocalOptimizer
+from holdfast.contract.optimizer import OPTIMIZERS, LocalOptimizer
 from holdfast.core.validation import Positive
 from holdfast.optimizers.momentum import Decay
 

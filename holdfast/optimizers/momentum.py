@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from holdfast.contract.local import OPTIMIZERS, LocalOptimizer
-from holdfast.contract.schedules import Weight
+from holdfast.contract.optimizer import OPTIMIZERS, LocalOptimizer
+from holdfast.contract.parameters import Weight
 from holdfast.optimizers.sgd import absent, decayed
 
 Decay = Annotated[float, Field(ge=0, lt=1)]

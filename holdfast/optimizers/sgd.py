@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from holdfast.contract.local import OPTIMIZERS, LocalOptimizer, Memory
-from holdfast.contract.schedules import Weight
+from holdfast.contract.optimizer import OPTIMIZERS, LocalOptimizer, Memory
+from holdfast.contract.parameters import Weight
 
 
 def absent(weight: float | Tensor) -> bool:

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.contract.local import OPTIMIZERS, LocalOptimizer, Memory, Optimizer
+from holdfast.contract.optimizer import OPTIMIZERS, LocalOptimizer, Memory, Optimizer
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative, Whole
 from holdfast.optimizers.sgd import PLAIN

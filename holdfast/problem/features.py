@@ -13,7 +13,7 @@ from holdfast.core.memory import total_memory
 from holdfast.core.precision import untried
 from holdfast.core.tree import tree_map
 from holdfast.data.samples import Pair, targets_of
-from holdfast.problem.augmentation import Augment
+from holdfast.problem.checks import Augment
 from holdfast.problem.frozen import Features, Frozen
 from holdfast.problem.gradients.support import reason
 from holdfast.problem.row_loss import RowLoss

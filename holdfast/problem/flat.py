@@ -16,9 +16,16 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.samples import Pair, map_inputs
 from holdfast.models import CountedDropout, dropout_keys, may_draw
 from holdfast.problem.frozen import Features, Frozen
-from holdfast.problem.gradients.layers import ready_to_stack
 from holdfast.problem.gradients.recurrent import stackable_recurrence
-from holdfast.problem.gradients.support import Call, Called, check_supported, probe, probe_evaluation, watched
+from holdfast.problem.gradients.support import (
+    Call,
+    Called,
+    check_supported,
+    probe,
+    probe_evaluation,
+    ready_to_stack,
+    watched,
+)
 from holdfast.problem.problem import PADDED_TO
 from holdfast.problem.statistics import by_batch, measuring, pooled, to_measure, tracked
 

@@ -16,15 +16,16 @@ from holdfast.core.precision import untried
 from holdfast.core.randomness import Word
 from holdfast.core.tree import Tree, tree_map
 from holdfast.data.lazy import AnyData
-from holdfast.problem.augmentation import Augment, augmented, check_augment
-from holdfast.problem.checks import check_batches, check_loss
-from holdfast.problem.convexity import SquaredOutputs, convexity_of
+from holdfast.problem.checks import Augment, augmented, check_augment, check_batches, check_loss
+from holdfast.problem.curvature import SquaredOutputs, convexity_of
 from holdfast.problem.evaluation import ModelEvaluation
 from holdfast.problem.features import Kept, keep_features
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName
 from holdfast.problem.gradients.choice import choose_backend
+from holdfast.problem.lazy_source import source_of
 from holdfast.problem.losses import Loss
+from holdfast.problem.losses.base import Regulariser
 from holdfast.problem.private import (
     OF_ALL_DATA,
     WHOLE_BATCHES,
@@ -33,11 +34,9 @@ from holdfast.problem.private import (
     Release,
 )
 from holdfast.problem.problem import Convexity
-from holdfast.problem.regulariser import Regulariser
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.source import Batch, Source, Weighting
-from holdfast.problem.sources import source_of
 from holdfast.problem.statistics import Buffers
 
 # Samples handled by one call when a whole data set is read: bounds the memory of the activations.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -17,6 +18,9 @@ from torch.func import grad, hessian
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
 from holdfast.core.validation import NonNegative, check
+
+# --- what the nodes minimise together: f(x) = (1/n) sum_i f_i(x), with one f_i per node -----------------
+
 
 PADDED_TO = 4  # numbers: a GPU loads four at once where an address is a multiple of 16 bytes
 
@@ -290,3 +294,36 @@ def _plus_l1(function: Callable[[Tensor], Tensor], l1: float) -> Callable[[Tenso
 def _hessian_product(function: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
     product: Tensor = grad(lambda at: grad(function)(at) @ v)(x)
     return product
+
+
+# --- how many cores a gradient step is worth ------------------------------------------------------------
+
+
+# Multiply-adds of a step for each thread: with fewer, another one gains nothing on an idle machine.
+WORTH_A_THREAD = 2**25
+
+
+def step_threads(problem: Problem) -> int:
+    """The threads for a step of all nodes here: those that torch has, or fewer if it is small.
+
+    Where nodes are computed one by one, they are spread over all cores, and each has one.
+    """
+    most = torch.get_num_threads()
+    if problem.x0.is_cuda or not problem.stacked:
+        return most
+    multiply_adds = problem.samples_per_minibatch(problem.here) * problem.dim
+    return max(1, min(most, multiply_adds // WORTH_A_THREAD))
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Has torch use so many threads meanwhile."""
+    before = torch.get_num_threads()
+    if count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

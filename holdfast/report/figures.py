@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from holdfast.core.errors import unknown
-from holdfast.experiments.columns import DELAY_COLUMNS
 from holdfast.experiments.record import RunRecord, Series, overlaid
+from holdfast.experiments.record_files import DELAY_COLUMNS
 from holdfast.report.format import byte_unit, count_text, quantity
 from holdfast.report.styles import Style, curve_style, curve_styles
 

@@ -18,8 +18,14 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.record import RECORD_FILES, RunRecord, overlaid, read_record
-from holdfast.experiments.record_files import JobSummary, Summary, metrics_in, read_summary
-from holdfast.experiments.statuses import ENDED, status_counts
+from holdfast.experiments.record_files import (
+    ENDED,
+    JobSummary,
+    Summary,
+    metrics_in,
+    read_summary,
+    status_counts,
+)
 from holdfast.report.format import seconds_text
 from holdfast.report.page_data import columns, curves_data, row_data
 

@@ -18,14 +18,11 @@ from holdfast.experiments.record import RunRecord, overlaid
 from holdfast.experiments.record_files import short
 from holdfast.experiments.tuning import Tuned
 from holdfast.report.figures import FAINT, GRID, INK, save_figure, svg_text
-from holdfast.report.html_table import results_table
-from holdfast.report.page import page_html
-from holdfast.report.page_data import curves_data, rows_data, setting_data, thinning
-from holdfast.report.plots import Plot, curve_plots, setting_plots
-from holdfast.report.sections import curves_note, listed, setting_facts, subtitles
+from holdfast.report.page_data import curves_data, page_html, rows_data, setting_data, thinning
+from holdfast.report.sections import curves_note, listed, results_table, setting_facts, subtitles
+from holdfast.report.setting_figures import Plot, curve_plots, setting_plots
 from holdfast.report.styles import COLOURS
-from holdfast.report.sweeps import sweep_data, swept
-from holdfast.report.tuning import tuning_figure
+from holdfast.report.tuning import sweep_data, swept, tuning_figure
 from holdfast.report.verdict import differences, troubles, verdict
 
 MOST_ROWS = 2000  # of a job that the page holds

@@ -5,18 +5,24 @@ Plain data for JSON. The script averages over seeds, as ``RunRecord.series`` doe
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from html import escape
+from importlib.resources import files
 from statistics import fmean
 from typing import Any
 
-from holdfast.experiments.columns import DELAY_COLUMNS, SOLVER_COLUMNS
 from holdfast.experiments.record import RunRecord
-from holdfast.experiments.record_files import RecordedRow, WeightedLink
+from holdfast.experiments.record_files import DELAY_COLUMNS, SOLVER_COLUMNS, RecordedRow, WeightedLink
 from holdfast.report.format import OF_ONE_NODE, quantity, recorded_metrics
-from holdfast.report.layout import DRAWN_UP_TO, node_places
-from holdfast.report.styles import COLOURS, curve_styles
+from holdfast.report.styles import COLOURS, DRAWN_UP_TO, curve_styles, node_places
+
+# --- what the script of a page draws: rows of figures, which of them make a curve, networks and partition
+
 
 AXES = ("round", "payload_bytes", "gradient_evaluations", "seconds", *DELAY_COLUMNS)
 COSTS = (*DELAY_COLUMNS, *SOLVER_COLUMNS)  # recorded as metrics are, but nothing to look at by itself
@@ -163,3 +169,47 @@ def _brief(value: object) -> float | int | None:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value if isinstance(value, int) else None
+
+
+# --- the page that the report and the live view share: one file of HTML with its style, script and data i
+
+
+CSS = files("holdfast.report").joinpath("page.css").read_text(encoding="utf-8")
+SCRIPT = files("holdfast.report").joinpath("page.js").read_text(encoding="utf-8")
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+
+
+def policy(*, live: bool) -> str:
+    """The content security policy; styles may stand in the page, as the pictures' own do."""
+    fetched = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src 'sha256-{_HASH}'; style-src 'unsafe-inline'; img-src data:; "
+        f"connect-src {fetched}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def page_html(title: str, body: str, data: dict[str, Any], *, live: bool = False) -> str:
+    """A whole page: ``body`` is markup with everything from outside escaped, ``data`` goes to the script."""
+    icon = '\n<link rel="icon" href="data:,">' if live else ""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy(live=live)}">
+<title>{escape(title)}</title>{icon}
+<style>{CSS}</style>
+</head>
+<body>
+{body}
+<script type="application/json" id="data">{json_in_html(data)}</script>
+<script>{SCRIPT}</script>
+</body>
+</html>
+"""
+
+
+def json_in_html(data: Any) -> str:
+    """JSON that cannot end the element it stands in."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.callbacks import Callback, JobInfo, Measurements
+from holdfast.experiments.record_files import JobStatus, Outcome
 from holdfast.experiments.runner import Interrupted, Runner
-from holdfast.experiments.statuses import JobStatus, Outcome
 from holdfast.report.format import format_value, metric_title
 from holdfast.report.terminal import DIGITS, HEADS
 

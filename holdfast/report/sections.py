@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from html import escape
 from typing import Any
 
-from holdfast.experiments.record import RunRecord
-from holdfast.experiments.record_files import short
-from holdfast.report.format import number_text
+from holdfast.experiments.record import FinalRow, RunRecord, Spread
+from holdfast.experiments.record_files import COST_COLUMNS, short
+from holdfast.report.format import (
+    best_lines,
+    bytes_text,
+    metric_title,
+    number_text,
+    recorded_metrics,
+    round_text,
+    seconds_text,
+    spread_text,
+)
+from holdfast.report.styles import curve_styles
+
+# --- parts of a page that the report and the live view share, as markup; everything from outside is escap
+
 
 FACTS = {
     "nodes": "nodes",
@@ -125,3 +140,196 @@ def _fact(value: Any) -> str:
     if isinstance(value, float):
         return number_text(value)
     return f"{value:,}" if isinstance(value, int) else short(value)
+
+
+# --- what is said where a run had no test data, and so no figures on samples it was not trained on ------
+
+
+REMEDIES = {  # by data set; those that are not here always have test data, or never
+    "csv": "name some with test_file in [problem.dataset]",
+    "image-folder": "name some with test_folder in [problem.dataset]",
+    "image-folders": "name some with test_folder in [problem.dataset]",
+    "npz": "add x_test and y_test to the file",
+}
+
+
+def untested(records: Sequence[RunRecord]) -> str:
+    """One sentence with the remedy; empty if there are test data, or if nobody would expect them."""
+    remedies = list(dict.fromkeys(filter(None, map(_remedy, records))))
+    if not remedies:
+        return ""
+    missing = "There are no test data, so nothing tells how well the models do on new samples"
+    return f"{missing}; {' or '.join(remedies)}."
+
+
+def _remedy(record: RunRecord) -> str | None:
+    config, facts = record.config, record.summary["facts"]
+    if record.member is not None or facts.get("test_samples") != 0:
+        return None
+    if config.get("metrics", "default") != "default":  # whoever chose them knows what is there
+        return None
+    if record.origin is not None:
+        return f"give {record.origin} some with test="
+    dataset = config.get("problem", {}).get("dataset")
+    name = dataset.get("name") if isinstance(dataset, dict) else dataset
+    if not isinstance(name, str):
+        return None
+    if ":" in name:
+        return f"{name} can return hf.TrainTest(train, test)"
+    return REMEDIES.get(name)
+
+
+# --- the table of results of the HTML report ------------------------------------------------------------
+
+
+BEST, OUT = ' class="best"', ' class="out"'
+
+
+def results_table(records: Sequence[RunRecord]) -> str:
+    """One line per algorithm and swept value, best figures bold, and a note on how to read them."""
+    rows = [row for record in records for row in record.final_table()]
+    columns = [*recorded_metrics(records), "payload_bytes", "gradient_evaluations", "seconds"]
+    columns = [column for column in columns if any(column in row.values for row in rows)]
+    heads = ["algorithm", "seeds", "round"]
+    for column in columns:
+        heads.append(metric_title(column))
+        if column == "test_accuracy":
+            heads.append("best accuracy (%)")
+    rivals = any(record.member is None for record in records)  # members of a federation do not compete
+    best = {column: best_lines(rows, column) if rivals else set() for column in columns}
+    styles = curve_styles(records)
+    lines = []
+    for line, row in enumerate(rows):
+        swatch = f'<span class="swatch" style="background:{styles[row.label].variable}"></span>'
+        note = f'<small class="note">{escape(row.note)}</small>' if row.note else ""
+        cells = [f'<th scope="row">{swatch}{escape(row.label)}{note}</th>']
+        cells += [f"<td>{row.seeds}</td>", f"<td>{round_text(row)}</td>"]
+        for column in columns:
+            cells.append(_cell(column, row.values.get(column), line in best[column]))
+            if column == "test_accuracy":
+                cells.append(_cell(column, row.best_accuracy, best=False))
+        lines.append(f'<tr data-curve="{line}"{"" if row.status == "done" else OUT}>{"".join(cells)}</tr>')
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    body = "\n".join(lines)
+    return f"""<div class="wide"><table class="results" style="--columns:{len(heads)}">
+<thead><tr>{head}</tr></thead>
+<tbody>
+{body}
+</tbody>
+</table></div>
+<p class="note">{escape(_note(rows, any(record.member is not None for record in records), rivals))}</p>
+{f'<p class="note">{escape(missing)}</p>' if (missing := untested(records)) else ""}"""
+
+
+def _cell(column: str, spread: Spread | None, best: bool) -> str:
+    """The mean, and small below it the deviation; costs hardly vary, so they show the mean alone."""
+    if spread is None:
+        return "<td>–</td>"
+    mean, _, deviation = spread_text(column, spread).partition(" ± ")
+    below = f"<small>± {escape(deviation)}</small>" if deviation and column not in COST_COLUMNS else ""
+    return f"<td{BEST if best else ''}>{escape(mean)}{below}</td>"
+
+
+def _note(rows: Sequence[FinalRow], deployed: bool, rivals: bool) -> str:
+    words = ["Figures of the last recorded round; the best of each column is bold."]
+    if not rivals:
+        words = ["Figures of the last recorded round."]
+    elif len({row.contest for row in rows}) > 1:
+        words[0] = (
+            "Figures of the last recorded round; the best of each column, for the same problem, is bold."
+        )
+    if any(row.seeds > 1 for row in rows):
+        words.append(
+            "Mean ± sample standard deviation over seeds, at the last round that all of them reached."
+        )
+    if any(math.isnan(spread.mean) for row in rows for spread in row.values.values()):
+        words.append("nan: undefined in that round, for one seed at least.")
+    if any(row.best_accuracy for row in rows):
+        words.append("Best accuracy: the highest over all recorded rounds, for each seed.")
+    if any(row.status == "diverged" for row in rows):
+        words.append("Diverged: figures of the last round in which everything was finite.")
+    if any(row.status == "failed" for row in rows):
+        words.append("Failed: figures of the last round before the error.")
+    words.append("Traffic and gradients: of all nodes together. Time: spent in rounds, without measuring.")
+    if deployed:
+        words.append("Of a deployed member: its own traffic, gradients and figures, and all of its time.")
+    return " ".join(words)
+
+
+# --- the members of a federation, for people: who is how far, and what they wait for --------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """Where a member stands; None where nobody knows."""
+
+    name: str
+    round: int | None = None
+    rounds: int = 0
+    doing: str = ""
+    payload_bytes: int | None = None
+    wire_bytes_sent: int | None = None
+    wire_bytes_received: int | None = None
+    waiting_seconds: float | None = None
+    last_error: str = ""
+
+    @classmethod
+    def of_status(cls, status: Mapping[str, Any]) -> Member:
+        """From what a member tells about itself."""
+        names = {field.name for field in fields(cls)}
+        told = {key: value for key, value in status.items() if key in names}
+        return cls(**told, doing=status["phase"])
+
+    @classmethod
+    def of_record(cls, record: RunRecord, doing: str = "") -> Member:
+        """From the files that a member keeps."""
+        [job] = record.summary["jobs"]
+        row = record.rows[-1] if record.rows else {}
+        amounts: dict[str, Any] = {
+            name: row.get(name)
+            for name in ("payload_bytes", "wire_bytes_sent", "wire_bytes_received", "waiting_seconds")
+        }
+        return cls(
+            name=record.name,
+            round=job["round"],
+            rounds=job["rounds"],
+            doing=doing or job["status"],
+            **amounts,
+            last_error=job.get("message", ""),
+        )
+
+
+def recorded_members(records: Sequence[RunRecord]) -> list[Member]:
+    """Those members of a federation whose files are among the records."""
+    return [Member.of_record(record) for record in records if record.member is not None]
+
+
+def members_table(members: Sequence[Member]) -> str:
+    """One line for each, with how many rounds it is behind the first."""
+    furthest = max((member.round or 0 for member in members), default=0)
+    heads = ("member", "round", "behind", "doing", "traffic", "sent", "received", "waiting", "last warning")
+    head = "".join(f'<th scope="col"{_words(name)}>{name}</th>' for name in heads)
+    lines = []
+    for member in members:
+        known = member.round is not None
+        amounts = (member.payload_bytes, member.wire_bytes_sent, member.wire_bytes_received)
+        cells = {
+            "round": f"{member.round}/{member.rounds}" if known else "–",
+            "behind": str(furthest - (member.round or 0)) if known else "–",
+            "doing": member.doing,
+            **dict(zip(heads[4:7], ("–" if a is None else bytes_text(a) for a in amounts), strict=True)),
+            "waiting": "–" if member.waiting_seconds is None else seconds_text(member.waiting_seconds),
+            "last warning": member.last_error,
+        }
+        body = "".join(f"<td{_words(name)}>{escape(text)}</td>" for name, text in cells.items())
+        lines.append(f'<tr><th scope="row">{escape(member.name)}</th>{body}</tr>')
+    return f"""<div class="wide"><table class="results" style="--columns:{len(heads)}">
+<thead><tr>{head}</tr></thead>
+<tbody>{"".join(lines)}</tbody>
+</table></div>
+<p class="note">Traffic: messages, each counted once. Sent and received: with repetitions, compressed. \
+Waiting: time spent on exchanges.</p>"""
+
+
+def _words(name: str) -> str:
+    return ' class="words"' if name in ("doing", "last warning") else ""

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from holdfast.core.errors import HoldfastError
 from holdfast.report.live import LiveView
-from holdfast.report.page import policy
+from holdfast.report.page_data import policy
 
 Answer = tuple[str, bytes]  # type and content
 LOCAL = ("127.0.0.1", "localhost", "[::1]")

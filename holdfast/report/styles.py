@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from holdfast.experiments.record import RunRecord
+from holdfast.experiments.record_files import WeightedLink
+
+# --- the look of a curve, the same in pictures, tables and pages ----------------------------------------
+
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; page.css has them lighter for the dark.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
@@ -57,3 +63,24 @@ def curve_style(colour: int, dash: int, width: int) -> Style:
         MARKERS[dash % len(MARKERS)],
         WIDTHS[min(width, len(WIDTHS) - 1)],
     )
+
+
+# --- where the nodes of a network are drawn, in pictures and in pages -----------------------------------
+
+
+ON_A_CIRCLE_UP_TO = 60  # nodes
+DRAWN_UP_TO = 300  # nodes
+
+
+def node_places(nodes: int, links: Sequence[WeightedLink], *, is_server: bool) -> np.ndarray:
+    """[nodes, 2]: on a circle, clockwise from the top, or where springs along the links pull them."""
+    if nodes <= ON_A_CIRCLE_UP_TO or is_server:
+        angles = np.pi / 2 - 2 * np.pi * np.arange(nodes) / nodes
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    import networkx as nx
+
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(range(nodes))
+    graph.add_weighted_edges_from(links)
+    places = nx.spring_layout(graph, weight=None, iterations=200, seed=0)
+    return np.array([places[node] for node in range(nodes)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -12,9 +13,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.experiments.record import FinalRow, RunRecord, overlaid
+from holdfast.experiments.record import FinalRow, RunRecord, Spread, overlaid
 from holdfast.report.format import best_lines, format_value, metric_title, round_text, spread_text
-from holdfast.report.untested import untested
+from holdfast.report.sections import untested
+
+# --- the table of results for the terminal --------------------------------------------------------------
+
 
 DIGITS = 3
 HEADS = {  # two short lines over each column, so that the usual ones fit into 80 characters
@@ -127,3 +131,41 @@ def plain_text(table: Table, width: int) -> str:
     with console.capture() as text:
         console.print(table)
     return "\n".join(line.rstrip() for line in text.get().splitlines())
+
+
+# --- the figures of runs as plain data, for programs: what ``--json`` prints ----------------------------
+
+
+def as_data(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """One entry per run: where it lies, what became of it, and one line per algorithm and swept value."""
+    return [
+        {
+            "run": str(record.path),
+            "name": record.name,
+            "status": record.summary["status"],
+            "results": [_line(row) for row in record.final_table()],
+        }
+        for record in overlaid(records)
+    ]
+
+
+def _line(row: FinalRow) -> dict[str, Any]:
+    return {
+        "label": row.label,
+        "algorithm": row.algorithm,
+        "status": row.status,
+        "note": row.note,
+        "round": row.round,
+        "rounds": row.rounds,
+        "seeds": row.seeds,
+        "figures": {name: _figure(spread) for name, spread in row.values.items()},
+    }
+
+
+def _figure(spread: Spread) -> dict[str, float | None]:
+    """Mean and standard deviation over seeds; JSON knows no infinities."""
+    std = spread.std
+    return {
+        "mean": spread.mean if math.isfinite(spread.mean) else None,
+        "std": std if std is not None and math.isfinite(std) else None,
+    }

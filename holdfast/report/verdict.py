@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.experiments.record import FinalRow, RunRecord, overlaid
-from holdfast.experiments.record_files import short
-from holdfast.experiments.statuses import status_counts
+from holdfast.experiments.record_files import short, status_counts
 from holdfast.report.format import quantity, spread_text
 
 NAMED_AT_MOST = 5

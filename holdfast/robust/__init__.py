@@ -1,7 +1,6 @@
 """Messages that cannot be trusted: rules that bound what a few false ones do, and attacks to try them."""
 
-from holdfast.contract.aggregation import AGGREGATIONS, MEAN, Aggregation, Mean
-from holdfast.contract.attack import ATTACKS, Attack
+from holdfast.contract.aggregation import AGGREGATIONS, ATTACKS, MEAN, Aggregation, Attack, Mean
 from holdfast.robust.attacks import InnerProduct, LabelFlip, LittleIsEnough, SignFlip
 from holdfast.robust.rules import ClippedGossip, Krum, Median, NearestNeighbours, TrimmedMean
 

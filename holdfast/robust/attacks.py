@@ -8,7 +8,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from holdfast.contract.attack import ATTACKS, Attack
+from holdfast.contract.aggregation import ATTACKS, Attack
 from holdfast.core.validation import Positive
 
 

@@ -4,9 +4,9 @@ from holdfast.contract.solver import SOLVERS, LocalProblem, LocalSolver, Solver
 from holdfast.solvers.aogm import AOGM
 from holdfast.solvers.fista import FISTA
 from holdfast.solvers.gradient import GradientDescent, StochasticGradientDescent
+from holdfast.solvers.iterative import GapRule, allowed_gap, gradient_norm_for_gap
 from holdfast.solvers.lbfgs import LBFGS
 from holdfast.solvers.newton import Newton
-from holdfast.solvers.stopping import GapRule, allowed_gap, gradient_norm_for_gap
 
 __all__ = [
     "AOGM",

@@ -8,10 +8,16 @@ import torch
 from torch import Tensor
 
 from holdfast.contract.solver import SOLVERS, LocalProblem
-from holdfast.solvers.accelerated import Accelerated, Moving, next_t
-from holdfast.solvers.backtracking import backtrack, grown
-from holdfast.solvers.iterative import Progress, choose
-from holdfast.solvers.stopping import StoppingRule
+from holdfast.solvers.iterative import (
+    Accelerated,
+    Moving,
+    Progress,
+    StoppingRule,
+    backtrack,
+    choose,
+    grown,
+    next_t,
+)
 
 
 @SOLVERS.register("aogm")

@@ -10,8 +10,7 @@ from torch import Tensor
 from holdfast.contract.solver import SOLVERS, LocalProblem, Solver
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
-from holdfast.solvers.iterative import IterativeSolver, Progress
-from holdfast.solvers.stopping import StoppingRule
+from holdfast.solvers.iterative import IterativeSolver, Progress, StoppingRule
 
 
 class _State(NamedTuple):

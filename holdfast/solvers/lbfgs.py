@@ -10,9 +10,7 @@ from torch import Tensor
 
 from holdfast.contract.solver import SOLVERS, LocalProblem
 from holdfast.core.validation import Count
-from holdfast.solvers.backtracking import backtrack
-from holdfast.solvers.iterative import IterativeSolver, Progress, choose
-from holdfast.solvers.stopping import StoppingRule
+from holdfast.solvers.iterative import IterativeSolver, Progress, StoppingRule, backtrack, choose
 
 ARMIJO = 1e-4  # share of the slope's promise that a step must keep
 

@@ -12,14 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, issparse, triu
 
-from holdfast.contract.aggregation import MEAN, Aggregation
-from holdfast.contract.attack import Attack
+from holdfast.contract.aggregation import MEAN, Aggregation, Attack
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, check
 from holdfast.topology.activity import Activity, Chance, LinkDraws, Probabilities
 from holdfast.topology.graphs import Graph
-from holdfast.topology.mixing import MIXINGS, adjacency, require_connected, validate_mixing
-from holdfast.topology.spectral import least_eigenvalue, spectral_lambda
+from holdfast.topology.mixing import (
+    MIXINGS,
+    adjacency,
+    least_eigenvalue,
+    require_connected,
+    spectral_lambda,
+    validate_mixing,
+)
 
 ALWAYS = Activity()
 GraphOrWeights: TypeAlias = Graph | csr_array | NDArray[Any]

@@ -10,8 +10,8 @@ import numpy as np
 
 from holdfast.core.errors import HoldfastError
 from holdfast.topology.activity import Floats
+from holdfast.topology.mixing import is_symmetric
 from holdfast.topology.network import Network
-from holdfast.topology.spectral import is_symmetric
 
 
 def expected_p(network: Network, round: int = 0) -> Floats:

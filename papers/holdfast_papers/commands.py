@@ -21,9 +21,8 @@ from rich.text import Text
 from holdfast.cli.run import print_path
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json
-from holdfast.experiments.environment import describe_environment
 from holdfast.experiments.record import RunRecord, load_record
-from holdfast.experiments.runner import Interrupted
+from holdfast.experiments.runner import Interrupted, describe_environment
 from holdfast.report.figures import save_figure
 from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Verdict
 from holdfast_papers.catalogue import find_experiments, load_papers

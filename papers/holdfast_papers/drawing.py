@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator, LogFormatterSciNotation, LogLocator, ScalarFormatter
 
-from holdfast.experiments.columns import COST_COLUMNS
 from holdfast.experiments.record import Series
+from holdfast.experiments.record_files import COST_COLUMNS
 from holdfast.report.figures import add_legend, draw_curves, legend_columns
 from holdfast.report.styles import Style, curve_style
 from holdfast_papers.base import Layout, Line, Panel

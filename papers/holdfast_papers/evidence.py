@@ -11,8 +11,7 @@ import numpy as np
 from scipy.special import stdtr
 
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.experiments.groups import Group
-from holdfast.experiments.record import RunRecord
+from holdfast.experiments.record import Group, RunRecord
 from holdfast.experiments.record_files import short
 
 TableRow = dict[str, Any]  # one line of a computed table

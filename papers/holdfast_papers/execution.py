@@ -15,15 +15,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.assembly import Setting
 from holdfast.experiments.callbacks import Callback, JobInfo
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.record import RunRecord, load_record
-from holdfast.experiments.record_files import Summary, read_summary
+from holdfast.experiments.record_files import SETTLED, Outcome, Summary, read_summary
 from holdfast.experiments.runner import Runner
-from holdfast.experiments.setting import load_dataset
-from holdfast.experiments.statuses import SETTLED, Outcome
+from holdfast.experiments.setting import Setting, load_dataset
+from holdfast.experiments.spec import read_experiment
 from holdfast.report.format import seconds_text
 from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Preset
 

@@ -11,7 +11,7 @@ from server_runs import assert_same
 
 import holdfast as hf
 from holdfast.contract import Draw
-from holdfast.engines.common.carrier import apart
+from holdfast.engines.common.channel_run import apart
 from holdfast.engines.common.simulation import Simulation
 
 RING = hf.Network.of(hf.ring(10))

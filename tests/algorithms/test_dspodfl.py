@@ -12,8 +12,8 @@ import holdfast as hf
 from holdfast.algorithms.dspodfl import DSpodFL
 from holdfast.data import DATASETS
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.columns import DELAY_COLUMNS
-from holdfast.experiments.evaluation import delays
+from holdfast.experiments.metrics import delays
+from holdfast.experiments.record_files import DELAY_COLUMNS
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy

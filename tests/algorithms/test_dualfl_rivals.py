@@ -13,9 +13,9 @@ from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.losses.base import Regulariser
 from holdfast.problem.model_problem import ModelProblem
-from holdfast.problem.reference.optimum import reference_optimum
-from holdfast.problem.regulariser import Regulariser
+from holdfast.problem.optimum import reference_optimum
 from holdfast.solvers import LBFGS
 
 

@@ -11,7 +11,7 @@ from server_runs import assert_same, simulate, stochastic_digits
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.feddyn import FedDyn
-from holdfast.contract.schedules import halving
+from holdfast.contract.parameters import halving
 from holdfast.core.randomness import cohort
 
 ALPHA = 1 / 0.3

@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.feddyn import FedDyn
 from holdfast.algorithms.fedpd import FedPD
-from holdfast.contract.schedules import linear
+from holdfast.contract.parameters import linear
 from holdfast.core.randomness import coin
 from holdfast.core.tree import leaves
 

@@ -12,7 +12,7 @@ from server_runs import simulate, stochastic_digits
 
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.fedpd import FedPD
-from holdfast.contract.schedules import constant, linear
+from holdfast.contract.parameters import constant, linear
 from holdfast.core.randomness import coin
 from holdfast.core.tree import leaves
 

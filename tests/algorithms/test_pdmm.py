@@ -17,8 +17,8 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.losses.base import Regulariser
 from holdfast.problem.model_problem import ModelProblem
-from holdfast.problem.regulariser import Regulariser
 from holdfast.topology import Network
 
 EYE = torch.eye(4, dtype=torch.float64)

@@ -13,7 +13,7 @@ from holdfast.engines.common.counters import Work
 from holdfast.engines.common.fit import check_unanswered
 from holdfast.engines.common.oracle import BatchOracle
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.common.zero import ZeroProblem
+from holdfast.engines.common.trial import ZeroProblem
 
 SERVER = hf.server(10)
 EASY = make_quadratics(10, L=2.0)  # of condition 4

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
-from holdfast.api.options import TrainOptions
+from holdfast.api.training import TrainOptions
 
 SOURCE = Path(hf.__file__)
 

@@ -21,8 +21,8 @@ from holdfast.cli.app import app
 from holdfast.cli.leakage import lines
 from holdfast.core.errors import HoldfastError
 from holdfast.data.samples import Pair
-from holdfast.experiments.config import apply_override, with_defaults
 from holdfast.experiments.plan import Plan
+from holdfast.experiments.spec import apply_override, with_defaults
 from holdfast.problem.source import Batch
 
 FILE = """

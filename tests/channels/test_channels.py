@@ -14,12 +14,12 @@ from toy_channels import Grid
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, row_size
-from holdfast.engines.common.carrier import apart
+from holdfast.engines.common.channel_run import apart
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.common.survey import sent_in_round
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.common.trial import sent_in_round
+from holdfast.engines.simulate.choice import executor_for
 
 HALF, GRID = hf.Half(feedback=False), Grid()
 COMPRESSED = [

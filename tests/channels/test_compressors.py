@@ -13,7 +13,7 @@ from holdfast.channels.compressor import Compressor
 from holdfast.contract.channel import CHANNELS, Draw
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, row_bits
-from holdfast.engines.common.carrier import wire_like
+from holdfast.engines.common.channel_run import wire_like
 
 COMPRESSORS: list[Compressor] = [
     hf.TopK(0.05),

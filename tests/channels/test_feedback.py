@@ -12,13 +12,12 @@ from test_conformance import same_state
 from toy_channels import Grid
 
 import holdfast as hf
-from holdfast.channels.compressor import Compressor
-from holdfast.channels.feedback import CommonMean, PublicCopies
+from holdfast.channels.compressor import CommonMean, Compressor, PublicCopies
 from holdfast.channels.step import safe_step, tuned_step
 from holdfast.contract.channel import Draw, Mixing
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
-from holdfast.engines.common.carrier import apart
+from holdfast.engines.common.channel_run import apart
 from holdfast.engines.common.simulation import Simulation
 
 NODES, DIM = 5, 12

@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
 from holdfast.api import as_network
 from holdfast.contract import Method
-from holdfast.contract.schedules import constant, halving
+from holdfast.contract.parameters import constant, halving
 from holdfast.core.tree import leaves
 from holdfast.core.validation import parameters
 from holdfast.data import DATASETS

@@ -13,7 +13,7 @@ import torch
 
 from holdfast.core.errors import HoldfastError
 from holdfast.data import DATASETS, files
-from holdfast.data.cifar import read_batch
+from holdfast.data.files import read_batch
 
 
 def images(rows: int, *shape: int, seed: int = 0) -> np.ndarray:

@@ -10,8 +10,7 @@ import torch
 
 from holdfast.core.errors import HoldfastError
 from holdfast.data import DATASETS, Dataset, prepare
-from holdfast.data.embedded import breast_cancer, digits
-from holdfast.data.synthetic import penalised_logistic, quadratics
+from holdfast.data.builtin import breast_cancer, digits, penalised_logistic, quadratics
 
 # --- Dataset and prepare
 

@@ -15,8 +15,8 @@ import typer.main
 from typer.core import TyperGroup
 
 from holdfast.cli.app import app
-from holdfast.experiments.config import default_experiment, read_experiment
 from holdfast.experiments.plan import Plan
+from holdfast.experiments.spec import default_experiment, read_experiment
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

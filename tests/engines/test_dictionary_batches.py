@@ -16,12 +16,12 @@ from torch import Tensor
 
 import holdfast as hf
 from holdfast.core.world import World
-from holdfast.data.columns import Columns, read_columns, write_columns
-from holdfast.engines.cluster.placement import place
+from holdfast.data.tables import Columns, read_columns, write_columns
+from holdfast.engines.cluster.exchange import place
 from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.assembly import build_simulation
 from holdfast.experiments.federation import make_federation, read_federation
+from holdfast.experiments.setting import build_simulation
 from holdfast.experiments.sites import initial_model
 from holdfast.topology import Network
 

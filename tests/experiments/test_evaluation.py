@@ -12,17 +12,17 @@ from torch import nn
 import holdfast as hf
 from holdfast.data.samples import Pair
 from holdfast.engines.common.simulation import Simulation, Stepwise
-from holdfast.engines.simulate.executors.compiled import compiled
-from holdfast.engines.simulate.executors.replay import Replaying, Way
-from holdfast.experiments.evaluation import (
+from holdfast.engines.simulate.programs import compiled
+from holdfast.engines.simulate.replay import Replaying, Way
+from holdfast.experiments.execution import Execution
+from holdfast.experiments.metrics import (
+    METRICS,
     PASSES_OF_A_GRADIENT,
     SHARE_OF_TRAINING,
     Evaluation,
+    choose_metrics,
 )
-from holdfast.experiments.execution import Execution
-from holdfast.experiments.measured import HeldOut
-from holdfast.experiments.metric_choice import choose_metrics
-from holdfast.experiments.metrics import METRICS
+from holdfast.experiments.model_figures import HeldOut
 from holdfast.problem.problem import FunctionProblem
 
 NODES, STEPS, BATCH = 4, 3, 5

@@ -15,8 +15,8 @@ from torch import Tensor
 import holdfast as hf
 from holdfast.core.world import ALONE, World
 from holdfast.engines.cluster.ranks import Ranks
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
+from holdfast.experiments.spec import read_experiment
 
 NAMES = [
     *("test_accuracy", "test_loss", "worst_accuracy", "worst_loss", "p10_loss", "p75_accuracy", "node_loss"),

@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parents[2] / "docs/howto/own-method.md").read_text(encodi
 WRONG = """\
 from dataclasses import dataclass
 from holdfast import Algorithm
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 
 
 def function(lr: float) -> None: ...

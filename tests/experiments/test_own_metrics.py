@@ -13,8 +13,8 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
-from holdfast.experiments.columns import better
-from holdfast.experiments.metric_choice import choose_metrics
+from holdfast.experiments.metrics import choose_metrics
+from holdfast.experiments.record_files import better
 
 NODES = 4
 DRAW = torch.Generator().manual_seed(0)

@@ -16,9 +16,9 @@ from sklearn.datasets import make_classification
 
 from holdfast.algorithms.load import algorithm_class
 from holdfast.experiments.advice import advise, applicable, compression
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.recommendation import MOST_PARAMETERS, RULES, Facts, Topic
+from holdfast.experiments.spec import read_experiment
 
 DOCS = Path(__file__).parents[2] / "docs"
 RING = Facts(

@@ -15,9 +15,9 @@ import pytest
 from command_line import SMALL, experiment_file, forked, holdfast, make_plan, rows, run_plan
 
 import holdfast as hf
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Interrupted, Runner
+from holdfast.experiments.spec import read_experiment
 
 # Long enough to be hit by a signal that is sent after the first rows.
 LONG = [

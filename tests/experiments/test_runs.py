@@ -15,12 +15,12 @@ from sample_run import COSTS, DEFAULT_METRICS
 
 import holdfast as hf
 from holdfast.data import DATASETS
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.record import load_record
+from holdfast.experiments.spec import read_experiment
 from holdfast.models import mlp
 from holdfast.report.page_data import setting_data
-from holdfast.report.plots import setting_plots
+from holdfast.report.setting_figures import setting_plots
 from holdfast.report.terminal import summary_table
 
 ONE_METRIC = 'metrics=["train_loss"]'  # pictures take time
@@ -370,7 +370,7 @@ def test_the_seeds_of_a_sweep_take_turns_without_reading_the_data_again(
     kept = plan.setting(first)
     plan.setting(second)
     assert plan.setting(first) is kept
-    monkeypatch.setattr("holdfast.experiments.planned.MOST_KEPT", 0)
+    monkeypatch.setattr("holdfast.experiments.plan.MOST_KEPT", 0)
     plan.setting(second)
     assert plan.setting(first) is not kept
 
@@ -381,5 +381,5 @@ def test_samples_that_are_prepared_once_count_as_memory(
     plan = Plan(read_experiment(finished / "experiment.toml", ["problem.batch_size=full"]), None, "cpu")
     job = plan.jobs[0]
     with_them, numbers = plan.memory(job), plan.setting(job).data.x.numel()
-    monkeypatch.setattr("holdfast.experiments.assembly.MOST_READY", 0)
+    monkeypatch.setattr("holdfast.experiments.setting.MOST_READY", 0)
     assert with_them - plan.memory(job) == 4 * numbers

@@ -11,11 +11,11 @@ from devices import GPU_MARKS
 from test_conformance import CASES, NODES, case_id, method, network
 
 import holdfast as hf
-from holdfast.contract.schedules import halving
+from holdfast.contract.parameters import halving
 from holdfast.core.precision import compute_in
 from holdfast.data import DATASETS
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate.choice import executor_for
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy

@@ -11,7 +11,7 @@ import holdfast as hf
 from holdfast.core.tree import leaves
 from holdfast.data import DATASETS
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate.choice import executor_for
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 import holdfast as hf
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.assembly import build_problem
-from holdfast.experiments.networks import as_network
+from holdfast.engines.simulate.choice import executor_for
+from holdfast.experiments.choices import as_network
+from holdfast.experiments.setting import build_problem
 
 pytestmark = GPU_MARKS
 

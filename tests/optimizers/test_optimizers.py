@@ -16,7 +16,7 @@ from thinning import thinned
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.contract.local import OPTIMIZERS, LocalOptimizer
+from holdfast.contract.optimizer import OPTIMIZERS, LocalOptimizer
 from holdfast.core.tree import leaves, named_leaves
 from holdfast.engines.common.simulation import Simulation
 

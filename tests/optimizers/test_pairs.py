@@ -11,12 +11,12 @@ from thinning import thinned
 
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
-from holdfast.contract.local import OPTIMIZERS, LocalOptimizer
+from holdfast.contract.optimizer import OPTIMIZERS, LocalOptimizer
 from holdfast.core.tree import leaves
 from holdfast.core.validation import parameters
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate.choice import executor_for
 
 TAKERS = {
     case.name: case for case in reversed(CASES) if "optimizer" in parameters(ALGORITHMS[case.name])
@@ -83,7 +83,7 @@ def test_every_optimiser_keeps_its_shape_and_is_resumed(case, quadratics):
 @pytest.fixture
 def traced(monkeypatch) -> None:
     """Short runs are traced, too; programs stay as they were traced."""
-    monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
+    monkeypatch.setattr("holdfast.engines.simulate.choice.COMPILE_FROM_WORK", 0)
     monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.contract.local import OPTIMIZERS, LocalOptimizer, Optimizer
-from holdfast.contract.schedules import Weight
+from holdfast.contract.optimizer import OPTIMIZERS, LocalOptimizer, Optimizer
+from holdfast.contract.parameters import Weight
 from holdfast.core.tree import leaves, tree_map
 from holdfast.core.validation import check
 

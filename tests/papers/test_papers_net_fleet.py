@@ -10,7 +10,7 @@ from paper_checks import planned
 from sample_run import job, write_run
 
 from holdfast.experiments.record import load_record
-from holdfast.problem.reference.optimum import known_optimum
+from holdfast.problem.optimum import known_optimum
 from holdfast_papers.base import Layout, Verdict
 from holdfast_papers.drawing import draw
 from holdfast_papers.evidence import Evidence

@@ -15,10 +15,9 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import poisson_cohort
 from holdfast.engines.common.dry_run import planned_messages
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.config import Terms
-from holdfast.privacy.ledger import Ledger
+from holdfast.experiments.spec import Terms
+from holdfast.privacy.ledger import Ledger, protection
 from holdfast.privacy.messages import COUNT_NOISE, PrivateMessages
-from holdfast.privacy.plan import protection
 from holdfast.problem.problem import FunctionProblem
 
 NODES, DIM = 6, 5

@@ -20,11 +20,10 @@ from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import BatchOracle
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.convolution import PixelConv2d
-from holdfast.problem.gradients.layers import PlaneConv2d
-from holdfast.problem.gradients.layerwise import fits
+from holdfast.problem.gradients.support import PlaneConv2d
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
-from holdfast.problem.private import Release, counted_noise, normals
+from holdfast.problem.private import Release, counted_noise, fits, normals
 from holdfast.problem.row_loss import RowLoss
 
 NODES, SIZE = 3, 4

@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.data.samples import Pair
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import gpu_ways
+from holdfast.engines.simulate.choice import gpu_ways
 from holdfast.models import Dropout
 from holdfast.problem.model_problem import ModelProblem
 

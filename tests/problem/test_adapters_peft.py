@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 import holdfast as hf
-from holdfast.experiments.assembly import build_problem
+from holdfast.experiments.setting import build_problem
 from holdfast.problem.flat import FlatModel
-from holdfast.problem.gradients.together import Together
+from holdfast.problem.gradients.adapters import Together
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

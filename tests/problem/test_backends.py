@@ -18,8 +18,8 @@ from torch.fx.proxy import TraceError
 import holdfast as hf
 from holdfast.core.tree import tree_map
 from holdfast.data.samples import Pair
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
+from holdfast.experiments.spec import read_experiment
 from holdfast.models import Dropout
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.forward import forward

@@ -10,11 +10,11 @@ from torch import nn
 
 from holdfast.core.errors import HoldfastError
 from holdfast.data.federated import FederatedData
+from holdfast.problem.curvature import DENSE_DIMENSION, estimate_curvature, why_not_convex
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy, Hinge, Logistic
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.problem import FunctionProblem
-from holdfast.problem.reference.curvature import DENSE_DIMENSION, estimate_curvature, why_not_convex
 
 
 def test_curvature_of_quadratics_is_that_of_their_matrices(quadratics):

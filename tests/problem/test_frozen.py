@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.data.lazy import LazyData
 from holdfast.data.samples import Pair
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate.choice import executor_for
 
 NODES, SAMPLES, CLASSES = 3, 10, 4
 CPU = torch.device("cpu")
@@ -115,7 +115,7 @@ def test_a_step_does_not_compute_what_is_frozen() -> None:
 
 def test_compiled_rounds_are_the_same(monkeypatch) -> None:
     monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
-    monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
+    monkeypatch.setattr("holdfast.engines.simulate.choice.COMPILE_FROM_WORK", 0)
     method, network = hf.LocalGECL(lr=0.1, local_steps=2), hf.Network.of(hf.ring(NODES))
     plain = Simulation(method, problem(MODELS["a head with dropout"](), backend="stacked"), network, seed=0)
     kept = Simulation(

@@ -234,7 +234,7 @@ class Mapped(Dataset):
 
 def test_what_is_larger_than_memory_is_not_read_whole(tmp_path, monkeypatch) -> None:
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).standard_normal((4000, 4)).astype(np.float32))
-    monkeypatch.setattr("holdfast.data.handed.available_memory", lambda _: 2**17)
+    monkeypatch.setattr("holdfast.data.per_node.available_memory", lambda _: 2**17)
     part = Mapped(tmp_path / "rows.npy")
     data = hf.from_datasets([Subset(part, range(2000)), Subset(part, range(2000, 4000))])
     assert data.how == "items read when they are drawn, as they are too many for the memory"

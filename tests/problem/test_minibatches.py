@@ -12,9 +12,9 @@ from torch.func import vmap
 from torch.nn import functional
 
 import holdfast as hf
-from holdfast.engines.simulate.executors.rules import executor_for
-from holdfast.experiments.config import Experiment, read_experiment
+from holdfast.engines.simulate.choice import executor_for
 from holdfast.experiments.setting import build_setting
+from holdfast.experiments.spec import Experiment, read_experiment
 from holdfast.problem.sampling import OVERFLOW, Epochs, Poisson, build_sampling, rows_for, weights_of
 
 DRAW = torch.Generator().manual_seed(0)
@@ -224,7 +224,7 @@ def test_minibatches_are_augmented_and_full_data_are_not(backend) -> None:
 @pytest.mark.parametrize("sampling", ["replacement", "epochs", "poisson"])
 @pytest.mark.parametrize("compiler", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_drawn_and_augmented_alike_in_compiled_rounds(sampling, compiler, monkeypatch) -> None:
-    monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
+    monkeypatch.setattr("holdfast.engines.simulate.choice.COMPILE_FROM_WORK", 0)
     if not compiler:
         monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
     nodes, method = nodes_of([6, 9]), hf.FedAvg(lr=0.1, local_steps=3)

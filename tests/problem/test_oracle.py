@@ -13,8 +13,8 @@ from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import BatchOracle
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.losses.base import Regulariser
 from holdfast.problem.model_problem import ModelProblem
-from holdfast.problem.regulariser import Regulariser
 
 COUNTS = [3, 40, 7, 12]
 REGULARISERS = {

@@ -15,13 +15,12 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data import DATASETS
 from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.evaluation import measure
-from holdfast.experiments.metric_choice import choose_metrics
+from holdfast.experiments.metrics import choose_metrics, measure
 from holdfast.problem.losses import Hinge
+from holdfast.problem.losses.base import Regulariser
 from holdfast.problem.model_problem import ModelProblem
+from holdfast.problem.optimum import GRADIENT_NORM, fingerprint, known_optimum, reference_optimum
 from holdfast.problem.problem import FunctionProblem
-from holdfast.problem.reference.optimum import GRADIENT_NORM, fingerprint, known_optimum, reference_optimum
-from holdfast.problem.regulariser import Regulariser
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from torch.nn import functional
 import holdfast as hf
 from holdfast.data.samples import Pair
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate.choice import executor_for
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.recurrent import stackable_recurrence
 from holdfast.problem.losses import CrossEntropy

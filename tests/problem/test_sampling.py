@@ -19,7 +19,7 @@ from holdfast.algorithms.fedpd import FedPD
 from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.common.zero import ZeroProblem
+from holdfast.engines.common.trial import ZeroProblem
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy

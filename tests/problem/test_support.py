@@ -8,8 +8,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.samples import Pair
 from holdfast.models import Dropout
 from holdfast.problem.forward import forward
-from holdfast.problem.gradients.layers import NarrowLinear, PlaneConv2d
-from holdfast.problem.gradients.support import check_supported, probe
+from holdfast.problem.gradients.support import NarrowLinear, PlaneConv2d, check_supported, probe
 
 
 class Stateful(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.problem import threads
+from holdfast.problem import problem as threads
 
 
 @pytest.fixture(autouse=True)

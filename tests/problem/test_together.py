@@ -12,7 +12,7 @@ from torch.func import functional_call, grad
 from torch.nn import functional
 
 from holdfast.models import Dropout
-from holdfast.problem.gradients.together import Together
+from holdfast.problem.gradients.adapters import Together
 
 NODES, BATCH, WIDTH = 3, 4, 6
 

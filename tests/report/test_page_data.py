@@ -12,9 +12,15 @@ from sample_run import EXPERIMENT, MIB, accuracies, job, write_run
 
 from holdfast.experiments.record import RunRecord, load_record, overlaid
 from holdfast.report.html import report_html
-from holdfast.report.page import json_in_html
-from holdfast.report.page_data import LINKS_UP_TO, curves_data, network_data, rows_data, setting_data
-from holdfast.report.sweeps import sweep_data, swept
+from holdfast.report.page_data import (
+    LINKS_UP_TO,
+    curves_data,
+    json_in_html,
+    network_data,
+    rows_data,
+    setting_data,
+)
+from holdfast.report.tuning import sweep_data, swept
 from holdfast.report.verdict import differences
 
 

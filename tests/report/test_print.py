@@ -13,7 +13,7 @@ from sample_run import DEFAULT_METRICS, job, write_run
 
 from holdfast.experiments.record import load_record
 from holdfast.report.html import report_html
-from holdfast.report.page import CSS
+from holdfast.report.page_data import CSS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -15,8 +15,8 @@ from holdfast.experiments.metrics import METRICS
 from holdfast.experiments.record import RunRecord, Spread, load_record
 from holdfast.report import format as words
 from holdfast.report.html import report_html
+from holdfast.report.sections import untested
 from holdfast.report.terminal import HEADS, summary_table
-from holdfast.report.untested import untested
 from holdfast.report.verdict import troubles, verdict
 
 

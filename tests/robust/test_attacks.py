@@ -14,8 +14,8 @@ import holdfast as hf
 from holdfast.api import as_network
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.config import with_defaults
 from holdfast.experiments.plan import Plan
+from holdfast.experiments.spec import with_defaults
 
 N, D = 10, 4
 LIARS = [1, 4, 5]

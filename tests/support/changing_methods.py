@@ -12,7 +12,7 @@ from torch import Tensor
 
 import holdfast as hf
 from holdfast.contract import Algorithm, Oracle, Peers
-from holdfast.contract.schedules import Rate, halving
+from holdfast.contract.parameters import Rate, halving
 
 RING, STAR = hf.Network.of(hf.ring(NODES)), hf.server(NODES)
 

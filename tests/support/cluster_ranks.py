@@ -19,8 +19,8 @@ from test_conformance import CASES, NODES, Case, case_id, method
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
 from holdfast.contract import IDENTITY, Channel, Method
+from holdfast.engines.cluster.exchange import place
 from holdfast.engines.cluster.place import RankPlace
-from holdfast.engines.cluster.placement import place
 from holdfast.engines.cluster.ranks import LIMIT, Ranks, end_group
 from holdfast.engines.common.simulation import Simulation
 from holdfast.models import MODELS

@@ -16,9 +16,9 @@ import torch
 from forks import Forked, command
 
 from holdfast.cli import main
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Runner
+from holdfast.experiments.spec import read_experiment
 
 SMALL = """\
 name = "small"

@@ -10,8 +10,8 @@ from holdfast.data import DATASETS
 from holdfast.data.federated import FederatedData
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy, SquaredError
+from holdfast.problem.losses.base import Regulariser
 from holdfast.problem.model_problem import ModelProblem
-from holdfast.problem.regulariser import Regulariser
 
 
 def digits(loss=None, module=None, dtype=torch.float64, x=None, counts=(400, 300, 200), **options):

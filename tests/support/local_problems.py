@@ -15,8 +15,8 @@ from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import BatchOracle
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
+from holdfast.problem.losses.base import Regulariser
 from holdfast.problem.model_problem import ModelProblem
-from holdfast.problem.regulariser import Regulariser
 
 EXACTLY = {"stop": "gradient", "tolerance": 1e-10}
 

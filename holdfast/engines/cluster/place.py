@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.cluster.links import ClusterLinks
-from holdfast.engines.cluster.peers import ClusterPeers
-from holdfast.engines.cluster.placement import crossing_links, place
+from holdfast.engines.cluster.exchange import ClusterLinks, ClusterPeers, crossing_links, place
 from holdfast.engines.cluster.ranks import Ranks
-from holdfast.engines.common.carrier import Carrier
+from holdfast.engines.common.channel_run import Carrier
 from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.oracle import Guard

@@ -11,10 +11,10 @@ from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.randomness import cohort as draw_cohort
 from holdfast.core.tree import leaves
 from holdfast.core.validation import Cohort
-from holdfast.engines.common.carrier import apart
+from holdfast.engines.common.channel_run import apart
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.common.zero import ZeroProblem
+from holdfast.engines.common.trial import ZeroProblem
 from holdfast.privacy import DP, Ledger, NodeDP
 from holdfast.topology import Network
 

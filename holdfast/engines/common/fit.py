@@ -11,7 +11,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import has_leaves
 from holdfast.core.validation import Cohort, quoted
 from holdfast.engines.common.contract_check import check_channel, check_method
-from holdfast.engines.common.survey import method_uses
+from holdfast.engines.common.trial import method_uses
 from holdfast.topology import Network
 
 Cohorts = Sequence[Sequence[int]]

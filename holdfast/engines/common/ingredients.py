@@ -21,8 +21,7 @@ from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import EXACT, BatchOracle
-from holdfast.engines.common.survey import EchoEdges, EchoInbox, EchoPeers
-from holdfast.engines.common.zero import ZeroProblem
+from holdfast.engines.common.trial import EchoEdges, EchoInbox, EchoPeers, ZeroProblem
 from holdfast.topology import Network
 
 M = TypeVar("M")

@@ -15,11 +15,10 @@ from holdfast.contract import Inbox
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import coin
 from holdfast.core.tree import row_size, tree_map
-from holdfast.engines.common.carrier import Carrier, Sent
+from holdfast.engines.common.channel_run import Carrier, Sent
 from holdfast.engines.common.counters import Traffic
-from holdfast.engines.common.doubt import DoubtedInbox, SummedUp, aggregated, forged
-from holdfast.engines.common.links import StackedLinks
-from holdfast.engines.common.products import exact_product
+from holdfast.engines.common.links import StackedLinks, exact_product
+from holdfast.engines.common.robust import DoubtedInbox, SummedUp, aggregated, forged
 from holdfast.topology import Network
 
 M = TypeVar("M")

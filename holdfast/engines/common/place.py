@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.world import ALONE, World
-from holdfast.engines.common.carrier import Carrier
+from holdfast.engines.common.channel_run import Carrier
 from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.oracle import Guard, unguarded

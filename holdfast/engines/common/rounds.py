@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import cohort, poisson_cohort
 from holdfast.core.tree import put_rows, tree_map
 from holdfast.core.validation import Cohort
-from holdfast.engines.common.carrier import (
+from holdfast.engines.common.channel_run import (
     Carrier,
     Listener,
     Slot,
@@ -25,12 +25,12 @@ from holdfast.engines.common.carrier import (
     server_slot,
 )
 from holdfast.engines.common.counters import Counters
-from holdfast.engines.common.doubt import aggregated, forged
 from holdfast.engines.common.fit import Cohorts, StepsTaken, check_fit, check_steps, placed
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
-from holdfast.engines.common.survey import sent_in_round
+from holdfast.engines.common.robust import aggregated, forged
+from holdfast.engines.common.trial import sent_in_round
 from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 

@@ -7,15 +7,183 @@ counted (``holdfast.models.drawing``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vjp
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
-from holdfast.problem.gradients.recurrence import CELLS, State, recurrence
+# --- A recurrent layer's steps through time as one operation forward and one backward -------------------
+
+
+State = tuple[Tensor, ...]  # [B, H] each: (h, c) of an LSTM, (h,) of the others
+Cell = Callable[[Tensor, Tensor, State], State]
+"""From the input's and the state's products [B, gates * H] and the state to the next state."""
+
+
+def _lstm(given: Tensor, fed_back: Tensor, state: State) -> State:
+    into, forget, new, out = (given + fed_back).chunk(4, -1)
+    memory = forget.sigmoid() * state[1] + into.sigmoid() * new.tanh()
+    return out.sigmoid() * memory.tanh(), memory
+
+
+def _gru(given: Tensor, fed_back: Tensor, state: State) -> State:
+    (reset, update, new), (of_reset, of_update, of_new) = given.chunk(3, -1), fed_back.chunk(3, -1)
+    candidate = (new + (reset + of_reset).sigmoid() * of_new).tanh()
+    share = (update + of_update).sigmoid()
+    return (candidate + share * (state[0] - candidate),)
+
+
+def _tanh(given: Tensor, fed_back: Tensor, state: State) -> State:
+    return ((given + fed_back).tanh(),)
+
+
+def _relu(given: Tensor, fed_back: Tensor, state: State) -> State:
+    return ((given + fed_back).relu(),)
+
+
+CELLS: dict[str, Cell] = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu}
+
+
+def recurrence(given: Tensor, back: Tensor, bias: Tensor, start: State, mode: str) -> State:
+    """The states [T, B, H] at all times. The cell is fed back its last one times ``back`` [H, G] + ``bias``.
+
+    ``given`` [T, B, G]: the input's products. There are first derivatives only.
+    """
+    one = [tensor.unsqueeze(0) for tensor in (given, back, bias, *start)]
+    states: State = _Recurrence.apply(mode, *one)  # type: ignore[no-untyped-call]
+    return tuple(part.squeeze(0) for part in states)
+
+
+# Schemas are written out because torch 2.6 does not read the types of lists.
+@torch.library.custom_op(
+    "holdfast::recurrence",
+    mutates_args=(),
+    schema="(Tensor given, Tensor back, Tensor bias, Tensor[] start, str mode) -> Tensor[]",
+)
+def _forward(given: Tensor, back: Tensor, bias: Tensor, start: Sequence[Tensor], mode: str) -> list[Tensor]:
+    """The same for n nodes: all tensors begin with [n, ...]."""
+    state: State = tuple(start)
+    states = []
+    for now in given.unbind(1):
+        state = CELLS[mode](now, torch.baddbmm(bias.unsqueeze(1), state[0], back), state)
+        states.append(state)
+    return [torch.stack(parts, 1) for parts in zip(*states, strict=True)]
+
+
+@_forward.register_fake
+def _(given: Tensor, back: Tensor, bias: Tensor, start: Sequence[Tensor], mode: str) -> list[Tensor]:
+    return [given.new_empty(*given.shape[:3], part.shape[-1]) for part in start]
+
+
+@torch.library.custom_op(
+    "holdfast::recurrence_backward",
+    mutates_args=(),
+    schema="(Tensor[] slopes, Tensor[] own, Tensor back, Tensor[] upstream) -> Tensor[]",
+)
+def _backward(
+    slopes: Sequence[Tensor], own: Sequence[Tensor], back: Tensor, upstream: Sequence[Tensor]
+) -> list[Tensor]:
+    """What every state [n, T, B, H] and the first one [n, B, H] count in the end.
+
+    ``upstream``: what they count without the steps that follow. Of every part of the state, ``slopes`` [n, T,
+    B, G] are those in what is fed back, and ``own`` [n, T, B, H] those in every part of the state before.
+    """
+    parts, units = len(upstream), upstream[0].shape[-1]
+    by_unit = [slope.view(*slope.shape[:-1], -1, units) for slope in slopes]
+    totals: list[State] = []
+    carried: list[Tensor] = [torch.zeros_like(part[:, 0]) for part in upstream]
+    for time in reversed(range(upstream[0].shape[1])):
+        total = tuple(part[:, time] + later for part, later in zip(upstream, carried, strict=True))
+        totals.append(total)
+        fed = total[0].unsqueeze(-2) * by_unit[0][:, time]
+        for part, slope in zip(total[1:], by_unit[1:], strict=True):
+            fed.addcmul_(part.unsqueeze(-2), slope[:, time])
+        carried = [torch.bmm(fed.flatten(2), back.mT)]
+        carried += [torch.zeros_like(part) for part in total[1:]]
+        for number, slope in enumerate(own):
+            carried[number % parts].addcmul_(total[number // parts], slope[:, time])
+    of_times = [torch.stack(times[::-1], 1) for times in zip(*totals, strict=True)]
+    return of_times + [part.contiguous() for part in carried]
+
+
+@_backward.register_fake
+def _(
+    slopes: Sequence[Tensor], own: Sequence[Tensor], back: Tensor, upstream: Sequence[Tensor]
+) -> list[Tensor]:
+    first = [part[:, 0] for part in upstream]
+    return [part.new_empty(part.shape) for part in (*upstream, *first)]
+
+
+class _Recurrence(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mode: str, given: Tensor, back: Tensor, bias: Tensor, *start: Tensor) -> State:
+        return tuple(_forward(given, back, bias, start, mode))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: State) -> None:
+        ctx.mode, *tensors = inputs
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    @torch.no_grad()
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        given, back, bias, *both = ctx.saved_tensors
+        parts = len(upstream)
+        pairs = zip(both[:parts], both[parts:], strict=True)
+        before = tuple(torch.cat([start.unsqueeze(1), states[:, :-1]], 1) for start, states in pairs)
+        fed_back = torch.baddbmm(bias.unsqueeze(1), before[0].flatten(1, 2), back).view_as(given)
+        after, pull_back, *_ = vjp(CELLS[ctx.mode], given, fed_back, before)
+        slopes = []  # of every part of the state: in the input's products, in what is fed back, in the state
+        for part in range(parts):
+            chosen = [(torch.ones_like if i == part else torch.zeros_like)(a) for i, a in enumerate(after)]
+            slopes.append(pull_back(tuple(chosen)))
+        own = [slope for _, _, of_state in slopes for slope in of_state]
+        found = _backward([fed for _, fed, _ in slopes], own, back, upstream)
+        of_given, of_fed = (
+            _chained(found[:parts], [slope[argument] for slope in slopes]) for argument in (0, 1)
+        )
+        of_fed = of_fed.flatten(1, 2)
+        of_back = torch.bmm(before[0].flatten(1, 2).mT, of_fed)
+        return None, of_given, of_back, of_fed.sum(1), *found[parts:]
+
+
+def _chained(totals: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
+    """The sum over parts of the state of what it counts, [..., H], times its slopes [..., G] in the gates."""
+    terms = [
+        t.unsqueeze(-2) * s.view(*s.shape[:-1], -1, t.shape[-1]) for t, s in zip(totals, slopes, strict=True)
+    ]
+    return sum(terms[1:], terms[0]).flatten(-2)
+
+
+def _mapped(operation: Callable[..., list[Tensor]]) -> Callable[..., tuple[list[Tensor], list[int]]]:
+    """The rule of vmap for ``operation`` on tensors of n nodes: there are more nodes."""
+
+    def merged(size: int, arg: Any, dim: Any) -> Any:
+        if isinstance(arg, Tensor):
+            return (arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)).flatten(0, 1)
+        if isinstance(arg, list | tuple):
+            return [merged(size, *pair) for pair in zip(arg, dim, strict=True)]
+        return arg
+
+    def rule(info: Any, in_dims: Any, *args: Any) -> tuple[list[Tensor], list[int]]:
+        size = info.batch_size
+        results = operation(*(merged(size, *pair) for pair in zip(args, in_dims, strict=True)))
+        return [part.view(size, -1, *part.shape[1:]) for part in results], [0] * len(results)
+
+    return rule
+
+
+_forward.register_vmap(_mapped(_forward))
+_backward.register_vmap(_mapped(_backward))
+
+
+# --- recurrent layers in a form that stacks: torch's kernels for whole layers do not --------------------
 
 
 class Stackable(nn.RNNBase):

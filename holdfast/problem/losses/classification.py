@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import NonNegative, check_fields
-from holdfast.data.arrays import IGNORED
+from holdfast.data.samples import IGNORED
 from holdfast.problem.losses.base import LOSSES, Loss, class_dimension, expect
 from holdfast.problem.losses.regression import like_targets, per_sample_mean
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from holdfast.data.builtin import penalised_logistic
 from holdfast.data.dataset import Dataset
-from holdfast.data.synthetic import penalised_logistic
 from holdfast_papers.base import (
     Circumstances,
     Claim,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdfast.algorithms.fedavg import FedAvg, Server
 from holdfast.contract import Oracle, ServerAlgorithm, most_steps
-from holdfast.contract.schedules import Rate
+from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Count, NonNegative
 from holdfast.data.dataset import Dataset
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
+from holdfast.experiments.spec import read_experiment
 from holdfast_papers.base import Circumstances, Finding, Layout, Line, Panel, judged_by_seeds
 from holdfast_papers.evidence import Curve, Evidence
 

@@ -14,7 +14,7 @@ from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelProblem
-from holdfast.problem.reference.optimum import known_optimum
+from holdfast.problem.optimum import known_optimum
 from holdfast.topology import Network, build_network
 from holdfast_papers.base import (
     Circumstances,

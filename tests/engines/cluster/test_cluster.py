@@ -33,13 +33,13 @@ from test_resume import StopAfter
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.core.world import ALONE, World
+from holdfast.engines.cluster.exchange import crossing_links, owners, place
 from holdfast.engines.cluster.place import RankPlace
-from holdfast.engines.cluster.placement import crossing_links, owners, place
 from holdfast.engines.cluster.ranks import AgreedError, Ranks
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Interrupted, Runner
+from holdfast.experiments.spec import read_experiment
 from holdfast.problem.problem import FunctionProblem
 from holdfast.topology import Network, server
 

@@ -17,9 +17,9 @@ from devices import on_gpu
 from test_cluster import assert_same, figures
 
 from holdfast.engines.cluster.launch import launch_id, run_to_continue
-from holdfast.experiments.config import read_experiment
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Runner
+from holdfast.experiments.spec import read_experiment
 
 EXPERIMENT = """\
 name = "long"

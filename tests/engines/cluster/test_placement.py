@@ -9,7 +9,7 @@ from cluster_ranks import random_graph
 
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.cluster.placement import crossing_links, place
+from holdfast.engines.cluster.exchange import crossing_links, place
 from holdfast.topology import Network, server
 
 

@@ -14,7 +14,7 @@ from federation_runs import PATIENCE, DeployedRun, Started, deploy, describe, si
 from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.carrier import apart
+from holdfast.engines.common.channel_run import apart
 from holdfast.engines.deploy.member import aggregating
 from holdfast.engines.deploy.member.aggregating import secrets_for
 from holdfast.engines.deploy.member.cards import make_card
@@ -25,7 +25,7 @@ from holdfast.engines.deploy.storage.round_records import read_cohorts
 from holdfast.experiments.federation import make_federation
 from holdfast.experiments.sites import initial_model
 from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
-from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement
+from holdfast.privacy.aggregation.crypto import KEY_BYTES, Announcement
 
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 

@@ -13,7 +13,7 @@ from federation_runs import PATIENCE, DeployedRun, Started, describe, simulate
 from torch import Tensor
 
 from holdfast.cli.recovery import roll_member_back
-from holdfast.engines.common.carrier import apart
+from holdfast.engines.common.channel_run import apart
 from holdfast.engines.deploy.member import aggregating
 from holdfast.engines.deploy.member.server import Server
 from holdfast.engines.deploy.storage.messages import Header, MessageFile

@@ -20,7 +20,7 @@ from torch import Tensor
 from holdfast.channels import Half
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.carrier import Carrier
+from holdfast.engines.common.channel_run import Carrier
 from holdfast.engines.deploy.storage.compression import expand, squeeze
 from holdfast.engines.deploy.storage.incarnations import Dependencies
 from holdfast.engines.deploy.storage.messages import (

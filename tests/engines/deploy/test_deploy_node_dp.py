@@ -33,7 +33,7 @@ from holdfast.experiments.consent import Policy
 from holdfast.experiments.federation import FederationFile, make_federation
 from holdfast.experiments.sites import initial_model
 from holdfast.privacy import NodeDP
-from holdfast.privacy.aggregation.ring import PRECISION, encode
+from holdfast.privacy.aggregation.crypto import PRECISION, encode
 from holdfast.privacy.ledger import composed_epsilon, epsilon_of
 from holdfast.privacy.messages import PrivateMessages
 from holdfast.problem.losses import CrossEntropy

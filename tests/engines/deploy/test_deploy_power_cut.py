@@ -12,7 +12,7 @@ from federation_runs import PATIENCE, DeployedRun, Started, describe, simulate
 from power_cut import watched
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.carrier import apart
+from holdfast.engines.common.channel_run import apart
 from holdfast.engines.deploy.own_noise import read_key
 from holdfast.engines.deploy.storage.round_records import read_cohorts
 from holdfast.experiments.federation import make_federation

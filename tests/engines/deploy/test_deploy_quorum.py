@@ -15,7 +15,7 @@ from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.carrier import apart, carried
+from holdfast.engines.common.channel_run import apart, carried
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.deploy.member.template import channel_slots, state_template
 from holdfast.engines.deploy.ops.audit import read_audit

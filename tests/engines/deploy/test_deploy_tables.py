@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset, TrainTest
-from holdfast.data.frames import from_frame
+from holdfast.data.tables import from_frame
 from holdfast.engines.deploy.reading import MOST_TEXTS, Reading, Readings
 from holdfast.engines.deploy.wire.dialling import WaitLimitError
 from holdfast.experiments.federation import make_federation

@@ -11,7 +11,7 @@ from test_executors import assert_close, dense
 
 import holdfast as hf
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate.choice import executor_for
 
 CPU = torch.device("cpu")
 ROUNDS = 6
@@ -20,7 +20,7 @@ ROUNDS = 6
 @pytest.fixture(autouse=True)
 def every_round_is_traced(monkeypatch) -> None:
     """Users' methods too, and short runs; programs stay as they were traced."""
-    monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
+    monkeypatch.setattr("holdfast.engines.simulate.choice.COMPILE_FROM_WORK", 0)
     monkeypatch.setattr("torch._inductor.compile", lambda program, inputs: program)
 
 

@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters
 
 import holdfast as hf
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors import tracing
-from holdfast.engines.simulate.executors.rules import executor_for
+from holdfast.engines.simulate import fused as tracing
+from holdfast.engines.simulate.choice import executor_for
 from holdfast.problem.private import Release, counted_noise
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ METHODS = [
 
 @pytest.fixture
 def always(monkeypatch) -> None:
-    monkeypatch.setattr("holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 0)
+    monkeypatch.setattr("holdfast.engines.simulate.choice.COMPILE_FROM_WORK", 0)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_program_is_forgotten_when_the_next_one_fails(always, monkeypatch) -> 
     def broken(*_):
         raise RuntimeError("division by zero")
 
-    monkeypatch.setattr("holdfast.engines.simulate.executors.compiled.FusedRound", broken)
+    monkeypatch.setattr("holdfast.engines.simulate.programs.FusedRound", broken)
     assert "cannot be compiled: division by zero" in compiled.prepare(2)
     plain = Simulation(METHODS[1][0], dense(), METHODS[1][1], seed=7)
     for _ in range(6):
@@ -162,7 +162,7 @@ def test_a_resumed_run_is_run_as_before(always, without_compiler, monkeypatch) -
     rest = Simulation(algorithm, dense(), network, seed=7, executor=executor_for(CPU))
     rest.restore(tensors, counters)
     monkeypatch.setattr(
-        "holdfast.engines.simulate.executors.rules.COMPILE_FROM_WORK", 8 * 5 * NODES * 16 * dense().dim
+        "holdfast.engines.simulate.choice.COMPILE_FROM_WORK", 8 * 5 * NODES * 16 * dense().dim
     )
     assert "compiled" in rest.prepare(4)  # the eight rounds of the whole run count
     for _ in range(4):

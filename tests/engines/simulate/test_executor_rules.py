@@ -18,9 +18,9 @@ from holdfast.core.memory import available_memory, total_memory
 from holdfast.core.randomness import batch_indices
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.compiled import compiled
-from holdfast.experiments.config import read_experiment
+from holdfast.engines.simulate.programs import compiled
 from holdfast.experiments.plan import Plan
+from holdfast.experiments.spec import read_experiment
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.sampling import STEPS_DRAWN_AT_ONCE
 from holdfast.problem.source import ArraySource

@@ -18,16 +18,15 @@ from torch import nn
 import holdfast as hf
 from holdfast.core.tree import tree_map
 from holdfast.data import DATASETS
-from holdfast.engines.common.links import StackedLinks
-from holdfast.engines.common.products import ShortRows, SparseRows, exact_product
+from holdfast.engines.common.links import ShortRows, SparseRows, StackedLinks, exact_product
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.simulate.executors.compiled import _padded
-from holdfast.engines.simulate.executors.fused import FusedRound
-from holdfast.engines.simulate.executors.replay import Replay
+from holdfast.engines.simulate.fused import FusedRound
+from holdfast.engines.simulate.programs import _padded
+from holdfast.engines.simulate.replay import Replay
 from holdfast.models import MODELS
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.convolution import PixelConv2d
-from holdfast.problem.gradients.layers import NarrowLinear, PlaneConv2d, ready_to_stack
+from holdfast.problem.gradients.support import NarrowLinear, PlaneConv2d, ready_to_stack
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.contract import Channel
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.doubt import together
+from holdfast.engines.common.robust import together
 from holdfast.engines.deploy.member.transport import add_to, read
 
 if TYPE_CHECKING:

@@ -48,10 +48,17 @@ from holdfast.privacy.aggregation.client import (
     Announcements,
     Client,
 )
-from holdfast.privacy.aggregation.keys import KEY_BYTES, Secrets, derived, digest_of
-from holdfast.privacy.aggregation.ring import decode, encode
+from holdfast.privacy.aggregation.crypto import (
+    KEY_BYTES,
+    SHARE_BYTES,
+    Secrets,
+    decode,
+    default_threshold,
+    derived,
+    digest_of,
+    encode,
+)
 from holdfast.privacy.aggregation.server import total
-from holdfast.privacy.aggregation.shares import SHARE_BYTES, default_threshold
 
 if TYPE_CHECKING:
     from holdfast.engines.deploy.federation import Federation

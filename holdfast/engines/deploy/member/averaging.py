@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from holdfast.engines.common.carrier import wire_like
+from holdfast.engines.common.channel_run import wire_like
 from holdfast.engines.deploy.storage.messages import MessageFile
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.carrier import apart, carried, wire_like
+from holdfast.engines.common.channel_run import apart, carried, wire_like
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.aggregating import send_masked
 from holdfast.engines.deploy.member.epoch_start import forget_epoch_before, starting_model

@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves
-from holdfast.engines.common.carrier import Carrier, Slot, apart, carried
+from holdfast.engines.common.channel_run import Carrier, Slot, apart, carried
 from holdfast.engines.common.counters import Accesses, Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.engines.deploy.federation import Federation

@@ -15,9 +15,9 @@ from holdfast.contract.aggregation import Aggregation
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import coin
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.carrier import Carrier, wire_like
+from holdfast.engines.common.channel_run import Carrier, wire_like
 from holdfast.engines.common.counters import Traffic
-from holdfast.engines.common.doubt import together
+from holdfast.engines.common.robust import together
 from holdfast.engines.deploy.member.transport import Transport, add_to, read
 from holdfast.engines.deploy.storage.messages import MessageFile
 from holdfast.topology import Network

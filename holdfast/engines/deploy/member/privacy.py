@@ -15,7 +15,7 @@ from holdfast.engines.common.counters import Accesses
 from holdfast.engines.deploy.own_noise import OwnNoise, read_key
 from holdfast.engines.deploy.storage.spent import EVERYBODY, Spent
 from holdfast.privacy import DP, Ledger, NodeDP
-from holdfast.privacy.aggregation.ring import PRECISION
+from holdfast.privacy.aggregation.crypto import PRECISION
 from holdfast.privacy.messages import PrivateMessages
 from holdfast.problem.private import OwnRandomness, Release, counted_noise
 

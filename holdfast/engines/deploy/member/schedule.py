@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.randomness import cohort
-from holdfast.engines.common.carrier import wire_like
+from holdfast.engines.common.channel_run import wire_like
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member import aggregating
 from holdfast.engines.deploy.member.statistics import statistics_like

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdfast.contract import IDENTITY, Channel, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.carrier import Carrier, apart
+from holdfast.engines.common.channel_run import Carrier, apart
 from holdfast.engines.common.counters import Work
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.adding import add_up

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.carrier import apart, carried
+from holdfast.engines.common.channel_run import apart, carried
 from holdfast.engines.deploy.member.aggregating import aggregate
 from holdfast.engines.deploy.member.epoch_start import forget_epoch_before, starting_model
 from holdfast.engines.deploy.member.template import channel_slots

@@ -13,7 +13,7 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from holdfast.engines.common.carrier import apart
+from holdfast.engines.common.channel_run import apart
 from holdfast.engines.deploy.federation import Federation
 from holdfast.engines.deploy.member.template import state_template
 from holdfast.problem.flat import FlatModel

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.randomness import coin
-from holdfast.engines.common.carrier import Carrier, Slot, carried, new_slots
-from holdfast.engines.common.survey import (
+from holdfast.engines.common.channel_run import Carrier, Slot, carried, new_slots
+from holdfast.engines.common.trial import (
     EchoPeers,
     Flip,
     client_message,

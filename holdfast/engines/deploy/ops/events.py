@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from holdfast.core.errors import printable
-from holdfast.core.json_text import json_text
+from holdfast.core.files import json_text
 from holdfast.engines.deploy.ops.audit import AuditLog
 
 Level = Literal["info", "warning", "error"]

@@ -31,14 +31,16 @@ coverage: $(STAMP)  ## which lines and branches the tests reach; fails below 90 
 docs: $(STAMP)  ## the documentation as a site, in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-dist: $(STAMP)  ## wheel and sdist in build/dist, checked, and tried in an environment of their own
+dist: $(STAMP)  ## wheels and sdists in build/dist, checked, and tried in an environment of their own
 	rm -rf build/dist build/try
 	$(BIN)/python -m build --outdir build/dist . >/dev/null
+	$(BIN)/python -m build --outdir build/dist deploy >/dev/null
 	$(BIN)/twine check --strict build/dist/*
 	$(BIN)/check-wheel-contents build/dist/*.whl
 	$(PYTHON) -m venv build/try
 	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/dist/*.whl
-	cd build/try && bin/holdfast run rounds=2 --quiet && bin/holdfast list algorithms --json >/dev/null
+	cd build/try && bin/holdfast run rounds=2 --quiet && bin/holdfast list algorithms --json >/dev/null \
+		&& bin/holdfast federation --help >/dev/null
 
 lint: $(STAMP)  ## style, and that imports point one way only
 	$(BIN)/ruff check .
@@ -50,10 +52,10 @@ types: $(STAMP)
 
 check: lint types docs test  ## everything CI checks
 
-$(STAMP): pyproject.toml papers/pyproject.toml constraints.txt
+$(STAMP): pyproject.toml deploy/pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("holdfast needs Python 3.11 or newer; this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./papers
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./deploy -e ./papers
 	touch $@
 
 clean:

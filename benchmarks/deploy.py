@@ -39,13 +39,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.engines.deploy.member.node import Node
-from holdfast.engines.deploy.ops.events import Events, silence
-from holdfast.engines.deploy.wire.authority import make_certificates
-from holdfast.engines.deploy.wire.credentials import load_credentials
-from holdfast.engines.deploy.wire.protocol import CONNECTION
-from holdfast.experiments.federation import make_federation, read_federation
-from holdfast.experiments.sites import open_site, read_data
+from holdfast_deploy.federation_file import make_federation, read_federation
+from holdfast_deploy.member.node import Node
+from holdfast_deploy.ops.events import Events, silence
+from holdfast_deploy.sites import open_site, read_data
+from holdfast_deploy.wire.authority import make_certificates
+from holdfast_deploy.wire.credentials import load_credentials
+from holdfast_deploy.wire.protocol import CONNECTION
 
 import grpc  # isort: skip - after holdfast, which configures it
 

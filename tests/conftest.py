@@ -18,7 +18,7 @@ from holdfast.experiments.record import RunRecord, load_record
 from holdfast_papers.dualfl import quadratics as quadratics_of_dualfl
 
 if find_spec("grpc"):  # before any test imports gRPC, which it has to configure
-    import holdfast.engines.deploy.wire  # noqa: F401
+    import holdfast_deploy.wire  # noqa: F401
 
 # so that an assert in these shows its values, as in a test
 pytest.register_assert_rewrite("fuzzed_federation", "report_page", "server_runs")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes the federation file, certificates and made-up data, one folder per site. Needs holdfast[deploy] on this machine.
+# Writes the federation file, certificates and made-up data, one folder per site. Needs holdfast and holdfast-deploy on this machine.
 set -eu
 cd "$(dirname "$0")"
 rm -rf sites federation.toml federation.toml.sig certs

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.federation_app import federation
-from holdfast.cli.federation_running import node, server
 from holdfast.cli.options import (
     AsJson,
     DataDir,
@@ -327,24 +326,30 @@ def project(
 
 
 app.add_typer(new, name="new")
-app.command()(node)
-app.command()(server)
-app.add_typer(federation, name="federation")
+
+PACKAGES = {  # what is missing where their commands are asked for
+    "deploy": (("node", "server", "federation"), "federations are a package of their own"),
+    "papers": (("paper",), "the papers are a package of their own"),
+}
 
 
 def _add_installed_commands() -> None:
-    """Adds the commands of other packages: typer apps under the entry point group ``holdfast.commands``."""
+    """Adds the commands of other packages: functions in the entry point group ``holdfast.commands``."""
     installed = {point.name: point for point in entry_points(group="holdfast.commands")}
-    for name, point in installed.items():
-        app.add_typer(point.load(), name=name)
-    if "paper" not in installed:
-        app.command("paper", hidden=True, context_settings={"ignore_unknown_options": True})(_no_papers)
+    for _, point in sorted(installed.items()):
+        point.load()(app)
+    for package in PACKAGES.keys() - installed.keys():
+        commands, why = PACKAGES[package]
+        for name in commands:
+            missing = partial(_missing, f"{why}: pip install ./{package} in a clone of holdfast")
+            context = {"ignore_unknown_options": True, "allow_extra_args": True}
+            app.command(name, hidden=True, context_settings=context)(missing)
 
 
-def _no_papers(rest: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+def _missing(what: str) -> None:
     from holdfast.core.errors import HoldfastError
 
-    raise HoldfastError("the papers are a package of their own: pip install ./papers in a clone of holdfast")
+    raise HoldfastError(what)
 
 
 _add_installed_commands()

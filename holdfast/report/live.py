@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from html import escape
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from holdfast.experiments.record import RECORD_FILES, RunRecord, read_record
-from holdfast.experiments.record_files import MEMBER_COLUMNS
-from holdfast.report.following import LOG_LINES, Following, LogLine
-from holdfast.report.page_data import network_data, page_html, setting_data
+from holdfast.report.following import Following, LogLine
+from holdfast.report.page_data import page_html, setting_data
 from holdfast.report.sections import (
     Member,
     curves_note,
@@ -155,17 +153,19 @@ def _member_figures(names: Sequence[str], members: Sequence[Member]) -> list[dic
     ]
 
 
-# --- which live view a folder gets: runs, tunings, members of federations, whole federations ------------
-
-
-FEDERATION = "federation.toml"
-TAIL = 64 * 1024  # bytes of a member's log that are read
+# --- which live view a folder gets: runs, tunings, members of federations ------------
 
 
 def open_view(folders: Sequence[Path]) -> LiveView:
-    """The view of runs, tunings and members, or of one federation; complains about any other folder."""
-    if len(folders) == 1 and (folders[0] / FEDERATION).is_file():
-        return federation_view(folders[0])
+    """The view of runs, tunings and members, or of one folder that an installed package knows how to show.
+
+    The package names a file in the entry point group ``holdfast.views``, and shows folders with that file.
+    """
+    if len(folders) == 1:
+        for point in entry_points(group="holdfast.views"):
+            if (folders[0] / point.name).is_file():
+                view: LiveView = point.load()(folders[0])
+                return view
     for folder in folders:
         if not (folder / "tuning.json").is_file():
             read_record(folder)
@@ -175,101 +175,9 @@ def open_view(folders: Sequence[Path]) -> LiveView:
 def _runs_in(folder: Path) -> list[Path]:
     if not (folder / "tuning.json").is_file():
         return [folder]
-    return [run for run in sorted(folder.glob("grid-*")) if _is_run(run)]
+    return [run for run in sorted(folder.glob("grid-*")) if is_run(run)]
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Whether a run, or a member of a federation, keeps its record in ``folder``."""
     return all((folder / name).is_file() for name in RECORD_FILES)
-
-
-def federation_view(folder: Path) -> LiveView:
-    """All members that keep their files in ``folder``, as in a rehearsal, and their logs."""
-    from holdfast.experiments.federation import read_federation  # brings torch
-
-    federation = read_federation(folder / FEDERATION)
-    network = federation.member_network
-    homes = {node.name: folder / f"node-{node.name}" for node in federation.node}
-    if federation.server is not None:
-        homes[federation.server.name] = folder / f"server-{federation.server.name}"
-
-    def members(records: Sequence[RunRecord]) -> list[Member]:
-        recorded = {record.name: record for record in records}
-        doing = {name: _doing(_entries(folder / f"{name}.log")) for name in homes}
-        return [
-            Member.of_record(recorded[name], doing[name])
-            if name in recorded
-            else Member(name, rounds=federation.rounds, doing=doing[name] or "not seen yet")
-            for name in homes
-        ]
-
-    return LiveView(
-        Following(lambda: [home for home in homes.values() if _is_run(home)]),
-        members,
-        network_data(federation.names, network.weighted_links(), is_server=network.is_server),
-        lambda: _log([entry for name in homes for entry in _entries(folder / f"{name}.log")]),
-        federation.name,
-    )
-
-
-def _entries(file: Path) -> list[dict[str, Any]]:
-    """The end of a member's log; what is no entry of it is left out."""
-    if not file.is_file():
-        return []
-    with file.open("rb") as log:
-        log.seek(max(0, file.stat().st_size - TAIL))
-        lines = log.read().decode(errors="replace").splitlines()
-    found = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:  # the first may be cut off; others may print, too
-            continue
-        if isinstance(entry, dict) and {"time", "level", "node", "event"} <= set(entry):
-            found.append(entry)
-    return found
-
-
-def _doing(entries: Sequence[dict[str, Any]]) -> str:
-    return str(entries[-1]["event"]) if entries else ""
-
-
-def _log(entries: Sequence[dict[str, Any]]) -> list[LogLine]:
-    """Everything but finished rounds, in the order of time."""
-    lines = []
-    for entry in sorted(entries, key=lambda entry: str(entry["time"])):
-        if entry["event"] == "round done":
-            continue
-        rest = {k: v for k, v in entry.items() if k not in ("time", "level", "node", "event", "metrics")}
-        words = ", ".join(f"{key} {value}" for key, value in rest.items())
-        text = f"{entry['node']}: {entry['event']}" + (f" ({words})" if words else "")
-        lines.append((_clock(str(entry["time"])), str(entry["level"]), text))
-    return lines[-LOG_LINES:]
-
-
-def _clock(stamp: str) -> str:
-    """The local time of day."""
-    try:
-        return f"{datetime.fromisoformat(stamp).astimezone():%H:%M:%S}"
-    except ValueError:
-        return ""
-
-
-def member_view(folder: Path, status: Callable[[], dict[str, Any]], shared: Sequence[str]) -> LiveView:
-    """What a member shows on its own machine: where it stands, and only such metrics as it shares."""
-
-    def members(_: Sequence[RunRecord]) -> list[Member]:
-        told = status()
-        clients = told.get("clients") or {}
-        return [
-            Member.of_status(told),
-            *(
-                Member(name, seen["round"], told["rounds"], f"seen {seen['seconds_ago']:.0f} s ago")
-                for name, seen in clients.items()
-            ),
-        ]
-
-    def hidden(metric: str) -> bool:
-        return metric not in shared and metric not in MEMBER_COLUMNS
-
-    following = Following(lambda: [folder] if _is_run(folder) else [], hidden)
-    return LiveView(following, members, name=status()["name"])

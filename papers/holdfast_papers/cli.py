@@ -72,3 +72,8 @@ def paper_fill(
     from holdfast_papers.commands import fill_document
 
     fill_document(document, runs_dir)
+
+
+def add_commands(main: typer.Typer) -> None:
+    """Adds ``paper`` to ``holdfast``, which finds this function through the group ``holdfast.commands``."""
+    main.add_typer(app, name="paper")

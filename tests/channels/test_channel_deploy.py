@@ -12,10 +12,10 @@ from test_deploy import run_with_interruptions
 from test_deploy_damage import damage
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.member.node import Node
-from holdfast.engines.deploy.member.template import state_template
-from holdfast.engines.deploy.storage.messages import MessageFile, specs
-from holdfast.experiments.federation import make_federation
+from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.member.node import Node
+from holdfast_deploy.member.template import state_template
+from holdfast_deploy.storage.messages import MessageFile, specs
 
 LOCAL = {"lr": 0.1, "local_steps": 2}
 GRAPH_CASE = ({"name": "local-gecl", **LOCAL}, {"network": {"topology": "ring"}})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import holdfast as hf
 from holdfast.algorithms import ALGORITHMS
-from holdfast.experiments.federation import make_federation
+from holdfast_deploy.federation_file import make_federation
 
 
 class Other(NamedTuple):

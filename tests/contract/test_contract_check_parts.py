@@ -13,7 +13,7 @@ from federation_runs import describe
 import holdfast as hf
 from holdfast.channels import CHANNELS
 from holdfast.core.tree import tree_map
-from holdfast.experiments.federation import make_federation
+from holdfast_deploy.federation_file import make_federation
 
 
 class OneThing(Memoryless):

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 import holdfast as hf
 from holdfast.core.world import ALONE, World
 from holdfast.engines.cluster.ranks import Ranks
-from holdfast.experiments.federation import read_federation
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.spec import read_experiment
+from holdfast_deploy.federation_file import read_federation
 
 NODES, ROUNDS, SEED = 4, 3, 3
 GRAPH: dict[str, Any] = {"topology": "line"}

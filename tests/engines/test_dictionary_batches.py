@@ -20,10 +20,10 @@ from holdfast.data.tables import Columns, read_columns, write_columns
 from holdfast.engines.cluster.exchange import place
 from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.federation import make_federation, read_federation
 from holdfast.experiments.setting import build_simulation
-from holdfast.experiments.sites import initial_model
 from holdfast.topology import Network
+from holdfast_deploy.federation_file import make_federation, read_federation
+from holdfast_deploy.sites import initial_model
 
 NODES, ROUNDS, SEED = 3, 4, 3
 METHOD = {"name": "local-gecl", "lr": 0.3, "local_steps": 2}

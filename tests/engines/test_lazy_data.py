@@ -20,10 +20,10 @@ from holdfast.core.world import ALONE, World
 from holdfast.data.lazy import LazyData
 from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.federation import make_federation
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.sites import open_site, own_data
 from holdfast.experiments.spec import read_experiment
+from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.sites import open_site, own_data
 
 EXPERIMENT = """\
 rounds = 3

@@ -14,9 +14,9 @@ import holdfast as hf
 from holdfast.contract import ALGORITHMS
 from holdfast.core.validation import parameters
 from holdfast.experiments.execution import Execution
-from holdfast.experiments.federation import make_federation
-from holdfast.experiments.sites import open_site
 from holdfast.experiments.spec import with_defaults
+from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.sites import open_site
 
 X, Y = torch.linspace(0, 1, 24).reshape(12, 2), torch.arange(12) % 3
 CALL = {"model": nn.Linear(2, 3), "data": [(X[:6], Y[:6]), (X[6:], Y[6:])], "rounds": 1}

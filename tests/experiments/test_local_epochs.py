@@ -12,8 +12,8 @@ from command_line import make_plan
 from federation_runs import describe
 
 import holdfast as hf
-from holdfast.experiments.federation import make_federation
 from holdfast.experiments.setting import LocalEpochs
+from holdfast_deploy.federation_file import make_federation
 
 
 def nodes(*counts: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -12,7 +12,7 @@ from command_line import SMALL, experiment_file, forked, holdfast
 from forks import run_python
 
 from holdfast.core.errors import HoldfastError
-from holdfast.experiments.federation import FederationFile
+from holdfast_deploy.federation_file import FederationFile
 
 PAGE = (Path(__file__).parents[2] / "docs/howto/own-method.md").read_text(encoding="utf-8")
 [MY_TRACKING] = [code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "MyTracking" in code]

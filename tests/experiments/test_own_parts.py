@@ -13,9 +13,9 @@ from command_line import experiment_file, holdfast, make_plan
 from federation_runs import describe
 
 import holdfast as hf
-from holdfast.experiments.federation import make_federation
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.spec import with_defaults
+from holdfast_deploy.federation_file import make_federation
 
 OWN = '''
 from dataclasses import dataclass

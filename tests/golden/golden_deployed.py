@@ -12,7 +12,7 @@ from golden import Entries, Quantities, digest, group
 from golden_runs import columns
 from relay_runs import relayed, relaying
 
-from holdfast.experiments.federation import make_federation
+from holdfast_deploy.federation_file import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}

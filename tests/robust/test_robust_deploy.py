@@ -7,7 +7,7 @@ import torch
 from federation_runs import deploy, describe, simulate
 
 from holdfast.core.errors import HoldfastError
-from holdfast.experiments.federation import make_federation
+from holdfast_deploy.federation_file import make_federation
 
 LOCAL = {"lr": 0.1, "local_steps": 2}
 TRIMMED = {"name": "trimmed-mean", "attackers": 1}

@@ -10,18 +10,18 @@ from typing import Any
 from crash_points import Remains, Survives, remains, write_remains
 from disk_events import Event, Left
 
-from holdfast.cli.node import MemberOptions
-from holdfast.engines.deploy.member.base import Member
-from holdfast.engines.deploy.member.network import NetworkThread
-from holdfast.engines.deploy.member.node import Node
-from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.ops.audit import Head, check_heads, read_audit
-from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.storage.messages import Header, MessageFile
-from holdfast.engines.deploy.storage.store import message_name
-from holdfast.engines.deploy.wire.protocol import AUDIT_KEY, Answer, Ask
-from holdfast.experiments.federation import read_federation
-from holdfast.experiments.sites import initial_model, open_site, own_data
+from holdfast_deploy.cli.node import MemberOptions
+from holdfast_deploy.federation_file import read_federation
+from holdfast_deploy.member.base import Member
+from holdfast_deploy.member.network import NetworkThread
+from holdfast_deploy.member.node import Node
+from holdfast_deploy.member.server import Server
+from holdfast_deploy.ops.audit import Head, check_heads, read_audit
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.sites import initial_model, open_site, own_data
+from holdfast_deploy.storage.messages import Header, MessageFile
+from holdfast_deploy.storage.store import message_name
+from holdfast_deploy.wire.protocol import AUDIT_KEY, Answer, Ask
 
 HARMLESS = {"certificate expires soon", "a round is computed again"}
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from holdfast.engines.deploy.storage.messages import Header
+from holdfast_deploy.storage.messages import Header
 
 ODD_VALUES: list[Any] = [
     None, True, -1, 0, 1.5, 2**31, 2**63, 10**40, math.nan, math.inf, "", "x", "\u0000", "é" * 70, "a" * 5000,

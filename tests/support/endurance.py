@@ -19,7 +19,7 @@ import tomli_w
 from cut_links import How, Lines
 from federation_runs import forked_member, forked_relay, free_ports, make_data
 
-from holdfast.engines.deploy.wire.authority import make_certificates
+from holdfast_deploy.wire.authority import make_certificates
 
 PATIENCE = 600.0  # seconds; far more than anything here takes
 AWAKE, ASLEEP = 0.02, 0.38  # seconds: who is slow computes for a twentieth of the time

@@ -14,22 +14,22 @@ from torch import Tensor
 
 from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.deploy.agreement import Decision
-from holdfast.engines.deploy.epochs import Epoch, first_epoch
-from holdfast.engines.deploy.federation import LimitsConfig
-from holdfast.engines.deploy.member.base import Member
-from holdfast.engines.deploy.member.lifetime import run_through_epochs
-from holdfast.engines.deploy.member.node import Node
-from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.member.waiting import Stopped
-from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.storage.kept_models import KeptModels
-from holdfast.engines.deploy.wire.authority import make_certificates
-from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
-from holdfast.experiments.federation import FederationFile
-from holdfast.experiments.sites import initial_model, open_site
 from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelProblem
+from holdfast_deploy.agreement import Decision
+from holdfast_deploy.epochs import Epoch, first_epoch
+from holdfast_deploy.federation import LimitsConfig
+from holdfast_deploy.federation_file import FederationFile
+from holdfast_deploy.member.base import Member
+from holdfast_deploy.member.lifetime import run_through_epochs
+from holdfast_deploy.member.node import Node
+from holdfast_deploy.member.server import Server
+from holdfast_deploy.member.waiting import Stopped
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.sites import initial_model, open_site
+from holdfast_deploy.storage.kept_models import KeptModels
+from holdfast_deploy.wire.authority import make_certificates
+from holdfast_deploy.wire.credentials import Credentials, load_credentials
 
 DRAWING = threading.Lock()  # initial models are drawn with torch's own generator, of which a process has one
 ALPHABET = "abcdefghijklmnop"  # a member's data are those of its letter, whoever else takes part

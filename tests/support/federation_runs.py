@@ -27,18 +27,18 @@ from torch import Tensor
 from holdfast.data.dataset import Dataset
 from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.deploy.member.base import Member
-from holdfast.engines.deploy.member.network import NetworkThread
-from holdfast.engines.deploy.member.node import Node
-from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.member.waiting import Stopped
-from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.wire.authority import make_certificates
-from holdfast.engines.deploy.wire.credentials import Credentials, load_credentials
-from holdfast.experiments.federation import FederationFile, make_federation
-from holdfast.experiments.sites import initial_model, open_site
 from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelProblem
+from holdfast_deploy.federation_file import FederationFile, make_federation
+from holdfast_deploy.member.base import Member
+from holdfast_deploy.member.network import NetworkThread
+from holdfast_deploy.member.node import Node
+from holdfast_deploy.member.server import Server
+from holdfast_deploy.member.waiting import Stopped
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.sites import initial_model, open_site
+from holdfast_deploy.wire.authority import make_certificates
+from holdfast_deploy.wire.credentials import Credentials, load_credentials
 
 SHAPE, CLASSES, SAMPLES = 6, 3, 20
 
@@ -345,7 +345,7 @@ def forked_relay(path: Path) -> multiprocessing.context.ForkServerProcess:
 
 
 def _run_relay(path: Path) -> None:
-    from holdfast.cli.relay import run_relay
+    from holdfast_deploy.cli.relay import run_relay
 
     _log_to(path.parent / "relay.log")
     run_relay(path, None, None)
@@ -361,7 +361,7 @@ def _log_to(path: Path) -> None:
 def _run_member(path: Path, name: str, listen: str | None) -> None:
     import toy_channels  # noqa: F401 - registers a channel
 
-    from holdfast.cli.node import MemberOptions, run_node, run_server
+    from holdfast_deploy.cli.node import MemberOptions, run_node, run_server
 
     torch.set_num_threads(1)
     _log_to(path.parent / f"{name}.log")

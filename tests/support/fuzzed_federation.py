@@ -15,13 +15,13 @@ from bad_bytes import Mangler
 from federation_runs import DeployedRun, deploy
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.deploy.member.base import Member
-from holdfast.engines.deploy.member.network import NetworkThread
-from holdfast.engines.deploy.member.server import Server
-from holdfast.engines.deploy.storage.messages import Header, write_message
-from holdfast.engines.deploy.wire.links import Connection
-from holdfast.engines.deploy.wire.service import Ask
-from holdfast.experiments.federation import make_federation
+from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.member.base import Member
+from holdfast_deploy.member.network import NetworkThread
+from holdfast_deploy.member.server import Server
+from holdfast_deploy.storage.messages import Header, write_message
+from holdfast_deploy.wire.links import Connection
+from holdfast_deploy.wire.service import Ask
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}

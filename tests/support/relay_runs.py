@@ -10,9 +10,9 @@ from typing import Any
 from epoch_runs import Threads
 from federation_runs import DeployedRun, free_ports
 
-from holdfast.engines.deploy.member.network import NetworkThread
-from holdfast.engines.deploy.ops.events import Events
-from holdfast.engines.deploy.relay.relay import Relay
+from holdfast_deploy.member.network import NetworkThread
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.relay.relay import Relay
 
 
 def relayed(raw: dict[str, Any], outgoing: str, links: list[list[str]] | None = None) -> dict[str, Any]:

@@ -9,18 +9,8 @@ from functools import cached_property
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.aggregation.crypto import (
-    SHARE_BYTES,
-    Announcement,
-    Secrets,
-    agreed,
-    check_threshold,
-    digest_of,
-    mask,
-    seal,
-    split,
-    unseal,
-)
+from holdfast.privacy.aggregation.keys import Announcement, Secrets, agreed, digest_of, mask, seal, unseal
+from holdfast.privacy.aggregation.shares import SHARE_BYTES, check_threshold, split
 
 ANNOUNCED, DEALT, MASKED, CONFIRMED, REVEALED = range(5)  # what a client has said after each phase
 

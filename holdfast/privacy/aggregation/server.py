@@ -9,7 +9,8 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.privacy.aggregation.client import Announcements, among, pair_mask, roster
-from holdfast.privacy.aggregation.crypto import Announcement, commitment, join, mask, public
+from holdfast.privacy.aggregation.keys import Announcement, commitment, mask, public
+from holdfast.privacy.aggregation.shares import join
 
 Revealed = Mapping[str, Mapping[str, bytes]]  # who revealed, of whom, which share
 

@@ -13,21 +13,10 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.privacy.aggregation.client import Client, among, pair_mask
-from holdfast.privacy.aggregation.crypto import (
-    PRIME,
-    Announcement,
-    Secrets,
-    agreed,
-    decode,
-    default_threshold,
-    encode,
-    join,
-    limit,
-    mask,
-    split,
-    unseal,
-)
+from holdfast.privacy.aggregation.keys import Announcement, Secrets, agreed, mask, unseal
+from holdfast.privacy.aggregation.ring import decode, encode, limit
 from holdfast.privacy.aggregation.server import total
+from holdfast.privacy.aggregation.shares import PRIME, default_threshold, join, split
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 

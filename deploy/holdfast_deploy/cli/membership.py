@@ -1,0 +1,243 @@
+"""``holdfast federation remove``, ``add``, ``replace``, ``rollback``: orders of the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from holdfast.core.errors import TRY_LATER, HoldfastError
+from holdfast.core.files import private_files, write_atomic
+from holdfast_deploy.agreement import Decision
+from holdfast_deploy.consent import holds_key
+from holdfast_deploy.epochs import Epoch, Order, check_change, led_epoch
+from holdfast_deploy.federation import NodeConfig
+from holdfast_deploy.federation_file import FederationFile, read_federation
+from holdfast_deploy.member.history import History
+from holdfast_deploy.member.membership_links import MembershipLinks
+from holdfast_deploy.ops.events import Events, silence
+from holdfast_deploy.signing import load_key, sign
+from holdfast_deploy.storage.ledger import read_decisions
+from holdfast_deploy.wire.credentials import Credentials, load_credentials
+from holdfast_deploy.wire.listening import require_loopback
+from holdfast_deploy.wire.membership import Reply, Word
+
+Change = Literal["remove", "add", "replace"]
+
+TIMEOUT = 5.0  # seconds in which a member has to answer
+
+
+@private_files()
+def change_members(
+    path: Path,
+    change: Change,
+    members: list[str],
+    *,
+    asker: str | None,
+    certs: Path | None = None,
+    samples: int | None = None,
+    folder: Path | None = None,
+    output: Path | None = None,
+    insecure: bool = False,
+) -> None:
+    """Signs the order for ``members``, NAME or NAME=host:port, writes it, and tells everybody who is there.
+
+    ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
+    """
+    coordinator = Coordinator(path, certs, asker, insecure)
+    history, replies = coordinator.look(folder)
+    now = history.epoch
+    nodes = [_node(coordinator.file, now, change, member, samples) for member in members]
+    names = list(dict.fromkeys(node.name for node in nodes))
+    order = Order(
+        federation=coordinator.file.id, epoch=now.number, change=change, node=nodes[0], also=names[1:]
+    )
+    _foresee(coordinator.file, now, order)
+    coordinator.give(order, history, replies, output or path.parent / f"{change}-{'-'.join(names)}.json")
+
+
+@private_files()
+def roll_members_back(
+    path: Path,
+    to: int,
+    *,
+    asker: str | None,
+    certs: Path | None,
+    folder: Path | None,
+    output: Path | None,
+    insecure: bool,
+) -> None:
+    """Orders all members to go on from their models after round ``to``, in an epoch of its own.
+
+    ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
+    """
+    coordinator = Coordinator(path, certs, asker, insecure)
+    history, replies = coordinator.look(folder)
+    kept = [its for reply in replies if (its := reply.standing) is not None and its.newest is not None]
+    if kept and not all(its.has(to) for its in kept):
+        newest = min(its.newest for its in kept if its.newest is not None)
+        named = {*(round for its in kept for round in its.earlier), *range(max(newest - 20, 0), newest + 1)}
+        rounds = ", ".join(str(round) for round in sorted(named) if all(its.has(round) for its in kept))
+        rounds = rounds or "none"
+        raise HoldfastError(
+            f"--to {to}: choose a round whose models all have kept (limits.snapshots): {rounds}"
+        )
+    order = Order(federation=coordinator.file.id, epoch=history.epoch.number, change="rollback", to=to)
+    coordinator.give(order, history, replies, output or path.parent / f"rollback-{to}.json")
+
+
+class NobodyError(HoldfastError):
+    """No member takes the order now; later some may."""
+
+    exit_code = TRY_LATER
+
+
+class Coordinator:
+    """Whoever holds the coordinator's key, and a member's certificate to be heard with."""
+
+    def __init__(self, path: Path, certs: Path | None, asker: str | None, insecure: bool) -> None:
+        self.file, self.folder = read_federation(path), certs or path.parent / "certs"
+        if self.file.membership is None:
+            raise HoldfastError(f"{path} has no [membership]: its members stay as they are")
+        if not holds_key(self.folder, self.file):
+            raise HoldfastError(
+                f"{self.folder} holds no key of the coordinator of {path}: only it can change the members"
+            )
+        if insecure:
+            require_loopback(self.file, None)
+        self.asker = asker or _with_certificate(self.file, self.folder, insecure)
+        self.credentials = (
+            None if insecure else load_credentials(self.folder, self.asker, self.file.coordinator)
+        )
+
+    def look(self, folder: Path | None) -> tuple[History, list[Reply]]:
+        """All epochs so far, from ``folder`` if nobody can be reached; what those say who are in the last."""
+        told = self._tell(None, []).values()
+        latest = max((history for history, _ in told), key=lambda its: its.epoch.number, default=None)
+        if latest is None and folder is not None:
+            if not (folder / "membership").is_dir():
+                raise HoldfastError(f"--dir: {folder} is not the folder of a member whose members may change")
+            latest = History(self.file, self.credentials, read_decisions(folder / "membership"))
+        if latest is None:
+            raise NobodyError("no member could be reached: start them, or give the folder of one with --dir")
+        number = latest.epoch.number
+        return latest, [reply for history, reply in told if history.epoch.number == number]
+
+    def give(self, order: Order, history: History, replies: list[Reply], output: Path) -> None:
+        """Signs ``order``, writes it to ``output``, and tells everybody who is there.
+
+        It takes the place of all that ``replies`` name for this epoch, which nobody has carried out.
+        """
+        key, now = load_key(self.folder), history.epoch
+        before = [other for reply in replies if (other := _given(history, reply)) is not None]
+        number = max((other.number + 1 for other in before), default=0)
+        order = order.model_copy(update={"number": number})
+        order = order.model_copy(update={"signature": sign("membership", order.document, key)})
+        write_atomic(output, order.model_dump_json().encode() + b"\n")
+        answers = self._tell(order, history.decisions)
+        took = sorted(answers)
+        print(f"wrote {output}: {order.summary}, in epoch {now.number} of {len(now.nodes)} nodes")
+        for summary in sorted({other.summary for other in before if other.document != order.document}):
+            print(f"it takes the place of an order that was not carried out yet: {summary}")
+        print(f"told {', '.join(took) or 'nobody'}; they tell the others, and change at a round's border")
+        print("where nobody can be told over the network, copy it to node-NAME/membership/order.json there")
+        for _, reply in answers.values():
+            other = _given(history, reply)
+            if other is not None and other.document != order.document:
+                raise NobodyError(
+                    f"another order was given at the same time, and counts: {other.summary}. Once that is "
+                    "done, run the same command again"
+                )
+
+    def _tell(self, order: Order | None, decisions: list[Decision]) -> dict[str, tuple[History, Reply]]:
+        return asyncio.run(_tell(self.file, self.asker, self.credentials, order, decisions))
+
+
+def _given(history: History, reply: Reply) -> Order | None:
+    """The order for the latest epoch that a member knows of, if the coordinator has given it."""
+    if reply.order is None or reply.order.epoch != history.epoch.number:
+        return None
+    try:
+        history.check_order(reply.order)
+    except HoldfastError:
+        return None
+    return reply.order
+
+
+def _node(file: FederationFile, now: Epoch, change: Change, member: str, samples: int | None) -> NodeConfig:
+    """Whom the order is about, as it is to be in the next epoch."""
+    name, _, address = member.partition("=")
+    known = {node.name: node for node in [*file.node, *now.nodes]}
+    if change != "add" and name not in now.names:
+        raise HoldfastError(f"{name!r} does not take part now; these do: {', '.join(now.names)}")
+    if change == "add" and name in now.names:
+        raise HoldfastError(f"{name!r} takes part already; if it has lost its folder, use 'replace'")
+    before = known.get(name)
+    if before is None and not address and file.server is None and file.relay is None:
+        raise HoldfastError(f"{name}: others have to reach it; give {name}=host:port")
+    changes: dict[str, Any] = {"address": address} if address else {}
+    if samples is not None:
+        changes["samples"] = samples
+    given = {"name": name} if before is None else before.model_dump()
+    return NodeConfig.of(given | changes)
+
+
+def _foresee(file: FederationFile, now: Epoch, order: Order) -> None:
+    """Complains about an order that members could never carry out."""
+    assert file.membership is not None
+    after = led_epoch(now, now.first, (), order)
+    if after is None:
+        raise HoldfastError("nobody would be left who has a model: start a new federation")
+    check_change(now, after, file.membership)
+    file.in_epoch(after)  # complains if there is no such network
+
+
+def _with_certificate(file: FederationFile, folder: Path, insecure: bool) -> str:
+    names = [member.name for member in file.members]
+    found = names if insecure else [name for name in names if (folder / f"{name}.key").exists()]
+    if not found:
+        raise HoldfastError(f"{folder} holds no key of a member; name the folder with --certs")
+    return found[0]
+
+
+def latest_epoch(file: FederationFile, asker: str, credentials: Credentials | None) -> Epoch | None:
+    """The epoch under way, as far as the members of the file know who can be reached; None: none can."""
+    told = asyncio.run(_tell(file, asker, credentials, None, [])).values()
+    return max((history.epoch for history, _ in told), key=lambda epoch: epoch.number, default=None)
+
+
+async def _tell(
+    file: FederationFile,
+    asker: str,
+    credentials: Credentials | None,
+    order: Order | None,
+    decisions: list[Decision],
+) -> dict[str, tuple[History, Reply]]:
+    """Tells everybody an order, if there is one; all epochs that each can show, and its answer.
+
+    ``decisions``: those that are known. What a member shows is checked: it may want to be no part of it.
+    """
+    federation = file.in_epoch(History(file, credentials, decisions).epoch)
+    members = [federation.server] if federation.server is not None else federation.node
+    links = MembershipLinks(file, asker, credentials, Events(asker, silence))
+    links.open()
+
+    async def tell(name: str) -> tuple[History, Reply] | None:
+        history = History(file, credentials, list(decisions))
+        while True:  # a member tells about a few epochs at a time
+            word = Word(federation=file.id, epoch=history.epoch.number, incarnation="", order=order)
+            reply = await links.ask(federation, name, word, TIMEOUT)
+            if reply is None:
+                return None
+            try:
+                if not history.follow(reply.decisions):
+                    return history, reply
+            except HoldfastError as error:
+                print(f"{name} is not believed: {error}", file=sys.stderr)
+                return None
+
+    answers = await asyncio.gather(*(tell(member.name) for member in members))
+    await links.close()
+    told = zip(members, answers, strict=True)
+    return {member.name: answer for member, answer in told if answer is not None}

@@ -1,0 +1,297 @@
+"""Keeps track of who takes part: hears of the others, carries out orders, goes on without who is lost.
+
+A ``Keeper`` lives as long as the process, through all epochs. It asks every other member, every few
+seconds, whether there is anything new; at a server, only nodes ask. How members agree is in ``agreement.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from holdfast.core.errors import HoldfastError
+from holdfast_deploy.agreement import Decision, is_majority
+from holdfast_deploy.epochs import Epoch, Order
+from holdfast_deploy.federation import Federation
+from holdfast_deploy.member.membership_links import MembershipLinks
+from holdfast_deploy.member.network import NetworkThread
+from holdfast_deploy.member.proposer import Proposer
+from holdfast_deploy.member.voter import Voter
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.storage.messages import BeyondRepairError, parse
+from holdfast_deploy.storage.store import remove
+from holdfast_deploy.wire.credentials import Credentials
+from holdfast_deploy.wire.listening import caller_name, first_frame, shown_by
+from holdfast_deploy.wire.membership import Reply, Word
+
+if TYPE_CHECKING:
+    from holdfast_deploy.member.base import Member
+
+LONGEST_PAUSE = 5.0  # seconds between two questions to the same member
+
+
+class EpochChanged(Exception):  # noqa: N818 - not an error
+    """The members have agreed on another epoch: the member goes on in that one."""
+
+
+class Keeper:
+    """Membership as one member sees it. All but ``begin_anew`` runs on the event loop."""
+
+    def __init__(
+        self,
+        file: Federation,
+        name: str,
+        folder: Path,
+        credentials: Credentials | None,
+        events: Events,
+        network: NetworkThread,
+    ) -> None:
+        self.file, self.name, self.credentials = file, name, credentials
+        self.events, self.network = events, network
+        self.heard: dict[str, float] = {}  # when each member was last heard of
+        self.began = self.now  # everybody has time from here on to be heard of
+        self.voter = Voter(file, name, folder, credentials, events, self._heard_of)
+        self.member: Member | None = None
+        # The latest epoch that most of its members were heard to be in, since this process began: they would
+        # have known of an order for the next one.
+        self.confirmed = -1
+        self.problem = ""  # why it does not take part
+        self.broken: set[str] = set()  # whose files are beyond repair: they can go on in another epoch only
+        self.returning: dict[str, float] = {}  # former members, and when each last asked to be let in
+        self.mended = -1  # the epoch that was begun because this member's files were
+        after = self.voter.rules.remove_after
+        self.pause = LONGEST_PAUSE if after is None else min(after / 5, LONGEST_PAUSE)
+        self.proposer = Proposer(self)
+        self.links = MembershipLinks(file, name, credentials, events)
+        self._task: asyncio.Task[None] | None = None
+        asyncio.run_coroutine_threadsafe(self._begin(), network.loop).result()
+
+    async def _begin(self) -> None:
+        self.links.open(self)
+        self._task = self.network.loop.create_task(self._keep())
+
+    def close(self) -> None:
+        """Ends it; what has to be remembered is on disk."""
+        asyncio.run_coroutine_threadsafe(self._close(), self.network.loop).result()
+
+    async def _close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self.links.close()
+
+    @property
+    def now(self) -> float:
+        return self.network.loop.time()
+
+    def _heard_of(self, name: str) -> None:
+        self.heard[name] = self.now
+
+    def lost(self, name: str) -> bool:
+        """Whether ``name`` was not heard of for so long that members go on without it.
+
+        At the very beginning, members come as they like: who was never there is waited for.
+        """
+        after, voter = self.voter.rules.remove_after, self.voter
+        if after is None or name == self.name:
+            return False
+        if voter.epoch.number == 0 and name not in voter.ledger.memory.known:
+            return False
+        return self.now - max(self.heard.get(name, 0.0), self.began) > after
+
+    # --- what it is asked -------------------------------------------------------------------------------
+
+    @property
+    def answers(self) -> dict[str, Callable[[Any, Any], Awaitable[bytes]]]:
+        """What is answered in all epochs, also while this member does not take part."""
+        return {"Membership": self.serve, "Status": self._tell_status}
+
+    async def fetch(self, frames: Any, context: Any) -> AsyncGenerator[bytes, None]:
+        """Messages are of an epoch, and fetched from the ``Member`` of that one."""
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "it does not take part yet")
+        yield b""
+
+    async def _tell_status(self, frames: Any, context: Any) -> bytes:
+        if self.member is None:
+            reason = self.problem or "it does not take part yet"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+            raise AssertionError  # abort does not return
+        return await self.member.service.tell_status(frames, context)
+
+    async def serve(self, frames: Any, context: Any) -> bytes:
+        """The call ``Membership``: anybody may ask who is, was, or is to become a member."""
+        who = caller_name(context, self.credentials is not None)
+        try:
+            if who not in self.voter.known_names:
+                raise HoldfastError("not a member of the federation")
+            shown = shown_by(context)
+            if self.credentials is not None and shown:
+                self.credentials.check(who, shown)  # it may have been revoked
+            word: Word = parse(Word, await first_frame(frames))
+            if word.federation == self.file.id and word.decision is not None:
+                self.take_up(word.decision)
+            reply = self.voter.answer(who, word)
+            if word.broken and word.epoch == reply.epoch and reply.known == word.incarnation:
+                self.broken.add(who)
+            if word.incarnation and word.epoch == reply.epoch and who in self.voter.former:
+                self.returning[who] = self.now
+            return reply.model_dump_json().encode()
+        except (HoldfastError, TimeoutError) as error:
+            self.events.complain("refused", peer=who[:80] or "somebody", reason=str(error))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise
+        except OSError as error:  # nothing is promised that could not be written down
+            self.events.complain("membership", reason=str(error))
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "cannot be saved: no room, or no folder")
+            raise
+
+    # --- what it asks -----------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._hear()
+                await self.proposer.act()
+            except (HoldfastError, OSError) as error:
+                self.events.complain("membership", reason=str(error))
+            await asyncio.sleep(self.pause)
+
+    def others(self) -> list[str]:
+        """Whom to ask: the server, or all nodes; who does not take part asks also those of the file."""
+        if self.file.server is not None:
+            return [] if self.voter.serves else [self.file.server.name]
+        names = self.voter.epoch.names
+        everybody = dict.fromkeys(names if self.voter.admitted else [*names, *self.file.names])
+        return [name for name in everybody if name != self.name]
+
+    async def ask(self, name: str, word: Word) -> Reply | None:
+        """What ``name``, perhaps this member itself, answers; None: nothing."""
+        if name == self.name:
+            return self.voter.answer(name, word)
+        known = [self.voter.federation, self.file]
+        federation = next(f for f in known if name in [member.name for member in f.members])
+        return await self.links.ask(federation, name, word, max(2 * self.pause, 1.0))
+
+    def word(self, **fields: Any) -> Word:
+        """What this member says, beside what it says about itself."""
+        memory, epoch = self.voter.ledger.memory, self.voter.epoch.number
+        about: dict[str, Any] = {"incarnation": memory.incarnation, "order": memory.order}
+        broken = self.name in self.broken
+        return Word(federation=self.file.id, epoch=epoch, broken=broken, **about, **fields)
+
+    async def _hear(self) -> None:
+        """Asks all others whether there is anything new."""
+        self.look_for_order()
+        voter, others, word = self.voter, self.others(), self.word()
+        replies = await asyncio.gather(*(self.ask(name, word) for name in others))
+        know_us = {self.name}
+        for name, reply in zip(others, replies, strict=True):
+            if reply is None:
+                continue
+            if reply.epoch == word.epoch:
+                folder = "" if reply.standing is None else reply.standing.incarnation
+                if voter.ledger.memory.known.get(name, folder) == folder:  # else it has lost its own
+                    self._heard_of(name)
+                if reply.known == word.incarnation:
+                    know_us.add(name)
+                elif reply.known and not voter.ledger.memory.registered:
+                    way = self._way_in("replace")
+                    self._explain(f"{self.name} has lost its folder, since others know another: {way}")
+            self.take_over(name, reply)
+        now = voter.epoch.number
+        there = {n for n, reply in zip(others, replies, strict=True) if reply and reply.epoch == now}
+        if is_majority(there, voter.voters):
+            self.confirmed = now
+        if voter.epoch.number == word.epoch and is_majority(know_us, voter.voters):
+            voter.ledger.remember(registered=True)
+        if self.name not in voter.epoch.names and not voter.serves:
+            self._explain(f"{self.name} is not a member in epoch {voter.epoch.number}: {self._way_in('add')}")
+
+    def take_over(self, name: str, reply: Reply) -> None:
+        """What ``name`` knows of orders and decisions; if it lies, that does not make us deaf for others."""
+        try:
+            self.voter.consider(reply.order)
+            for decision in reply.decisions:
+                self.learn(decision)
+        except HoldfastError as error:
+            self.events.complain("membership", peer=name, reason=str(error))
+
+    def _way_in(self, change: str) -> str:
+        ordered = f"the coordinator has to run 'holdfast federation {change}' for it"
+        if not self.voter.rules.rejoin:
+            return ordered
+        return f"others take it in once they have left out the old one (membership.rejoin), or {ordered}"
+
+    def look_for_order(self) -> None:
+        """The file ``membership/order.json``, which the member's people have put there.
+
+        One that says nothing yet may still be being copied; it keeps nobody from hearing of the others.
+        """
+        path, epoch = self.voter.ledger.folder / "order.json", self.voter.epoch.number
+        if not path.exists():
+            return
+        try:
+            order: Order = parse(Order, path.read_bytes())
+            remove(path)
+            if order.federation == self.file.id and order.epoch != epoch:
+                raise HoldfastError(
+                    f"an order for epoch {order.epoch}, but this is {epoch}: ask for a new one"
+                )
+            self.voter.check_order(order)
+            self.voter.consider(order)
+        except (HoldfastError, OSError) as error:
+            self.events.complain("membership", reason=str(error), file=str(path))
+
+    def _explain(self, problem: str) -> None:
+        if self.problem != problem:
+            self.problem = problem
+            self.events.log("not taking part", "warning", reason=problem)
+
+    def take_up(self, decision: Decision) -> None:
+        """Learns what was decided this moment: there is nothing later that others could tell."""
+        self.learn(decision)
+        if decision.epoch.number == self.voter.epoch.number:
+            self.confirmed = decision.epoch.number
+
+    def learn(self, decision: Decision) -> None:
+        """If it is about the next epoch, the member goes on in that one."""
+        if decision.epoch.number != self.voter.epoch.number + 1:
+            return
+        self.voter.learn(decision)
+        self.began, self.proposer.due_since, self.problem = self.now, None, ""
+        self.broken.clear()
+        self.returning.clear()
+        if self.member is not None:
+            self.member.give_up(EpochChanged())
+
+    # --- where it cannot take part ----------------------------------------------------------------------
+
+    @property
+    def waits_for_another(self) -> bool:
+        """Whether this member takes part in the next epoch only: its files are gone, or all go back."""
+        order = self.voter.order
+        return self.name in self.broken or (order is not None and order.change == "rollback")
+
+    @property
+    def removal(self) -> Epoch | None:
+        """Where the coordinator has removed this member, and has not ordered it to be added again."""
+        now, pending = self.voter.epoch, self.voter.order
+        back = pending is not None and pending.newcomer is not None and pending.name == self.name
+        return self.voter.removal if self.confirmed == now.number and not back else None
+
+    def begin_anew(self, error: BeyondRepairError) -> None:
+        """This member's files are beyond repair: it goes on in a new epoch, from a model that is intact.
+
+        A disk on which that does not help either is not tried again.
+        """
+        number = self.voter.epoch.number
+        if number == self.mended:
+            raise error
+        self.mended = number + 1
+        self.voter.kept.drop_damaged()
+        self.network.loop.call_soon_threadsafe(self.broken.add, self.name)
+        self._explain(f"{error}. The members are asked to begin another epoch, from models that are intact")

@@ -1,0 +1,57 @@
+"""How members ask one another who takes part: at their addresses, or through the relay, in all epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.core.errors import HoldfastError
+from holdfast_deploy.federation import Federation
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.relay.answering import Answerer
+from holdfast_deploy.relay.switchboard import Switchboard, members_scope
+from holdfast_deploy.wire.credentials import Credentials
+from holdfast_deploy.wire.dialling import open_channel
+from holdfast_deploy.wire.membership import Reply, Word, ask
+
+
+class MembershipLinks:
+    """The ways from ``name`` to all who are, were, or are to become members; it runs on the event loop."""
+
+    def __init__(self, file: Federation, name: str, credentials: Credentials | None, events: Events) -> None:
+        self.file, self.name, self.credentials, self.events = file, name, credentials, events
+        self.channels: dict[tuple[str, str], Any] = {}  # by name and address: members may move
+        self.board: Switchboard | None = None
+
+    def open(self, service: Answerer | None = None) -> None:
+        """Connects to the relay, if there is one; ``service`` answers who asks through it."""
+        if self.file.relay is None:
+            return
+        if self.credentials is None:
+            raise HoldfastError("a relay needs certificates: leave out --insecure")
+        scope = members_scope(self.file)
+        self.board = Switchboard(self.file, self.name, self.credentials, self.events, scope)
+        self.board.open(service)
+
+    def channel(self, federation: Federation, peer: str) -> Any:
+        """To ``peer``, a member of ``federation``, which is that of the file or of an epoch."""
+        if self.board is not None and federation.relayed(self.name, peer):
+            return self.board.channel_to(peer)
+        where = (peer, federation.member(peer).address)
+        if where not in self.channels:
+            self.channels[where] = open_channel(federation, peer, self.credentials)
+        return self.channels[where]
+
+    async def ask(self, federation: Federation, peer: str, word: Word, timeout: float) -> Reply | None:
+        """What ``peer`` answers; None: nothing, or nothing that makes sense."""
+        try:
+            channel = self.channel(federation, peer)
+            return await ask(channel, self.name, word, self.credentials is not None, timeout)
+        except HoldfastError as error:
+            self.events.complain("a message was refused", peer=peer, reason=str(error))
+            return None
+
+    async def close(self) -> None:
+        for channel in self.channels.values():
+            await channel.close()
+        if self.board is not None:
+            await self.board.close()

@@ -1,0 +1,65 @@
+"""What a member runs beside its computing, and what taking part has cost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+from holdfast.engines.common.counters import Traffic
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.wire.credentials import Credentials
+
+if TYPE_CHECKING:
+    from holdfast_deploy.member.keeper import Keeper
+
+
+class NetworkThread:
+    """An event loop in a thread of its own: it answers others while the member computes."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="network", daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(_end_all(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+async def _end_all() -> None:
+    """Ends what is still under way: a loop that is closed before would complain on standard error."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=1.0)
+
+
+class Hosting(TypedDict):
+    """What surrounds a member."""
+
+    credentials: Credentials | None
+    events: Events
+    network: NotRequired[NetworkThread | None]  # shared by several members of one process
+    keeper: NotRequired[Keeper | None]  # where members may change
+
+
+@dataclass
+class Costs:
+    """What taking part has cost so far; saved with the state."""
+
+    traffic: Traffic = field(default_factory=Traffic)  # in messages sent, each counted once
+    seconds: float = 0.0  # in all
+    waiting: float = 0.0  # of these, spent on exchanges
+    saving: float = 0.0  # and on writing down states
+    wire_sent: int = 0  # bytes of messages that went out before this process began
+    wire_received: int = 0  # and came in
+    delivery_bytes: int = 0  # the finished model, handed out by a server
+
+    @classmethod
+    def from_notes(cls, notes: dict[str, Any], itemsize: int) -> Costs:
+        return cls(**{**notes, "traffic": Traffic.of(notes["traffic"], itemsize)})

@@ -1,0 +1,89 @@
+"""The server's part of a method that it leads."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from holdfast.contract import ServerAlgorithm
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.channel_run import apart, carried
+from holdfast.problem.statistics import from_moments
+from holdfast_deploy.member.aggregating import aggregate
+from holdfast_deploy.member.epoch_start import forget_epoch_before, starting_model
+from holdfast_deploy.member.template import channel_slots
+from holdfast_deploy.storage.results import write_model
+
+if TYPE_CHECKING:
+    from holdfast_deploy.member.server import Server
+
+
+def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
+    """All rounds that are left, and the finished model, which is written down and handed out."""
+    federation, nodes = server.federation, len(server.federation.node)
+    channel, slots = federation.wire_channel, channel_slots(federation, server.x0)
+    memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
+    first = federation.first_round
+    state = method.at(first).init_server(server.x0.clone())
+    if server.saved is not None:
+        state, memory = apart(server.saved.read(carried(state, memory), server.x0.device))
+    else:
+        server.stage = first
+        if federation.epoch:
+            state = method.at(first).init_server(starting_model(server))
+        server.save_round(first, carried(state, memory))
+        forget_epoch_before(server)
+    server.forget(server.done)
+    for r in range(server.done, federation.rounds):
+        now = method.at(r)
+        server.due = server.schedule.after(r, [key[:2] for key in server.outbox.messages])
+        server.stage = r + 1
+        server.phase = f"serving round {r + 1}"
+        carrier = server.carrier(r)
+        sent = carrier.broadcast(now.broadcast(state), nodes)
+        carrier.check()
+        published = server.publish(server.header(0, sent.wire), sent.wire)
+        if federation.secure_aggregation is None:
+            size = federation.cohort if federation.secret_cohorts else None
+            mean, takers = server.mean(channel, size), server.takers()
+        else:
+            mean, takers = aggregate(server, published.header)
+        arrived = tree_map(lambda t: t.squeeze(0), mean)
+        share = (federation.cohort if federation.secret_cohorts else len(takers)) / nodes
+        mean, memory = channel.gather(arrived, memory, share)
+        if server.privacy is not None:
+            server.privacy.releases.begin(str(r))
+        state = now.server(state, mean, share)
+        if server.privacy is not None:
+            server.insist(partial(server.privacy.charge, r, takers))
+        server.costs.traffic.count(len(takers), sent.message, sent.wire)
+        for name in takers:
+            came = [server.arrivals[r + 1, server.schedule.message][name].content]
+            server.tally.add(name, server.stage, sent=[published.header.content], received=came)
+        if server.keeps_cohorts:
+            server.insist(partial(server.cohorts.add, r + 1, " ".join(takers)))
+        if server.quorum is not None:
+            left_out = len(server.due.names) - len(takers)
+            server.metrics = {"answers": float(len(takers)), "left_out": float(left_out)}
+        server.save_round(r + 1, carried(state, memory))
+        server.forget(r + 1)
+    _hand_out(server, method.at(max(federation.rounds - 1, 0)).model(state))
+
+
+def _hand_out(server: Server, model: Tensor) -> None:
+    federation = server.federation
+    server.stage = federation.rounds + 1
+    server.due = server.schedule.due((server.stage, 0))
+    published = server.publish(server.header(0, model), model)
+    for name in federation.names:
+        server.tally.add(name, server.stage, sent=[published.header.content])
+    server.costs.delivery_bytes = len(federation.node) * published.header.size
+    notes = {"federation": federation.name, "rounds": federation.rounds}
+    server.phase = "handing out the model"
+    statistics = server.average_statistics(server.costs.delivery_bytes)
+    complete = model if statistics is None else torch.cat([model, from_moments(statistics[0]).flatten()])
+    server.insist(lambda: write_model(server.folder, server.model, complete, notes))
+    server.ask(server.everybody)

@@ -1,0 +1,81 @@
+"""What states and messages look like, found without computing or sending anything."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.contract import Algorithm, ServerAlgorithm
+from holdfast.core.randomness import coin
+from holdfast.engines.common.channel_run import Carrier, Slot, carried, new_slots
+from holdfast.engines.common.trial import (
+    EchoPeers,
+    Flip,
+    client_message,
+    grown,
+    sent_in_round,
+    trial,
+    zero_oracle,
+)
+from holdfast_deploy.federation import Federation
+
+
+def new_carrier(federation: Federation, round: int, slots: tuple[Slot, ...], nodes: Tensor) -> Carrier:
+    """The federation's channel in a round, for the messages of ``nodes`` [m]."""
+    lost = torch.zeros((), dtype=torch.bool, device=nodes.device)
+    return Carrier(federation.wire_channel, slots, federation.seed, round, nodes, lost)
+
+
+def channel_slots(federation: Federation, like: Tensor) -> tuple[Slot, ...]:
+    """What the channel remembers at one node before the first round; ``like`` is a model, [d]."""
+    if federation.wire_channel.transparent:
+        return ()
+    messages = sent_in_round(federation.member_method, federation.member_network, like)
+    return new_slots(federation.wire_channel, messages)
+
+
+def state_template(federation: Federation, node: int, x0: Tensor) -> Any:
+    """A tree like what ``node`` saves, on the device "meta": shapes without memory."""
+    method, like = federation.member_method.at(0), torch.empty_like(x0, device="meta")
+    slots = channel_slots(federation, like)
+    if isinstance(method, ServerAlgorithm):
+        return carried(method.init(like[None]), slots)
+    assert isinstance(method, Algorithm)
+    oracle = zero_oracle(len(federation.node), node, x0.numel())
+    peers = EchoPeers(federation.member_network.at(0), node, like, _coins(federation, 0))
+    return carried(method.init(like[None], oracle, peers), slots)
+
+
+def client_template(federation: Federation, dim: int) -> Any:
+    """A tree like what a client of a server method sends, with models of dimension ``dim``, on "meta"."""
+    method, nodes = federation.member_method, len(federation.node)
+    assert isinstance(method, ServerAlgorithm)
+    return grown(method, lambda size: client_message(method, nodes, size), _model_like(federation, dim))
+
+
+def averaged_messages(federation: Federation, dim: int, stage: int) -> list[Any]:
+    """Trees like what every node has a server average in a stage, exchange by exchange, on "meta".
+
+    Stage 0 is before the first round.
+    """
+    method, r = federation.member_method, max(stage - 1, 0)
+    assert isinstance(method, Algorithm)
+
+    def sent(size: int) -> list[Any]:
+        start, round = trial(method, federation.member_network, size, lambda: _coins(federation, r), [r])
+        return start.sent if stage == 0 else round.sent
+
+    return list(grown(method, sent, _model_like(federation, dim)))
+
+
+def _coins(federation: Federation, round: int) -> Flip:
+    """The coins of a round, which nodes have in common."""
+    draws = count(1)
+    return lambda probability: coin(federation.seed, round, next(draws), probability)
+
+
+def _model_like(federation: Federation, dim: int) -> Tensor:
+    return torch.empty(dim, dtype=federation.torch_dtype, device="meta")

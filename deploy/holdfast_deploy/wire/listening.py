@@ -1,0 +1,169 @@
+"""A gRPC server for a member: bounded, and with TLS 1.3 or on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from holdfast.core.errors import TRY_LATER, HoldfastError
+from holdfast_deploy.federation import Federation
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.storage.scarcity import raise_file_limit
+from holdfast_deploy.wire.credentials import Credentials, serial_of
+from holdfast_deploy.wire.doorkeeper import Doorkeeper
+from holdfast_deploy.wire.protocol import CONNECTION, LARGEST_FRAME, NAME_KEY, SERVICE, SILENCE
+from holdfast_deploy.wire.tls import speaks_tls_1_2
+
+Frames = AsyncIterator[bytes]
+
+STREAMS = 32  # calls of one connection: each may hold some pieces in memory
+HANDSHAKE = 10.0  # seconds in which a caller has to prove who it is
+
+
+async def serve(
+    address: str,
+    credentials: Credentials | None,
+    fetch: Callable[[Any, Any], AsyncGenerator[bytes, None]],
+    answers: Mapping[str, Callable[[Any, Any], Awaitable[bytes]]],
+    most: int,
+    events: Events,
+    service: str = SERVICE,
+    streaming: str = "Fetch",
+    streams: int = STREAMS,
+) -> tuple[Any, int, Doorkeeper]:
+    """Lets others ask on ``address``: ``fetch`` and ``answers``, by name; the server, its port, its door.
+
+    There are at most ``most`` connections, with ``streams`` calls each, and at most half of the files that
+    the process may open.
+    """
+    most = min(raise_file_limit() // 2, most)
+    limits = [
+        ("grpc.max_allowed_incoming_connections", most),
+        ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)),
+        ("grpc.max_concurrent_streams", streams),
+    ]
+    server = grpc.aio.server(options=[*CONNECTION, *limits])
+    door = Doorkeeper(most // 2, events, name_of=_certified_name)
+    # All as streams: gRPC refuses frames above its limit by itself, which only a stream gets to know.
+    handlers = {
+        name: grpc.stream_unary_rpc_method_handler(door.seen(answer)) for name, answer in answers.items()
+    }
+    handlers[streaming] = grpc.stream_stream_rpc_method_handler(door.seen_streaming(fetch))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials.for_server())
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise _why_not(address)
+    await server.start()
+    host = address.rpartition(":")[0].strip("[]")
+    trial = "localhost" if host in ("::", "0.0.0.0") else host
+    if credentials is not None and await speaks_tls_1_2(trial, port):
+        await server.stop(0)
+        raise HoldfastError(
+            "gRPC was loaded first and would accept TLS 1.2; import holdfast_deploy.wire before it"
+        )
+    return server, port, door
+
+
+class PortTakenError(HoldfastError):
+    """Another process listens there, perhaps the one before that is about to end."""
+
+    exit_code = TRY_LATER
+
+
+def _why_not(address: str) -> HoldfastError:
+    """Why nobody can listen on ``address``, which gRPC does not tell."""
+    host, _, port = address.rpartition(":")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host.strip("[]"), int(port)), family=family):
+            return PortTakenError(f"cannot listen on {address}: the port was taken until just now; try again")
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return PortTakenError(
+                f"cannot listen on {address}: the port is taken; stop the program that has it, or listen "
+                "elsewhere with --listen"
+            )
+        return HoldfastError(f"cannot listen on {address} ({error.strerror}): give another with --listen")
+
+
+# --- who calls -------------------------------------------------------------------------------------------
+
+
+def caller_name(context: Any, secure: bool) -> str:
+    """The name in the caller's certificate, or without certificates the name it gives; "" if it has none."""
+    if not secure:
+        return metadata(context, NAME_KEY)
+    names = context.auth_context().get("x509_subject_alternative_name", [])
+    return str(names[0].decode(errors="replace")) if len(names) == 1 else ""
+
+
+def _certified_name(context: Any) -> str | None:
+    """For ``Doorkeeper.name_of``."""
+    return (caller_name(context, secure=True) or None) if shown_by(context) else ""
+
+
+def caller(context: Any, secure: bool) -> dict[str, str]:
+    """Who calls, for the audit log: its name, its address, and the serial number of its certificate."""
+    about = {"peer": caller_name(context, secure), "address": unquote(context.peer())}
+    pem = context.auth_context().get("x509_pem_cert", [])
+    return about | ({"serial": serial_of(pem[0])} if pem else {})
+
+
+def shown_by(context: Any) -> bytes:
+    """The caller's certificate, in PEM; b"" if it has none."""
+    return b"".join(context.auth_context().get("x509_pem_cert", []))
+
+
+def metadata(context: Any, wanted: str) -> str:
+    """What the caller says beside its question; "" if it says nothing, or several things."""
+    values = [str(value) for key, value in context.invocation_metadata() or () if key == wanted]
+    return values[0] if len(values) == 1 else ""
+
+
+async def first_frame(frames: Frames) -> bytes:
+    """The first frame, which says what is wanted, or what follows."""
+    async with asyncio.timeout(SILENCE):
+        async for frame in frames:
+            return frame
+    raise HoldfastError(f"nothing, or a frame above {LARGEST_FRAME} bytes")
+
+
+# --- without certificates, a member talks to its own machine only ----------------------------------------
+
+
+def is_loopback(address: str) -> bool:
+    """Whether host:port can be reached from this machine only."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def bind_address(address: str) -> str:
+    """Where to listen: loopback as it is, otherwise all interfaces, since names inside may differ."""
+    if not address or is_loopback(address):
+        return address
+    return f"[::]:{address.rpartition(':')[2]}"
+
+
+def require_loopback(federation: Federation, listen: str | None) -> None:
+    """No unencrypted traffic leaves the machine."""
+    for address in [*(member.address for member in federation.members if member.address), listen]:
+        if address is not None and not is_loopback(address):
+            raise HoldfastError(
+                f"--insecure: only for loopback addresses such as 127.0.0.1:7001, not {address}"
+            )

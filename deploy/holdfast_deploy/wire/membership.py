@@ -1,0 +1,107 @@
+"""What members say to one another about who takes part, and how a vote is signed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import Field
+
+from holdfast.core.errors import HoldfastError
+from holdfast_deploy.agreement import Ballot, Decision, Signed, Vote
+from holdfast_deploy.epochs import Checked, Epoch, Order, Standing
+from holdfast_deploy.storage.messages import LONGEST_HEADER, Number, parse
+from holdfast_deploy.wire.credentials import Credentials
+from holdfast_deploy.wire.protocol import NAME_KEY, SERVICE
+
+MOST_DECISIONS = 2  # in one answer; who is further behind asks again
+
+
+class Word(Checked):
+    """What a member asks: whether there is anything new, for a promise, or for a vote."""
+
+    federation: str = Field(max_length=64)  # the digest of the file
+    epoch: Number  # where the asker is
+    incarnation: str = Field(pattern="^([0-9a-f]{16})?$")  # of its folder; "": it only looks on
+    kind: Literal["hello", "promise", "vote"] = "hello"
+    ballot: Ballot = (0, "")
+    value: Epoch | None = None  # what to vote for
+    order: Order | None = None  # the coordinator's latest
+    broken: bool = False  # the asker's files are beyond repair: it can go on in another epoch only
+    decision: Decision | None = None  # about what follows the asker's epoch; it need not be asked for then
+
+
+class Reply(Checked):
+    """What it is answered."""
+
+    epoch: Number  # where the one who answers is
+    decisions: list[Decision] = Field(default=[], max_length=MOST_DECISIONS)  # after the asker's epoch
+    known: str = ""  # the incarnation of the asker that is known here
+    order: Order | None = None
+    granted: bool = False  # the promise, or the vote
+    vote: Vote | None = None  # as it is written down now
+    standing: Standing | None = None
+    signed: Signed = Signed()
+
+
+async def ask(channel: Any, name: str, word: Word, secure: bool, timeout: float) -> Reply | None:
+    """What the member behind ``channel`` answers to ``name``; None: nothing."""
+    call = channel.unary_unary(f"/{SERVICE}/Membership")
+    metadata = None if secure else ((NAME_KEY, name),)
+    try:
+        text = await call(word.model_dump_json().encode(), metadata=metadata, timeout=timeout)
+    except (grpc.aio.AioRpcError, TimeoutError):
+        return None
+    if len(text) > 4 * LONGEST_HEADER:
+        raise HoldfastError("an answer about membership is too long")
+    reply: Reply = parse(Reply, text)
+    return reply
+
+
+# --- votes are signed, so that a decision can be shown to others --------------------------------------------
+
+
+def _document(federation: str, ballot: Ballot, epoch: Epoch) -> bytes:
+    """All of ``epoch``, also its order, and addresses that the order gives."""
+    whole = hashlib.sha256(epoch.model_dump_json().encode()).hexdigest()
+    return f"holdfast vote {federation} {ballot[0]} {ballot[1]} {whole}".encode()
+
+
+def sign_vote(credentials: Credentials | None, federation: str, ballot: Ballot, epoch: Epoch) -> Signed:
+    """The vote for ``epoch``, with the member's own key."""
+    if credentials is None:
+        return Signed()
+    key = serialization.load_pem_private_key(credentials.key, password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    signature = key.sign(_document(federation, ballot, epoch), ec.ECDSA(hashes.SHA256()))
+    return Signed(certificate=credentials.certificate.decode(), signature=signature.hex())
+
+
+def check_vote(
+    credentials: Credentials | None, federation: str, name: str, signed: Signed, decision: Decision
+) -> None:
+    """Refuses what is not the vote of the member called ``name``."""
+    if credentials is None:
+        return
+    try:
+        certificate = x509.load_pem_x509_certificate(signed.certificate.encode())
+        authorities = x509.load_pem_x509_certificates(credentials.authority_of(name))
+        issuer = next((ca for ca in authorities if ca.subject == certificate.issuer), authorities[0])
+        certificate.verify_directly_issued_by(issuer)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        key = certificate.public_key()
+        if names.get_values_for_type(x509.DNSName) != [name] or not isinstance(
+            key, ec.EllipticCurvePublicKey
+        ):
+            raise ValueError("of another member")
+        document = _document(federation, decision.ballot, decision.epoch)
+        key.verify(bytes.fromhex(signed.signature), document, ec.ECDSA(hashes.SHA256()))
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        raise HoldfastError(
+            f"epoch {decision.epoch.number}: the vote of {name!r} is not signed by it"
+        ) from None

@@ -1,0 +1,105 @@
+"""Waiting for another member: again and again, until the answer is there or the limit is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import grpc
+
+from holdfast.core.errors import HoldfastError
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.storage.incarnations import MixedRunsError
+from holdfast_deploy.storage.messages import DamagedError
+from holdfast_deploy.storage.scarcity import SCARCE
+from holdfast_deploy.storage.tally import ForgedError
+from holdfast_deploy.wire.dialling import (
+    RefusedForGoodError,
+    Unreachable,
+    Wait,
+    WaitLimitError,
+    reason,
+)
+from holdfast_deploy.wire.protocol import FOR_GOOD, FORGED, PATIENCE
+
+JITTER = random.Random()  # the global generator may be seeded for the transforms of a data set
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
+
+T = TypeVar("T")
+
+
+class Link(Protocol):
+    """What waiting has to know of the way to a peer."""
+
+    peer: str
+    events: Events
+    waits: dict[str, Wait]  # those under way, by peer
+    round: int  # where the peer is, as far as we know
+    retries: int
+
+
+async def patiently(link: Link, attempt: Callable[[], Awaitable[T | None]], limit: float) -> T:
+    """Repeats ``attempt`` until it gives something, for ``limit`` seconds.
+
+    The limit counts from the beginning, or from when the peer was first heard to be a round further.
+    Pieces of a message do not extend it: in time is what is complete in time.
+    """
+    wait = link.waits[link.peer] = Wait(link.peer, time.monotonic())
+    known_round, pause = link.round, SHORTEST_PAUSE
+    deadline = wait.since + limit
+    try:
+        while True:
+            begun = time.monotonic()
+            try:
+                async with asyncio.timeout(deadline - begun) as overall:
+                    result = await attempt()
+                if result is not None:
+                    return result
+                wait.problem = ""
+            except grpc.aio.AioRpcError as error:
+                if error.code() is FORGED:
+                    raise ForgedError(f"{link.peer} says: {reason(error)}") from None
+                if error.code() is FOR_GOOD:
+                    raise RefusedForGoodError(f"{link.peer} refuses: {reason(error)}") from None
+                wait.problem = reason(error)
+                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    # We disagree about the file or the model, which waiting alone does not mend.
+                    link.events.complain("refused by", peer=link.peer, reason=wait.problem)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                wait.problem = "the connection was closed"  # by us: see ``drop_if_revoked``
+            except Unreachable as error:
+                wait.problem = str(error)
+            except TimeoutError:
+                wait.problem = wait.problem if overall.expired() else "it fell silent"
+            except OSError as error:
+                if error.errno not in SCARCE:
+                    raise
+                wait.problem = str(error.strerror)
+                link.events.complain("no room, waiting", reason=wait.problem, peer=link.peer)
+            except (MixedRunsError, ForgedError, DamagedError):
+                raise
+            except HoldfastError as error:
+                wait.problem = str(error)
+                link.events.complain("a message was refused", peer=link.peer, reason=str(error))
+            now = time.monotonic()
+            if link.round > known_round:
+                deadline, known_round = now + limit, link.round
+            if now >= deadline:
+                raise WaitLimitError(
+                    f"{wait}; that is the limit (limits.wait). Everything is saved: start the same "
+                    "command again to go on"
+                )
+            if wait.problem or now - begun < PATIENCE / 2:
+                link.retries += 1
+                await asyncio.sleep(min(pause * JITTER.uniform(0.5, 1.0), deadline - now))
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                pause = SHORTEST_PAUSE
+    finally:
+        link.waits.pop(link.peer, None)

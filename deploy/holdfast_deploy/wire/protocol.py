@@ -1,0 +1,99 @@
+"""What members say to one another, and the settings that both ends of a connection share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import grpc
+from pydantic import BaseModel, ConfigDict, Field
+
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.storage.messages import (
+    CHUNK,
+    UNSEALED,
+    Digest,
+    Header,
+    Incarnations,
+    Number,
+)
+from holdfast_deploy.storage.tally import KEPT, Passed
+
+SERVICE = "holdfast.Federation"
+NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
+MODEL_KEY = "holdfast-model"  # who trains a model of its own says which; see ``OwnModel.identity``
+READING_KEY = "holdfast-reading"  # what the asker's columns are; see ``Readings.told``
+AUDIT_KEY = "holdfast-audit"  # the asker's ``Head``, for the other's audit log
+PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
+SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up
+LARGEST_FRAME = CHUNK + (1 << 16)
+FOR_GOOD = grpc.StatusCode.ABORTED  # never gRPC's own answer: the asker cannot go on in this run
+FORGED = grpc.StatusCode.DATA_LOSS  # nor is this: see ``ForgedError``
+
+CONNECTION = [
+    ("grpc.max_receive_message_length", LARGEST_FRAME),
+    ("grpc.max_send_message_length", LARGEST_FRAME),
+    ("grpc.max_metadata_size", 16384),
+    ("grpc.keepalive_time_ms", 30_000),  # a long local phase is no reason to drop a connection
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),  # two processes on one port is a mistake
+]
+
+
+Bytes = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def audit_message(events: Events, event: str, header: Header, **who: str) -> None:
+    """A line in the audit log about a message that passed; ``who``: peer, address, serial."""
+    events.audit(
+        event,
+        **who,
+        round=header.round,
+        exchange=header.exchange,
+        bytes=header.size,
+        digest=header.checksum,
+    )
+
+
+class LeftOut(Exception):  # noqa: N818 - not an error
+    """The server went on without this client's message of ``stage``; it is at the stage ``now``."""
+
+    def __init__(self, stage: int, now: int) -> None:
+        super().__init__(f"left out of round {stage}")
+        self.stage, self.now = stage, now
+
+
+class Counted(Exception):  # noqa: N818 - not an error
+    """The server has ended the round with this client's message, and needs nothing more of it."""
+
+
+class Ask(BaseModel):
+    """A question about one exchange."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    federation: str = Field(max_length=64)
+    start: str = Field(max_length=64)  # digest of the model that the asker started from
+    round: Number
+    exchange: Number
+    depends_on: Incarnations = {}  # what the asker's state depends on
+    passed: list[Passed] = Field(default=[], max_length=KEPT)  # over the link, as the asker saw it
+    offset: Bytes = 0  # how much of the message is there from before, whole pieces
+    content: Digest = UNSEALED  # of the message that this is a part of
+
+
+class Answer(BaseModel):
+    """What comes first in every answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    round: Number  # where the one who answers is
+    header: Header | None = None  # of the message that follows; None: not yet
+    offset: Bytes = 0  # from where on it follows
+    # Whether a sporadic link took part; None: not decided yet. Of a server, False: see ``LeftOut``,
+    # and True, without a header: see ``Counted``.
+    active: bool | None = None
+    received: bool = False  # a message to the server is safe there
+    passed: list[Passed] = Field(default=[], max_length=KEPT)  # as the one who answers saw it

@@ -1,3 +1,0 @@
-"""A process of a federation: a node next to its data, or a server."""
-
-import holdfast.engines.deploy.wire  # noqa: F401 - before gRPC, which it configures

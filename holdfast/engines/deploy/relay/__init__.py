@@ -1,3 +1,0 @@
-"""Members that can only dial out: a relay passes sealed frames between them and cannot read them."""
-
-import holdfast.engines.deploy.wire  # noqa: F401 - before gRPC, which it configures

@@ -1,0 +1,185 @@
+"""Bad bytes, by the hundred thousand: an error for whoever sent them, a line in the log, and on it goes.
+
+They go through the very functions that take in answers (``Link``) and questions (``Service``), without a
+socket in between.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from bad_bytes import Mangler
+from federation_runs import describe
+from fuzzed_federation import (
+    FEDAVG,
+    GECL,
+    REFUSED,
+    SERVER,
+    Fuzzed,
+    bad_questions,
+    in_bulk,
+    refuses_answer,
+    settle_submission,
+)
+
+from holdfast_deploy.member.server import Server
+from holdfast_deploy.wire.protocol import Answer
+
+# --- answers: a neighbour that was asked sends nonsense ----------------------------------------------------
+
+
+class Replay:
+    """In the place of a gRPC channel: answers every call with the frames it is given."""
+
+    def __init__(self) -> None:
+        self.frames: Iterator[bytes] = iter(())
+
+    def unary_stream(self, method: str) -> Any:
+        return lambda request, metadata: self
+
+    async def read(self) -> Any:
+        return next(self.frames, grpc.aio.EOF)
+
+    def cancel(self) -> None:
+        pass
+
+
+@in_bulk(5_000, 50_000)
+def test_fuzzed_answers_are_refused(count: int, tmp_path: Path) -> None:
+    fuzzed = Fuzzed(describe(GECL, nodes=2), tmp_path)
+    honest, frames = fuzzed.message("b")
+    answer = Answer(round=1, header=honest).model_dump(mode="json")
+    mangler, replay, kinds = Mangler(1), Replay(), Counter[str]()
+
+    async def bombard() -> int:
+        link = await fuzzed["a"].link("b")
+        real, link.channel = link.channel, replay
+        refused = 0
+        for _ in range(count):
+            kind, bad = mangler.mangle(answer, frames)
+            replay.frames = iter(bad)
+            if await refuses_answer(link, honest, frames):
+                kinds[kind] += 1
+                refused += 1
+        replay.frames = iter([json.dumps(answer).encode(), *frames])
+        assert not await refuses_answer(link, honest, frames)
+        link.channel, link.round = real, 0
+        return refused
+
+    refused = fuzzed["a"].ask(bombard)
+    assert refused > 0.95 * count  # a flipped bit may leave an answer that is as good
+    assert kinds.keys() == {*Mangler.HEADERS, *Mangler.PAYLOADS}
+    fuzzed.finish()
+
+
+# --- questions and submissions: a member that asks, or sends, nonsense --------------------------------------
+
+
+class Aborted(Exception):  # noqa: N818 - as in gRPC
+    """The call was answered with an error."""
+
+
+class Caller:
+    """In the place of gRPC's context: the call of a member with a good certificate."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.code = name, None
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_subject_alternative_name": [self.name.encode()]}
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self.code = code
+        assert len(details) < 1000
+        raise Aborted
+
+
+async def stream(content: list[bytes]) -> AsyncIterator[bytes]:
+    for frame in content:
+        yield frame
+
+
+@in_bulk(3_000, 30_000)
+def test_fuzzed_questions_are_refused(count: int, tmp_path: Path) -> None:
+    fuzzed = Fuzzed(describe(GECL, nodes=2), tmp_path)
+    service = fuzzed["a"].service
+
+    async def fetch(frames: AsyncIterator[bytes], caller: Caller) -> bytes:
+        return await anext(aiter(service.fetch(frames, caller)))
+
+    methods = [fetch, service.agree, service.release]
+
+    async def bombard() -> int:
+        asked = 0
+        for i, text in enumerate(bad_questions(fuzzed["a"], Mangler(2), count)):
+            caller = Caller("b")
+            with pytest.raises(Aborted):
+                await methods[i % 3](stream([text]), caller)
+            assert caller.code in REFUSED
+            asked += 1
+        return asked
+
+    asked = fuzzed["a"].ask(bombard)
+    assert asked > 0.9 * count
+    assert fuzzed["a"].events.complaints["refused"] == asked
+    fuzzed.finish()
+
+
+@in_bulk(2_000, 20_000)
+def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
+    fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
+    honest, frames = fuzzed.message("a")
+    head, mangler, hub = honest.model_dump(mode="json"), Mangler(3), fuzzed["hub"]
+    assert isinstance(hub, Server)
+    hub.stage = 1  # so that everything but the mistake is right
+
+    async def bombard() -> int:
+        refused = 0
+        for _ in range(count):
+            bad, caller = mangler.mangle(head, frames)[1], Caller("a")
+            try:
+                await hub.service.submit(stream(bad), caller)
+                settle_submission(hub, bad[0], honest, frames)
+            except Aborted:
+                assert caller.code in REFUSED
+                refused += 1
+        return refused
+
+    refused = hub.ask(bombard)
+    assert refused > 0.9 * count
+    assert hub.events.complaints["refused"] == refused
+    hub.stage = 0
+    fuzzed.finish()
+
+
+def test_a_message_that_cannot_be_saved_is_refused_for_now(tmp_path: Path) -> None:
+    fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
+    honest, frames = fuzzed.message("a")
+    hub, caller = fuzzed["hub"], Caller("a")
+    assert isinstance(hub, Server)
+    hub.stage = 1
+    hub.store.inbox.rmdir()
+
+    async def submit() -> bytes:
+        return await hub.service.submit(stream([honest.model_dump_json().encode(), *frames]), caller)
+
+    with pytest.raises(Aborted):
+        hub.ask(submit)
+    assert caller.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    hub.store.inbox.mkdir()
+    assert b'"received":true' in hub.ask(submit)
+    settle_submission(hub, b"", honest, frames)
+    hub.stage = 0
+    fuzzed.finish()

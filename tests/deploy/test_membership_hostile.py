@@ -1,0 +1,211 @@
+"""A member that lies about who takes part changes nothing that its votes alone could not."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import tomli_w
+from command_line import holdfast
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from epoch_runs import Threads, epochs_of
+from federation_runs import PATIENCE, describe
+
+from holdfast.core.errors import HoldfastError
+from holdfast_deploy import signing
+from holdfast_deploy.agreement import Decision
+from holdfast_deploy.epochs import Epoch, Order, Standing, check_change, next_epoch
+from holdfast_deploy.federation import MembershipConfig, NodeConfig
+from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.member import keeper
+from holdfast_deploy.wire.authority import make_certificates
+from holdfast_deploy.wire.credentials import load_credentials
+from holdfast_deploy.wire.membership import Reply, Word, check_vote, sign_vote
+from holdfast_deploy.wire.protocol import SERVICE
+
+GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
+KEY = Ed25519PrivateKey.generate()
+NOW = Epoch(number=0, first=0, nodes=[NodeConfig(name=name, samples=10) for name in "abcd"])
+
+
+def after(names: str = "abcd", joined: str = "", order: Order | None = None, **nodes: NodeConfig) -> Epoch:
+    """An epoch after ``NOW``, with some of its ``nodes`` changed."""
+    members = [nodes.get(name, NodeConfig(name=name, samples=None if name == "e" else 10)) for name in names]
+    return Epoch(number=1, first=4, nodes=members, joined=list(joined), order=order)
+
+
+def ordered(change: str, name: str, **node: Any) -> Order:
+    return Order(federation="f", epoch=0, change=change, node=NodeConfig(name=name, **node))
+
+
+def test_nothing_changes_but_what_was_ordered_or_lost() -> None:
+    rules, former = MembershipConfig(remove_after=1.0, rejoin=True), {"f": NodeConfig(name="f", samples=5)}
+    moved = {"c": NodeConfig(name="c", address="there:1")}
+    for fine in [
+        after("abd"),
+        after("abde", "e", ordered("add", "e")),
+        after("abd", order=ordered("remove", "c")),
+        after("ab", order=ordered("remove", "c").model_copy(update={"also": ["d"]})),
+        after("abcd", "c", ordered("replace", "c", address="there:1"), **moved),
+        after("abcdf", "f", f=former["f"]),
+    ]:
+        check_change(NOW, fine, rules, former)
+    for wrong in [
+        after(b=NodeConfig(name="b", samples=10**9)),  # by samples, it would outweigh all others
+        after(b=NodeConfig(name="b", samples=10, local_steps=10**6)),
+        after(b=NodeConfig(name="b", samples=10, address="elsewhere:1")),
+        after("abcdf", "f", f=NodeConfig(name="f", samples=6)),
+        after("abcde", "e", ordered("add", "e"), e=NodeConfig(name="e", samples=1)),
+    ]:
+        with pytest.raises(HoldfastError, match="is not as it was"):
+            check_change(NOW, wrong, rules, former)
+    for ignored in [
+        after(order=ordered("remove", "c")),
+        after("abd", order=ordered("remove", "c").model_copy(update={"also": ["d"]})),
+        after(order=ordered("add", "e")),
+        after("abde", "", ordered("add", "e")),
+        after(order=ordered("replace", "c", samples=10)),
+    ]:
+        with pytest.raises(HoldfastError, match="does not do what its order says"):
+            check_change(NOW, ignored, rules, former)
+
+
+def test_votes_are_for_all_of_an_epoch(tmp_path: Path) -> None:
+    """Whoever passes a decision on cannot take its order out, or have others dial elsewhere."""
+    make_certificates(tmp_path, "test", ["a"], days=1)
+    credentials = load_credentials(tmp_path, "a")
+    epoch = after("abd", order=ordered("remove", "c"))
+    vote = sign_vote(credentials, "digest", (1, "a"), epoch)
+    check_vote(credentials, "digest", "a", vote, Decision(epoch=epoch, ballot=(1, "a"), votes={}))
+    moved = [node.model_copy(update={"address": "there:1"}) for node in epoch.nodes]
+    for changes in ({"order": None}, {"nodes": moved}):
+        other = Decision(epoch=epoch.model_copy(update=changes), ballot=(1, "a"), votes={})
+        with pytest.raises(HoldfastError, match="is not signed by it"):
+            check_vote(credentials, "digest", "a", vote, other)
+
+
+def say(threads: Threads, who: str, to: str, word: Word) -> grpc.StatusCode:
+    """What the member ``to`` thinks of it, if ``who`` says ``word``."""
+    options = [("grpc.ssl_target_name_override", to), ("grpc.use_local_subchannel_pool", 1)]
+    address, credentials = threads.file.member(to).address, threads.credentials(who).for_client()
+    with grpc.secure_channel(address, credentials, options=options) as channel:
+        try:
+            channel.unary_unary(f"/{SERVICE}/Membership")(word.model_dump_json().encode(), timeout=30)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+def test_a_liar_about_ballots_and_orders_does_not_keep_the_others_from_agreeing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """a draws the highest ballot there is, and one in b's name; then it shows an order that nobody signed."""
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    coordinator = KEY.public_key().public_bytes_raw().hex()
+    raw = describe(GECL, 4, 8, membership={}, dtype="float64", coordinator=coordinator)
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    for name in "abcd":
+        threads.start(name)
+    threads.hold(3)
+    liar, b = (threads.members[name].keeper for name in "ab")
+    assert liar is not None
+    assert b is not None
+    monkeypatch.setattr(liar.proposer, "due", lambda: False)  # it lies about an order, and begins no epoch
+    about = {"federation": threads.file.id, "epoch": 0, "incarnation": liar.voter.ledger.memory.incarnation}
+    for ballot in ((2**31 - 1, "a"), (1, "b")):
+        for to in "bcd":
+            word = Word(**about, kind="promise", ballot=ballot)
+            assert say(threads, "a", to, word) == grpc.StatusCode.FAILED_PRECONDITION
+    forged = Order(federation=threads.file.id, epoch=0, change="remove", node=NodeConfig(name="b"))
+    liar.voter.ledger.memory = liar.voter.ledger.memory.model_copy(update={"order": forged})
+    threads.until(lambda: any("nobody has signed" in str(e.get("reason")) for e in threads.log))
+    b.voter.ledger.memory = b.voter.ledger.memory.model_copy(update={"registered": False})
+    threads.until(lambda: b.voter.ledger.memory.registered)  # it hears the others all the same
+
+    wanted = Order(federation=threads.file.id, epoch=0, change="remove", node=NodeConfig(name="d"))
+    signature = signing.sign("membership", wanted.document, KEY)
+    signed = wanted.model_copy(update={"signature": signature})
+    (tmp_path / "c" / "membership" / "order.json").write_text(signed.model_dump_json())
+    liar.voter.ledger.memory = liar.voter.ledger.memory.model_copy(update={"order": None})
+    threads.threads.pop("d").join(PATIENCE)
+    threads.limit = 9
+    assert str(threads.errors.pop("d")).startswith("the coordinator has removed d")
+    threads.end()
+    assert all(e["peer"] == "a" for e in threads.log if "ballot" in str(e.get("reason")))
+
+
+def test_no_epoch_begins_after_the_last_round(tmp_path: Path) -> None:
+    raw = describe(GECL, 3, 8, membership={"remove_after": "1s"})
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    for name in "abc":
+        threads.start(name)
+    threads.hold(2)
+    a = threads.members["a"].keeper
+    assert a is not None
+    late = Epoch(number=1, first=9, nodes=a.voter.epoch.nodes, joined=["b", "c"])
+    with pytest.raises(HoldfastError, match="does not follow"):
+        a.voter.check(late)
+    threads.limit = 9
+    threads.end()
+
+
+def test_a_member_that_claims_all_rounds_there_could_be_takes_no_memory() -> None:
+    liar = Standing(incarnation="0" * 16, oldest=0, newest=2**31 - 1)
+    honest = Standing(incarnation="1" * 16, oldest=2, newest=4)
+    tracemalloc.start()
+    value = next_epoch(NOW, {"a": liar, "b": honest, "d": honest}, ["c"], None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert value is not None
+    assert (value.first, value.names) == (4, ["a", "b", "d"])
+    assert peak < 10**6
+
+
+def _lie(about: str, threads: Threads) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    """What a answers about membership; each of these once kept the coordinator from removing it."""
+
+    def epochs(text: bytes, _: grpc.ServicerContext) -> bytes:
+        """There is always a later epoch, decided by nobody."""
+        number = Word.model_validate_json(text).epoch + 1
+        shown = Decision(epoch=NOW.model_copy(update={"number": number}), ballot=(1, "a"), votes={})
+        shown = shown if number < 50 else shown.model_copy(update={"epoch": NOW})  # for a test that fails
+        return Reply(epoch=number, decisions=[shown]).model_dump_json().encode()
+
+    def orders(text: bytes, _: grpc.ServicerContext) -> bytes:
+        """There is an order with the highest number of all, signed by nobody."""
+        forged = Order(federation=threads.file.id, epoch=0, change="remove", node=NodeConfig(name="b"))
+        forged = forged.model_copy(update={"number": 2**31 - 1})
+        return Reply(epoch=0, order=forged).model_dump_json().encode()
+
+    return {"epochs": epochs, "orders": orders}[about]
+
+
+@pytest.mark.parametrize("about", ["epochs", "orders"])
+def test_a_member_cannot_keep_the_coordinator_from_removing_it(about: str, tmp_path: Path) -> None:
+    key = signing.make_key(tmp_path / "certs")
+    raw = describe(GECL, 3, 8, membership={}, dtype="float64", coordinator=signing.public_key(key))
+    path = tmp_path / "federation.toml"
+    path.write_text(tomli_w.dumps(raw))
+    threads = Threads(make_federation(raw, "test"), tmp_path)
+    method = grpc.unary_unary_rpc_method_handler(_lie(about, threads))
+    handlers = grpc.method_handlers_generic_handler(SERVICE, {"Membership": method})
+    liar = grpc.server(ThreadPoolExecutor(2), handlers=[handlers])
+    liar.add_secure_port(threads.file.member("a").address, threads.credentials("a").for_server())
+    liar.start()
+    for name in "bc":
+        threads.start(name)
+    threads.until(lambda: all(name in threads.members for name in "bc"))
+    outcome = holdfast("federation", "remove", path, "a", "--name", "b")
+    assert outcome.code == 0, outcome
+    assert "remove a, in epoch 0 of 3 nodes" in outcome.out
+    assert ("told b, c;" if about == "epochs" else "told a, b, c;") in outcome.out
+    assert ("a is not believed: " in outcome.err) == (about == "epochs")
+    threads.end()
+    liar.stop(0)
+    assert threads.errors == {}
+    assert [epoch.names for epoch in epochs_of(tmp_path / "b")] == [["b", "c"]]

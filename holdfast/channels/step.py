@@ -11,15 +11,15 @@ Such a method is told ``lead`` times what the copies have just changed as well, 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from holdfast.channels.compressor import Compressor
 from holdfast.channels.trials import averaging, mixing, mixing_twice
+from holdfast.contract.channel import Channel, Message, Mixing, Wire
 from holdfast.core.errors import HoldfastError
-
-if TYPE_CHECKING:
-    from holdfast.channels.compressor import Form
+from holdfast.core.tree import leaves
 
 TRIALS = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.22, 0.16, 0.12, 0.08, 0.06, 0.04, 0.03, 0.02)
 LEADS = (0.0, 8.0, 32.0, 128.0)
@@ -64,6 +64,34 @@ def safe_step(delta: float, norm: float, twice: float = 0.0) -> Step:
         return Step(min(1.0, 2 * most / norm))
     lead = max(0.0, 1.5 * lost / (1 - lost) - 1)
     return Step(min(1.0, 4 / 3 * most * (1 + lead) / (1 + 2 * lead) / (twice * norm)), lead)
+
+
+@dataclass(frozen=True)
+class Form(Channel):
+    """A compressor with a memory; ``feedback.py`` has the three forms."""
+
+    compressor: Compressor
+    mixing: Mixing
+    fixed: Step | None = None  # the step of a trial
+
+    def __post_init__(self) -> None:
+        """Checks nothing: both were checked by those who made them."""
+
+    @property
+    def chosen(self) -> Channel:
+        return self.compressor
+
+    def decode(self, wire: Wire, like: Message) -> Message:
+        return self.compressor.decode(wire, like)
+
+    def step(self, d: int) -> Step:
+        """The step for vectors of ``d`` numbers."""
+        return self.fixed or find_step(self, d)
+
+    def find_steps(self, message: Message) -> None:
+        """Those for ``message``, found here if they need trials, before rounds are traced."""
+        for tensor in leaves(message):
+            self.step(tensor.shape[-1])
 
 
 def find_step(form: Form, d: int) -> Step:
@@ -128,8 +156,7 @@ def given_step(form: Form, d: int, gamma: float) -> Step:
 
 
 def _safe(form: Form, d: int) -> Step:
-    mixing = form.mixing
-    return safe_step(form.compressor.delta(d), mixing.norm, mixing.twice)
+    return safe_step(form.compressor.delta(d), form.mixing.norm, form.mixing.twice)
 
 
 def _left(form: Form, d: int, step: Step) -> float:
@@ -141,7 +168,7 @@ def _left(form: Form, d: int, step: Step) -> float:
             f"{type(form.compressor).__name__}.gamma: {nodes} vectors of {size} numbers are too many to find "
             'a step by trial; give "safe", or a number'
         )
-    form = replace(form, fixed=step)
-    if form.mixing.weights is None:
-        return averaging(form, size)
-    return mixing_twice(form, size) if form.mixing.twice else mixing(form, size)
+    trial, by = replace(form, fixed=step), form.mixing
+    if by.weights is None:
+        return averaging(trial, by, size)
+    return mixing_twice(trial, by, step.gamma, size) if by.twice else mixing(trial, by, size)

@@ -17,8 +17,6 @@ from holdfast.core.registry import Registry
 from holdfast.core.validation import Count, Positive, Seed
 
 if TYPE_CHECKING:
-    from holdfast.topology.network import Network
-
     Graph = nx.Graph[int]
 else:
     Graph = nx.Graph  # cannot be subscripted at run time
@@ -33,7 +31,8 @@ TwoOrMore = Annotated[int, Field(ge=2)]
 FiveOrMore = Annotated[int, Field(ge=5)]
 LinkProbability = Annotated[float, Field(ge=1e-12, le=1)]
 
-TOPOLOGIES: Registry[Graph | Network | None] = Registry("topology", context=("nodes", "seed"))
+# They make a Graph, a Network where the weights are the topology's own, or None for a server.
+TOPOLOGIES: Registry[object] = Registry("topology", context=("nodes", "seed"))
 """All topologies by name: a graph, a network with weights of its own, or ``None`` for a server."""
 
 

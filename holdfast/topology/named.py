@@ -46,7 +46,7 @@ def build_network(
             )
         return graph
     if graph is not None:
-        return Network.of(graph, mixing or "metropolis", **mixing_params)
+        return Network.of(cast(Graph, graph), mixing or "metropolis", **mixing_params)
     if mixing is not None or mixing_params:
         raise HoldfastError(f"topology {topology!r} averages everybody; leave the mixing out, got {mixing!r}")
     return server(nodes)

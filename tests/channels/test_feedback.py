@@ -12,7 +12,8 @@ from test_conformance import same_state
 from toy_channels import Grid
 
 import holdfast as hf
-from holdfast.channels.compressor import CommonMean, Compressor, PublicCopies
+from holdfast.channels.compressor import Compressor
+from holdfast.channels.feedback import CommonMean, PublicCopies
 from holdfast.channels.step import safe_step, tuned_step
 from holdfast.contract.channel import Draw, Mixing
 from holdfast.core.errors import HoldfastError

@@ -15,7 +15,8 @@ import torch
 from conftest import make_quadratics
 
 import holdfast as hf
-from holdfast.channels.compressor import Compressor, PublicCopies
+from holdfast.channels.compressor import Compressor
+from holdfast.channels.feedback import PublicCopies
 from holdfast.channels.step import LEADS, TRIALS, Step, given_step, safe_step, tuned_step
 from holdfast.contract.channel import Draw, Mixing
 from holdfast.core.errors import HoldfastError

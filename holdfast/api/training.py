@@ -56,7 +56,7 @@ from holdfast.problem.statistics import Buffers
 from holdfast.report.progress import Progress, somebody_watches
 from holdfast.robust import Aggregation, Attack
 
-# --- what ``hf.train`` and ``hf.minimize`` share: checks of their arguments, callbacks, how they end ----
+# --- what ``hf.train`` and ``hf.minimize`` share --------------------------------------------------------
 
 
 CALLER = 3  # stacklevel of the user's line, from inside them: their decorator is between
@@ -170,7 +170,7 @@ def nodes_data(
     return replace(given, test=samples, test_counts=counts)
 
 
-# --- the jobs of a call from Python, checked: what ``hf.train``, ``hf.compare`` and ``hf.tune`` share ---
+# --- the jobs of a call from Python, checked ------------------------------------------------------------
 
 
 OF_THIS_MACHINE = ("device", "evaluate_every", "data_dir")  # what a run may be resumed with another of
@@ -365,7 +365,7 @@ class _Path(Callback):
         self.models.append(self.run.simulation.models.detach().clone())
 
 
-# --- the arguments of ``hf.train`` that ``hf.compare`` and ``hf.tune`` pass on, as editors see them -----
+# --- the arguments of ``hf.train`` that ``hf.compare`` and ``hf.tune`` pass on --------------------------
 
 
 class TrainOptions(TypedDict, total=False):

@@ -72,7 +72,7 @@ class Mean(Aggregation):
 MEAN = Mean()
 
 
-# --- attacks: what nodes of a simulation send in place of their messages, to see what it does to others -
+# --- attacks: what some nodes of a simulation send in place of their messages ---------------------------
 
 
 Attackers = Annotated[list[Whole], Field(min_length=1)]

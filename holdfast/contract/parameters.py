@@ -102,7 +102,7 @@ else:
     Chance = Annotated[Annotated[float, Field(ge=0, le=1)] | Schedule, BeforeValidator(_from_config)]
 
 
-# --- what methods and optimisers are made of: numbers, checked when given, that may change between rounds
+# --- what methods and optimisers are made of ------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ def _type_name(parameter: inspect.Parameter) -> str:
 
 
 # --- importing what a user names as ``module:attribute`` ------------------------------------------------
+#
+# Only for names in the user's own files: whoever writes the name chooses the code that runs.
 
 
 def import_named(kind: str, spec: str, example: str) -> Any:

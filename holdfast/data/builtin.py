@@ -50,7 +50,7 @@ def _split(x: np.ndarray, y: np.ndarray, *, classes: int, standardise: bool) -> 
     )
 
 
-# --- problems made on the spot, whose nodes disagree by construction: group i is the data of node i -----
+# --- problems made on the spot, whose nodes disagree by construction ------------------------------------
 
 
 AtLeastTwo = Annotated[int, Field(ge=2)]

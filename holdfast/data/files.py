@@ -190,7 +190,7 @@ def _leaf_file(path: Path) -> _LeafFile:
         raise HoldfastError(f"{path}: not in LEAF's JSON format ({field}: {first['msg']})") from None
 
 
-# --- CIFAR-10 python batches. They are pickles, and unpickling runs code: we only read their opcodes as d
+# --- CIFAR-10: pickles of which only the opcodes are read, as data --------------------------------------
 
 
 PIXELS = 3 * 32 * 32

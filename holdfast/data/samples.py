@@ -113,7 +113,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# --- samples as trees of tensors [N, ...]: a pair of inputs and targets, or a dictionary of named columns
+# --- samples as trees of tensors [N, ...]: a pair, or named columns -------------------------------------
 
 
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")
@@ -229,7 +229,7 @@ def describe(samples: Any) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in described(samples).items())
 
 
-# --- map-style data sets: anything with a length and items, such as those of torch and Hugging Face -----
+# --- map-style data sets: anything with a length and items, such as those of torch ----------------------
 
 
 def is_dataset(part: Any) -> bool:

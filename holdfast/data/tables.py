@@ -224,7 +224,7 @@ def _targets(name: str, column: Any, words: Sequence[str] | None) -> np.ndarray:
 _READ_TOGETHER = "leave these rows out, or read the words from a frame that has all of them"
 
 
-# --- samples as named columns in a file of a node's own: what a model of several inputs is trained on ---
+# --- samples as named columns in a file of a node's own -------------------------------------------------
 
 
 PARTS = ("train", "test")

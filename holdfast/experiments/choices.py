@@ -30,7 +30,7 @@ from holdfast.robust import AGGREGATIONS, ATTACKS, Aggregation, Attack
 from holdfast.topology import Network, build_network, read_chance
 from holdfast.topology.graphs import Graph
 
-# --- what a user chooses: the thing itself, or its name, registered or ``module:attribute``, with paramet
+# --- what a user chooses --------------------------------------------------------------------------------
 
 
 Named = str | Mapping[str, Any]

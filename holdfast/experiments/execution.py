@@ -93,7 +93,7 @@ def _now() -> torch.cuda.Event:
     return event
 
 
-# --- one job from its first round to its end, watched by callbacks: what ``hf.train`` and the runner shar
+# --- one job from its first round to its end, watched by callbacks --------------------------------------
 
 
 @dataclass

@@ -24,7 +24,7 @@ from holdfast.experiments.record_files import DELAY_COLUMNS, EPSILON_COLUMN, SOL
 from holdfast.experiments.spec import Metrics
 from holdfast.problem.optimum import gradients_at_optimum, known_optimum
 
-# --- what can be measured of a simulation after a round. Every metric is one small function, computed onc
+# --- what can be measured of a simulation after a round. Every metric is one small function -------------
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,16 @@ def minibatch_loss(m: Measured) -> Tensor:
 
 
 # --- metrics by name: those that are registered, and what can be said of a figure on the test set -------
+#
+# A figure is "accuracy", "loss", or a score of the user's. Of the figure f there is
+#
+# - ``average_f``: of the average model; a score alone, ``f``, is the same;
+# - ``test_f``: the mean over the nodes' own models; ``worst_f`` (accuracy and loss), ``p10_f``: their
+#   percentiles; ``node_f``: all of them, in columns ``f_node0`` ...;
+# - ``personal_f``: the mean over personalised models; ``worst_personal_f``, ``p10_personal_f``,
+#   ``node_personal_f`` as above;
+# - ``accuracy`` may be the user's where the loss has none;
+# - ``class_accuracy``: that of the average model for each class, in columns ``accuracy_class0`` ...
 
 
 SAID = r"(average|test|worst|node|p\d+)"

@@ -96,7 +96,7 @@ def _number(name: str, value: Any) -> Tensor:
     return figure.detach().double().reshape(())
 
 
-# --- what metrics are made of: the models of a simulation after a round, and what they give on data -----
+# --- what metrics are made of ---------------------------------------------------------------------------
 
 
 PERSONAL_STEP = 2**31 + 2**30  # minibatches of personalisation: far from those of rounds and of the start

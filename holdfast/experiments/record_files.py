@@ -122,7 +122,7 @@ def status_counts(jobs: Sequence[Mapping[str, Any]]) -> str:
     return f"of {len(jobs)} job{'s' if len(jobs) > 1 else ''}, {listed}"
 
 
-# --- the files of a run directory that reports are made from: their shapes, and reading them with care --
+# --- the files of a run directory that reports are made from --------------------------------------------
 
 
 # The columns of metrics.csv: algorithm, seed, the swept keys, round, the metrics, then these.

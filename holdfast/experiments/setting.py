@@ -128,7 +128,7 @@ class LocalEpochs:
         return replace(method, **changed)
 
 
-# --- the assembly line: what runs from Python, a file, on a cluster or at a site is built and checked her
+# --- the assembly line ----------------------------------------------------------------------------------
 
 
 # --- builders ----------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ class Setting:
         return int(rows + self.data.bytes_everywhere + (prepared if full_batch else 0))
 
 
-# --- from a checked experiment and a seed to what the assembly line needs: data, model, network, method -
+# --- from a checked experiment and a seed to what the assembly line needs -------------------------------
 
 
 MOST_CLASSES = 1000  # that a report shows

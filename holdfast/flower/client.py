@@ -39,6 +39,10 @@ from holdfast.problem.model_problem import ModelProblem
 from holdfast.topology import server
 
 # --- what a client keeps between messages, in the state that Flower keeps for it ------------------------
+#
+# A client computes a new state before it knows whether its message reaches the server. So it keeps the state
+# before as well, and the server says with every message which one it has taken in. A message that got lost
+# thus never leaves a client and the server with different ideas of the client's state.
 
 
 KEPT = "holdfast.kept"
@@ -87,6 +91,10 @@ class Memory:
 
 
 # --- A method without a leader, averaged by a server that a client can only answer ----------------------
+#
+# A Flower client keeps no process between messages. So a round is computed from its beginning with the means
+# that are known, until it asks for one that is not: that message is the answer. Draws are functions of node,
+# round and step, so every repetition computes the same numbers.
 
 
 M = TypeVar("M")

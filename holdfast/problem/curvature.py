@@ -61,7 +61,7 @@ class SquaredOutputs(Loss):
         return outputs.reshape(len(targets), -1).square().sum(-1) / 2
 
 
-# --- convexity and curvature of objectives: what step sizes and rates of convex methods are made of -----
+# --- convexity and curvature of objectives --------------------------------------------------------------
 
 
 DENSE_DIMENSION = 500  # up to here Hessians are formed, and their eigenvalues are exact

@@ -48,7 +48,7 @@ def _measured(loss: RowLoss, vmapped: bool, rows: Tensor, samples: Any) -> Tenso
     return torch.stack([loss.measured(row, part) for row, part in zip(rows, own, strict=True)])
 
 
-# --- what models are worth: accuracy, loss and outputs on samples, with the statistics that BatchNorm nee
+# --- what models are worth ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

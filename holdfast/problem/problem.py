@@ -297,6 +297,9 @@ def _hessian_product(function: Callable[[Tensor], Tensor], x: Tensor, v: Tensor)
 
 
 # --- how many cores a gradient step is worth ------------------------------------------------------------
+#
+# Kernels of small models are done before a second thread has started, and then wait for it: on a machine with
+# other work, a step on two cores took up to eight times as long as on one (docs/benchmarks.md).
 
 
 # Multiply-adds of a step for each thread: with fewer, another one gains nothing on an idle machine.

@@ -76,7 +76,7 @@ class Entrance:
                 )
 
 
-# --- where batches come from: a source of every node's samples, and the one that holds them all in memory
+# --- where batches come from ----------------------------------------------------------------------------
 
 
 MOST_READY = 2**30  # bytes of samples that are prepared once, beside those that are stored

@@ -21,7 +21,7 @@ from holdfast.experiments.record_files import DELAY_COLUMNS, SOLVER_COLUMNS, Rec
 from holdfast.report.format import OF_ONE_NODE, quantity, recorded_metrics
 from holdfast.report.styles import COLOURS, DRAWN_UP_TO, curve_styles, node_places
 
-# --- what the script of a page draws: rows of figures, which of them make a curve, networks and partition
+# --- what the script of a page draws --------------------------------------------------------------------
 
 
 AXES = ("round", "payload_bytes", "gradient_evaluations", "seconds", *DELAY_COLUMNS)
@@ -171,7 +171,10 @@ def _brief(value: object) -> float | int | None:
     return value if isinstance(value, int) else None
 
 
-# --- the page that the report and the live view share: one file of HTML with its style, script and data i
+# --- the page that the report and the live view share ---------------------------------------------------
+#
+# Its security policy lets this very script run and nothing else, and nothing be fetched but a live page's
+# data.
 
 
 CSS = files("holdfast.report").joinpath("page.css").read_text(encoding="utf-8")

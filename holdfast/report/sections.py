@@ -22,7 +22,7 @@ from holdfast.report.format import (
 )
 from holdfast.report.styles import curve_styles
 
-# --- parts of a page that the report and the live view share, as markup; everything from outside is escap
+# --- parts of a page that the report and the live view share --------------------------------------------
 
 
 FACTS = {

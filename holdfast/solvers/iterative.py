@@ -16,7 +16,12 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
 from holdfast.core.validation import Count, NonNegative, Positive, Whole, check
 
-# --- when a local solve is good enough: the rules that solvers test, and what DualFL's theory asks for --
+# --- when a local solve is good enough ------------------------------------------------------------------
+#
+# R1, ``stop = "energy"``: the relative change of the local objective in a step is small. It is the rule of
+# the paper's experiments, but it proves nothing: on ill-conditioned problems it fires early. R2 and R3 bound
+# the norm of the gradient instead, such that the local duality gap Gamma_j stays below a sequence that the
+# theorems allow: ``gradient_norm_for_gap(allowed_gap(...), ...)``, to be handed to ``oracle.argmin``.
 
 
 GapRule = Literal["strong-convexity", "dual-point"]
@@ -114,7 +119,7 @@ def gradient_norm_for_gap(gap: float, rule: GapRule, *, mu: float, nu: float) ->
     return math.sqrt(2 * (mu - nu) * gap)
 
 
-# --- the loop that solvers by gradient steps share: rows advance together, and each stops by itself -----
+# --- the loop that solvers by gradient steps share ------------------------------------------------------
 
 
 class Progress(NamedTuple):
@@ -184,7 +189,7 @@ def choose(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(rows.reshape(len(rows), *[1] * (new.dim() - 1)), new, old)
 
 
-# --- what AOGM and FISTA share: a gradient step from an extrapolated point, with momentum that may restar
+# --- what AOGM and FISTA share --------------------------------------------------------------------------
 
 
 class Moving(NamedTuple):

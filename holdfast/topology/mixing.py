@@ -17,7 +17,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
 from holdfast.topology.graphs import Graph, shorten
 
-# --- extreme eigenvalues, right even where they lie within 1e-7 of each other (rings of 10,000 nodes) ---
+# --- extreme eigenvalues --------------------------------------------------------------------------------
 
 
 TOLERANCE = 1e-12
@@ -81,7 +81,7 @@ def is_symmetric(matrix: csr_array) -> bool:
     return bool(abs(matrix - matrix.T).max() <= TOLERANCE)
 
 
-# --- mixing matrices: how much weight a node gives to each neighbour's message (algorithms: X becomes W X
+# --- mixing matrices ------------------------------------------------------------------------------------
 
 
 MIXINGS: Registry[csr_array] = Registry("mixing", context=("graph",))

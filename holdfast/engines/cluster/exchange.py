@@ -23,7 +23,7 @@ from holdfast.engines.common.links import Matrix, StackedLinks, exact_product
 from holdfast.engines.common.peers import StackedEdges, StackedPeers
 from holdfast.topology import Network
 
-# --- which rank holds which nodes: blocks of nearly equal size, such that few links cross between ranks -
+# --- which rank holds which nodes -----------------------------------------------------------------------
 
 
 Nodes = NDArray[np.int64]

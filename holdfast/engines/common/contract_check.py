@@ -119,7 +119,7 @@ def _named(what: str, name: str) -> str:
     return f"{what}'s {name!r}" if name else what
 
 
-# --- whether a method, its optimisers and its channel keep the contract: they are tried on the zero probl
+# --- whether a method, its optimisers and its channel keep the contract ---------------------------------
 
 
 DIM = 11

@@ -19,7 +19,7 @@ from holdfast.engines.common.oracle import BatchOracle
 from holdfast.problem.problem import ExactProblem
 from holdfast.topology import Network
 
-# --- the objective that is zero, to find out what a method sends and keeps without computing anything ---
+# --- the objective that is zero -------------------------------------------------------------------------
 
 
 class ZeroProblem(ExactProblem):
@@ -52,7 +52,7 @@ class ZeroProblem(ExactProblem):
         return x.new_zeros(())
 
 
-# --- what a method sends and asks for, found by running it on the zero problem: nothing is computed or se
+# --- what a method sends and asks for, found by running it on the zero problem --------------------------
 
 
 M = TypeVar("M")

@@ -30,6 +30,10 @@ from holdfast.engines.common.rounds import Inputs
 from holdfast.engines.common.simulation import Look, Simulation, Stepwise
 
 # --- the numbers of a method that a replayed program takes as inputs ------------------------------------
+#
+# A program is prepared once, with a method as it is in one round. Whatever ``method.at(round)`` changes in a
+# later round must reach the program from outside, so these numbers are replaced by tensors that are filled
+# before each replay. Which ones change is found by comparing what ``at`` returns for the planned rounds.
 
 
 Path = tuple[Hashable, ...]  # names of fields, keys and positions that lead to a value

@@ -26,6 +26,9 @@ from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
 
 # --- A model that is run once over the batches of all nodes, laid end to end ----------------------------
+#
+# Only what differs between nodes is computed node by node: layers that are trained, and dropout. The rest of
+# the model, a frozen backbone, sees one large batch and does not know of nodes.
 
 
 Task = Callable[..., Tensor]  # (run, what a node has) -> a number
@@ -195,7 +198,7 @@ def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return _joined([function(tensor) for tensor in tensors], others, form)
 
 
-# --- the backend ``adapters``: one call of the model for all rows, where only a small part of it is train
+# --- the backend ``adapters`` ---------------------------------------------------------------------------
 
 
 # Of all parameters, what may be trained for the rest to be called a backbone.

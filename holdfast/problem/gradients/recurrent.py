@@ -17,6 +17,11 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 # --- A recurrent layer's steps through time as one operation forward and one backward -------------------
+#
+# Traced step by step, an LSTM on 32 tokens comes down to 2,250 operations, for which a compiler takes about
+# 10 ms each. Here only what depends on the step before is left to the two operations, which no compiler looks
+# into. The rest is computed for all times at once: the input's products before, and in the backward pass the
+# slopes of the cell, which are numbers as it acts on every unit alone, and the sums for weights.
 
 
 State = tuple[Tensor, ...]  # [B, H] each: (h, c) of an LSTM, (h,) of the others

@@ -14,7 +14,7 @@ from holdfast.core.registry import Registry
 from holdfast.data.samples import TARGET_NAMES, targets_of
 from holdfast.problem.forward import forward
 
-# --- what a loss is: its value per sample or batch, the targets it takes and the accuracy it implies ----
+# --- what a loss is -------------------------------------------------------------------------------------
 
 
 class Loss(ABC):

@@ -16,7 +16,7 @@ from holdfast.core.validation import quoted
 from holdfast.data.samples import IGNORED
 from holdfast.problem.losses.base import LOSSES, Loss
 
-# --- A user's loss is tried before training, where its mistakes can still be told from those of the model
+# --- A user's loss is tried before training -------------------------------------------------------------
 
 
 Function = Callable[[Any, Any], Any]
@@ -110,7 +110,7 @@ def _advice(outputs: Any, targets: Tensor) -> str:
     return ""
 
 
-# --- losses that users bring: a function of outputs and targets, or a training step of the model and a ba
+# --- losses that users bring ----------------------------------------------------------------------------
 
 
 LossFunction = Callable[[Any, Any], Any]

@@ -292,7 +292,6 @@ ROOMS = {
     "Callbacks and loggers": [
         "holdfast.experiments.callbacks",
         "holdfast.experiments.trackers",
-        "holdfast.experiments.trackers",
         "holdfast.report.progress",
     ],
 }

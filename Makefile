@@ -40,7 +40,7 @@ dist: $(STAMP)  ## wheels and sdists in build/dist, checked, and tried in an env
 	$(PYTHON) -m venv build/try
 	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/dist/*.whl
 	cd build/try && bin/holdfast run rounds=2 --quiet && bin/holdfast list algorithms --json >/dev/null \
-		&& bin/holdfast federation --help >/dev/null
+		&& bin/holdfast federation --help >/dev/null && bin/holdfast paper 2>&1 | grep -q 'pip install ./papers'
 
 lint: $(STAMP)  ## style, and that imports point one way only
 	$(BIN)/ruff check .

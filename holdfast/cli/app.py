@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -341,15 +341,19 @@ def _add_installed_commands() -> None:
     for package in PACKAGES.keys() - installed.keys():
         commands, why = PACKAGES[package]
         for name in commands:
-            missing = partial(_missing, f"{why}: pip install ./{package} in a clone of holdfast")
             context = {"ignore_unknown_options": True, "allow_extra_args": True}
-            app.command(name, hidden=True, context_settings=context)(missing)
+            app.command(name, hidden=True, context_settings=context)(_missing(package, why))
 
 
-def _missing(what: str) -> None:
-    from holdfast.core.errors import HoldfastError
+def _missing(package: str, why: str) -> Callable[[], None]:
+    """A command that says which package has it."""
 
-    raise HoldfastError(what)
+    def command() -> None:
+        from holdfast.core.errors import HoldfastError
+
+        raise HoldfastError(f"{why}: pip install ./{package} in a clone of holdfast")
+
+    return command
 
 
 _add_installed_commands()

@@ -51,7 +51,7 @@ class Stepwise:
     def prepare(self, simulation: Simulation, rounds: int) -> str:
         keep_freed_memory()
         compiled = ", only gradients compiled" if self.gradient else ""
-        return f"{simulation.problem.how}, step by step{compiled}"
+        return f"{simulation.problem.description}, step by step{compiled}"
 
     def step(self, simulation: Simulation) -> None:
         now = simulation.rounds.inputs(simulation.round)

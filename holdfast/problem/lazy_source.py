@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import Stream as Purpose
+from holdfast.core.randomness import RandomStream as Purpose
 from holdfast.core.randomness import Word, philox
 from holdfast.core.tree import leaves, tree_map
 from holdfast.data.lazy import AnyData, LazyData, Part, Stream

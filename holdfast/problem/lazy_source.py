@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import Stream as Purpose
+from holdfast.core.randomness import RandomStream as Purpose
 from holdfast.core.randomness import Word, philox
 from holdfast.core.tree import leaves, tree_map
 from holdfast.data.lazy import AnyData, LazyData, Part, Stream
@@ -194,7 +194,7 @@ class LazySource:
         self.data, self.batch_size, self.like = data, batch_size, like
         self.sampling = sampling
         self.host = HostSource(Entrance(like, mean, std), seed, reading or Reading(data))
-        self.nodes, self.how, self.finite = data.nodes, data.how, True
+        self.nodes, self.description, self.finite = data.nodes, data.description, True
         self.here = torch.as_tensor(data.here, device=like.device)
         self.counts = torch.as_tensor(data.counts)
         self.scale = scale_of(self.counts, weights, like.dtype)
@@ -316,7 +316,7 @@ class StreamSource:
         self.data, self.like = data, like
         self._options: dict[str, Any] = {"seed": seed, "mean": mean, "std": std}
         self.host = HostSource(Entrance(like, mean, std), seed, reading or Reading(data))
-        self.nodes, self.how = data.nodes, data.how
+        self.nodes, self.description = data.nodes, data.description
         self.here = torch.as_tensor(data.here, device=like.device)
         node = int(data.here[0])
         words = philox((0, 0, 0, node), (seed, int(Purpose.TRANSFORM))).tolist()

@@ -237,8 +237,10 @@ class ModelProblem:
         return self.backend.fuses
 
     @property
-    def how(self) -> str:
-        return "; ".join(filter(None, (self.backend.how, self._kept.how, self.source.how)))
+    def description(self) -> str:
+        return "; ".join(
+            filter(None, (self.backend.description, self._kept.description, self.source.description))
+        )
 
     @untried()
     def get_ready(self) -> None:

@@ -101,7 +101,7 @@ class Problem(Protocol):
         """Whether rows are so large beside activations that updates are worth compiling with gradients."""
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         """How gradients are computed, for people."""
 
     def get_ready(self) -> None:
@@ -190,7 +190,7 @@ class ExactProblem(ABC):
     stacked = False
     traceable = False
     fuses = False
-    how = "all nodes stacked"
+    description = "all nodes stacked"
     evaluation = WithoutSamples()
 
     @property

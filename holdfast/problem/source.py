@@ -102,7 +102,7 @@ class Source(Protocol):
     batch_size: int | None  # samples of a node in a step, on average if that varies; None: all
     sampling: SamplingName  # how minibatches are drawn
     finite: bool  # whether there is an end of samples, so that they can all be read
-    how: str  # where samples come from, for people; empty: they lie in memory
+    description: str  # where samples come from, for people; empty: they lie in memory
 
     @property
     def width(self) -> int | None:
@@ -201,7 +201,7 @@ class ArraySource:
         self.starts = torch.as_tensor(data.starts, device=device)
         self.here = torch.as_tensor(data.here, device=device)
         self.scale = scale_of(self.counts, weights, self.dtype)
-        self.how, self.sampling = data.how, sampling
+        self.description, self.sampling = data.description, sampling
         self.draws = build_sampling(sampling, seed, self.counts, batch_size)
         self._longest = int(data.counts.max())
 
@@ -269,7 +269,9 @@ class ArraySource:
 
     def in_dtype(self, dtype: torch.dtype) -> ArraySource:
         x, y = self.stored if isinstance(self.stored, Pair) else (self.stored, None)
-        data = FederatedData(x, y, self.counts.cpu().numpy(), held=self.here.cpu().numpy(), how=self.how)
+        data = FederatedData(
+            x, y, self.counts.cpu().numpy(), held=self.here.cpu().numpy(), description=self.description
+        )
         names = ("batch_size", "sampling", "seed", "weights", "mean", "std")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return ArraySource(data, self.scale.to(dtype), **options)

@@ -116,9 +116,9 @@ def test_a_loss_without_accuracy_is_tested(backend) -> None:
 
 
 def test_the_rule_says_why() -> None:
-    assert objective(mlp).how == "all nodes stacked"
-    assert "one by one" in objective(cnn).how
-    assert objective(cnn).how.endswith("as convolutions want it")
+    assert objective(mlp).description == "all nodes stacked"
+    assert "one by one" in objective(cnn).description
+    assert objective(cnn).description.endswith("as convolutions want it")
 
 
 @pytest.mark.parametrize("model", [mlp, cnn])
@@ -126,7 +126,7 @@ def test_the_rule_says_why() -> None:
 def test_the_rule_can_be_overruled_in_both_directions(backend, model) -> None:
     problem = objective(model, backend)
     assert problem.stacked == (backend == "stacked")
-    assert problem.how.endswith(f'as backend = "{backend}" asks for')
+    assert problem.description.endswith(f'as backend = "{backend}" asks for')
     assert problem.variant(dtype=torch.float32).stacked == problem.stacked
 
 

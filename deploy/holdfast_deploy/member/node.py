@@ -239,7 +239,7 @@ class Node(Member):
         """Writes down the model [1, d], or with statistics, that did best on the node's own test split."""
         problem = self.site.problem
         if row.shape[-1] == problem.model.dim:
-            row = problem.evaluation.complete(row, problem.here)
+            row = problem.tester.complete(row, problem.here)
         notes = {"federation": self.federation.name, "node": self.name, "round": self.stage, **self.metrics}
         self.insist(partial(write_model, self.folder, problem.model, row[0], notes, "best"))
 
@@ -262,10 +262,8 @@ class Node(Member):
         """
         problem = self.site.problem
         if statistics_like(self.federation, problem.model) is None:
-            return [problem.evaluation.complete(row[None], problem.here)[0] for row in rows]
-        mean = averaged(
-            self, torch.cat([problem.evaluation.moments(row[None], problem.here) for row in rows])
-        )
+            return [problem.tester.complete(row[None], problem.here)[0] for row in rows]
+        mean = averaged(self, torch.cat([problem.tester.moments(row[None], problem.here) for row in rows]))
         complete = torch.cat([torch.stack(rows), from_moments(mean).flatten(1)], 1)
         self.measure(complete[:1])
         return list(complete)

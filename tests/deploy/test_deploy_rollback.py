@@ -17,7 +17,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast_deploy.cli.recovery import roll_member_back, write_current_model
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.node import Node
-from holdfast_deploy.storage.incarnations import MixedRunsError
+from holdfast_deploy.storage.links import MixedRunsError
 from holdfast_deploy.storage.messages import MessageFile
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}

@@ -26,7 +26,7 @@ from holdfast_deploy.ops.events import Events, silence
 from holdfast_deploy.relay.switchboard import Switchboard, members_scope
 from holdfast_deploy.signing import KEY_NAME, make_key, public_key
 from holdfast_deploy.sites import read_data
-from holdfast_deploy.storage.incarnations import Dependencies
+from holdfast_deploy.storage.links import Dependencies
 from holdfast_deploy.wire.authority import (
     check_request,
     make_authority,

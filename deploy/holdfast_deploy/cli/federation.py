@@ -19,7 +19,7 @@ from holdfast.core.validation import explain, place
 from holdfast.data.tables import Columns
 from holdfast.experiments.spec import apply_override
 from holdfast.report.format import bytes_text
-from holdfast_deploy.cli.membership import latest_epoch
+from holdfast_deploy.cli.membership import latest_roster
 from holdfast_deploy.consent import accept, holds_key, shown, sign_federation, signature_path
 from holdfast_deploy.federation_file import FederationFile, make_federation, read_federation
 from holdfast_deploy.ops.events import Events, silence
@@ -247,10 +247,10 @@ def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: b
     credentials = None if insecure else load_credentials(folder, asker, federation.coordinator)
     scope = ""
     if federation.membership is not None:
-        scope, now = members_scope(federation), latest_epoch(federation, asker, credentials)
-        federation = federation if now is None else federation.in_epoch(now)
+        scope, now = members_scope(federation), latest_roster(federation, asker, credentials)
+        federation = federation if now is None else federation.in_roster(now)
         if name is None and not insecure and asker not in [member.name for member in federation.members]:
-            asker = _only_key(federation, folder)  # members talk only to those of the epoch
+            asker = _only_key(federation, folder)  # members talk only to those of the roster
             credentials = load_credentials(folder, asker, federation.coordinator)
     told = asyncio.run(_ask_all(federation, asker, credentials, scope))
     if as_json:
@@ -312,7 +312,7 @@ def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -
             name,
             f"{answer['round']}/{federation.rounds}" if known else "-",
             str(furthest - answer["round"]) if known else "-",
-            ", ".join(filter(None, (_epoch_text(answer), answer["phase"], figures_text(_figures(answer))))),
+            ", ".join(filter(None, (_roster_text(answer), answer["phase"], figures_text(_figures(answer))))),
             bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
             f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
             "; ".join(filter(None, (_expiry(answer.get("certificate_days")), answer.get("last_error", "")))),
@@ -326,8 +326,8 @@ def _figures(answer: dict[str, Any]) -> dict[str, float]:
     return {**answer.get("metrics", {}), **spent}
 
 
-def _epoch_text(answer: dict[str, Any]) -> str:
-    return f"epoch {answer['epoch']}" if answer.get("epoch") else ""
+def _roster_text(answer: dict[str, Any]) -> str:
+    return f"roster {answer['roster']}" if answer.get("roster") else ""
 
 
 def _expiry(days: float | None) -> str:

@@ -93,9 +93,9 @@ Days = Annotated[float, typer.Option(callback=_days, help="How long certificates
 Asker = Annotated[str | None, typer.Option("--name", help="Whose certificate to show; the first there is.")]
 OrderFile = Annotated[Path | None, typer.Option("--output", "-o", help="Where the signed order is written.")]
 Who = Annotated[list[str], typer.Argument(metavar="NAME...", help="The member, or several at once.")]
-EpochFolder = Annotated[
+RosterFolder = Annotated[
     Path | None,
-    typer.Option("--dir", help="A member's folder, which knows the epoch; for when nobody can be reached."),
+    typer.Option("--dir", help="A member's folder, which knows the roster; for when nobody can be reached."),
 ]
 WhoWhere = Annotated[
     str,

@@ -11,7 +11,6 @@ from holdfast_deploy.cli.federation_options import (
     Accept,
     Asker,
     Certs,
-    EpochFolder,
     File,
     Folder,
     Insecure,
@@ -22,6 +21,7 @@ from holdfast_deploy.cli.federation_options import (
     Name,
     OrderFile,
     PolicyFile,
+    RosterFolder,
     Samples,
     Who,
     WhoWhere,
@@ -93,7 +93,7 @@ def remove(
     member: Who,
     name: Asker = None,
     certs: Certs = None,
-    folder: EpochFolder = None,
+    folder: RosterFolder = None,
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
@@ -109,7 +109,7 @@ def add(
     name: Asker = None,
     certs: Certs = None,
     samples: Samples = None,
-    folder: EpochFolder = None,
+    folder: RosterFolder = None,
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
@@ -124,7 +124,7 @@ def replace(
     member: WhoWhere,
     name: Asker = None,
     certs: Certs = None,
-    folder: EpochFolder = None,
+    folder: RosterFolder = None,
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:

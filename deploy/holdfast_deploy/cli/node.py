@@ -156,7 +156,7 @@ def _run(
     credentials: Credentials | None,
     make: Callable[[Any, Hosting], Node | Server],
 ) -> None:
-    """To the end, through all epochs; a signal stops it, since every instant is safe to stop at."""
+    """To the end, through all rosters; a signal stops it, since every instant is safe to stop at."""
     listen = None
     if federation.server is None or federation.server.name == options.name:
         named = [member.address for member in federation.members if member.name == options.name]
@@ -208,7 +208,7 @@ class Watched:
 def _run_member(
     options: MemberOptions, watched: Watched, member: Node | Server, events: Events, listen: str | None
 ) -> None:
-    """One epoch, watched."""
+    """One roster, watched."""
     watched.of(member.status)
     with ExitStack() as stack:
         if isinstance(member, Server) or member.federation.server is None:

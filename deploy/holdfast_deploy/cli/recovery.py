@@ -15,8 +15,8 @@ from holdfast.engines.common.channel_run import apart, carried
 from holdfast_deploy.cli.membership import roll_members_back
 from holdfast_deploy.federation_file import FederationFile, read_federation
 from holdfast_deploy.member.template import channel_slots, state_template
+from holdfast_deploy.membership.ledger import read_decisions
 from holdfast_deploy.sites import initial_model
-from holdfast_deploy.storage.ledger import read_decisions
 from holdfast_deploy.storage.messages import DamagedError, MessageFile
 from holdfast_deploy.storage.results import write_model
 from holdfast_deploy.storage.snapshots import put_back
@@ -38,8 +38,8 @@ def write_current_model(
     federation = read_federation(path, model).running()
     where = member_folder(federation, path, name, folder)
     for decision in reversed(read_decisions(where / "membership")):
-        if (place := where / f"epoch-{decision.epoch.number}").exists() and any(place.glob("state*")):
-            federation, where = federation.in_epoch(decision.epoch), place
+        if (place := where / f"roster-{decision.roster.number}").exists() and any(place.glob("state*")):
+            federation, where = federation.in_roster(decision.roster), place
             break  # later ones it has not begun, or takes no part in
     federation.member(name)
     target = (output or path.parent / f"{name}.safetensors").resolve()

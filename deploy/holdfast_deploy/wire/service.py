@@ -234,7 +234,7 @@ class Service:
         ask: Ask = parse(Ask, await first_frame(frames))
         if ask.federation != self.federation.id:
             if self.membership is not None:  # soon both are in the same
-                raise RefusedError(Code.OUT_OF_RANGE, "in another epoch, or with another federation file")
+                raise RefusedError(Code.OUT_OF_RANGE, "in another roster, or with another federation file")
             raise RefusedError(Code.FAILED_PRECONDITION, "another federation file; compare yours with theirs")
         if ask.start != self.start:
             reason = "another initial model; compare the versions of torch and of your model"

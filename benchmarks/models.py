@@ -151,7 +151,7 @@ def measure(name: str, backend: str, given: argparse.Namespace) -> None:
     ours = seconds(simulation.step, given.device, given.rounds)
     print(
         f"{name:12} {loop / ours:7.2f} {1e3 * loop:9.1f} {1e3 * ours:9.2f} {first:11.1f} "
-        f"{checked - begun:7.1f}  {note}; {problem.how}",
+        f"{checked - begun:7.1f}  {note}; {problem.description}",
         flush=True,
     )
     if given.profile:

@@ -50,7 +50,7 @@ def main() -> None:
     images, labels = torch.tensor(x / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(y)
     split = hf.partition(images[:1400], labels[:1400], hf.Dirichlet(0.2), nodes=NODES, seed=0)
     data = hf.from_datasets([Augmented(*split.node(node)) for node in range(NODES)])
-    print(data.how)
+    print(data.description)
     result = hf.train(
         hf.SCAFFOLD(lr=0.1, local_steps=5),
         model=net(),

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import settle
+from holdfast.core.files import replace_durably
 from holdfast.core.randomness import Word, in_order
 from holdfast.problem.private import OwnRandomness
 
@@ -40,7 +40,7 @@ def read_key(path: Path) -> bytes:
             file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        settle(partial, path)
+        replace_durably(partial, path)
     if path.stat().st_mode & 0o077:
         raise HoldfastError(f"{path}: others may read the key; chmod 600 {path}")
     key = path.read_bytes()

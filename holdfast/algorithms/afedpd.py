@@ -90,7 +90,7 @@ class AFedPD(ServerAlgorithm[Server]):
     def answer(self, server: Server) -> Tensor:
         return server.moved
 
-    def settle(self, s: Client, sent: Tensor, answer: Tensor, oracle: Oracle) -> Client:
+    def finish(self, s: Client, sent: Tensor, answer: Tensor, oracle: Oracle) -> Client:
         return s._replace(excess=s.excess + (sent - answer) / self.eta)
 
     def dual(self, s: Client) -> Tensor:

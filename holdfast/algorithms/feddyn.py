@@ -87,7 +87,7 @@ class FedDyn(ServerAlgorithm[Server]):
         h = server.h - self.alpha * share * mean
         return Server(x=server.x + mean - h / self.alpha, h=h)
 
-    def settle(self, s: Client, sent: Tensor, answer: tuple[()], oracle: Oracle) -> Client:
+    def finish(self, s: Client, sent: Tensor, answer: tuple[()], oracle: Oracle) -> Client:
         return s._replace(g=s.g - self.alpha * sent)
 
     def dual(self, s: Client) -> Tensor:

@@ -68,7 +68,7 @@ class _Increments(ServerAlgorithm[Server]):
         # Clients outside the cohort keep their control variates: (1/n) times the cohort's sum, not its mean.
         return Server(x=server.x - step * (mean + server.c), c=server.c + share * mean)
 
-    def settle(
+    def finish(
         self, s: Client | Averaging, sent: Tensor, answer: tuple[()], oracle: Oracle
     ) -> Client | Averaging:
         return s._replace(c=s.c + sent)

@@ -79,7 +79,7 @@ class SCAFFOLD(ServerAlgorithm[Server]):
         # Clients outside the cohort keep their control variates: (1/n) times the cohort's sum, not its mean.
         return Server(x=server.x + self.server_lr * mean.x, c=server.c + share * mean.c)
 
-    def settle(self, s: Client, sent: Update, answer: tuple[()], oracle: Oracle) -> Client:
+    def finish(self, s: Client, sent: Update, answer: tuple[()], oracle: Oracle) -> Client:
         return s._replace(c=s.c + sent.c)
 
     def dual(self, s: Client) -> Tensor:

@@ -81,7 +81,7 @@ class TAMUNA(ServerAlgorithm[Server]):
     def answer(self, server: Server) -> Tensor:
         return server.moved
 
-    def settle(self, s: Client, sent: Tensor, answer: Tensor, oracle: Oracle) -> Client:
+    def finish(self, s: Client, sent: Tensor, answer: Tensor, oracle: Oracle) -> Client:
         parts = self._parts(oracle, s.h)
         # What the client sent of an entry is its weight too large. These sum to zero over the cohort.
         excess = (parts * answer - sent) / parts.amax(-1, keepdim=True).clamp(min=1)

@@ -572,8 +572,8 @@ def train(
     models, problem = run.simulation.models.detach(), plan.setting(job).problem
     personal = run.simulation.personal_models
     own = models if personal is None else personal.detach()
-    average = problem.model.module(problem.evaluation.complete(models.mean(0, keepdim=True))[0])
-    statistics = problem.evaluation.complete(own, problem.here)[:, problem.dim :]
+    average = problem.model.module(problem.tester.complete(models.mean(0, keepdim=True))[0])
+    statistics = problem.tester.complete(own, problem.here)[:, problem.dim :]
     ended = (History(run.rows), status, average, own.clone())
     return TrainResult(*ended, problem.model.module, statistics.clone())
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.channels.bits import Positions, pack_positions, unpack_positions
 from holdfast.channels.compressor import COARSE, Compressor, Uniforms
 from holdfast.contract.channel import CHANNELS, Wire
-from holdfast.core.randomness import Stream, philox
+from holdfast.core.randomness import RandomStream, philox
 from holdfast.core.validation import Probability
 
 
@@ -90,7 +90,7 @@ class RandomK(Compressor):
     def _places(self, key: Tensor, d: int) -> Tensor:
         """[m, k]: the entries with the smallest of d random words; no two words are equal."""
         counter = torch.arange(max(2, ceil(d / 4)), device=key.device)
-        words = philox((counter, 0, 0, 0), (key.to(torch.int64) & 0x7FFFFFFF, int(Stream.CHANNEL)))
+        words = philox((counter, 0, 0, 0), (key.to(torch.int64) & 0x7FFFFFFF, int(RandomStream.CHANNEL)))
         numbered = (words.flatten(1)[:, :d] << 31) + torch.arange(d, device=key.device)
         return numbered.topk(self.numbers(d), dim=-1, largest=False).indices.sort(dim=-1).values
 

@@ -47,8 +47,8 @@ def inspect_experiment(
         console.print(f"{len(plan.jobs)} jobs in all; shown: the setting of the first, {first.title}\n")
     data = setting.data
     console.print(f"partition: {len(data):,} samples on {data.nodes} nodes, {data.unused:,} unused")
-    if data.how:
-        console.print(f"data: {data.how}")
+    if data.description:
+        console.print(f"data: {data.description}")
     console.print(partition_table(setting, console.width))
     console.print(_network_lines(setting))
     problem = setting.problem

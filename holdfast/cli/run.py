@@ -56,7 +56,7 @@ def run_experiment(
             world, lambda: Plan(read_experiment(path, overrides), data_dir, own_device, world)
         )
         if tensorboard:
-            world.together(summary_writer)  # complains before there is a run directory
+            world.raise_on_all(summary_writer)  # complains before there is a run directory
         launch = launch_id()
         before = world.text_of_leader(lambda: str(run_to_continue(runs_dir, launch, plan.digest) or ""))
         runner = Runner.reopen(plan, Path(before)) if before else Runner.start(plan, runs_dir, launch, name)
@@ -70,7 +70,7 @@ def resume_run(
 ) -> None:
     """``holdfast resume``"""
     with joined() as world:
-        summary = world.together(lambda: load_record(folder)).summary
+        summary = world.raise_on_all(lambda: load_record(folder)).summary
         if "origin" in summary:
             raise HoldfastError(
                 f"{folder} is a run from Python: go on by calling {summary['origin']} with "
@@ -92,7 +92,7 @@ def resume_run(
 def _agreed_plan(world: World, make: Callable[[], Plan]) -> Plan:
     """The checked plan, the same on all ranks."""
     world.agree("version of holdfast", holdfast.__version__, "install the same on all machines")
-    plan = world.together(make)
+    plan = world.raise_on_all(make)
     world.agree("experiment", plan.digest, "give all ranks the same file and the same changes")
     plan.check()
     return plan

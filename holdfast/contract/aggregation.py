@@ -94,10 +94,10 @@ class Attack(ABC):
         if len(set(self.nodes)) < len(self.nodes):
             raise HoldfastError(f"{type(self).__name__}.nodes: each once, got {quoted(self.nodes)}")
 
-    def forge(self, messages: Tensor, liars: Tensor, nodes: int) -> Tensor:
+    def forge(self, messages: Tensor, attackers: Tensor, nodes: int) -> Tensor:
         """[m, d]: what is sent of ``messages`` [m, d] in one exchange by senders of a network of ``nodes``.
 
-        ``liars`` [m, 1] bool: which of them attack. They know what all others send.
+        ``attackers`` [m, 1] bool: which of them attack. They know what all others send.
         """
         return messages
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import BeforeValidator, InstanceOf
 from torch import Tensor
 
-from holdfast.core.randomness import Stream, Word, uniform
+from holdfast.core.randomness import RandomStream, Word, uniform
 from holdfast.core.registry import Registry
 from holdfast.core.validation import check_fields
 
@@ -69,7 +69,7 @@ class Draw:
     def uniform(self, size: int, part: int = 0) -> Tensor:
         """[m, size]: float64 in [0, 1). ``part``, below 256, tells several draws for a message apart."""
         index = (self.nodes[:, None] << 32) + torch.arange(size, device=self.nodes.device)
-        return uniform(self.seed, Stream.CHANNEL, self.round, 256 * self.exchange + part, index)
+        return uniform(self.seed, RandomStream.CHANNEL, self.round, 256 * self.exchange + part, index)
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
     """A method led by a server that holds state; clients may be sampled.
 
     A round: the clients of the cohort receive ``broadcast(server)``, run ``client`` and send its message; the
-    server takes in the mean of the messages; the clients end the round with ``settle``. ``[d]`` on the
+    server takes in the mean of the messages; the clients end the round with ``finish``. ``[d]`` on the
     server, ``[..., d]`` on the clients.
     """
 
@@ -189,7 +189,7 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
         """What the cohort is sent once the server has taken in its messages, if the method ``answers``."""
         return ()
 
-    def settle(self, s: State, sent: Any, answer: Any, oracle: Oracle) -> State:
+    def finish(self, s: State, sent: Any, answer: Any, oracle: Oracle) -> State:
         """A client's state at the end of the round; ``sent`` is its message as it arrived at the server."""
         return s
 

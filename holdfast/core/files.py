@@ -46,7 +46,7 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
     if durable:
-        settle(temporary, path)
+        replace_durably(temporary, path)
     else:
         temporary.replace(path)
 
@@ -62,7 +62,7 @@ def remove_partials(folder: Path) -> None:
             partial.unlink(missing_ok=True)
 
 
-def settle(temporary: Path, path: Path) -> None:
+def replace_durably(temporary: Path, path: Path) -> None:
     """Makes a synced temporary file the file ``path``, for good."""
     temporary.replace(path)
     sync_folder(path.parent)

@@ -26,7 +26,7 @@ Word = int | Tensor
 _MASK = 0xFFFFFFFF
 
 
-class Stream(IntEnum):
+class RandomStream(IntEnum):
     """What a draw is for: the second word of the key, so that no two purposes share random numbers."""
 
     BATCH = 0
@@ -124,7 +124,7 @@ def batch_indices(seed: Word, nodes: Tensor, counts: Tensor, round: Word, step: 
     ``step`` may be tensors on the device; a ``step`` of shape ``[K, 1, 1]`` gives ``[K, m, batch]``.
     A smaller batch is a prefix of a larger one.
     """
-    words = philox((_blocks(batch, nodes), step, round, nodes[:, None]), (seed, int(Stream.BATCH)))
+    words = philox((_blocks(batch, nodes), step, round, nodes[:, None]), (seed, int(RandomStream.BATCH)))
     return words.flatten(-2)[..., :batch] * counts[:, None] >> 32
 
 
@@ -137,7 +137,7 @@ def shuffled(
     it does not have. ``draw``, an int or [m, 1], tells orders of one round apart.
     """
     counter = (_blocks(longest, nodes), draw, round, nodes[:, None])
-    words = philox(counter, (seed, int(Stream.ORDER))).flatten(-2)[:, :longest]
+    words = philox(counter, (seed, int(RandomStream.ORDER))).flatten(-2)[:, :longest]
     return in_order(words, counts)
 
 
@@ -167,7 +167,9 @@ def random_normal(key: Tensor, shape: Sequence[int], draw: int = 0) -> Tensor:
 
 def _words(key: Tensor, size: int, draw: int) -> Tensor:
     seed, node, round, step = key.unbind()
-    return philox((_blocks(size, key), step, round, node), (seed, Stream.AUGMENT + draw)).flatten()[:size]
+    return philox((_blocks(size, key), step, round, node), (seed, RandomStream.AUGMENT + draw)).flatten()[
+        :size
+    ]
 
 
 def _blocks(size: int, like: Tensor) -> Tensor:
@@ -178,7 +180,7 @@ def _blocks(size: int, like: Tensor) -> Tensor:
     return torch.arange(max(2, -(-size // 4)), device=like.device)
 
 
-def uniform(seed: int, stream: Stream, round: Word, step: Word, index: Tensor) -> Tensor:
+def uniform(seed: int, stream: RandomStream, round: Word, step: Word, index: Tensor) -> Tensor:
     """One float64 in [0, 1) for each non-negative entry of ``index`` (a node, a link ...), same shape."""
     words = philox((index & _MASK, step, round, index >> 32), (seed, int(stream)))
     return (words[..., 0] << 21 | words[..., 1] >> 11).double() * 2.0**-53
@@ -187,12 +189,12 @@ def uniform(seed: int, stream: Stream, round: Word, step: Word, index: Tensor) -
 def coin(seed: int, round: int, draw: int, probability: float) -> bool:
     """The round's ``draw``-th coin that all nodes share: true with ``probability``."""
     check("probability", Annotated[float, Field(ge=0, le=1)], probability)
-    return bool(uniform(seed, Stream.COIN, round, draw, torch.tensor(0)) < probability)
+    return bool(uniform(seed, RandomStream.COIN, round, draw, torch.tensor(0)) < probability)
 
 
 def poisson_cohort(seed: int, round: int, nodes: int, size: int) -> Tensor:
     """Of ``nodes``, each with probability ``size`` / ``nodes`` by itself: sorted numbers, perhaps none."""
-    draws = uniform(seed, Stream.COHORT, round, 1, torch.arange(nodes))
+    draws = uniform(seed, RandomStream.COHORT, round, 1, torch.arange(nodes))
     return torch.nonzero(draws < size / nodes).squeeze(-1)
 
 
@@ -201,7 +203,7 @@ def cohort(seed: int, round: int, nodes: int, size: int) -> Tensor:
     check("size", Count, size)
     if size > nodes:
         raise HoldfastError(f"a cohort of {size} nodes was asked for, but there are only {nodes} nodes")
-    draws = uniform(seed, Stream.COHORT, round, 0, torch.arange(size)).tolist()
+    draws = uniform(seed, RandomStream.COHORT, round, 0, torch.arange(size)).tolist()
     chosen: set[int] = set()
     for draw, last in zip(draws, range(nodes - size, nodes), strict=True):  # Floyd's method: O(size)
         pick = int(draw * (last + 1))

@@ -50,7 +50,7 @@ class World:
         """What ``make`` returns to the leader, who alone calls it; a ``HoldfastError`` is raised by all."""
         return make()
 
-    def together(self, work: Callable[[], T]) -> T:
+    def raise_on_all(self, work: Callable[[], T]) -> T:
         """``work``, done by everybody; a ``HoldfastError`` in anybody's is raised by all."""
         return work()
 

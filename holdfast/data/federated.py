@@ -72,7 +72,7 @@ class FederatedData:
     """Samples of the original data that no node got."""
     held: np.ndarray | None = None
     """[m] int64, ascending: the nodes whose samples are here; None: all."""
-    how: str = ""
+    description: str = ""
     """How they came here, for people."""
     names: tuple[str, ...] | None = None
     """What the nodes are called, such as hospitals; None: by their numbers."""

@@ -73,7 +73,7 @@ class LazyData:
 
     def __repr__(self) -> str:
         where = f"{self.nodes} nodes" if self.held is None else f"{len(self.held)} of {self.nodes} nodes"
-        return f"LazyData({len(self)} samples on {where}; {self.how})"
+        return f"LazyData({len(self)} samples on {where}; {self.description})"
 
     def __len__(self) -> int:
         """Samples of the nodes that are held here."""
@@ -105,7 +105,7 @@ class LazyData:
         return replace(self, held=np.array([node]), everywhere=counts)
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         """Where samples come from, for people."""
         by = {0: "", 1: " by a process"}.get(self.workers, f" by {self.workers} processes")
         return f"items read{by} when they are drawn, {self.why}"
@@ -171,7 +171,7 @@ class Stream:
     unused: int = 0
     bytes_everywhere = numbers_everywhere = numbers = 0  # in memory
     finite = False
-    how = "batches made by a function of (node, round, step)"
+    description = "batches made by a function of (node, round, step)"
 
     def __post_init__(self) -> None:
         check("nodes", Count, self.nodes)
@@ -179,7 +179,7 @@ class Stream:
         check("batch", Callable[..., Any], self.batch)
 
     def __repr__(self) -> str:
-        return f"Stream(for {self.nodes} nodes, {self.how})"
+        return f"Stream(for {self.nodes} nodes, {self.description})"
 
     def __len__(self) -> int:
         """Samples that can be counted: none."""

@@ -82,8 +82,8 @@ def from_datasets(
             watch = DrawsWatched()
             data = FederatedData.of_nodes(parts)
             if not watch.drawn:
-                how = "items of each Dataset read once into memory, as they are always the same"
-                return FederatedData(data.x, data.y, data.counts, how=how, names=called)
+                description = "items of each Dataset read once into memory, as they are always the same"
+                return FederatedData(data.x, data.y, data.counts, description=description, names=called)
             why = "as they are drawn at random"
     _warn_if_own_generator(lazy)
     return replace(lazy, why=why)

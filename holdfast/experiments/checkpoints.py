@@ -19,7 +19,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import read_notes, read_tensors, write_tensors
 from holdfast.core.tree import named_leaves
 from holdfast.core.world import World
-from holdfast.engines.common.channel_run import apart
+from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
 from holdfast.topology import Network
@@ -65,7 +65,7 @@ class Checkpoints:
     def restore(self, job: str, simulation: Simulation) -> float:
         """Lets ``simulation`` go on from the checkpoint, if there is one; the seconds spent before."""
         rows = _row_kinds(simulation)
-        read = self.world.together(lambda: self._read(job, simulation, rows))
+        read = self.world.raise_on_all(lambda: self._read(job, simulation, rows))
         if read is None:
             return 0.0
         simulation.restore(*read)
@@ -116,7 +116,7 @@ class Checkpoints:
 
 def _row_kinds(simulation: Simulation) -> dict[str, str]:
     """The tensors of a state with rows of its own for every "node" or every "link"; the others are common."""
-    led = isinstance(apart(simulation.state)[0], ServerState)
+    led = isinstance(split_channel_state(simulation.state)[0], ServerState)
     common = ("server.", "state.server.", "channel.receiver.") if led else ()
     found = [(name, t) for name, t in named_leaves(simulation.state) if not f"{name}.".startswith(common)]
     if not found:

@@ -242,7 +242,7 @@ class Execution:
 
     def _measure(self, watch: Stopwatch) -> None:
         seconds = watch.total()
-        self.simulation.settle(wait=True)
+        self.simulation.raise_pending(wait=True)
         self._unread = Reading(self.simulation.round, self._look(), costs(self.simulation), seconds)
 
     def _read(self) -> list[Measurements]:

@@ -286,7 +286,7 @@ class Plan:
         for job in self.jobs:
             # One by one: a rank that fails in one must not miss what the others do together in the next.
             for part in (self.setting, self.method, self._check):
-                self.world.together(partial(part, job))
+                self.world.raise_on_all(partial(part, job))
 
     def _check(self, job: Job) -> None:
         self.setting(job).check(job.title, self.method(job), job.cohort, job.channel)

@@ -20,7 +20,7 @@ from holdfast.data.per_node import as_data
 from holdfast.engines.common.channel_run import Received
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
-from holdfast.engines.common.trial import EchoPeers, zero_oracle
+from holdfast.engines.common.trial import RecordingPeers, zero_oracle
 from holdfast.experiments.setting import build_problem
 from holdfast.flower.records import (
     ARRAYS,
@@ -256,7 +256,7 @@ class _Stage:
         oracle = self._oracle(stage)
         after, sent = method.client(state, as_tree(received, shape, "the server's message"), oracle)
         self.losses = oracle.losses
-        self.memory.write(stage, method.settle(after, sent, (), oracle))
+        self.memory.write(stage, method.finish(after, sent, (), oracle))
         return tree_map(lambda t: t[0], sent)
 
     def _averaged(self, method: Algorithm, x0: Tensor | None, means: Named) -> tuple[bool, Any]:
@@ -309,7 +309,7 @@ def state_like(method: Method, nodes: int, like: Tensor) -> Any:
     if isinstance(method, ServerAlgorithm):
         return method.init(like[None])
     assert isinstance(method, Algorithm)
-    peers = EchoPeers(server(nodes), 0, like, lambda probability: False)
+    peers = RecordingPeers(server(nodes), 0, like, lambda probability: False)
     return method.init(like[None], zero_oracle(nodes, 0, like.numel()), peers)
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import Stream, philox
+from holdfast.core.randomness import RandomStream, philox
 from holdfast.models.dropout import Dropout
 
 _now = threading.local()  # ``drawing``: the mode that is on in this thread
@@ -86,7 +86,7 @@ def mask(key: Tensor, call: int, shape: Sequence[int], p: float) -> Tensor:
     seed, node, round, step = key.unbind()
     numbers = math.prod(shape)
     blocks = torch.arange(-(-numbers // 8), device=key.device)
-    words = philox((blocks, step, round, node), (seed, Stream.DRAW + call), rounds=7).flatten()
+    words = philox((blocks, step, round, node), (seed, RandomStream.DRAW + call), rounds=7).flatten()
     halves = torch.stack([words & 0xFFFF, words >> 16], -1).flatten()
     return halves[:numbers].view(shape) >= p * 2**16
 

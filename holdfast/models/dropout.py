@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from holdfast.core.randomness import Stream, philox
+from holdfast.core.randomness import RandomStream, philox
 from holdfast.core.validation import Whole, check
 
 
@@ -34,7 +34,7 @@ class Dropout(nn.Module):
             return x
         seed, node, round, step = self.key.unbind()
         blocks = torch.arange(-(-x.numel() // 4), device=x.device)
-        words = philox((blocks, step, round, node), (seed, Stream.DROPOUT + self.layer))
+        words = philox((blocks, step, round, node), (seed, RandomStream.DROPOUT + self.layer))
         kept = words.flatten()[: x.numel()].view(x.shape) >= self.p * 2**32
         return torch.where(kept, x / (1 - self.p), 0)
 

@@ -152,8 +152,8 @@ class PrivateMessages(ServerAlgorithm[Noised]):
         half = torch.full_like(sensitivity, 0.5)
         return Clipped(inner, noised(draw, within, half, share * self.of_counts, nodes, round, 0, OF_COUNTS))
 
-    def settle(self, s: Any, sent: Any, answer: Any, oracle: Any) -> Any:
-        return self.inner.settle(s, sent.inner if self.adaptive else sent, answer, oracle)
+    def finish(self, s: Any, sent: Any, answer: Any, oracle: Any) -> Any:
+        return self.inner.finish(s, sent.inner if self.adaptive else sent, answer, oracle)
 
     def model(self, server: Noised) -> Tensor:
         model: Tensor = self.inner.model(server.inner)

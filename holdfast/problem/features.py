@@ -38,12 +38,12 @@ class Kept(NamedTuple):
     """Where samples come from, and whether their features are kept, for people."""
 
     source: Source
-    how: str
+    description: str
     placed: Callable[[Any], Any]  # a test set, as the source stores it
 
     @classmethod
-    def nothing(cls, source: Source, how: str = "") -> Kept:
-        return cls(source, how, source.test_set)
+    def nothing(cls, source: Source, description: str = "") -> Kept:
+        return cls(source, description, source.test_set)
 
 
 @untried()

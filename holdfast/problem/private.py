@@ -22,7 +22,7 @@ from torch.nn import functional
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import total_memory
 from holdfast.core.precision import full_product
-from holdfast.core.randomness import Stream, Word, philox
+from holdfast.core.randomness import RandomStream, Word, philox
 from holdfast.core.tree import tree_map
 from holdfast.problem.gradients.backend import in_parts, no_key
 from holdfast.problem.gradients.convolution import PixelConv2d
@@ -366,7 +366,7 @@ def counted_noise(seed: Word) -> Noise:
 
     def noise(nodes: Tensor, round: Word, step: Word, draw: int, dim: int) -> Tensor:
         blocks = torch.arange(max(2, -(-dim // 4)), device=nodes.device)
-        key = (seed, int(Stream.NOISE) + draw)
+        key = (seed, int(RandomStream.NOISE) + draw)
         return normals(philox((blocks, step, round, nodes.unsqueeze(-1)), key))[:, :dim]
 
     return noise

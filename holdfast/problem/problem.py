@@ -42,7 +42,7 @@ class Convexity(NamedTuple):
     bounds: Bounds | None = None
 
 
-class Evaluation(Protocol):
+class ModelTester(Protocol):
     """What models are worth on samples."""
 
     def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,7 @@ class Problem(Protocol):
         """Whether rows are so large beside activations that updates are worth compiling with gradients."""
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         """How gradients are computed, for people."""
 
     def get_ready(self) -> None:
@@ -143,7 +143,7 @@ class Problem(Protocol):
         """f(x) at one common point ``x`` [d]."""
 
     @property
-    def evaluation(self) -> Evaluation:
+    def tester(self) -> ModelTester:
         """How models are measured on samples."""
 
     @property
@@ -190,8 +190,8 @@ class ExactProblem(ABC):
     stacked = False
     traceable = False
     fuses = False
-    how = "all nodes stacked"
-    evaluation = WithoutSamples()
+    description = "all nodes stacked"
+    tester = WithoutSamples()
 
     @property
     def here(self) -> Tensor:

@@ -19,8 +19,8 @@ class SignFlip(Attack):
 
     scale: Positive = 1.0
 
-    def forge(self, messages: Tensor, liars: Tensor, nodes: int) -> Tensor:
-        return torch.where(liars, -self.scale * messages, messages)
+    def forge(self, messages: Tensor, attackers: Tensor, nodes: int) -> Tensor:
+        return torch.where(attackers, -self.scale * messages, messages)
 
 
 @ATTACKS.register("little-is-enough")
@@ -34,10 +34,10 @@ class LittleIsEnough(Attack):
 
     z: Positive | None = None  # None: as published, from the numbers of nodes and attackers
 
-    def forge(self, messages: Tensor, liars: Tensor, nodes: int) -> Tensor:
-        mean, deviation = honest_moments(messages, liars)
+    def forge(self, messages: Tensor, attackers: Tensor, nodes: int) -> Tensor:
+        mean, deviation = honest_moments(messages, attackers)
         z = self.published(nodes) if self.z is None else self.z
-        return torch.where(liars, mean - z * deviation, messages)
+        return torch.where(attackers, mean - z * deviation, messages)
 
     def published(self, nodes: int) -> float:
         """z for so many ``nodes``; 0 where even the mean is beyond half of the honest nodes."""
@@ -54,8 +54,8 @@ class InnerProduct(Attack):
 
     scale: Positive = 0.5
 
-    def forge(self, messages: Tensor, liars: Tensor, nodes: int) -> Tensor:
-        return torch.where(liars, -self.scale * honest_moments(messages, liars)[0], messages)
+    def forge(self, messages: Tensor, attackers: Tensor, nodes: int) -> Tensor:
+        return torch.where(attackers, -self.scale * honest_moments(messages, attackers)[0], messages)
 
 
 @ATTACKS.register("label-flip")
@@ -69,11 +69,11 @@ class LabelFlip(Attack):
         return classes - 1 - labels
 
 
-def honest_moments(messages: Tensor, liars: Tensor) -> tuple[Tensor, Tensor]:
+def honest_moments(messages: Tensor, attackers: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, each [d], of the rows of ``messages`` [m, d] that do not lie.
 
     Where all senders of a cohort lie, those of what they would have sent.
     """
-    counted = ((~liars) | liars.all()).to(messages.dtype)  # [m, 1]
+    counted = ((~attackers) | attackers.all()).to(messages.dtype)  # [m, 1]
     mean = (counted * messages).sum(0) / counted.sum()
     return mean, ((counted * (messages - mean).square()).sum(0) / counted.sum()).sqrt()

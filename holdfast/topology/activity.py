@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import Stream, uniform
+from holdfast.core.randomness import RandomStream, uniform
 from holdfast.core.registry import Registry
 from holdfast.core.validation import Count, NonNegative, Positive, Probability, Seed, check, check_fields
 
@@ -137,7 +137,7 @@ class Activity:
         # Of latched links, one number for all rounds decides when they come up first.
         drawn_in = 0 if self.link_draws == "latched" else round
         number = torch.as_tensor(links[:, 0] * nodes + links[:, 1])
-        drawn = uniform(seed, Stream.LINK, drawn_in, draw, number).numpy()
+        drawn = uniform(seed, RandomStream.LINK, drawn_in, draw, number).numpy()
         return np.asarray(drawn < self.availability(chances, round))
 
     def availability(self, chances: Floats, round: int) -> Floats:
@@ -154,7 +154,7 @@ class Activity:
         if isinstance(chance, Distribution):
             # Keyed by what they belong to, so that a link keeps its draw however the graph changes around it.
             epoch = round // self.redraw_every if self.redraw_every else 0
-            u = uniform(self.seed, Stream.CAPABILITY, epoch, 0, torch.as_tensor(keys)).numpy()
+            u = uniform(self.seed, RandomStream.CAPABILITY, epoch, 0, torch.as_tensor(keys)).numpy()
             return chance.quantile(u)
         if isinstance(chance, Mapping):
             if pairs is None:

@@ -153,7 +153,7 @@ class Network:
         """Whether messages are put together by the plain weighted mean, and none of them is false."""
         return self.aggregation.plain and self.attack is None
 
-    def liars(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def attackers(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """[m]: which of ``nodes`` [m] attack."""
         return np.isin(nodes, [] if self.attack is None else self.attack.nodes)
 

@@ -11,7 +11,7 @@ from server_runs import assert_same
 
 import holdfast as hf
 from holdfast.contract import Draw
-from holdfast.engines.common.channel_run import apart
+from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.engines.common.simulation import Simulation
 
 RING = hf.Network.of(hf.ring(10))
@@ -127,5 +127,5 @@ def test_beer_is_gradient_tracking_but_for_the_start(quadratics):
 def test_they_converge_linearly_with_compressed_messages(method):
     quadratics = make_quadratics(10, L=2.0)
     assert falls(quadratics, method, 150, channel=TOP)
-    state, _ = apart(simulate(quadratics, method, 30, channel=TOP).state)
+    state, _ = split_channel_state(simulate(quadratics, method, 30, channel=TOP).state)
     assert (state.v.mean(0) - state.m.mean(0)).norm() < 1e-12

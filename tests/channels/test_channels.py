@@ -14,7 +14,7 @@ from toy_channels import Grid
 import holdfast as hf
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, row_size
-from holdfast.engines.common.channel_run import apart
+from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.simulation import Simulation
@@ -197,10 +197,10 @@ def test_a_coin_may_skip_an_exchange(channel, quadratics):
         simulation = Simulation(algorithm, quadratics, STAR, seed=3, channel=channel)
         sent = []
         for _ in range(8):
-            bits, before = simulation.traffic.bits, list(leaves(apart(simulation.state)[1]))
+            bits, before = simulation.traffic.bits, list(leaves(split_channel_state(simulation.state)[1]))
             simulation.step()
             sent.append(simulation.traffic.bits > bits)
-            after = leaves(apart(simulation.state)[1])
+            after = leaves(split_channel_state(simulation.state)[1])
             assert all(torch.equal(a, b) != sent[-1] for a, b in zip(before, after, strict=True))
         assert any(sent)
         assert all(sent) == isinstance(algorithm, hf.Scaffnew)

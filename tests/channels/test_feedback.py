@@ -18,7 +18,7 @@ from holdfast.channels.step import safe_step, tuned_step
 from holdfast.contract.channel import Draw, Mixing
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves, tree_map
-from holdfast.engines.common.channel_run import apart
+from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.engines.common.simulation import Simulation
 
 NODES, DIM = 5, 12
@@ -191,10 +191,10 @@ def test_a_leading_server_is_told_all_that_its_clients_did(quadratics):
     simulation = Simulation(hf.SCAFFOLD(lr=0.05), quadratics, STAR, seed=1, cohort=2, channel=hf.TopK(0.2))
     for _ in range(30):
         simulation.step()
-        state, slot = apart(simulation.state)
+        state, memory = split_channel_state(simulation.state)
         assert (state.clients.c.mean(0) - state.server.c).abs().max() < 1e-12
-    assert slot.sender.c == ()
-    assert slot.sender.x.abs().max() > 1e-3  # what clients owe of their models' changes
+    assert memory.sender.c == ()
+    assert memory.sender.x.abs().max() > 1e-3  # what clients owe of their models' changes
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class ByMeaning(hf.SCAFFOLD):
         after, update = super().client(s, received, oracle)
         return after._replace(c=s.c + update.c), update
 
-    def settle(self, s, sent, answer, oracle):
+    def finish(self, s, sent, answer, oracle):
         return s
 
 
@@ -228,10 +228,10 @@ def test_shifts_of_absent_clients_would_miss_the_optimum(quadratics):
 def test_absent_clients_keep_what_they_owe(quadratics):
     simulation = Simulation(hf.SCAFFOLD(lr=0.05), quadratics, STAR, seed=1, cohort=2, channel=hf.TopK(0.2))
     for _ in range(5):
-        before = [tensor.clone() for tensor in leaves(apart(simulation.state)[1].sender)]
+        before = [tensor.clone() for tensor in leaves(split_channel_state(simulation.state)[1].sender)]
         chosen = set(simulation.rounds.cohort(simulation.round).tolist())
         simulation.step()
-        for old, new in zip(before, leaves(apart(simulation.state)[1].sender), strict=True):
+        for old, new in zip(before, leaves(split_channel_state(simulation.state)[1].sender), strict=True):
             assert set((old != new).any(1).nonzero()[:, 0].tolist()) == chosen
 
 
@@ -399,6 +399,6 @@ def test_by_name_in_minimize(quadratics):
 
 def test_trees_of_messages_have_a_slot_each(quadratics):
     simulation = simulate(hf.KGT(lr=0.05), quadratics, RING, hf.TopK(0.2), 1)
-    (slot,) = apart(simulation.state)[1]
-    shapes = tree_map(lambda t: torch.tensor(t.shape), slot.sender)
+    (memory,) = split_channel_state(simulation.state)[1]
+    shapes = tree_map(lambda t: torch.tensor(t.shape), memory.sender)
     assert [t.tolist() for t in leaves(shapes)] == [[NODES, DIM]] * 2

@@ -9,7 +9,7 @@ from scipy.stats import chi2
 from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import Stream, batch_indices, cohort, coin, philox, uniform
+from holdfast.core.randomness import RandomStream, batch_indices, cohort, coin, philox, uniform
 
 ONES = 0xFFFFFFFF
 
@@ -79,7 +79,9 @@ def test_batch_indices_known_answer():
 
 
 def test_batch_indices_counter_order():
-    words = torch.cat([philox((torch.tensor(block), 3, 7, 9), (5, int(Stream.BATCH))) for block in (0, 1)])
+    words = torch.cat(
+        [philox((torch.tensor(block), 3, 7, 9), (5, int(RandomStream.BATCH))) for block in (0, 1)]
+    )
     indices = batch_indices(5, torch.tensor([9]), torch.tensor([1000]), round=7, step=3, batch=8)
     assert indices.tolist() == [[word * 1000 // 2**32 for word in words.tolist()]]
 
@@ -126,22 +128,22 @@ def test_batch_indices_are_uniform_and_independent():
 
 def test_uniform_has_53_bits():
     high, low = KNOWN[0][2][:2]
-    first = uniform(0, Stream.BATCH, round=0, step=0, index=torch.tensor(0))
+    first = uniform(0, RandomStream.BATCH, round=0, step=0, index=torch.tensor(0))
     assert first.dtype == torch.float64
     assert first.item() == (high << 21 | low >> 11) / 2**53
 
 
 def test_uniform_is_uniform_and_purposes_differ():
     index = torch.arange(64_000)
-    draws = {stream: uniform(4, stream, round=1, step=2, index=index) for stream in Stream}
+    draws = {stream: uniform(4, stream, round=1, step=2, index=index) for stream in RandomStream}
     for draw in draws.values():
         assert chi_square_p((draw * 64).long().bincount(minlength=64)) > 1e-3
-    assert len({draw[0].item() for draw in draws.values()}) == len(Stream)
+    assert len({draw[0].item() for draw in draws.values()}) == len(RandomStream)
 
 
 def test_uniform_takes_large_indices():
     # An index beyond 32 bits (a link of a very large network) must not alias a small one.
-    near, far = uniform(0, Stream.LINK, 0, 0, torch.tensor([5, 5 + 2**32]))
+    near, far = uniform(0, RandomStream.LINK, 0, 0, torch.tensor([5, 5 + 2**32]))
     assert near != far
 
 
@@ -178,8 +180,8 @@ def test_the_gpu_draws_the_same():
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(drawn.cpu(), expected)
     index = torch.arange(10_000) * 2**30
-    gpu = uniform(7, Stream.COMPUTE, round, step, index.cuda())
-    assert torch.equal(gpu.cpu(), uniform(7, Stream.COMPUTE, 12, 34, index))
+    gpu = uniform(7, RandomStream.COMPUTE, round, step, index.cuda())
+    assert torch.equal(gpu.cpu(), uniform(7, RandomStream.COMPUTE, 12, 34, index))
 
 
 @pytest.mark.slow

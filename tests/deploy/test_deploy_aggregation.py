@@ -14,7 +14,7 @@ from federation_runs import PATIENCE, DeployedRun, Started, deploy, describe, si
 from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.channel_run import apart
+from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement
 from holdfast_deploy.federation_file import make_federation
@@ -36,7 +36,7 @@ def masked(algorithm: dict[str, Any] = SCAFFOLD, nodes: int = 4, rounds: int = 3
 
 
 def assert_like_the_simulator(run: DeployedRun, cohorts: list[list[int]] | None = None) -> None:
-    expected = apart(simulate(run.federation, cohorts).state)[0].server.x
+    expected = split_channel_state(simulate(run.federation, cohorts).state)[0].server.x
     for model in run.models.values():
         # Sums are rounded to 2^-33 of a message, three times.
         assert 0 < (model - expected).abs().max() < 1e-8
@@ -238,7 +238,7 @@ def test_processes_killed_at_any_time_end_with_the_simulators_model(tmp_path: Pa
             members.kill(victim)
             members.start(victim)
         members.finish()
-        expected = apart(simulate(federation).state)[0].server.x
+        expected = split_channel_state(simulate(federation).state)[0].server.x
         for name in members.nodes:
             found = read_model(members.folder / f"node-{name}", initial_model(federation))
             assert 0 < (found - expected).abs().max() < 1e-7

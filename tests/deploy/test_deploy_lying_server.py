@@ -12,7 +12,7 @@ import torch
 from federation_runs import PATIENCE, DeployedRun, Started, describe, simulate
 from torch import Tensor
 
-from holdfast.engines.common.channel_run import apart
+from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 from holdfast_deploy.cli.recovery import roll_member_back
 from holdfast_deploy.federation_file import make_federation
@@ -216,6 +216,6 @@ def test_a_message_that_comes_out_otherwise_after_a_crash_changes_nothing(
     started.start("b")
     started.end()
     assert not run.errors, run.errors
-    expected = apart(simulate(run.federation).state)[0].server.x
+    expected = split_channel_state(simulate(run.federation).state)[0].server.x
     for model in run.models.values():
         assert (model - expected).abs().max() < 1e-8

@@ -20,7 +20,7 @@ from torch import Tensor
 from holdfast.channels import Half
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.channel_run import Carrier
+from holdfast.engines.common.channel_run import ChannelRun
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.storage.compression import expand, squeeze
 from holdfast_deploy.storage.incarnations import Dependencies
@@ -68,10 +68,10 @@ def test_a_message_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_half_precision_is_refused_where_numbers_are_too_large(tmp_path: Path) -> None:
-    carrier = Carrier(Half(), (), 0, 0, torch.tensor([0]), torch.tensor(False))
-    carrier.send(torch.tensor([[1e6]]))
+    channel_run = ChannelRun(Half(), (), 0, 0, torch.tensor([0]), torch.tensor(False))
+    channel_run.send(torch.tensor([[1e6]]))
     with pytest.raises(HoldfastError, match="beyond 65504"):
-        carrier.check()
+        channel_run.check()
     with pytest.raises(HoldfastError, match="diverged"):
         write_message(tmp_path / "m", header(torch.tensor([[torch.nan]])), torch.tensor([[torch.nan]]))
     assert not (tmp_path / "m").exists()

@@ -12,7 +12,7 @@ from federation_runs import PATIENCE, DeployedRun, Started, describe, simulate
 from power_cut import watched
 
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.channel_run import apart
+from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.own_noise import read_key
@@ -75,7 +75,7 @@ def end(started: Started) -> dict[str, str]:
 
 
 def assert_like_the_simulator(run: DeployedRun, cohorts: list[list[int]] | None = None) -> None:
-    expected = apart(simulate(run.federation, cohorts).state)[0].server.x
+    expected = split_channel_state(simulate(run.federation, cohorts).state)[0].server.x
     for model in run.models.values():
         assert (model - expected).abs().max() < 1e-8
 

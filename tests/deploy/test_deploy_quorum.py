@@ -15,10 +15,10 @@ from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.channel_run import apart, carried
+from holdfast.engines.common.channel_run import split_channel_state, with_channel_state
 from holdfast.engines.common.simulation import Simulation
 from holdfast_deploy.federation_file import FederationFile, make_federation
-from holdfast_deploy.member.template import channel_slots, state_template
+from holdfast_deploy.member.template import channel_memories, state_template
 from holdfast_deploy.ops.audit import read_audit
 from holdfast_deploy.storage.messages import MessageFile
 from holdfast_deploy.storage.round_records import read_cohorts
@@ -42,15 +42,15 @@ def assert_the_simulators(
     federation: FederationFile, hub: Path, nodes: list[Path], simulation: Simulation
 ) -> None:
     """The server's model, and every client's control variate, are those of the simulator."""
-    state, like = apart(simulation.state)[0], torch.empty_like(simulation.problem.x0)
-    slots = channel_slots(federation, like)
-    memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
-    template = carried(federation.method.init_server(like), memory)
-    server = apart(MessageFile(hub / "state").read(template, like.device))[0]
+    state, like = split_channel_state(simulation.state)[0], torch.empty_like(simulation.problem.x0)
+    memories = channel_memories(federation, like)
+    memory = tree_map(lambda t: t[0], memories[0].receiver) if memories else ()
+    template = with_channel_state(federation.method.init_server(like), memory)
+    server = split_channel_state(MessageFile(hub / "state").read(template, like.device))[0]
     assert (server.x - state.server.x).abs().max() < 1e-12
     for i, folder in enumerate(nodes):
         own = MessageFile(folder / "state").read(state_template(federation, i, like), like.device)
-        assert (apart(own)[0].c[0] - state.clients.c[i]).abs().max() < 1e-12
+        assert (split_channel_state(own)[0].c[0] - state.clients.c[i]).abs().max() < 1e-12
 
 
 class Stopping(list[dict[str, Any]]):

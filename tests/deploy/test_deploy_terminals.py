@@ -26,7 +26,7 @@ from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials
 from holdfast_deploy.wire.dialling import WaitLimitError
 from holdfast_deploy.wire.handshakes import watch_handshakes
-from holdfast_deploy.wire.listening import serve
+from holdfast_deploy.wire.listening import serve_calls
 from holdfast_deploy.wire.protocol import SERVICE
 
 GECL = {"name": "local-gecl", "lr": 0.1}
@@ -221,7 +221,7 @@ def test_a_member_takes_its_own_trials_of_old_tls_for_no_strangers_in_any_roster
             context.wrap_socket(raw)
 
     async def listen_again(stranger: bool) -> None:
-        server, port, _ = await serve("127.0.0.1:0", own, fetch, {}, 10, Events("a", silence))
+        server, port, _ = await serve_calls("127.0.0.1:0", own, fetch, {}, 10, Events("a", silence))
         if stranger:
             await asyncio.to_thread(old_tls, port)
         await server.stop(0)

@@ -83,7 +83,7 @@ class PastItsForward(Mixing):
 @pytest.mark.parametrize("model", [head_on_images, low_rank])
 def test_it_is_chosen_and_agrees_with_the_loop(model, device) -> None:
     chosen, loop = (objective(model, backend, device) for backend in ("auto", "loop"))
-    assert chosen.how == "all nodes end to end over one frozen model"
+    assert chosen.description == "all nodes end to end over one frozen model"
     nodes = torch.tensor([2, 0, 1], device=device)
     draw = torch.Generator().manual_seed(1)
     x, v = (torch.randn(3, chosen.dim, dtype=torch.float64, generator=draw).to(device) for _ in range(2))
@@ -95,8 +95,8 @@ def test_it_is_chosen_and_agrees_with_the_loop(model, device) -> None:
         lambda f: f.full_grads(x, nodes),
         lambda f: f.values(x, nodes),
         lambda f: f.hessian_products(x, v, nodes),
-        lambda f: f.evaluation.test(x, test)[0],
-        lambda f: f.evaluation.test(x, test)[1],
+        lambda f: f.tester.test(x, test)[0],
+        lambda f: f.tester.test(x, test)[1],
     ):
         assert close(ask(chosen), ask(loop))
 
@@ -209,7 +209,7 @@ def test_parts_that_fit_the_memory_give_the_same() -> None:
 )
 def test_a_model_it_would_be_wrong_for_is_stacked(model, why) -> None:
     chosen, loop = objective(model), objective(model, "loop")
-    assert chosen.how.startswith(f"all nodes stacked, as {why}")
+    assert chosen.description.startswith(f"all nodes stacked, as {why}")
     x = torch.randn(3, chosen.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
     assert close(gradients(chosen, x, nodes, 0, 0), gradients(loop, x, nodes, 0, 0))
@@ -223,7 +223,7 @@ class NotFinite(Mixing):
 
 
 def test_without_a_finite_gradient_nothing_is_known() -> None:
-    assert "as the gradient of the first sample is not finite" in objective(NotFinite).how
+    assert "as the gradient of the first sample is not finite" in objective(NotFinite).description
 
 
 class OverSequences(nn.Module):
@@ -240,7 +240,7 @@ class OverSequences(nn.Module):
 
 def test_a_frozen_layer_that_cannot_be_stacked_is_no_obstacle() -> None:
     chosen, loop = objective(OverSequences), objective(OverSequences, "loop")
-    assert chosen.how == "all nodes end to end over one frozen model"
+    assert chosen.description == "all nodes end to end over one frozen model"
     chosen.check_model(None)
     x = torch.randn(3, chosen.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
@@ -253,8 +253,8 @@ def test_a_model_that_is_trained_as_a_whole_is_stacked_unless_asked() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3))
 
     asked, stacked = objective(whole, "adapters"), objective(whole)
-    assert stacked.how == "all nodes stacked"
-    assert asked.how == 'all nodes end to end over one frozen model, as backend = "adapters" asks for'
+    assert stacked.description == "all nodes stacked"
+    assert asked.description == 'all nodes end to end over one frozen model, as backend = "adapters" asks for'
     x = torch.randn(3, asked.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nodes = torch.arange(3)
     assert close(gradients(asked, x, nodes, 0, 0), gradients(stacked, x, nodes, 0, 0))

@@ -131,7 +131,7 @@ def test_a_frozen_body_keeps_its_type_and_is_chosen_for() -> None:
         step=lambda model, batch: model(**batch).loss,
         batch_size=2,
     )
-    assert problem.backend.how == "all nodes end to end over one frozen model"
+    assert problem.backend.description == "all nodes end to end over one frozen model"
 
 
 def test_lora_dropout_changes_the_result() -> None:

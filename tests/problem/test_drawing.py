@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
-from holdfast.core.randomness import Stream, philox
+from holdfast.core.randomness import RandomStream, philox
 from holdfast.models import CountedDropout
 
 DRAW = torch.Generator().manual_seed(0)
@@ -91,7 +91,7 @@ def counted(function: Any, *args: Any) -> Tensor:
 def mask(shape: Any, p: float, call: int = 0) -> Tensor:
     """Element i is decided by half-word i of Philox with seven rounds."""
     blocks = torch.arange(-(-torch.Size(shape).numel() // 8))
-    words = philox((blocks, 4, 3, 2), (1, Stream.DRAW + call), rounds=7).flatten().tolist()
+    words = philox((blocks, 4, 3, 2), (1, RandomStream.DRAW + call), rounds=7).flatten().tolist()
     halves = [half for word in words for half in (word % 2**16, word // 2**16)]
     return torch.tensor(halves[: torch.Size(shape).numel()]).view(shape) >= p * 2**16
 

@@ -92,7 +92,7 @@ def problem(model: nn.Module, **options: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "backend"), [(name, "stacked") for name in MODELS] + [("own code", "loop")])
 def test_training_is_the_same_with_and_without(name, backend) -> None:
-    assert KEPT in problem(MODELS[name]()).how
+    assert KEPT in problem(MODELS[name]()).description
     kept, plain = (trained(MODELS[name], how) for how in ("auto", backend))
     for column in ("train_loss", "test_accuracy", "average_loss"):
         assert_close(kept.history[column], plain.history[column], rtol=1e-12, atol=1e-12)
@@ -109,7 +109,7 @@ def test_a_step_does_not_compute_what_is_frozen() -> None:
     for _ in range(2):  # the first time, what is frozen is noted
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
             objective.minibatch_values_and_grads([rows], nodes, 0, 0)
-            objective.evaluation.test(rows, test)
+            objective.tester.test(rows, test)
     assert not any("convolution" in event.key for event in seen.key_averages())
 
 
@@ -151,7 +151,7 @@ def test_columns_and_full_batches(batch_size) -> None:
         split = hf.FederatedData.of_nodes(columns)
         options = {"batch_size": batch_size, "dtype": torch.float64, "backend": backend}
         objective = hf.build_problem(TwoInputs().double(), split, **options)
-        assert (KEPT in objective.how) == (backend == "auto")
+        assert (KEPT in objective.description) == (backend == "auto")
         rows, nodes = objective.x0.expand(NODES, -1), torch.arange(NODES)
         [(values, gradients)] = objective.minibatch_values_and_grads([rows], nodes, 1, 1)
         everywhere = objective.global_value_and_grad(objective.x0)
@@ -183,7 +183,7 @@ class Reader(nn.Module):
     ids=["dropout", "BatchNorm", "batch statistics", "augmentation", "values"],
 )
 def test_what_cannot_be_kept_is_left_alone_and_told(make, options, why) -> None:
-    told = problem(make(), **options).how
+    told = problem(make(), **options).description
     assert KEPT not in told
     assert why in told.split("its frozen part computed in every step, as ")[1]
 
@@ -191,28 +191,28 @@ def test_what_cannot_be_kept_is_left_alone_and_told(make, options, why) -> None:
 def test_a_dataset_and_a_step_of_your_own_are_left_alone() -> None:
     lazy = LazyData([TensorDataset(*part) for part in data()])
     options = {"batch_size": 4, "dtype": torch.float64}
-    assert hf.build_problem(head_of(body()), lazy, **options).how.count(
+    assert hf.build_problem(head_of(body()), lazy, **options).description.count(
         "samples are read when they are drawn"
     )
 
     def own_step(model: nn.Module, batch: Pair) -> Tensor:
         return functional.cross_entropy(model(batch.x), batch.y)
 
-    assert "own_step calls the model" in problem(head_of(body()), step=own_step).how
+    assert "own_step calls the model" in problem(head_of(body()), step=own_step).description
 
 
 def test_features_larger_than_memory_allows_are_not_kept(monkeypatch) -> None:
     monkeypatch.setattr("holdfast.problem.features.SHARE_FOR_FEATURES", 1e-15)
-    assert "its outputs would take" in problem(head_of(body())).how
+    assert "its outputs would take" in problem(head_of(body())).description
 
 
 def test_a_backend_that_is_asked_for_computes_the_whole_model() -> None:
     objective = problem(head_of(body()), backend="adapters")
-    assert "frozen part" not in objective.how
+    assert "frozen part" not in objective.description
     assert objective.source is objective.given
 
 
 def test_nothing_is_said_where_most_of_the_model_trains() -> None:
     model = head_of(body())
     model[0][0].requires_grad_(True)
-    assert "frozen" not in problem(model).how
+    assert "frozen" not in problem(model).description

@@ -124,7 +124,7 @@ def test_workers_give_the_same_numbers_and_read_ahead(sampling) -> None:
     for round in range(3):
         for step in range(3):
             assert same(here.batch(NODES, round, step), there.batch(NODES, round, step))
-            ahead = {(part.round, part.step) for group in there.host.reading._ahead for part in group}
+            ahead = {(part.round, part.step) for group in there.host.reader._ahead for part in group}
             known = round > 0  # the first round tells how many steps there are
             assert ahead == {(round + 1, 0) if known and step == 2 else (round, step + 1)}
     assert same(list(here.everything(5)), list(there.everything(5)))
@@ -149,7 +149,7 @@ def test_train_reads_what_stays_the_same_once() -> None:
     parts = [Plain(count) for count in COUNTS]
     data = hf.from_datasets(parts)
     assert isinstance(data, hf.FederatedData)
-    assert "read once into memory" in data.how
+    assert "read once into memory" in data.description
     reads = [part.reads for part in parts]
     assert torch.equal(train(data).models, train(hf.from_datasets(parts, streaming=True)).models)
     assert torch.equal(train(data).models, train(parts).models)
@@ -160,10 +160,10 @@ def test_train_draws_random_transforms_anew(recwarn) -> None:
     parts = [Noisy(count) for count in COUNTS]
     data = hf.from_datasets(parts)
     assert isinstance(data, LazyData)
-    assert data.how == "items read when they are drawn, as they are drawn at random"
+    assert data.description == "items read when they are drawn, as they are drawn at random"
     assert torch.equal(train(parts).models, train(hf.from_datasets(parts, workers=2)).models)
     problem = hf.build_problem(nn.Linear(4, 2), data)
-    assert problem.how == f"all nodes stacked; {data.how}"
+    assert problem.description == f"all nodes stacked; {data.description}"
     assert not [one for one in recwarn if "fork()" not in str(one.message)]  # of which Python 3.12 warns
 
 
@@ -173,7 +173,7 @@ def test_random_numbers_that_rarely_show_are_noticed() -> None:
             return self.x[i] + (random.random() < 0 if i > 10 else 0), i % 2
 
     data = hf.from_datasets([Rarely(30)])
-    assert data.how.endswith("as they are drawn at random")
+    assert data.description.endswith("as they are drawn at random")
 
 
 def test_a_generator_of_its_own_is_told() -> None:
@@ -237,7 +237,7 @@ def test_what_is_larger_than_memory_is_not_read_whole(tmp_path, monkeypatch) -> 
     monkeypatch.setattr("holdfast.data.per_node.available_memory", lambda _: 2**17)
     part = Mapped(tmp_path / "rows.npy")
     data = hf.from_datasets([Subset(part, range(2000)), Subset(part, range(2000, 4000))])
-    assert data.how == "items read when they are drawn, as they are too many for the memory"
+    assert data.description == "items read when they are drawn, as they are too many for the memory"
     train(data, metrics=["consensus"])
     assert len(part.asked) < 400
     streamed = Mapped(tmp_path / "rows.npy")

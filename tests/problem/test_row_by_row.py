@@ -170,7 +170,7 @@ def test_every_node_is_tested_with_its_own_model(device) -> None:
     problem = objective(seeded(lambda: Recurrent(nn.LSTM).double()), device)
     x, y = sequences(12)
     rows = points(problem)
-    accuracy, loss = problem.evaluation.test(rows, Pair(x.double().to(device), y.to(device)))
+    accuracy, loss = problem.tester.test(rows, Pair(x.double().to(device), y.to(device)))
     for node, row in enumerate(rows):
         with torch.no_grad():
             outputs = problem.model.module(row)(x.double())
@@ -331,7 +331,7 @@ problem = hf.build_problem(netfleet_cnn((1, 28, 28), 10), data)
 problem.get_ready()
 before = len(os.listdir("/proc/self/task"))
 problem.minibatch_values_and_grads([problem.x0.expand(4, -1)], torch.arange(4), 0, 1)
-print(problem.backend.how, len(os.listdir("/proc/self/task")) - before)
+print(problem.backend.description, len(os.listdir("/proc/self/task")) - before)
 """
 
 

@@ -18,34 +18,34 @@ from holdfast.experiments.plan import Plan
 from holdfast.experiments.spec import with_defaults
 
 N, D = 10, 4
-LIARS = [1, 4, 5]
-HONEST = [i for i in range(N) if i not in LIARS]
+ATTACKERS = [1, 4, 5]
+HONEST = [i for i in range(N) if i not in ATTACKERS]
 
 
 def forge(attack: hf.Attack) -> tuple[Tensor, Tensor]:
     messages = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    liars = torch.isin(torch.arange(N), torch.tensor(attack.nodes))[:, None]
-    told = attack.forge(messages, liars, N)
+    attackers = torch.isin(torch.arange(N), torch.tensor(attack.nodes))[:, None]
+    told = attack.forge(messages, attackers, N)
     assert torch.equal(told[HONEST], messages[HONEST])
-    return messages, told[LIARS]
+    return messages, told[ATTACKERS]
 
 
 def test_signs_are_flipped():
-    messages, lies = forge(hf.SignFlip(LIARS, scale=2.0))
-    assert torch.equal(lies, -2 * messages[LIARS])
+    messages, lies = forge(hf.SignFlip(ATTACKERS, scale=2.0))
+    assert torch.equal(lies, -2 * messages[ATTACKERS])
 
 
 def test_the_inner_product_with_the_honest_mean_is_negative():
-    messages, lies = forge(hf.InnerProduct(LIARS, scale=0.5))
+    messages, lies = forge(hf.InnerProduct(ATTACKERS, scale=0.5))
     mean = messages[HONEST].mean(0)
     assert torch.allclose(lies, (-0.5 * mean).expand(3, D), rtol=0, atol=1e-15)
-    _, enough = forge(hf.InnerProduct(LIARS, scale=3.0))  # more than honest over attackers: the mean turns
+    _, enough = forge(hf.InnerProduct(ATTACKERS, scale=3.0))  # more than honest over false: the mean turns
     assert (torch.cat([messages[HONEST], enough]).mean(0) * mean).sum() < 0
 
 
 def test_little_is_enough_is_within_the_spread():
     """Baruch et al.: n = 50, m = 24 gives s = 2 and z = 1.43, the 24/26 quantile (they round to 1.5)."""
-    messages, lies = forge(hf.LittleIsEnough(LIARS, z=1.5))
+    messages, lies = forge(hf.LittleIsEnough(ATTACKERS, z=1.5))
     honest = messages[HONEST]
     expected = honest.mean(0) - 1.5 * honest.std(0, correction=0)
     assert torch.allclose(lies, expected.expand(3, D), rtol=0, atol=1e-14)

@@ -11,10 +11,10 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import private_files
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import has_leaves, tree_map
-from holdfast.engines.common.channel_run import apart, carried
+from holdfast.engines.common.channel_run import split_channel_state, with_channel_state
 from holdfast_deploy.cli.membership import roll_members_back
 from holdfast_deploy.federation_file import FederationFile, read_federation
-from holdfast_deploy.member.template import channel_slots, state_template
+from holdfast_deploy.member.template import channel_memories, state_template
 from holdfast_deploy.membership.ledger import read_decisions
 from holdfast_deploy.sites import initial_model
 from holdfast_deploy.storage.messages import DamagedError, MessageFile
@@ -59,14 +59,14 @@ def write_current_model(
         if state.header.sender != name:
             raise HoldfastError(f"{where} is of another member, {state.header.sender}: see --name and --dir")
         if isinstance(method, ServerAlgorithm):
-            slots = channel_slots(federation, flat.x0)
-            memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
-            template = carried(method.at(0).init_server(flat.x0), memory)
-            row = method.at(0).model(apart(state.read(template, flat.x0.device))[0])
+            memories = channel_memories(federation, flat.x0)
+            memory = tree_map(lambda t: t[0], memories[0].receiver) if memories else ()
+            template = with_channel_state(method.at(0).init_server(flat.x0), memory)
+            row = method.at(0).model(split_channel_state(state.read(template, flat.x0.device))[0])
         else:
             template = state_template(federation, federation.names.index(name), flat.x0)
             assert isinstance(method, Algorithm)
-            row = method.model(apart(state.read(template, flat.x0.device))[0])[0]
+            row = method.model(split_channel_state(state.read(template, flat.x0.device))[0])[0]
     notes = {"federation": federation.name, "node": name, "rounds": state.header.round}
     write_model(target.parent, flat, row, notes, target.stem)
     print(f"wrote {target.name}: the model of {name} after {state.header.round} rounds")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.contract import Channel
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.robust import together
+from holdfast.engines.common.robust import combine
 from holdfast_deploy.member.transport import add_to, read
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add_up(server: Server, channel: Channel, size: int | None) -> Any:
         else:
             messages.append(read(message, channel, due.wire, due.like, device))
     if messages:
-        return together(rule, [1 / len(takers)] * len(takers), messages)
+        return combine(rule, [1 / len(takers)] * len(takers), messages)
     return tree_map(lambda t: t.div_(size or len(takers)), total)
 
 

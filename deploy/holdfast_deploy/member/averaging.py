@@ -32,9 +32,9 @@ def average(server: Server) -> None:
         if stage - 1 > server.done:  # everybody is past the rounds before
             server.save_round(stage - 1, ())
             server.forget(stage - 1)
-        carrier = server.carrier(max(stage - 1, 0))
-        answer = carrier.answer(mean, exchange, len(federation.names)).wire
-        carrier.check()
+        channel_run = server.channel_run(max(stage - 1, 0))
+        answer = channel_run.answer(mean, exchange, len(federation.names)).wire
+        channel_run.check()
         header = server.header(exchange, answer)
         server.due = server.schedule.due((stage, exchange + 1))  # whoever has the mean may send what follows
         published = server.publish(header, answer)

@@ -13,11 +13,11 @@ from torch import Tensor
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.channel_run import apart, carried, wire_like
+from holdfast.engines.common.channel_run import split_channel_state, wire_like, with_channel_state
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.aggregating import send_masked
 from holdfast_deploy.member.network import Costs
-from holdfast_deploy.member.template import channel_slots, state_template
+from holdfast_deploy.member.template import channel_memories, state_template
 from holdfast_deploy.member.transport import read
 from holdfast_deploy.membership.start import forget_roster_before, starting_model
 from holdfast_deploy.storage.messages import MessageFile
@@ -33,7 +33,7 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
     if node.state is None:
         node.phase = "preparing"
         start = starting_model(node)
-        node.state = carried(method.init(start[None]), channel_slots(federation, node.x0))
+        node.state = with_channel_state(method.init(start[None]), channel_memories(federation, node.x0))
         node.save_round(federation.first_round)
         forget_roster_before(node)
     node.forget_start()
@@ -51,20 +51,20 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
         if not down.transparent:
             received = tree_map(lambda t: t[0], received)
         node.phase = f"computing round {r + 1}"
-        state, slots = apart(node.state)
+        state, memories = split_channel_state(node.state)
         oracle = node.oracle(r)
         state, message = method.at(r).client(state, received, oracle)
-        carrier = node.carrier(r, slots)
-        sent = carrier.send(message)
-        carrier.check()
+        channel_run = node.channel_run(r, memories)
+        sent = channel_run.send(message)
+        channel_run.check()
         node.costs.traffic.count(1, message, sent.wire)
         last: MessageFile | None
         if federation.secure_aggregation is None:
             published = last = node.publish(node.header(0, sent.wire), sent.wire)
         else:
             published, last = send_masked(node, sent.wire, file.header)
-        state = method.at(r).settle(state, sent.arrived, (), oracle)
-        node.state = carried(state, carrier.memory)
+        state = method.at(r).finish(state, sent.arrived, (), oracle)
+        node.state = with_channel_state(state, channel_run.memories)
         node.transport.passed_server(sent=[published], received=[file])
         node.save_round(r + 1)
         if last is not None:

@@ -14,7 +14,12 @@ from torch import Tensor
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves
-from holdfast.engines.common.channel_run import Carrier, Slot, apart, carried
+from holdfast.engines.common.channel_run import (
+    ChannelMemory,
+    ChannelRun,
+    split_channel_state,
+    with_channel_state,
+)
 from holdfast.engines.common.counters import Accesses, Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.problem.statistics import from_moments
@@ -29,7 +34,7 @@ from holdfast_deploy.member.privacy import SamplePrivacy, node_privacy, with_own
 from holdfast_deploy.member.recording import record_round, recorded, write_report
 from holdfast_deploy.member.recovery import recovering
 from holdfast_deploy.member.statistics import averaged, statistics_like
-from holdfast_deploy.member.template import channel_slots, new_carrier, state_template
+from holdfast_deploy.member.template import channel_memories, new_channel_run, state_template
 from holdfast_deploy.member.transport import Transport
 from holdfast_deploy.membership.start import (
     forget_roster_before,
@@ -110,13 +115,15 @@ class Node(Member):
             self.transport.to_server_again()
         for r in range(self.done, self.federation.rounds):
             self.phase = f"computing round {r + 1}"
-            carrier = self.carrier(r, apart(self.state)[1])
-            oracle, peers = self.oracle(r), self._peers(r, r + 1, carrier)
-            self.state = carried(method.at(r).round(self._hand_over(), oracle, peers), carrier.memory)
+            channel_run = self.channel_run(r, split_channel_state(self.state)[1])
+            oracle, peers = self.oracle(r), self._peers(r, r + 1, channel_run)
+            self.state = with_channel_state(
+                method.at(r).round(self._hand_over(), oracle, peers), channel_run.memories
+            )
             del oracle, peers
-            self.measure(method.model(apart(self.state)[0]))
+            self.measure(method.model(split_channel_state(self.state)[0]))
             self.save_round(r + 1)
-        return method.model(apart(self.state)[0])[0]
+        return method.model(split_channel_state(self.state)[0])[0]
 
     def _begin(self, method: Algorithm) -> None:
         """The state before the first round."""
@@ -125,26 +132,26 @@ class Node(Member):
         start = starting_model(self)
         oracle = self.oracle(first)
         oracle.step = oracle.read = INITIAL_STEP
-        carrier = self.carrier(first, ())
-        state = method.at(first).init(start[None], oracle, self._peers(first, first, carrier))
-        self.state = carried(state, channel_slots(self.federation, self.x0))
+        channel_run = self.channel_run(first, ())
+        state = method.at(first).init(start[None], oracle, self._peers(first, first, channel_run))
+        self.state = with_channel_state(state, channel_memories(self.federation, self.x0))
         self.measure(method.model(state))
         self.save_round(first)
         forget_roster_before(self)
 
     def _hand_over(self) -> Any:
         """The method's state, held by nobody here: what the round lets go of is freed. It is on disk."""
-        state, self.state = apart(self.state)[0], None
+        state, self.state = split_channel_state(self.state)[0], None
         return state
 
-    def _peers(self, r: int, stage: int, carrier: Carrier) -> NodePeers:
+    def _peers(self, r: int, stage: int, channel_run: ChannelRun) -> NodePeers:
         self.stage = stage
         network, seed, traffic = self.federation.member_network, self.federation.seed, self.costs.traffic
-        return NodePeers(self.node, network, seed, r, self.transport, self.x0, traffic, carrier)
+        return NodePeers(self.node, network, seed, r, self.transport, self.x0, traffic, channel_run)
 
-    def carrier(self, r: int, slots: tuple[Slot, ...]) -> Carrier:
+    def channel_run(self, r: int, memories: tuple[ChannelMemory, ...]) -> ChannelRun:
         """What messages of a round go through."""
-        return new_carrier(self.federation, r, slots, torch.tensor([self.node], device=self.x0.device))
+        return new_channel_run(self.federation, r, memories, torch.tensor([self.node], device=self.x0.device))
 
     def oracle(self, r: int) -> BatchOracle:
         """The node's own objective in a round."""
@@ -202,7 +209,7 @@ class Node(Member):
         if self.privacy is not None:
             self.insist(self.privacy.charge)
         if self.keeper is not None and isinstance(method, Algorithm):
-            keep_model(self, done, method.model(apart(self.state)[0])[0])
+            keep_model(self, done, method.model(split_channel_state(self.state)[0])[0])
         self.save(done, self.state, work=vars(self.work), metrics=self.metrics)
         self.insist(lambda: self._forget(done))
         if self.federation.member_network.activity is not None:
@@ -232,7 +239,7 @@ class Node(Member):
         """Writes down the model [1, d], or with statistics, that did best on the node's own test split."""
         problem = self.site.problem
         if row.shape[-1] == problem.model.dim:
-            row = problem.evaluation.complete(row, problem.here)
+            row = problem.tester.complete(row, problem.here)
         notes = {"federation": self.federation.name, "node": self.name, "round": self.stage, **self.metrics}
         self.insist(partial(write_model, self.folder, problem.model, row[0], notes, "best"))
 
@@ -240,7 +247,7 @@ class Node(Member):
         """The model and the personal one, if any, as their modules' states, and the report of this node."""
         notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
         problem, rows = self.site.problem, {"model": model}
-        personal = self.method.personal(apart(self.state)[0])
+        personal = self.method.personal(split_channel_state(self.state)[0])
         if personal is not None:
             rows["personal"] = personal[0]
         complete = self._complete([row.to(problem.x0) for row in rows.values()])
@@ -255,10 +262,8 @@ class Node(Member):
         """
         problem = self.site.problem
         if statistics_like(self.federation, problem.model) is None:
-            return [problem.evaluation.complete(row[None], problem.here)[0] for row in rows]
-        mean = averaged(
-            self, torch.cat([problem.evaluation.moments(row[None], problem.here) for row in rows])
-        )
+            return [problem.tester.complete(row[None], problem.here)[0] for row in rows]
+        mean = averaged(self, torch.cat([problem.tester.moments(row[None], problem.here) for row in rows]))
         complete = torch.cat([torch.stack(rows), from_moments(mean).flatten(1)], 1)
         self.measure(complete[:1])
         return list(complete)

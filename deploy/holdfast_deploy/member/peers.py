@@ -15,9 +15,9 @@ from holdfast.contract.aggregation import Aggregation
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import coin
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.channel_run import Carrier, wire_like
+from holdfast.engines.common.channel_run import ChannelRun, wire_like
 from holdfast.engines.common.counters import Traffic
-from holdfast.engines.common.robust import together
+from holdfast.engines.common.robust import combine
 from holdfast.topology import Network
 from holdfast_deploy.member.transport import Transport, add_to, read
 from holdfast_deploy.storage.messages import MessageFile
@@ -36,7 +36,7 @@ class NodePeers:
     transport: Transport
     like: Tensor  # number type and device of the messages
     traffic: Traffic  # what this node sends
-    carrier: Carrier
+    channel_run: ChannelRun
     draws: int = 0  # shared coins and sporadic exchanges of this round so far
     exchanges: int = 0  # of this round so far
 
@@ -54,15 +54,15 @@ class NodePeers:
         return torch.full((1, 1), degree).to(self.like)
 
     def exchange(self, message: M, sporadic: bool = False) -> Inbox[M]:
-        number, channel = self._next_exchange(), self.carrier.channel
-        sent = self.carrier.send(message)
-        self.carrier.check()
+        number, channel = self._next_exchange(), self.channel_run.channel
+        sent = self.channel_run.send(message)
+        self.channel_run.check()
         if self.now.is_server:
             self.traffic.count(1, message, sent.wire)
             answer = wire_like(channel.down, message)
             file = self.transport.through_server(number, sent.wire, answer)
             mean = self.transport.insist(lambda: read(file, channel.down, answer, message, self.like.device))
-            return self.carrier.from_server(sent, mean, self.now.nodes)
+            return self.channel_run.from_server(sent, mean, self.now.nodes)
         weights = self.now.weights
         assert weights is not None
         if not sporadic:
@@ -84,7 +84,7 @@ class NodePeers:
         files, others = received | {self.node: own_file}, list(received)
         rule = self.network.aggregation
         inbox = NodeInbox(like, wire, self.like.device, mixing, others, files, channel, self.transport, rule)
-        return self.carrier.from_neighbours(sent, inbox, self)
+        return self.channel_run.from_neighbours(sent, inbox, self)
 
     def coin(self, probability: float) -> bool:
         self.draws += 1
@@ -144,7 +144,7 @@ class NodeInbox(Generic[M]):
         messages: list[M] = [
             read(self.files[j], self.channel, self.wire, self.like, self.device) for j in order
         ]
-        return together(self.rule, [self.weights[j] for j in order], messages)
+        return combine(self.rule, [self.weights[j] for j in order], messages)
 
 
 def _shapes(tree: M) -> M:
@@ -177,11 +177,11 @@ class NodeEdges:
 
     def swap(self, z: Tensor) -> Tensor:
         peers = self.peers
-        sent = peers.carrier.swap(z, torch.zeros(len(z), dtype=torch.int64, device=z.device))
-        peers.carrier.check()
+        sent = peers.channel_run.swap(z, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+        peers.channel_run.check()
         peers.traffic.count(len(z), z, sent.wire)
         rows = {j: tree_map(lambda t, i=i: t[i : i + 1], sent.wire) for i, j in enumerate(peers.neighbours)}
-        received, channel = peers.transport.scatter(peers._next_exchange(), rows), peers.carrier.channel
+        received, channel = peers.transport.scatter(peers._next_exchange(), rows), peers.channel_run.channel
         return peers.transport.insist(
             lambda: torch.cat(
                 [read(received[j], channel, rows[j], z[:1], z.device) for j in peers.neighbours]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdfast.contract import IDENTITY, Channel, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.channel_run import Carrier, apart
+from holdfast.engines.common.channel_run import ChannelRun, split_channel_state
 from holdfast.engines.common.counters import Work
 from holdfast.problem.flat import FlatModel
 from holdfast_deploy.federation import Federation
@@ -30,7 +30,7 @@ from holdfast_deploy.member.recovery import recovering
 from holdfast_deploy.member.schedule import Due, Key, Schedule
 from holdfast_deploy.member.server_rounds import lead
 from holdfast_deploy.member.status import hidden_from_others, status_of_server
-from holdfast_deploy.member.template import new_carrier
+from holdfast_deploy.member.template import new_channel_run
 from holdfast_deploy.membership.start import keep_model
 from holdfast_deploy.storage.incarnations import MixedRunsError
 from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
@@ -138,7 +138,7 @@ class Server(Member):
         """Writes down the state after ``done`` rounds."""
         method = self.method
         if self.keeper is not None and isinstance(method, ServerAlgorithm):
-            keep_model(self, done, method.model(apart(state)[0]))
+            keep_model(self, done, method.model(split_channel_state(state)[0]))
         self.save(done, state)
         if done % self.federation.evaluate_every == 0 or done == self.federation.rounds:
             record_round(self, done, Work(), len(self.federation.names))
@@ -165,9 +165,11 @@ class Server(Member):
         self.due, self.stage = self.schedule.due((self.last, 0)), self.last
         return mean
 
-    def carrier(self, r: int) -> Carrier:
+    def channel_run(self, r: int) -> ChannelRun:
         """What answers of a round go through."""
-        return new_carrier(self.federation, r, (), torch.tensor([], dtype=torch.int64, device=self.x0.device))
+        return new_channel_run(
+            self.federation, r, (), torch.tensor([], dtype=torch.int64, device=self.x0.device)
+        )
 
     # --- clients' messages ----------------------------------------------------------------------------
 

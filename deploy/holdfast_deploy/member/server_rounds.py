@@ -10,10 +10,10 @@ from torch import Tensor
 
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.channel_run import apart, carried
+from holdfast.engines.common.channel_run import split_channel_state, with_channel_state
 from holdfast.problem.statistics import from_moments
 from holdfast_deploy.member.aggregating import aggregate
-from holdfast_deploy.member.template import channel_slots
+from holdfast_deploy.member.template import channel_memories
 from holdfast_deploy.membership.start import forget_roster_before, starting_model
 from holdfast_deploy.storage.results import write_model
 
@@ -24,17 +24,19 @@ if TYPE_CHECKING:
 def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
     """All rounds that are left, and the finished model, which is written down and handed out."""
     federation, nodes = server.federation, len(server.federation.node)
-    channel, slots = federation.wire_channel, channel_slots(federation, server.x0)
-    memory = tree_map(lambda t: t[0], slots[0].receiver) if slots else ()
+    channel, memories = federation.wire_channel, channel_memories(federation, server.x0)
+    memory = tree_map(lambda t: t[0], memories[0].receiver) if memories else ()
     first = federation.first_round
     state = method.at(first).init_server(server.x0.clone())
     if server.saved is not None:
-        state, memory = apart(server.saved.read(carried(state, memory), server.x0.device))
+        state, memory = split_channel_state(
+            server.saved.read(with_channel_state(state, memory), server.x0.device)
+        )
     else:
         server.stage = first
         if federation.roster_number:
             state = method.at(first).init_server(starting_model(server))
-        server.save_round(first, carried(state, memory))
+        server.save_round(first, with_channel_state(state, memory))
         forget_roster_before(server)
     server.forget(server.done)
     for r in range(server.done, federation.rounds):
@@ -42,9 +44,9 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
         server.due = server.schedule.after(r, [key[:2] for key in server.outbox.messages])
         server.stage = r + 1
         server.phase = f"serving round {r + 1}"
-        carrier = server.carrier(r)
-        sent = carrier.broadcast(now.broadcast(state), nodes)
-        carrier.check()
+        channel_run = server.channel_run(r)
+        sent = channel_run.broadcast(now.broadcast(state), nodes)
+        channel_run.check()
         published = server.publish(server.header(0, sent.wire), sent.wire)
         if federation.secure_aggregation is None:
             size = federation.cohort if federation.secret_cohorts else None
@@ -68,7 +70,7 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
         if server.quorum is not None:
             left_out = len(server.due.names) - len(takers)
             server.metrics = {"answers": float(len(takers)), "left_out": float(left_out)}
-        server.save_round(r + 1, carried(state, memory))
+        server.save_round(r + 1, with_channel_state(state, memory))
         server.forget(r + 1)
     _hand_out(server, method.at(max(federation.rounds - 1, 0)).model(state))
 

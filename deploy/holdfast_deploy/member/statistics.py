@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.engines.common.channel_run import apart
+from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.problem.flat import FlatModel
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.template import state_template
@@ -29,7 +29,7 @@ def statistics_like(federation: Federation, model: FlatModel) -> Tensor | None:
     if not (federation.averages_statistics and model.statistics):
         return None
     state = state_template(federation, 0, model.x0)
-    models = 1 if federation.member_method.personal(apart(state)[0]) is None else 2
+    models = 1 if federation.member_method.personal(split_channel_state(state)[0]) is None else 2
     return torch.empty(models, 2, model.statistics, dtype=model.x0.dtype, device="meta")
 
 

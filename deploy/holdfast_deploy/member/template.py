@@ -10,10 +10,10 @@ from torch import Tensor
 
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.randomness import coin
-from holdfast.engines.common.channel_run import Carrier, Slot, carried, new_slots
+from holdfast.engines.common.channel_run import ChannelMemory, ChannelRun, new_memories, with_channel_state
 from holdfast.engines.common.trial import (
-    EchoPeers,
     Flip,
+    RecordingPeers,
     client_message,
     grown,
     sent_in_round,
@@ -23,30 +23,32 @@ from holdfast.engines.common.trial import (
 from holdfast_deploy.federation import Federation
 
 
-def new_carrier(federation: Federation, round: int, slots: tuple[Slot, ...], nodes: Tensor) -> Carrier:
+def new_channel_run(
+    federation: Federation, round: int, memories: tuple[ChannelMemory, ...], nodes: Tensor
+) -> ChannelRun:
     """The federation's channel in a round, for the messages of ``nodes`` [m]."""
     lost = torch.zeros((), dtype=torch.bool, device=nodes.device)
-    return Carrier(federation.wire_channel, slots, federation.seed, round, nodes, lost)
+    return ChannelRun(federation.wire_channel, memories, federation.seed, round, nodes, lost)
 
 
-def channel_slots(federation: Federation, like: Tensor) -> tuple[Slot, ...]:
+def channel_memories(federation: Federation, like: Tensor) -> tuple[ChannelMemory, ...]:
     """What the channel remembers at one node before the first round; ``like`` is a model, [d]."""
     if federation.wire_channel.transparent:
         return ()
     messages = sent_in_round(federation.member_method, federation.member_network, like)
-    return new_slots(federation.wire_channel, messages)
+    return new_memories(federation.wire_channel, messages)
 
 
 def state_template(federation: Federation, node: int, x0: Tensor) -> Any:
     """A tree like what ``node`` saves, on the device "meta": shapes without memory."""
     method, like = federation.member_method.at(0), torch.empty_like(x0, device="meta")
-    slots = channel_slots(federation, like)
+    memories = channel_memories(federation, like)
     if isinstance(method, ServerAlgorithm):
-        return carried(method.init(like[None]), slots)
+        return with_channel_state(method.init(like[None]), memories)
     assert isinstance(method, Algorithm)
     oracle = zero_oracle(len(federation.node), node, x0.numel())
-    peers = EchoPeers(federation.member_network.at(0), node, like, _coins(federation, 0))
-    return carried(method.init(like[None], oracle, peers), slots)
+    peers = RecordingPeers(federation.member_network.at(0), node, like, _coins(federation, 0))
+    return with_channel_state(method.init(like[None], oracle, peers), memories)
 
 
 def client_template(federation: Federation, dim: int) -> Any:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from holdfast.core.errors import DAMAGED, HoldfastError
-from holdfast.core.files import settle
+from holdfast.core.files import replace_durably
 from holdfast.core.tree import leaves, named_leaves, tree_map
 from holdfast.core.validation import LONGEST_REPR, explain, place
 from holdfast_deploy.storage.compression import squeeze
@@ -233,7 +233,7 @@ def digest(tree: Any) -> str:
 def write_message(path: Path, header: Header, tree: Any) -> MessageFile:
     """Writes ``tree`` with ``header``, whose digests are filled in; whole or not at all."""
     temporary, norm = write_partial(path, header, tree)
-    settle(temporary, path)
+    replace_durably(temporary, path)
     return MessageFile(path, norm)
 
 

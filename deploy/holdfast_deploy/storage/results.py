@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from holdfast.core.files import settle, write_json
+from holdfast.core.files import replace_durably, write_json
 from holdfast.problem.flat import FlatModel
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.storage.messages import DamagedError
@@ -53,7 +53,7 @@ def write_model(
         raise OSError(code, os.strerror(code), str(temporary)) from None
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
-    settle(temporary, folder / f"{name}.safetensors")
+    replace_durably(temporary, folder / f"{name}.safetensors")
 
 
 def read_model(folder: Path, model: FlatModel) -> Tensor:

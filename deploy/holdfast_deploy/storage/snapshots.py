@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import make_folder, settle, sync_folder
+from holdfast.core.files import make_folder, replace_durably, sync_folder
 from holdfast_deploy.storage.identity import read_identity, write_identity
 from holdfast_deploy.storage.messages import DamagedError, Incarnations, MessageFile, begin, put
 
@@ -145,4 +145,4 @@ def _rewrite(state: MessageFile, target: Path, to: int, run: Run, **notes: int) 
         for piece in state.chunks():
             put(file, piece)
         os.fsync(file.fileno())
-    settle(temporary, target)
+    replace_durably(temporary, target)

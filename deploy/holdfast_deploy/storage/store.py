@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from holdfast.core.errors import DAMAGED, HoldfastError
-from holdfast.core.files import make_folder, remove_partials, settle, sync_folder, write_atomic
+from holdfast.core.files import make_folder, remove_partials, replace_durably, sync_folder, write_atomic
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.identity import read_identity, write_identity
 from holdfast_deploy.storage.incarnations import START_ANEW, new_incarnation
@@ -172,7 +172,7 @@ class Store:
         if self._newest is not None and self._newest < done:  # a damaged one must not replace a good one
             self.state.replace(self.previous)
             self._newest = None  # a second attempt, after there was no room, leaves it there
-        settle(temporary, self.state)
+        replace_durably(temporary, self.state)
         self._newest = done
 
     def saved_state(self, lost: Collection[int] = ()) -> MessageFile | None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import settle
+from holdfast.core.files import replace_durably
 from holdfast_deploy.storage.compression import expand
 from holdfast_deploy.storage.messages import (
     CHUNK,
@@ -109,7 +109,7 @@ class Incoming:
             self.squares = MessageFile(self.temporary).squares()
         if keep:
             os.fsync(self.file.fileno())
-            settle(self.temporary, self.path)
+            replace_durably(self.temporary, self.path)
         else:
             self.temporary.replace(self.path)
         return MessageFile(self.path, math.sqrt(self.squares))

@@ -23,7 +23,8 @@ from holdfast_deploy.wire.dialling import (
     WaitLimitError,
     reason,
 )
-from holdfast_deploy.wire.protocol import FOR_GOOD, FORGED, PATIENCE
+from holdfast_deploy.wire.listening import FOR_GOOD, FORGED
+from holdfast_deploy.wire.protocol import PATIENCE
 
 JITTER = random.Random()  # the global generator may be seeded for the transforms of a data set
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Protocol
 
-import grpc
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.core.errors import HoldfastError
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.messages import (
     CHUNK,
@@ -26,8 +30,6 @@ AUDIT_KEY = "holdfast-audit"  # the asker's ``Head``, for the other's audit log
 PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
 SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up
 LARGEST_FRAME = CHUNK + (1 << 16)
-FOR_GOOD = grpc.StatusCode.ABORTED  # never gRPC's own answer: the asker cannot go on in this run
-FORGED = grpc.StatusCode.DATA_LOSS  # nor is this: see ``ForgedError``
 
 CONNECTION = [
     ("grpc.max_receive_message_length", LARGEST_FRAME),
@@ -43,6 +45,68 @@ CONNECTION = [
 
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Kind(Enum):
+    """Why a question is refused, as a status of HTTP."""
+
+    MALFORMED = 400
+    NOT_ALLOWED = 403  # the caller may not ask this
+    UNKNOWN = 404  # there is no such question
+    TOO_SLOW = 408
+    DISAGREE = 409  # about the federation file, the model, the columns: waiting alone does not mend it
+    FOR_GOOD = 410  # the asker cannot continue in this run
+    FORGED = 422  # see ``ForgedError``
+    TOO_MUCH = 429  # at a time
+    NOT_YET = 503  # it does not take part, or not in the same roster
+    NO_ROOM = 507  # on disk, or a file that cannot be read: the asker tries again
+
+
+class RefusedError(HoldfastError):
+    """A question that is answered with an error."""
+
+    def __init__(self, kind: Kind, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who asks, as its certificate says, and what it says beside its question."""
+
+    name: str  # "": it has none
+    address: str = ""
+    certificate: bytes = b""  # PEM; b"": without certificates
+    said: Mapping[str, str] = field(default_factory=dict)  # by ``MODEL_KEY`` and the like; "" if nothing
+
+    def says(self, key: str) -> str:
+        """What stands beside the question under ``key``; "" if nothing."""
+        return self.said.get(key, "")
+
+
+Pieces = AsyncIterator[bytes]
+
+
+async def take_first(pieces: Pieces) -> bytes:
+    """The first piece, which says what is wanted, or what follows."""
+    async with asyncio.timeout(SILENCE):
+        async for piece in pieces:
+            return piece
+    raise HoldfastError(f"nothing, or a frame above {LARGEST_FRAME} bytes")
+
+
+class Answerer(Protocol):
+    """A member's answers to others. Each may raise a ``RefusedError``."""
+
+    @property
+    def answers(self) -> Mapping[str, Callable[[Peer, bytes], Awaitable[bytes]]]:
+        """The questions with short answers, by name."""
+
+    def fetch(self, peer: Peer, body: bytes) -> AsyncGenerator[bytes, None]:
+        """The message of an exchange, in pieces."""
+
+    async def submit(self, peer: Peer, pieces: Pieces) -> bytes:
+        """Takes a message, in pieces."""
 
 
 def audit_message(events: Events, event: str, header: Header, **who: str) -> None:

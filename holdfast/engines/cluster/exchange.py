@@ -219,7 +219,7 @@ class ClusterPeers(StackedPeers):
         return ClusterInbox(message, self.links, halo, arriving, available)
 
     def _edges(self) -> StackedEdges:
-        return ClusterEdges(self.links, self.traffic, self.carrier, self.link_time)
+        return ClusterEdges(self.links, self.traffic, self.channel_run, self.link_time)
 
 
 @dataclass(frozen=True)

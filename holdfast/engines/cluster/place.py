@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.cluster.exchange import ClusterLinks, ClusterPeers, crossing_links, place
 from holdfast.engines.cluster.ranks import Ranks
-from holdfast.engines.common.channel_run import Carrier
+from holdfast.engines.common.channel_run import ChannelRun
 from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.oracle import Guard
@@ -43,16 +43,16 @@ class RankPlace(Place):
         seed: int,
         round: int,
         counters: Counters,
-        carrier: Carrier,
+        channel_run: ChannelRun,
     ) -> ClusterPeers:
         assert isinstance(links, ClusterLinks)
-        return ClusterPeers(network, links, seed, round, counters.traffic, carrier, world=self.world)
+        return ClusterPeers(network, links, seed, round, counters.traffic, channel_run, world=self.world)
 
     def guard(self, counts: bool) -> Guard:
         """Notes a solve that fails and goes on with NaN: what is exchanged never depends on values.
 
         So no rank waits for the messages of one where a solve failed. After the round all ranks hear of it,
-        and raise the error together (``settle``).
+        and raise the error together (``raise_pending``).
         """
 
         def attempt(solve: Callable[[], Tensor], start: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class RankPlace(Place):
     def rows(self, nodes: Tensor, chosen: Tensor) -> Tensor:
         return torch.searchsorted(nodes, chosen)
 
-    def settle(self) -> None:
+    def raise_pending(self) -> None:
         solved, failure = self.solved, self.failure
         self.solved, self.failure = False, ""
         if solved:

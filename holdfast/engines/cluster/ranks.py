@@ -64,7 +64,7 @@ class Ranks(World):
 
     def own_device(self, device: str) -> str:
         """Of the GPUs of a machine, each of its ranks takes one."""
-        return self.together(lambda: _own_device(device))
+        return self.raise_on_all(lambda: _own_device(device))
 
     def sum(self, part: Tensor) -> Tensor:
         return self._reduced(part, dist.ReduceOp.SUM)
@@ -85,9 +85,9 @@ class Ranks(World):
         return received
 
     def text_of_leader(self, make: Callable[[], str]) -> str:
-        return self.texts(self.together(lambda: make() if self.leads else ""))[LEADER]
+        return self.texts(self.raise_on_all(lambda: make() if self.leads else ""))[LEADER]
 
-    def together(self, work: Callable[[], T]) -> T:
+    def raise_on_all(self, work: Callable[[], T]) -> T:
         failure = ""
         try:
             result = work()

@@ -18,39 +18,41 @@ from holdfast.core.tree import has_leaves, leaves, tree_map
 M = TypeVar("M")
 
 
-class Slot(NamedTuple):
+class ChannelMemory(NamedTuple):
     """What the channel remembers of one exchange of every round."""
 
     sender: Any
     receiver: Any
 
 
-class Carried(NamedTuple):
+class WithChannelState(NamedTuple):
     """The state of a method, and beside it what its channel remembers."""
 
     state: Any
     channel: Any
 
 
-def carried(state: Any, channel: Any) -> Any:
+def with_channel_state(state: Any, channel: Any) -> Any:
     """Both as one tree; the method's own where the channel remembers nothing."""
-    return Carried(state, channel) if has_leaves(channel) else state
+    return WithChannelState(state, channel) if has_leaves(channel) else state
 
 
-def apart(state: Any) -> tuple[Any, Any]:
-    """The inverse of ``carried``."""
-    return (state.state, state.channel) if isinstance(state, Carried) else (state, ())
+def split_channel_state(state: Any) -> tuple[Any, Any]:
+    """The inverse of ``with_channel_state``."""
+    return (state.state, state.channel) if isinstance(state, WithChannelState) else (state, ())
 
 
-def new_slots(channel: Channel, messages: Iterable[Any]) -> tuple[Slot, ...]:
+def new_memories(channel: Channel, messages: Iterable[Any]) -> tuple[ChannelMemory, ...]:
     """Those for the ``messages`` of a round; none if the channel remembers nothing."""
-    slots = tuple(Slot(channel.init(message), channel.init_receiver(message)) for message in messages)
-    return slots if has_leaves(slots) else ()
+    memories = tuple(
+        ChannelMemory(channel.init(message), channel.init_receiver(message)) for message in messages
+    )
+    return memories if has_leaves(memories) else ()
 
 
-def server_slot(*slots: Slot) -> Slot | tuple[()]:
-    """The slot of a method led by a server, which is the only receiver: its part has no rows."""
-    return slots[0]._replace(receiver=tree_map(lambda t: t[0], slots[0].receiver)) if slots else ()
+def server_memory(*memories: ChannelMemory) -> ChannelMemory | tuple[()]:
+    """What it remembers where a server leads, which is the only receiver: its part has no rows."""
+    return memories[0]._replace(receiver=tree_map(lambda t: t[0], memories[0].receiver)) if memories else ()
 
 
 Listener = Callable[[Any, Tensor], None]
@@ -77,10 +79,11 @@ class Received(Generic[M]):
         return self.add_up()
 
 
-class Carrier:
+class ChannelRun:
     """Carries the messages of ``nodes`` [m] in one round through ``channel``.
 
-    ``slots`` hold what it remembers, one for each exchange in turn; without any, every exchange begins anew.
+    ``memories`` hold what it remembers, one for each exchange in turn; without any, every exchange begins
+    again.
     ``lost`` is a flag that is set if a finite number did not arrive as one. It is a tensor: rounds that are
     recorded set it as well.
     """
@@ -88,24 +91,24 @@ class Carrier:
     def __init__(
         self,
         channel: Channel,
-        slots: tuple[Slot, ...],
+        memories: tuple[ChannelMemory, ...],
         seed: int,
         round: Word,
         nodes: Tensor,
         lost: Tensor,
         listener: Listener | None = None,
     ) -> None:
-        self.channel, self.slots, self.nodes, self.lost = channel, list(slots), nodes, lost
+        self.channel, self._memories, self.nodes, self.lost = channel, list(memories), nodes, lost
         self.listener = listener
         self.seed, self.round = seed, round
         self.exchanges = 0  # of this round so far, those over single links included
-        self.sends = 0  # of these, messages to everybody: each has its slot
-        self.slot = Slot((), ())  # that of the last exchange
+        self.sends = 0  # of these, messages to everybody: each has its memory
+        self.last = ChannelMemory((), ())  # that of the last exchange
 
     @property
-    def memory(self) -> tuple[Slot, ...]:
+    def memories(self) -> tuple[ChannelMemory, ...]:
         """What is remembered after the exchanges so far."""
-        return tuple(self.slots)
+        return tuple(self._memories)
 
     def send(self, message: Any) -> Sent:
         """``message``, rows [m, ...], encoded; what the sender remembers of it is noted."""
@@ -117,16 +120,17 @@ class Carrier:
     def _sent(self, message: Any) -> Sent:
         if self.channel.transparent:
             return Sent(message, message, message)
-        if self.slots and self.sends >= len(self.slots):
+        if self._memories and self.sends >= len(self._memories):
             raise HoldfastError(
                 f"channel {type(self.channel.chosen).__name__}: the method exchanges more often in a round "
-                f"than in trial rounds, {len(self.slots)} times; use a channel without memory, such as 'half'"
+                f"than in trial rounds, {len(self._memories)} times; use a channel without memory, such as "
+                "'half'"
             )
-        fresh = () if self.slots else new_slots(self.channel, [message])
-        (slot,) = self.slots[self.sends : self.sends + 1] or fresh or [Slot((), ())]
-        sent = self._through(self.channel, message, slot.sender, self.nodes, self._count())
+        fresh = () if self._memories else new_memories(self.channel, [message])
+        (memory,) = self._memories[self.sends : self.sends + 1] or fresh or [ChannelMemory((), ())]
+        sent = self._through(self.channel, message, memory.sender, self.nodes, self._count())
         self.sends += 1
-        self._remember(slot._replace(sender=self.channel.update(message, sent.arrived, slot.sender)))
+        self._remember(memory._replace(sender=self.channel.update(message, sent.arrived, memory.sender)))
         return sent
 
     def swap(self, z: Tensor, rows: Tensor) -> Sent:
@@ -152,11 +156,11 @@ class Carrier:
         """What the method sees of ``inbox``, which holds what arrived over the links of ``peers``."""
         if self.channel.transparent:
             return inbox
-        slot = self.slot
+        memory = self.last
         mixed, receiver = self.channel.combine(
-            sent.message, sent.arrived, inbox.mixed, slot.sender, slot.receiver
+            sent.message, sent.arrived, inbox.mixed, memory.sender, memory.receiver
         )
-        self._remember(slot._replace(receiver=receiver))
+        self._remember(memory._replace(receiver=receiver))
         return Received(
             mixed,
             lambda: self.channel.neighbour_sum(sent.message, sent.arrived, inbox.neighbour_sum, peers.degree),
@@ -164,9 +168,11 @@ class Carrier:
 
     def from_server(self, sent: Sent, mean: Any, nodes: int) -> Inbox[Any]:
         """What the method sees of the server's answer ``mean``, rows [m, ...]."""
-        slot = self.slot
-        mixed, receiver = self.channel.average(sent.message, sent.arrived, mean, slot.sender, slot.receiver)
-        self._remember(slot._replace(receiver=receiver))
+        memory = self.last
+        mixed, receiver = self.channel.average(
+            sent.message, sent.arrived, mean, memory.sender, memory.receiver
+        )
+        self._remember(memory._replace(receiver=receiver))
         return Received(mixed, lambda: tree_map(lambda m, own: nodes * m - own, mixed, sent.message))
 
     def check(self) -> None:
@@ -185,10 +191,10 @@ class Carrier:
         self.exchanges += 1
         return self.exchanges - 1
 
-    def _remember(self, slot: Slot) -> None:
-        self.slot = slot
-        if self.slots:
-            self.slots[self.sends - 1] = slot
+    def _remember(self, memory: ChannelMemory) -> None:
+        self.last = memory
+        if self._memories:
+            self._memories[self.sends - 1] = memory
 
 
 def lost_error(channel: Channel) -> HoldfastError:
@@ -203,7 +209,7 @@ def wire_like(channel: Channel, message: Any) -> Any:
     shapes = tree_map(lambda t: torch.empty_like(t, device="meta"), message)
     if channel.transparent or not has_leaves(message):
         return shapes
-    (slot,) = new_slots(channel, [shapes]) or [Slot((), ())]
+    (memory,) = new_memories(channel, [shapes]) or [ChannelMemory((), ())]
     rows = len(next(leaves(shapes)))
     draw = Draw(0, 0, 0, torch.zeros(rows, dtype=torch.int64, device="meta"))
-    return channel.encode(shapes, slot.sender, draw)
+    return channel.encode(shapes, memory.sender, draw)

@@ -22,7 +22,7 @@ from holdfast.core.tree import leaves, tree_map
 from holdfast.core.validation import quoted
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import BatchOracle
-from holdfast.engines.common.trial import EchoPeers, Flip, ZeroProblem
+from holdfast.engines.common.trial import Flip, RecordingPeers, ZeroProblem
 from holdfast.topology import Network
 
 # --- what trees of tensors should look like, and one-line errors for those that do not ------------------
@@ -179,7 +179,7 @@ def _try(expected: Expected, method: Method, network: Network, dtype: torch.dtyp
 
 def _try_nodes(expected: Expected, method: Algorithm, network: Network, x0: Tensor, heads: bool) -> list[Any]:
     name, rows = type(method).__name__, x0.expand(ROWS, -1)
-    start, peers = (EchoPeers(network.at(0), 0, x0, _coins(heads), rows=ROWS) for _ in range(2))
+    start, peers = (RecordingPeers(network.at(0), 0, x0, _coins(heads), rows=ROWS) for _ in range(2))
     of_links = ROWS * start.links
     before = method.init(rows.clone(), _oracle(network, expected.dim), start)
     expected.rows(f"{name}.init", "the state", before, of_links)
@@ -214,9 +214,9 @@ def _try_server(expected: Expected, method: ServerAlgorithm[Any], network: Netwo
     expected.alike(f"{name}.model", "the model", method.model(later), x0, "expected")
     answer = method.answer(later)
     expected.tensors(f"{name}.answer", "the message", answer, OF_SERVER, lambda t: t.ndim > 0)
-    settled = method.settle(after, message, answer, oracle)
-    expected.alike(f"{name}.settle", "the state", settled, clients, "init gave")
-    _check_optional(expected, method, settled, rows)
+    finished = method.finish(after, message, answer, oracle)
+    expected.alike(f"{name}.finish", "the state", finished, clients, "init gave")
+    _check_optional(expected, method, finished, rows)
     return message
 
 

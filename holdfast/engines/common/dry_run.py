@@ -11,7 +11,7 @@ from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.randomness import cohort as draw_cohort
 from holdfast.core.tree import leaves
 from holdfast.core.validation import Cohort
-from holdfast.engines.common.channel_run import apart
+from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.common.trial import ZeroProblem
@@ -113,7 +113,7 @@ def _count(
     problem = ZeroProblem(network.nodes, dim)
     simulation = Simulation(method, problem, network, cohort=cohort, channel=channel)
     at_start, before = simulation.traffic.numbers, replace(simulation.work)
-    own, memory = apart(simulation.state)
+    own, memory = split_channel_state(simulation.state)
     kept = (own.clients if isinstance(own, ServerState) else own, memory)
     state = sum(tensor.numel() for tensor in leaves(kept))
     for _ in range(rounds):

@@ -21,7 +21,7 @@ from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import EXACT, BatchOracle
-from holdfast.engines.common.trial import EchoEdges, EchoInbox, EchoPeers, ZeroProblem
+from holdfast.engines.common.trial import RecordingEdges, RecordingInbox, RecordingPeers, ZeroProblem
 from holdfast.topology import Network
 
 M = TypeVar("M")
@@ -188,7 +188,7 @@ def _client_rounds(method: ServerAlgorithm[Any], seen: _Seen, first: int, coins:
         state, message = now.client(state, now.broadcast(server), oracle)
         seen.note(message)
         server = now.server(server, tree_map(lambda rows: rows.mean(0), message), 1.0)
-        state = now.settle(state, message, now.answer(server) if now.answers else (), oracle)
+        state = now.finish(state, message, now.answer(server) if now.answers else (), oracle)
 
 
 def _oracle(seen: _Seen, round: int, coins: Iterator[bool]) -> ProbedOracle:
@@ -196,7 +196,7 @@ def _oracle(seen: _Seen, round: int, coins: Iterator[bool]) -> ProbedOracle:
 
 
 def _peers(network: Network, round: int, coins: Iterator[bool], seen: _Seen) -> ProbedPeers:
-    echo = EchoPeers(network.at(round), 0, seen.problem.x0, lambda probability: next(coins))
+    echo = RecordingPeers(network.at(round), 0, seen.problem.x0, lambda probability: next(coins))
     return ProbedPeers(echo, seen)
 
 
@@ -255,7 +255,7 @@ class ProbedOracle:
 class ProbedPeers:
     """``echo``, of which every message is noted."""
 
-    echo: EchoPeers
+    echo: RecordingPeers
     seen: _Seen
 
     @property
@@ -266,7 +266,7 @@ class ProbedPeers:
     def edges(self) -> ProbedEdges:
         return ProbedEdges(self.echo.edges, self.seen)
 
-    def exchange(self, message: M, sporadic: bool = False) -> EchoInbox[M]:
+    def exchange(self, message: M, sporadic: bool = False) -> RecordingInbox[M]:
         self.seen.note(message)
         return self.echo.exchange(message, sporadic)
 
@@ -278,7 +278,7 @@ class ProbedPeers:
 class ProbedEdges:
     """``echo``, of which every message is noted."""
 
-    echo: EchoEdges
+    echo: RecordingEdges
     seen: _Seen
 
     @property

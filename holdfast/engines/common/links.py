@@ -109,7 +109,7 @@ SPARSE_FROM_NODES = 512
 SPARSE_BELOW_DENSITY = 0.05
 
 
-class Heard(NamedTuple):
+class IncomingLinks(NamedTuple):
     """Who is heard by every node, itself first; nodes with fewer neighbours have places that nobody takes."""
 
     senders: Tensor  # [n, k] int64
@@ -117,7 +117,7 @@ class Heard(NamedTuple):
     present: Tensor  # [n, k] bool
 
 
-def heard(weights: csr_array, adjacency: csr_array, like: Tensor) -> Heard:
+def incoming(weights: csr_array, adjacency: csr_array, like: Tensor) -> IncomingLinks:
     """Of the links that are not zero in ``adjacency`` [n, n]."""
     rows = [np.concatenate([[i], np.setdiff1d(_linked(adjacency, i), i)]) for i in range(weights.shape[0])]
     places = np.arange(max(map(len, rows)))
@@ -126,7 +126,7 @@ def heard(weights: csr_array, adjacency: csr_array, like: Tensor) -> Heard:
     own = np.arange(len(rows))[:, None]
     shares = np.where(present, weights.toarray()[own, senders], 0.0)
     there = (torch.as_tensor(part).to(like.device) for part in (senders.astype(np.int64), present))
-    return Heard(next(there), torch.as_tensor(shares).to(like), next(there))
+    return IncomingLinks(next(there), torch.as_tensor(shares).to(like), next(there))
 
 
 def _linked(adjacency: csr_array, node: int) -> NDArray[np.int64]:
@@ -156,17 +156,17 @@ class StackedLinks:
         return self._matrix(self.network.weights_over(available))
 
     @cached_property
-    def heard(self) -> Heard:
+    def incoming(self) -> IncomingLinks:
         """What every node hears over all its links."""
         assert self.network.weights is not None
-        return heard(self.network.weights, self.network.adjacency, self.like)
+        return incoming(self.network.weights, self.network.adjacency, self.like)
 
-    def heard_over(self, available: NDArray[np.bool_]) -> Heard:
+    def incoming_over(self, available: NDArray[np.bool_]) -> IncomingLinks:
         """The same over the ``available`` links, [E]."""
         weights = self.network.weights_over(available)
         own, other, link = self.network.directed
         there = csr_array((available[link].astype(float), (own, other)), shape=weights.shape)
-        return heard(weights, there, self.like)
+        return incoming(weights, there, self.like)
 
     @property
     def degree(self) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.contract import LocalSteps, Steps
 from holdfast.core.errors import HoldfastError
-from holdfast.core.randomness import Stream, Word, coin, uniform
+from holdfast.core.randomness import RandomStream, Word, coin, uniform
 from holdfast.engines.common.counters import Accesses, Work
 from holdfast.problem.problem import Problem
 from holdfast.solvers import Newton, Solver
@@ -117,15 +117,15 @@ class BatchOracle:
         device = self.nodes.device
         cohort = torch.arange(self.problem.nodes, device=device) if self.cohort is None else self.cohort
         size, copies = len(cohort), min(copies, len(cohort))
-        draws = uniform(self.seed, Stream.PARTS, self.round, 0, cohort)
-        own = uniform(self.seed, Stream.PARTS, self.round, 0, self.nodes)
+        draws = uniform(self.seed, RandomStream.PARTS, self.round, 0, cohort)
+        own = uniform(self.seed, RandomStream.PARTS, self.round, 0, self.nodes)
         place = (draws < own[:, None]).sum(-1, keepdim=True)
         sends = (place - copies * torch.arange(x.shape[-1], device=device)) % size < copies
         return sends.to(x.dtype) * (size / copies)
 
     @property
     def able(self) -> Tensor:
-        draws = uniform(self.seed, Stream.COMPUTE, self.round, 0, self.nodes)
+        draws = uniform(self.seed, RandomStream.COMPUTE, self.round, 0, self.nodes)
         return draws[:, None] < self.chance
 
     @property

@@ -15,10 +15,10 @@ from holdfast.contract import Inbox
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import coin
 from holdfast.core.tree import row_size, tree_map
-from holdfast.engines.common.channel_run import Carrier, Sent
+from holdfast.engines.common.channel_run import ChannelRun, Sent
 from holdfast.engines.common.counters import Traffic
 from holdfast.engines.common.links import StackedLinks, exact_product
-from holdfast.engines.common.robust import DoubtedInbox, SummedUp, aggregated, forged
+from holdfast.engines.common.robust import RobustInbox, SummedUp, aggregated, forged
 from holdfast.topology import Network
 
 M = TypeVar("M")
@@ -33,7 +33,7 @@ class StackedPeers:
     seed: int
     round: int
     traffic: Traffic
-    carrier: Carrier
+    channel_run: ChannelRun
     draws: int = 0  # shared coins and sporadic exchanges of this round so far
 
     @property
@@ -45,32 +45,34 @@ class StackedPeers:
         vectors = self.links.vectors(row_size(message))
         self.traffic.count_delay(self._share_of_delay(available) * vectors, self.link_time)
         network, nodes = self.links.network, self.network.nodes
-        sent = self.carrier.send(message)
+        sent = self.channel_run.send(message)
         inbox = (
-            self._deliver(sent.arrived, available) if self.network.trusting else self._doubt(sent, available)
+            self._deliver(sent.arrived, available)
+            if self.network.trusting
+            else self._robust_inbox(sent, available)
         )
-        if self.carrier.channel.transparent or not network.is_server:
+        if self.channel_run.channel.transparent or not network.is_server:
             messages = network.directed_links if available is None else 2 * int(available.sum())
             self.traffic.count(messages, message, sent.wire)
-            return self.carrier.from_neighbours(sent, inbox, self)
-        answer = self.carrier.answer(
-            tree_map(lambda t: t[:1], inbox.mixed), self.carrier.exchanges - 1, nodes
+            return self.channel_run.from_neighbours(sent, inbox, self)
+        answer = self.channel_run.answer(
+            tree_map(lambda t: t[:1], inbox.mixed), self.channel_run.exchanges - 1, nodes
         )
         self.traffic.count(nodes, message, sent.wire)
         self.traffic.count(nodes, answer.message, answer.wire)
         mean = tree_map(lambda t, rows: t.expand_as(rows), answer.arrived, message)
-        return self.carrier.from_server(sent, mean, nodes)
+        return self.channel_run.from_server(sent, mean, nodes)
 
     def _deliver(self, message: M, available: NDArray[np.bool_] | None) -> Inbox[M]:
         return StackedInbox(message, self.links, available)
 
-    def _doubt(self, sent: Sent, available: NDArray[np.bool_] | None) -> Inbox[Any]:
+    def _robust_inbox(self, sent: Sent, available: NDArray[np.bool_] | None) -> Inbox[Any]:
         """What arrives where some lie, or where it is not just averaged."""
-        told = forged(self.network, sent.arrived, self.carrier.nodes)
+        received = forged(self.network, sent.arrived, self.channel_run.nodes)
         if self.network.is_server:
-            return SummedUp(aggregated(self.network, told), told)
-        hearing = self.links.heard if available is None else self.links.heard_over(available)
-        return DoubtedInbox(sent.arrived, told, hearing, self.network.aggregation)
+            return SummedUp(aggregated(self.network, received), received)
+        incoming = self.links.incoming if available is None else self.links.incoming_over(available)
+        return RobustInbox(sent.arrived, received, incoming, self.network.aggregation)
 
     def coin(self, probability: float) -> bool:
         self.draws += 1
@@ -85,7 +87,7 @@ class StackedPeers:
         return self._edges()
 
     def _edges(self) -> StackedEdges:
-        return StackedEdges(self.links, self.traffic, self.carrier, self.link_time)
+        return StackedEdges(self.links, self.traffic, self.channel_run, self.link_time)
 
     @cached_property
     def link_time(self) -> float:
@@ -133,7 +135,7 @@ class StackedEdges:
 
     links: StackedLinks
     traffic: Traffic
-    carrier: Carrier
+    channel_run: ChannelRun
     link_time: float  # what a vector over all links takes
 
     @cached_property
@@ -153,7 +155,7 @@ class StackedEdges:
         return exact_product(self.links.gathering, z)
 
     def swap(self, z: Tensor) -> Tensor:
-        sent = self.carrier.swap(z, self.links.rows)
+        sent = self.channel_run.swap(z, self.links.rows)
         self.traffic.count(self.links.network.directed_links, z, sent.wire)
         self.traffic.count_delay(self.links.vectors(z.shape[-1]), self.link_time)
         return self._swapped(sent.arrived)

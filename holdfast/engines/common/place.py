@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.world import ALONE, World
-from holdfast.engines.common.channel_run import Carrier
+from holdfast.engines.common.channel_run import ChannelRun
 from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.oracle import Guard, unguarded
@@ -34,10 +34,10 @@ class Place:
         seed: int,
         round: int,
         counters: Counters,
-        carrier: Carrier,
+        channel_run: ChannelRun,
     ) -> StackedPeers:
         """The links of the nodes here in one round."""
-        return StackedPeers(network, links, seed, round, counters.traffic, carrier)
+        return StackedPeers(network, links, seed, round, counters.traffic, channel_run)
 
     def guard(self, counts: bool) -> Guard:
         """How local solves are tried; ``counts``: whether anybody needs their solutions."""
@@ -51,7 +51,7 @@ class Place:
         """The rows of ``chosen``, all of them among the ``nodes`` here."""
         return chosen
 
-    def settle(self) -> None:
+    def raise_pending(self) -> None:
         """Called after every round: the place to raise what must be raised everywhere alike."""
 
     def total(self, work: Work) -> Work:

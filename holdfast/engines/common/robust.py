@@ -12,7 +12,7 @@ from torch import Tensor
 
 from holdfast.contract.aggregation import Aggregation
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.links import Heard
+from holdfast.engines.common.links import IncomingLinks
 from holdfast.topology import Network
 
 M = TypeVar("M")
@@ -25,8 +25,8 @@ def forged(network: Network, messages: M, senders: Tensor) -> M:
     attack = network.attack
     if attack is None:
         return messages
-    liars = torch.isin(senders, torch.tensor(attack.nodes, device=senders.device)).unsqueeze(1)
-    return tree_map(lambda rows: attack.forge(rows, liars, network.nodes), messages)
+    attackers = torch.isin(senders, torch.tensor(attack.nodes, device=senders.device)).unsqueeze(1)
+    return tree_map(lambda rows: attack.forge(rows, attackers, network.nodes), messages)
 
 
 def aggregated(network: Network, messages: M) -> M:
@@ -39,7 +39,7 @@ def aggregated(network: Network, messages: M) -> M:
     return tree_map(combine, messages)
 
 
-def together(rule: Aggregation, weights: Sequence[float], messages: Sequence[M]) -> M:
+def combine(rule: Aggregation, weights: Sequence[float], messages: Sequence[M]) -> M:
     """What one receiver makes of ``messages``, each with one row, by ``rule``; a node's own comes first."""
 
     def combine(*rows: Tensor) -> Tensor:
@@ -51,46 +51,46 @@ def together(rule: Aggregation, weights: Sequence[float], messages: Sequence[M])
 
 @dataclass(frozen=True)
 class SummedUp(Generic[M]):
-    """What a server that averages made of everybody's messages ``told``."""
+    """What a server that averages made of everybody's messages ``received``."""
 
     one: M  # without rows
-    told: M
+    received: M
 
     @cached_property
     def mixed(self) -> M:
-        return tree_map(lambda t, rows: t.expand_as(rows), self.one, self.told)
+        return tree_map(lambda t, rows: t.expand_as(rows), self.one, self.received)
 
     @cached_property
     def neighbour_sum(self) -> M:
-        return tree_map(lambda t: t.sum(0, keepdim=True) - t, self.told)
+        return tree_map(lambda t: t.sum(0, keepdim=True) - t, self.received)
 
 
 @dataclass(frozen=True)
-class DoubtedInbox(Generic[M]):
-    """What every node makes of what its neighbours ``told``, and of its ``own`` message, which is true."""
+class RobustInbox(Generic[M]):
+    """What every node makes of the messages that it ``received``, and of its ``own``, which is true."""
 
     own: M
-    told: M
-    heard: Heard
+    received: M
+    incoming: IncomingLinks
     rule: Aggregation
 
     @cached_property
     def mixed(self) -> M:
-        return tree_map(self._mixed, self.own, self.told)
+        return tree_map(self._mixed, self.own, self.received)
 
     @cached_property
     def neighbour_sum(self) -> M:
-        others = self.heard.present.clone()
+        others = self.incoming.present.clone()
         others[:, 0] = False
-        senders, there = self.heard.senders, others.unsqueeze(-1)
-        return tree_map(lambda told: told[senders].where(there, 0.0).sum(1), self.told)
+        senders, there = self.incoming.senders, others.unsqueeze(-1)
+        return tree_map(lambda received: received[senders].where(there, 0.0).sum(1), self.received)
 
-    def _mixed(self, own: Tensor, told: Tensor) -> Tensor:
-        size = max(1, MOST_NUMBERS // (self.heard.senders.shape[1] * own.shape[-1]))
+    def _mixed(self, own: Tensor, received: Tensor) -> Tensor:
+        size = max(1, MOST_NUMBERS // (self.incoming.senders.shape[1] * own.shape[-1]))
         parts = []
         for first in range(0, len(own), size):
             some = slice(first, first + size)
-            senders, weights, present = (part[some] for part in self.heard)
-            messages = torch.cat([own[some].unsqueeze(1), told[senders[:, 1:]]], 1)
+            senders, weights, present = (part[some] for part in self.incoming)
+            messages = torch.cat([own[some].unsqueeze(1), received[senders[:, 1:]]], 1)
             parts.append(self.rule.combine(messages, weights, present))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

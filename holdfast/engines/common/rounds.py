@@ -15,14 +15,14 @@ from holdfast.core.randomness import cohort, poisson_cohort
 from holdfast.core.tree import put_rows, tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.channel_run import (
-    Carrier,
+    ChannelMemory,
+    ChannelRun,
     Listener,
-    Slot,
-    apart,
-    carried,
     lost_error,
-    new_slots,
-    server_slot,
+    new_memories,
+    server_memory,
+    split_channel_state,
+    with_channel_state,
 )
 from holdfast.engines.common.counters import Counters
 from holdfast.engines.common.fit import Cohorts, StepsTaken, check_fit, check_steps, placed
@@ -75,14 +75,14 @@ class Rounds:
         own = place.nodes(network)
         self.nodes = own.to(problem.x0.device)
         # The rows here whose nodes do not attack; None: all. Found once, as a GPU would be waited for.
-        liars = network.liars(own.cpu().numpy())
-        honest = torch.from_numpy(np.flatnonzero(~liars)) if liars.any() else None
+        attackers = network.attackers(own.cpu().numpy())
+        honest = torch.from_numpy(np.flatnonzero(~attackers)) if attackers.any() else None
         self.honest = None if honest is None else honest.to(self.nodes.device)
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
         self.channel = placed(channel, method, network)
         self.listener: Listener | None = None  # who is told what travels
-        self.lost = torch.zeros((), dtype=torch.bool, device=problem.x0.device)  # a flag for ``Carrier``
+        self.lost = torch.zeros((), dtype=torch.bool, device=problem.x0.device)  # a flag for ``ChannelRun``
         # [2]: the sum of the losses of the last round's minibatches here, and their number. Like the flag a
         # tensor that stays where it is: rounds that are recorded write it as well.
         self.losses = torch.zeros(2, dtype=torch.float64, device=problem.x0.device)
@@ -97,25 +97,29 @@ class Rounds:
         rows = x0.expand(len(self.nodes), -1) if start is None else start
         if isinstance(method, ServerAlgorithm):
             clients = _own_memory(method.init(rows), shared=x0)
-            return carried(ServerState(method.init_server(rows[0].clone()), clients), self._server_slot())
+            return with_channel_state(
+                ServerState(method.init_server(rows[0].clone()), clients), self._server_memory()
+            )
         assert isinstance(method, Algorithm)
         oracle = self._oracle(self.nodes, round, counters)
         oracle.step = oracle.read = INITIAL_STEP
-        state = method.init(rows.clone(), oracle, self._peers(round, counters, self._carrier(round, ())))
-        return carried(state, self._slots())
+        peers = self._peers(round, counters, self._channel_run(round, ()))
+        return with_channel_state(method.init(rows.clone(), oracle, peers), self._memories())
 
-    def _slots(self) -> tuple[Slot, ...]:
+    def _memories(self) -> tuple[ChannelMemory, ...]:
         """What the channel remembers before the first round."""
         if self.channel.transparent:
             return ()
         messages = sent_in_round(self.method, self.network, self.problem.x0)
         all_rows = [tree_map(lambda t: t.expand(len(self.nodes), *t.shape[1:]), m) for m in messages]
-        slots: tuple[Slot, ...] = _own_memory(new_slots(self.channel, all_rows), shared=self.problem.x0)
-        return slots
+        memories: tuple[ChannelMemory, ...] = _own_memory(
+            new_memories(self.channel, all_rows), shared=self.problem.x0
+        )
+        return memories
 
-    def _server_slot(self) -> Slot | tuple[()]:
+    def _server_memory(self) -> ChannelMemory | tuple[()]:
         """The same where a server leads: it is the only receiver, and holds one row."""
-        return server_slot(*self._slots())
+        return server_memory(*self._memories())
 
     def inputs(self, round: int) -> Inputs:
         """What ``round`` differs in from others."""
@@ -150,30 +154,32 @@ class Rounds:
     ) -> Any:
         """The state after the round. ``gradient`` computes minibatch gradients, if not the problem itself."""
         if isinstance(now.method, ServerAlgorithm):
-            return carried(*self._server_round(now.method, *apart(state), now, counters, gradient))
+            return with_channel_state(
+                *self._server_round(now.method, *split_channel_state(state), now, counters, gradient)
+            )
         assert isinstance(now.method, Algorithm)
         oracle = self._oracle(self.nodes, now.round, counters, gradient)
-        own, slots = apart(state)
-        carrier = self._carrier(now.round, slots)
-        after = now.method.round(own, oracle, self._peers(now.round, counters, carrier))
+        own, memories = split_channel_state(state)
+        channel_run = self._channel_run(now.round, memories)
+        after = now.method.round(own, oracle, self._peers(now.round, counters, channel_run))
         self._note(oracle.losses)
-        return carried(after, carrier.memory)
+        return with_channel_state(after, channel_run.memories)
 
     def models(self, state: Any) -> Tensor:
         """The model of each node here after the last exchange, [m, d]; a server's model is everybody's."""
         if isinstance(self.method, ServerAlgorithm):
-            return self.method.model(apart(state)[0].server).expand(len(self.nodes), -1)
+            return self.method.model(split_channel_state(state)[0].server).expand(len(self.nodes), -1)
         assert isinstance(self.method, Algorithm)
-        return self.method.model(apart(state)[0])
+        return self.method.model(split_channel_state(state)[0])
 
     def duals(self, state: Any) -> Tensor | None:
         """What the method says of ``dual``, for the nodes here."""
-        own = apart(state)[0]
+        own = split_channel_state(state)[0]
         return self.method.dual(own.clients if isinstance(own, ServerState) else own)
 
     def personal(self, state: Any) -> Tensor | None:
         """What the method says of ``personal``, for the nodes here."""
-        own = apart(state)[0]
+        own = split_channel_state(state)[0]
         return self.method.personal(own.clients if isinstance(own, ServerState) else own)
 
     def check_channel(self) -> None:
@@ -183,51 +189,53 @@ class Rounds:
             if bool(self.lost):
                 raise lost_error(self.channel)
 
-        self.place.world.together(check)
+        self.place.world.raise_on_all(check)
 
     def _server_round(
         self,
         method: ServerAlgorithm[Any],
         state: ServerState,
-        memory: Slot | tuple[()],
+        memory: ChannelMemory | tuple[()],
         now: Inputs,
         counters: Counters,
         gradient: MinibatchGradient | None,
-    ) -> tuple[ServerState, Slot | tuple[()]]:
+    ) -> tuple[ServerState, ChannelMemory | tuple[()]]:
         # If nobody here was drawn, one client whose work counts for nothing shows what a message looks like.
         takes_part = len(now.cohort) > 0
         chosen, counted = (now.cohort, counters) if takes_part else (self.nodes[:1], Counters())
         size = self.cohort_size if self.recorded is None else len(self.recorded[now.round])
         places, share = self.place.rows(self.nodes, chosen), size / self.problem.nodes
-        slot = memory or Slot((), ())
-        before, sender = tree_map(lambda rows: rows[places], (state.clients, slot.sender))
-        carrier = self._carrier(now.round, (Slot(sender, ()),) if memory else (), chosen, takes_part)
-        answer = carrier.broadcast(method.broadcast(state.server), self.problem.nodes)
+        remembered = memory or ChannelMemory((), ())
+        before, sender = tree_map(lambda rows: rows[places], (state.clients, remembered.sender))
+        channel_run = self._channel_run(
+            now.round, (ChannelMemory(sender, ()),) if memory else (), chosen, takes_part
+        )
+        answer = channel_run.broadcast(method.broadcast(state.server), self.problem.nodes)
         oracle = self._oracle(chosen, now.round, counted, gradient, takes_part)
         oracle.cohort = self._asked(now)
         after, message = method.client(before, answer.arrived, oracle)
         self._note(oracle.losses if takes_part else [])
-        sent = carrier.send(message)
+        sent = channel_run.send(message)
         asked = len(self.everybody_asked(now.round)) if self.poisson else size
         counters.traffic.count(asked, answer.message, answer.wire)
         counters.traffic.count(asked, message, sent.wire)
-        arrived, kept = sent.arrived, (state.clients, slot.sender)
+        arrived, kept = sent.arrived, (state.clients, remembered.sender)
         if not takes_part:
             arrived = tree_map(lambda rows: rows[:0], arrived)
-        told = forged(self.network, arrived, chosen)
+        received = forged(self.network, arrived, chosen)
         if self.network.aggregation.plain:
-            mean = tree_map(lambda rows: self.place.world.mean(rows, size), told)
+            mean = tree_map(lambda rows: self.place.world.mean(rows, size), received)
         else:
-            mean = aggregated(self.network, told)
-        mean, receiver = self.channel.gather(mean, slot.receiver, share)
+            mean = aggregated(self.network, received)
+        mean, receiver = self.channel.gather(mean, remembered.receiver, share)
         server = method.server(state.server, mean, share)
         if method.answers:
-            answer = carrier.broadcast(method.answer(server), self.problem.nodes, exchange=1)
+            answer = channel_run.broadcast(method.answer(server), self.problem.nodes, exchange=1)
             counters.traffic.count(size, answer.message, answer.wire)
         if takes_part:
-            after = method.settle(after, sent.arrived, answer.arrived if method.answers else (), oracle)
-            kept = put_rows(kept, places, (after, carrier.slot.sender))
-        return ServerState(server, kept[0]), Slot(kept[1], receiver) if memory else ()
+            after = method.finish(after, sent.arrived, answer.arrived if method.answers else (), oracle)
+            kept = put_rows(kept, places, (after, channel_run.last.sender))
+        return ServerState(server, kept[0]), ChannelMemory(kept[1], receiver) if memory else ()
 
     def _asked(self, now: Inputs) -> Tensor | None:
         """[c], ascending: everybody in the round's cohort, also elsewhere; None if that is every client."""
@@ -264,16 +272,20 @@ class Rounds:
             oracle.limits = partial(self._steps_taken, round)
         return oracle
 
-    def _carrier(
-        self, round: int, slots: tuple[Slot, ...], nodes: Tensor | None = None, counts: bool = True
-    ) -> Carrier:
+    def _channel_run(
+        self,
+        round: int,
+        memories: tuple[ChannelMemory, ...],
+        nodes: Tensor | None = None,
+        counts: bool = True,
+    ) -> ChannelRun:
         lost = self.lost if counts else torch.zeros_like(self.lost)
         senders = self.nodes if nodes is None else nodes
-        return Carrier(self.channel, slots, self.seed, round, senders, lost, self.listener)
+        return ChannelRun(self.channel, memories, self.seed, round, senders, lost, self.listener)
 
-    def _peers(self, round: int, counters: Counters, carrier: Carrier) -> StackedPeers:
+    def _peers(self, round: int, counters: Counters, channel_run: ChannelRun) -> StackedPeers:
         links = self._links(self.network.at(round))
-        return self.place.peers(self.network, links, self.seed, round, counters, carrier)
+        return self.place.peers(self.network, links, self.seed, round, counters, channel_run)
 
 
 def _own_memory(clients: Any, shared: Tensor) -> Any:

@@ -51,7 +51,7 @@ class Stepwise:
     def prepare(self, simulation: Simulation, rounds: int) -> str:
         keep_freed_memory()
         compiled = ", only gradients compiled" if self.gradient else ""
-        return f"{simulation.problem.how}, step by step{compiled}"
+        return f"{simulation.problem.description}, step by step{compiled}"
 
     def step(self, simulation: Simulation) -> None:
         now = simulation.rounds.inputs(simulation.round)
@@ -94,7 +94,7 @@ class Simulation:
         self.ledger = ledger  # of accesses to private data
         if ledger is not None:
             ledger.begin(astuple(self.counters.accesses))
-        self.settle()
+        self.raise_pending()
 
     def __repr__(self) -> str:
         return f"Simulation({self.method!r}, {self.network!r}, after round {self.round})"
@@ -126,11 +126,11 @@ class Simulation:
 
     def prepare(self, rounds: int) -> str:
         """Gets ready for so many rounds and says how they will be run."""
-        how = self.executor.prepare(self, rounds)
+        description = self.executor.prepare(self, rounds)
         for noted in (self.rounds.lost, self.rounds.losses):
             noted.zero_()  # trial rounds do not count
         where = self.rounds.place.describe(self.network)
-        return f"{where}; {how}" if where else how
+        return f"{where}; {description}" if where else description
 
     def step(self) -> None:
         """Runs the next communication round."""
@@ -139,15 +139,15 @@ class Simulation:
         if self.ledger is not None:
             more = [now - then for now, then in zip(astuple(self.counters.accesses), before, strict=True)]
             self.ledger.record(more, self.rounds.everybody_asked(self.round))
-        self.settle()
+        self.raise_pending()
         self.round += 1
 
-    def settle(self, wait: bool = False) -> None:
+    def raise_pending(self, wait: bool = False) -> None:
         """Raises, everywhere alike, what went wrong in the last round.
 
         Whether numbers got lost in the channel is asked of a GPU only if ``wait``: it would synchronise.
         """
-        self.rounds.place.settle()
+        self.rounds.place.raise_pending()
         if not self.rounds.channel.transparent and (wait or not self.rounds.lost.is_cuda):
             self.rounds.check_channel()
 

@@ -62,7 +62,7 @@ TRIALS = 16  # rounds in which shared coins fall this way and that
 
 
 @dataclass
-class EchoPeers:
+class RecordingPeers:
     """The links of one node, over which its own messages come back. Keeps what was sent and asked for.
 
     Messages have so many ``rows``, as if there were several nodes like it.
@@ -85,20 +85,20 @@ class EchoPeers:
         return torch.full((self.rows, 1), self.links).to(self.like)
 
     @property
-    def edges(self) -> EchoEdges:
+    def edges(self) -> RecordingEdges:
         self.uses.add("links")
-        return EchoEdges(self.rows, self.links, self.like)
+        return RecordingEdges(self.rows, self.links, self.like)
 
-    def exchange(self, message: M, sporadic: bool = False) -> EchoInbox[M]:
+    def exchange(self, message: M, sporadic: bool = False) -> RecordingInbox[M]:
         self.sent.append(message)
-        return EchoInbox(message, self.uses)
+        return RecordingInbox(message, self.uses)
 
     def coin(self, probability: float) -> bool:
         return self.flip(probability)
 
 
 @dataclass(frozen=True)
-class EchoInbox(Generic[M]):
+class RecordingInbox(Generic[M]):
     """What a node itself has sent."""
 
     mixed: M
@@ -111,7 +111,7 @@ class EchoInbox(Generic[M]):
 
 
 @dataclass(frozen=True)
-class EchoEdges:
+class RecordingEdges:
     """The links of a node one by one; where there are several ``rows``, those of one after the other."""
 
     rows: int
@@ -141,16 +141,16 @@ def zero_oracle(nodes: int, node: int, dim: int, round: int = 0) -> BatchOracle:
 
 def trial(
     method: Algorithm, network: Network, size: int, coins: Callable[[], Flip], rounds: Iterable[int]
-) -> list[EchoPeers]:
+) -> list[RecordingPeers]:
     """What node 0 with a model of ``size`` numbers sends and asks for: at the start, then in ``rounds``.
 
     ``coins`` says anew how coins fall, at the start and in each round.
     """
     x0 = torch.zeros(size, dtype=torch.float64)
-    seen = [EchoPeers(network.at(0), 0, x0, coins())]
+    seen = [RecordingPeers(network.at(0), 0, x0, coins())]
     state = method.at(0).init(x0[None].clone(), zero_oracle(network.nodes, 0, size), seen[0])
     for r in rounds:
-        seen.append(EchoPeers(network.at(r), 0, x0, coins()))
+        seen.append(RecordingPeers(network.at(r), 0, x0, coins()))
         state = method.at(r).round(state, zero_oracle(network.nodes, 0, size, r), seen[-1])
     return seen
 
@@ -178,7 +178,7 @@ def sent_in_round(method: Method, network: Network, like: Tensor) -> list[Any]:
     return list(grown(method, sent, like))
 
 
-def _trials(method: Method, network: Network, size: int) -> list[EchoPeers]:
+def _trials(method: Method, network: Network, size: int) -> list[RecordingPeers]:
     """Trial rounds in which coins fall this way and that, whatever their probability."""
     assert isinstance(method, Algorithm)
     draws = count()

@@ -69,7 +69,7 @@ def cpu_ways(simulation: Simulation, rounds: int) -> list[Way]:
         return []
     samples = problem.samples_per_minibatch(simulation.nodes) / problem.nodes * cohort_size
     work = _steps(simulation, simulation.round + rounds) * samples * problem.dim
-    return [Way(f"{problem.how}, compiled", compiled)] if work >= COMPILE_FROM_WORK else []
+    return [Way(f"{problem.description}, compiled", compiled)] if work >= COMPILE_FROM_WORK else []
 
 
 def _gpu_compiles(simulation: Simulation, rounds: int) -> bool:

@@ -304,8 +304,8 @@ class Replaying:
             simulation.state = tree_map(lambda t: t.to(simulation.nodes.device, copy=True), kept)
             self._fall_back(simulation, refusals[-1])
             self.stepwise = self.make_stepwise(simulation, rounds)
-            how = self.stepwise.prepare(simulation, rounds)
-            return f"{how}, as rounds cannot be {self.done}: {refusals[-1].reason}"
+            description = self.stepwise.prepare(simulation, rounds)
+            return f"{description}, as rounds cannot be {self.done}: {refusals[-1].reason}"
         self.replay = trial
         simulation.state = tree_map(lambda buffer, old: buffer.copy_(old), trial.state, kept)
         since = f", since a faster way failed: {refusals[0].reason}" if refusals else ""

@@ -226,7 +226,7 @@ class Adapters:
     ) -> None:
         self.loss = loss
         self.activations = activations.allowing(SHARE_FOR_ACTIVATIONS, BACKWARD_OVER_FORWARD)
-        self.how = "all nodes end to end over one frozen model" + (f", {why}" if why else "")
+        self.description = "all nodes end to end over one frozen model" + (f", {why}" if why else "")
         self._training, self._evaluation = (Together(*part) for part in loss.model.parts)
         self._make_second = second
 

@@ -34,7 +34,7 @@ class Backend(Protocol):
     traceable: bool  # whether a gradient does the same in every call, as far as its parts declare
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         """How rows are computed, and why so, for people."""
 
     def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:

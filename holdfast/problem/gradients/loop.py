@@ -49,7 +49,7 @@ class Loop:
         return self.on_cpu and _planes_fill_registers(self.loss.model.template) and self._runs_by_pixel()
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         where = f" on {torch.get_num_threads()} cores" if self.on_cpu else ""
         return f"nodes one by one{where}, {self.why}"
 

@@ -39,7 +39,7 @@ class Stacked:
 
     def __init__(self, loss: RowLoss, activations: Activations, why: str = "") -> None:
         self.loss, self.activations = loss, activations
-        self.how = "all nodes stacked" + (f", {why}" if why else "")
+        self.description = "all nodes stacked" + (f", {why}" if why else "")
         self.on_cpu = loss.model.x0.device.type == "cpu"
         known = loss.loss.traceable and all(map(_is_known, loss.model.template.modules()))
         self.traceable = self.on_cpu and known

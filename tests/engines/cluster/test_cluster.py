@@ -155,7 +155,7 @@ def fail_on_one_rank(world: Ranks, folder: Path) -> None:
         simulation.step()
     assert simulation.round == 0
     with pytest.raises(AgreedError, match=r"^rank 1: no data there$"):
-        world.together(partial(complain, world.rank))
+        world.raise_on_all(partial(complain, world.rank))
     with pytest.raises(AgreedError, match=r"^rank 1 has another version than rank 0: update$"):
         world.agree("version", "2" if world.rank == 1 else "1", "update")
     assert world.texts("ü" * world.rank) == ["ü" * rank for rank in range(world.size)]

@@ -124,7 +124,7 @@ class Reads(Enum):
     PERSONAL_ON_TEST = auto()  # the same at their personalised models
 
 
-class Measured:
+class ModelFigures:
     """The quantities that metrics are made of, for the models as they are now.
 
     ``scores``: the user's, by name, with the ``Reads`` that want them. ``personalize``: so many local steps

@@ -30,8 +30,8 @@ from holdfast.privacy.ledger import composed_epsilon, epsilon_of
 from holdfast.privacy.messages import PrivateMessages
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
-from holdfast_deploy.cli.consent import describe_federation
-from holdfast_deploy.cli.recovery import roll_member_back
+from holdfast_deploy.cli import orders
+from holdfast_deploy.cli.description import describe_federation
 from holdfast_deploy.consent import Policy
 from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.own_noise import OwnNoise
@@ -295,7 +295,7 @@ def test_going_back_draws_anew_and_pays_again(tmp_path: Path) -> None:
     before, key = spent.read_text(), (hub / "noise.key").read_bytes()
     cohorts = read_cohorts(hub / "cohorts.csv", run.federation.names)
     for name in ("hub", *run.federation.names):
-        roll_member_back(path, name, 2, run.folder / name)
+        orders.rollback(path, 2, name, run.folder / name)
     Started(run).end()
     assert not run.errors
     after = spent.read_text()

@@ -186,8 +186,9 @@ def outside():
 before = outside()
 import holdfast
 assert "grpc" not in sys.modules
-from holdfast_deploy.cli import node, relay
+from holdfast_deploy.cli import hosting
 from holdfast_deploy.member.node import Node
+from holdfast_deploy.relay.relay import Relay
 assert "grpc" in sys.modules
 assert outside() == before
 """

@@ -36,7 +36,7 @@ from federation_runs import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.errors import DAMAGED, MISCONFIGURED, REFUSED, TRY_LATER, HoldfastError
-from holdfast_deploy.cli.node import monitor_page
+from holdfast_deploy.cli.hosting import monitor_page
 from holdfast_deploy.consent import ConsentError
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.status import blank_status

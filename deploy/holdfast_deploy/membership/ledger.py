@@ -12,7 +12,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.files import make_folder, sync_folder, write_atomic
 from holdfast_deploy.membership.agreement import Decision, Vote
 from holdfast_deploy.membership.roster import Checked, Order, Roster
-from holdfast_deploy.storage.incarnations import new_incarnation
+from holdfast_deploy.storage.links import new_incarnation
 from holdfast_deploy.storage.messages import DamagedError, Incarnations, Number
 
 

@@ -83,9 +83,7 @@ class Case:
         for _ in range(rounds):
             run.step()
         row = run.models.mean(0, keepdim=True)
-        correct = (
-            100 * float(self.problem.evaluation.test(row, self.test)[0]) if row.isfinite().all() else 0.0
-        )
+        correct = 100 * float(self.problem.tester.test(row, self.test)[0]) if row.isfinite().all() else 0.0
         return correct if math.isfinite(correct) else 0.0
 
 

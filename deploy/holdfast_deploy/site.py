@@ -33,7 +33,7 @@ class Site:
         if self.problem.source.finite:
             metrics["local_loss"] = self.problem.nodes * float(self.problem.global_value(row[0]))
         if self.test is not None:
-            accuracy, loss = self.problem.evaluation.test(row, self.test)
+            accuracy, loss = self.problem.tester.test(row, self.test)
             if self.problem.loss.has_accuracy:
                 metrics["test_accuracy"] = float(accuracy[0])
             metrics["test_loss"] = float(loss[0])

@@ -37,7 +37,7 @@ from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import Named
-from holdfast.experiments.plan import Contender
+from holdfast.experiments.plan import LabelledMethod
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.runner import Interrupted, open_run
 from holdfast.report.terminal import plain_text, summary_table
@@ -154,7 +154,7 @@ def compare(
     make_model, make_data = model_maker(model), data_maker(data)
     plan = given_plan(
         "hf.compare",
-        [Contender.of(method, name) for name, method in algorithms.items()],
+        [LabelledMethod.of(method, name) for name, method in algorithms.items()],
         make_model,
         make_data,
         seeds=seeds,

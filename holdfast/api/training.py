@@ -41,7 +41,7 @@ from holdfast.experiments.choices import (
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.growth import grown_loss
 from holdfast.experiments.metrics import Evaluation, choose_metrics
-from holdfast.experiments.plan import Contender, GivenPlan
+from holdfast.experiments.plan import GivenPlan, LabelledMethod
 from holdfast.experiments.record_files import JobStatus, Outcome
 from holdfast.experiments.runner import open_run
 from holdfast.experiments.setting import Setting, build_simulation, label_table, named_data
@@ -178,7 +178,7 @@ OF_THIS_MACHINE = ("device", "evaluate_every", "data_dir")  # what a run may be 
 
 def given_plan(
     origin: str,
-    contenders: Sequence[Contender],
+    methods: Sequence[LabelledMethod],
     make_model: Callable[[int], nn.Module | Named],
     make_data: Callable[[int], NodeData],
     *,
@@ -205,14 +205,14 @@ def given_plan(
     plan = GivenPlan(
         origin=origin,
         name=origin.removeprefix("hf."),
-        contenders=contenders,
+        methods=methods,
         seeds=seeds,
         rounds=rounds,
         evaluate_every=check("evaluate_every", Cadence, options["evaluate_every"]),
         checkpoint_every=checkpoint_every,
         make_setting=make_setting,
         arguments=lambda: {
-            "algorithm": contenders,
+            "algorithm": methods,
             "model": make_model(seeds[0]),
             "data": make_data(seeds[0]),
             **{name: value for name, value in options.items() if name not in OF_THIS_MACHINE},
@@ -544,10 +544,10 @@ def train(
         "dtype": dtype,
         "precision": precision,
     }
-    contender, read = Contender.of(algorithm), as_read(data)
+    labelled, read = LabelledMethod.of(algorithm), as_read(data)
     plan = given_plan(
         "hf.train",
-        [contender],
+        [labelled],
         lambda seed: model,
         lambda seed: read,
         seeds=[seed],
@@ -572,8 +572,8 @@ def train(
     models, problem = run.simulation.models.detach(), plan.setting(job).problem
     personal = run.simulation.personal_models
     own = models if personal is None else personal.detach()
-    average = problem.model.module(problem.evaluation.complete(models.mean(0, keepdim=True))[0])
-    statistics = problem.evaluation.complete(own, problem.here)[:, problem.dim :]
+    average = problem.model.module(problem.tester.complete(models.mean(0, keepdim=True))[0])
+    statistics = problem.tester.complete(own, problem.here)[:, problem.dim :]
     ended = (History(run.rows), status, average, own.clone())
     return TrainResult(*ended, problem.model.module, statistics.clone())
 

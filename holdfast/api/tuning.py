@@ -32,7 +32,7 @@ from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import Named, as_method, own_epochs
 from holdfast.experiments.execution import stop_signals
-from holdfast.experiments.plan import Contender, GivenPlan
+from holdfast.experiments.plan import GivenPlan, LabelledMethod
 from holdfast.experiments.record_files import Mode
 from holdfast.experiments.runner import Interrupted
 from holdfast.experiments.tuning import (
@@ -166,7 +166,7 @@ def tune(
         axis = axis_of(parameter)
         return given_plan(
             "hf.tune",
-            [Contender(name, make(value), {axis: value}, epochs) for value in grids[name]],
+            [LabelledMethod(name, make(value), {axis: value}, epochs) for value in grids[name]],
             make_model,
             make_data,
             seeds=seeds,

@@ -88,7 +88,7 @@ def confidence(subject: Subject, models: Tensor) -> Tensor:
         samples = subject.data.node(node)
         losses = [
             problem.loss.values(outputs[0], targets)
-            for outputs, targets in problem.evaluation.outputs(models[node : node + 1], samples)
+            for outputs, targets in problem.tester.outputs(models[node : node + 1], samples)
         ]
         found.append(torch.cat(losses))
     return -torch.expm1(torch.cat(found).double().clamp(min=1e-12, max=300)).log()

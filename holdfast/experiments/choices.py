@@ -237,5 +237,5 @@ def poisoned(data: AnyData, attack: Attack | None, classes: int) -> AnyData:
         raise HoldfastError(
             f"attack {type(attack).__name__}: it changes class labels; give samples as pairs (x, class)"
         )
-    lies = torch.as_tensor([owner in attack.nodes for owner in data.owners.tolist()])
-    return replace(data, y=torch.where(lies.to(data.y.device), attack.labels(data.y, classes), data.y))
+    attackers = torch.as_tensor([owner in attack.nodes for owner in data.owners.tolist()])
+    return replace(data, y=torch.where(attackers.to(data.y.device), attack.labels(data.y, classes), data.y))

@@ -26,7 +26,7 @@ from holdfast.problem.problem import on_threads, step_threads
 # --- figures and times of a GPU that are read later, so that nobody waits for them ----------------------
 
 
-class Reading:
+class PendingFigures:
     """What was measured after ``round``. On a GPU it is on its way to the host until somebody asks for it."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Execution:
         self.every = self.evaluation.auto_every(self.simulation) if given == "auto" else given
         self.threads = step_threads(self.simulation.problem)
         self._look: Look = lambda: self.evaluation.figures(self.simulation)
-        self._unread: Reading | None = None  # what was measured last, while nobody has looked at it
+        self._unread: PendingFigures | None = None  # what was measured last, while nobody has looked at it
 
     def execute(
         self,
@@ -243,16 +243,16 @@ class Execution:
     def _measure(self, watch: Stopwatch) -> None:
         seconds = watch.total()
         self.simulation.raise_pending(wait=True)
-        self._unread = Reading(self.simulation.round, self._look(), costs(self.simulation), seconds)
+        self._unread = PendingFigures(self.simulation.round, self._look(), costs(self.simulation), seconds)
 
     def _read(self) -> list[Measurements]:
         """The row that was measured last, unless it has been read already."""
         if self._unread is None:
             return []
-        reading, self._unread = self._unread, None
-        figures, self.seconds = reading.figures(), reading.seconds()
+        pending, self._unread = self._unread, None
+        figures, self.seconds = pending.figures(), pending.seconds()
         named = self.evaluation.row(figures)
-        row: Measurements = {"round": reading.round, **named, **reading.costs, "seconds": self.seconds}
+        row: Measurements = {"round": pending.round, **named, **pending.costs, "seconds": self.seconds}
         self.rows.append(row)
         self.diverged = self.simulation.world.any(self.evaluation.diverged(figures))
         return [row]

@@ -19,7 +19,7 @@ from holdfast.core.registry import import_named
 from holdfast.core.validation import Cohort, quoted
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.model_figures import HeldOut, Measured, Reads, Score
+from holdfast.experiments.model_figures import HeldOut, ModelFigures, Reads, Score
 from holdfast.experiments.record_files import DELAY_COLUMNS, EPSILON_COLUMN, SOLVER_COLUMNS
 from holdfast.experiments.spec import Metrics
 from holdfast.problem.optimum import gradients_at_optimum, known_optimum
@@ -31,7 +31,7 @@ from holdfast.problem.optimum import gradients_at_optimum, known_optimum
 class Metric:
     """A figure of the models as they are now, and what it takes."""
 
-    compute: Callable[[Measured], Tensor]  # a single number
+    compute: Callable[[ModelFigures], Tensor]  # a single number
     reads: Reads
     score: tuple[str, Score] | None = None  # the user's own that it is made of, and its name
     accuracy: bool = False  # whether the loss must have one
@@ -51,66 +51,66 @@ class Metric:
 METRICS: dict[str, Metric] = {}
 
 
-def metric(reads: Reads, **options: Any) -> Callable[[Callable[[Measured], Tensor]], None]:
+def metric(reads: Reads, **options: Any) -> Callable[[Callable[[ModelFigures], Tensor]], None]:
     """Registers a function under its name."""
 
-    def register(compute: Callable[[Measured], Tensor]) -> None:
+    def register(compute: Callable[[ModelFigures], Tensor]) -> None:
         METRICS[compute.__name__] = Metric(compute, reads, **options)
 
     return register
 
 
 @metric(Reads.NODES_ON_TEST, accuracy=True)
-def test_accuracy(m: Measured) -> Tensor:
+def test_accuracy(m: ModelFigures) -> Tensor:
     """Test accuracy, mean over the nodes' own models."""
     return m.mean(m.node_tests["accuracy"])
 
 
 @metric(Reads.NODES_ON_TEST, accuracy=True)
-def worst_accuracy(m: Measured) -> Tensor:
+def worst_accuracy(m: ModelFigures) -> Tensor:
     """Test accuracy of the worst node."""
     return m.world.lowest(m.of_honest(m.node_tests["accuracy"]).min())
 
 
 @metric(Reads.AVERAGE_ON_TEST, accuracy=True)
-def average_accuracy(m: Measured) -> Tensor:
+def average_accuracy(m: ModelFigures) -> Tensor:
     """Test accuracy of the average model."""
     return m.average_test[0]
 
 
 @metric(Reads.AVERAGE_ON_TEST, falls=True)
-def average_loss(m: Measured) -> Tensor:
+def average_loss(m: ModelFigures) -> Tensor:
     """Test loss of the average model."""
     return m.average_test[1]
 
 
 @metric(Reads.TRAIN, falls=True)
-def train_loss(m: Measured) -> Tensor:
+def train_loss(m: ModelFigures) -> Tensor:
     """The common objective f at the average model, regulariser included."""
     with unrounded():
         return m.world.sum(m.problem.global_value(m.common))
 
 
 @metric(Reads.NOTHING, falls=True)
-def consensus(m: Measured) -> Tensor:
+def consensus(m: ModelFigures) -> Tensor:
     """Consensus error (1/n) sum_i ||x_i - average||^2."""
     return m.consensus
 
 
 @metric(Reads.TRAIN_GRADIENT, default=False, falls=True)
-def grad_norm2(m: Measured) -> Tensor:
+def grad_norm2(m: ModelFigures) -> Tensor:
     """Squared norm of the global gradient at the average model; reads all training data."""
     return m.global_gradient.square().sum()
 
 
 @metric(Reads.TRAIN_GRADIENT, default=False, falls=True)
-def stationarity(m: Measured) -> Tensor:
+def stationarity(m: ModelFigures) -> Tensor:
     """NET-FLEET's measure: grad_norm2 + consensus; reads all training data."""
     return m.global_gradient.square().sum() + m.consensus
 
 
 @metric(Reads.TRAIN, default=False, falls=True)
-def rel_energy(m: Measured) -> Tensor:
+def rel_energy(m: ModelFigures) -> Tensor:
     """(f - f*)/f* at the average model; convex problems: finds the optimum first, reads all training data."""
     best = known_optimum(m.problem, m.world).value
     if best == 0:
@@ -120,20 +120,20 @@ def rel_energy(m: Measured) -> Tensor:
 
 
 @metric(Reads.NOTHING, default=False, falls=True)
-def optimum_distance(m: Measured) -> Tensor:
+def optimum_distance(m: ModelFigures) -> Tensor:
     """Distance ||average - x*|| to the optimum; convex problems."""
     away: Tensor = m.average - known_optimum(m.problem, m.world).x
     return away.norm()  # type: ignore[no-any-return]
 
 
 @metric(Reads.NOTHING, default=False, falls=True)
-def dual_error(m: Measured) -> Tensor:
+def dual_error(m: ModelFigures) -> Tensor:
     """sum_i ||dual_i - grad f_i(x*)||^2; convex problems, and methods that keep duals."""
     return m.world.sum((m.duals - gradients_at_optimum(m.problem, m.world)).square().sum())
 
 
 @metric(Reads.NOTHING, default=False, must_be_finite=False, falls=True)
-def minibatch_loss(m: Measured) -> Tensor:
+def minibatch_loss(m: ModelFigures) -> Tensor:
     """Loss of the round's own minibatches, mean over nodes and local steps, without regulariser; for free.
 
     Of the initial models: on the first round's first minibatches. NaN where a round draws none.
@@ -299,36 +299,36 @@ def _score(name: str, given: Any, classes: int | None) -> Score:
     return checked
 
 
-Figures = Callable[[Measured], Mapping[str, Tensor]]
+Figures = Callable[[ModelFigures], Mapping[str, Tensor]]
 
 
-def _node_tests(m: Measured) -> Mapping[str, Tensor]:
+def _node_tests(m: ModelFigures) -> Mapping[str, Tensor]:
     return m.node_tests
 
 
-def _personal_tests(m: Measured) -> Mapping[str, Tensor]:
+def _personal_tests(m: ModelFigures) -> Mapping[str, Tensor]:
     return m.personal_tests
 
 
-def _of_average(figure: str) -> Callable[[Measured], Tensor]:
+def _of_average(figure: str) -> Callable[[ModelFigures], Tensor]:
     return lambda m: m.average_scores[figure]
 
 
-def _of_class(c: int) -> Callable[[Measured], Tensor]:
-    def accuracy(m: Measured) -> Tensor:
+def _of_class(c: int) -> Callable[[ModelFigures], Tensor]:
+    def accuracy(m: ModelFigures) -> Tensor:
         known = m.class_accuracies
         return known[c] if c < len(known) else known.new_full((), torch.nan)
 
     return accuracy
 
 
-def _picked(figures: Figures, figure: str, node: int) -> Callable[[Measured], Tensor]:
+def _picked(figures: Figures, figure: str, node: int) -> Callable[[ModelFigures], Tensor]:
     return lambda m: m.everybody(figures(m)[figure])[node]
 
 
 def _over_nodes(
     figures: Figures, figure: str, reduce: Callable[[Tensor], Tensor]
-) -> Callable[[Measured], Tensor]:
+) -> Callable[[ModelFigures], Tensor]:
     return lambda m: reduce(m.of_honest(m.everybody(figures(m)[figure].double())))
 
 
@@ -350,7 +350,7 @@ class Evaluation:
 
     def figures(self, simulation: Simulation) -> Tensor:
         """[k + 1] float64 where the models are: every metric, and whether all models are finite."""
-        measured = Measured(simulation, self.test, self.scores, self.personalize)
+        measured = ModelFigures(simulation, self.test, self.scores, self.personalize)
         values = [metric.compute(measured) for metric in self.metrics.values()]
         finite = torch.stack([torch.isfinite(measured.models).all()])
         return torch.cat([*(value.detach().double().reshape(1) for value in values), finite.double()])

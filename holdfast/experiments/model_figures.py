@@ -124,7 +124,7 @@ class Reads(Enum):
     PERSONAL_ON_TEST = auto()  # the same at their personalised models
 
 
-class Measured:
+class ModelFigures:
     """The quantities that metrics are made of, for the models as they are now.
 
     ``scores``: the user's, by name, with the ``Reads`` that want them. ``personalize``: so many local steps
@@ -170,7 +170,7 @@ class Measured:
     @cached_property
     def common(self) -> Tensor:
         """The average model with all that evaluation needs, see ``Problem.complete``."""
-        return self.problem.evaluation.complete(self.average[None], None, self.world.sum)[0]
+        return self.problem.tester.complete(self.average[None], None, self.world.sum)[0]
 
     # --- on the test set ----------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Measured:
 
     def _node_tests(self, models: Tensor, reads: Reads) -> dict[str, Tensor]:
         assert self.test is not None
-        models = self.problem.evaluation.complete(models.detach(), self.simulation.nodes, self.world.sum)
+        models = self.problem.tester.complete(models.detach(), self.simulation.nodes, self.world.sum)
         if self.test.own is None:
             return self._tested(models, self.test.common, reads)
         own = [self.test.own[node] for node in self.simulation.nodes.tolist()]
@@ -219,12 +219,12 @@ class Measured:
         return {name: torch.cat([figures[name] for figures in found]) for name in found[0]}
 
     def _tested(self, models: Tensor, samples: Any, reads: Reads) -> dict[str, Tensor]:
-        accuracy, loss = self.problem.evaluation.test(models, samples)
+        accuracy, loss = self.problem.tester.test(models, samples)
         return {"accuracy": accuracy, "loss": loss, **self._scored(models, samples, reads)}
 
     def _scored(self, models: Tensor, samples: Any, reads: Reads) -> dict[str, Tensor]:
         scores = self.scores.get(reads, {})
-        return scored(scores, models, self.problem.evaluation.outputs(models, samples)) if scores else {}
+        return scored(scores, models, self.problem.tester.outputs(models, samples)) if scores else {}
 
     @cached_property
     def average_test(self) -> tuple[Tensor, Tensor]:
@@ -236,7 +236,7 @@ class Measured:
         common = self.common.unsqueeze(0)
         if samples:
             share = samples / self.test.samples
-            figures = torch.stack(self.problem.evaluation.test(common, mine)) * share
+            figures = torch.stack(self.problem.tester.test(common, mine)) * share
         accuracy, loss = self.world.sum(figures)
         return accuracy, loss
 
@@ -258,8 +258,8 @@ class Measured:
             raise HoldfastError("metric 'class_accuracy' needs one class number per test sample as target")
         classes = int(targets.max()) + 1
         correct = targets.new_zeros(classes, dtype=torch.float64)
-        for outputs, labels in self.problem.evaluation.outputs(self.common.unsqueeze(0), self.test.common):
-            hits = self.problem.evaluation.correct(tree_map(lambda part: part[0], outputs), labels)
+        for outputs, labels in self.problem.tester.outputs(self.common.unsqueeze(0), self.test.common):
+            hits = self.problem.tester.correct(tree_map(lambda part: part[0], outputs), labels)
             correct.index_add_(0, labels, hits.double())
         return torch.div(correct, torch.bincount(targets, minlength=classes))
 

@@ -305,7 +305,7 @@ def _identity(index: int, experiment: Experiment, seed: int) -> str:
 # --- jobs described by Python objects: what ``hf.train``, ``hf.compare`` and ``hf.tune`` run ------------
 
 
-class Contender(NamedTuple):
+class LabelledMethod(NamedTuple):
     """A method under the name that tables and plots give it."""
 
     label: str
@@ -314,7 +314,7 @@ class Contender(NamedTuple):
     local_epochs: int | None = None  # instead of its local_steps, and of the plan's local_epochs
 
     @classmethod
-    def of(cls, algorithm: Method | Named, label: str = "") -> Contender:
+    def of(cls, algorithm: Method | Named, label: str = "") -> LabelledMethod:
         """``algorithm`` itself, or the one that is named; ``label``: by default its class."""
         given, epochs = own_epochs(algorithm)
         method = as_method(given)
@@ -354,7 +354,7 @@ class GivenPlan:
 
     origin: str  # such as "hf.train"
     name: str
-    contenders: Sequence[Contender]
+    methods: Sequence[LabelledMethod]
     seeds: list[int]
     rounds: int
     evaluate_every: Cadence
@@ -373,29 +373,29 @@ class GivenPlan:
     def jobs(self) -> list[GivenJob]:
         """Every method with every seed."""
         return [
-            self._job(index, contender, seed)
-            for index, contender in enumerate(self.contenders)
+            self._job(index, labelled, seed)
+            for index, labelled in enumerate(self.methods)
             for seed in self.seeds
         ]
 
-    def _job(self, index: int, contender: Contender, seed: int) -> GivenJob:
-        number = f"{index:03d}-" if len(self.contenders) > 1 else ""
+    def _job(self, index: int, labelled: LabelledMethod, seed: int) -> GivenJob:
+        number = f"{index:03d}-" if len(self.methods) > 1 else ""
         return GivenJob(
-            id=f"{number}{file_name(contender.title)}-seed{seed}",
-            label=contender.label,
+            id=f"{number}{file_name(labelled.title)}-seed{seed}",
+            label=labelled.label,
             seed=seed,
-            method=contender.method,
+            method=labelled.method,
             rounds=self.rounds,
             evaluate_every=self.evaluate_every,
             checkpoint_every=self.checkpoint_every,
-            title=f"{contender.title} seed {seed}" if len(self.seeds) > 1 else contender.title,
-            axes=contender.axes,
-            local_epochs=self.local_epochs if contender.local_epochs is None else contender.local_epochs,
+            title=f"{labelled.title} seed {seed}" if len(self.seeds) > 1 else labelled.title,
+            axes=labelled.axes,
+            local_epochs=self.local_epochs if labelled.local_epochs is None else labelled.local_epochs,
         )
 
     @property
     def axes(self) -> list[str]:
-        return list(dict.fromkeys(axis for contender in self.contenders for axis in contender.axes))
+        return list(dict.fromkeys(axis for labelled in self.methods for axis in labelled.axes))
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -428,7 +428,7 @@ class GivenPlan:
                 **setting.terms.options,
             },
             "network": {"topology": topology if isinstance(topology, str | dict) else "own graph"},
-            "algorithm": [{"label": each.title, "method": repr(each.method)} for each in self.contenders],
+            "algorithm": [{"label": each.title, "method": repr(each.method)} for each in self.methods],
         }
         return "setting.toml", tomli_w.dumps(words)
 

@@ -376,7 +376,7 @@ class Runner:
         """Writes the average of all nodes' models."""
         setting = self.plan.setting(job)
         average = self.world.mean(run.simulation.models.detach(), setting.data.nodes)
-        complete = setting.problem.evaluation.complete(average[None], None, self.world.sum)[0]
+        complete = setting.problem.tester.complete(average[None], None, self.world.sum)[0]
         if not self.world.leads:
             return
         consensus = setting.problem.model.module(complete)

@@ -52,7 +52,7 @@ def _measured(loss: RowLoss, vmapped: bool, rows: Tensor, samples: Any) -> Tenso
 
 
 @dataclass(frozen=True)
-class ModelEvaluation:
+class SampleTester:
     """Evaluates rows of parameters [m, d] of one model, ``at_once`` samples in a call."""
 
     row_loss: RowLoss

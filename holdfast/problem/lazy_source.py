@@ -19,7 +19,15 @@ from holdfast.core.tree import leaves, tree_map
 from holdfast.data.lazy import AnyData, LazyData, Part, Stream
 from holdfast.data.samples import describe, described, targets_of
 from holdfast.problem.sampling import SamplingName, Shuffle, build_sampling, drawn_by, weights_of
-from holdfast.problem.source import ArraySource, Batch, Entrance, Source, Weighting, scale_of, weight_of_one
+from holdfast.problem.source import (
+    ArraySource,
+    Batch,
+    InputTransform,
+    Source,
+    Weighting,
+    scale_of,
+    weight_of_one,
+)
 
 # --- batches read on the host, in this process or by others, and ahead of the step that needs them ------
 
@@ -28,7 +36,7 @@ Group = tuple[Part, ...]  # what is read in one go: parts with as many rows
 ReadPart = Callable[[Part], Any]
 
 
-class Reading:
+class BatchReader:
     """Reads groups of parts, each into a tree of tensors [parts, rows, ...]."""
 
     def __init__(self, data: LazyData | Stream) -> None:
@@ -128,8 +136,8 @@ class Schedule:
 class HostSource:
     """What sources that are read on the host have in common: minibatches, and how they reach the device."""
 
-    def __init__(self, entrance: Entrance, seed: int, reading: Reading) -> None:
-        self.entrance, self.seed, self.reading = entrance, seed, reading
+    def __init__(self, input_transform: InputTransform, seed: int, reader: BatchReader) -> None:
+        self.input_transform, self.seed, self.reader = input_transform, seed, reader
         self.schedule = Schedule()
         self.check: Callable[[Tensor], None] | None = None
         self._asked: tuple[Tensor, int, Tensor] | None = None
@@ -148,10 +156,10 @@ class HostSource:
                 Part(node, round, step, own, (tuple(words),), rows)
                 for node, words, own in zip(numbers, seeds, picked, strict=True)
             ]
-            return self.reading.groups(parts)
+            return self.reader.groups(parts)
 
-        trees = self.reading(groups(round, step))
-        self.reading.prefetch(groups(*self.schedule.after(round, step)) if self.reading.workers else [])
+        trees = self.reader(groups(round, step))
+        self.reader.prefetch(groups(*self.schedule.after(round, step)) if self.reader.workers else [])
         return self.enter(joined(trees), by_node=True)
 
     def enter(self, samples: Any, by_node: bool = False) -> Any:
@@ -159,7 +167,7 @@ class HostSource:
         targets = targets_of(samples)
         if self.check is not None and targets is not None:
             self.check(targets.flatten(0, 1) if by_node else targets)
-        return self.entrance.enter(samples)
+        return self.input_transform.enter(samples)
 
     def on_host(self, nodes: Tensor) -> Tensor:
         """``nodes`` [m] on the host, kept while the same are asked for: fetching them waits for a GPU."""
@@ -169,8 +177,8 @@ class HostSource:
 
     def test_set(self, samples: Any, own: Any) -> Any:
         """``samples`` where the model is, if they are like ``own``."""
-        self.entrance.check_alike(samples, described(own))
-        return self.entrance.place(samples)
+        self.input_transform.check_alike(samples, described(own))
+        return self.input_transform.place(samples)
 
 
 class LazySource:
@@ -187,13 +195,13 @@ class LazySource:
         weights: Weighting = "uniform",
         mean: float = 0.0,
         std: float = 1.0,
-        reading: Reading | None = None,
+        reader: BatchReader | None = None,
     ) -> None:
         self._options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "sampling": sampling}
         self._options |= {"weights": weights, "mean": mean, "std": std}
         self.data, self.batch_size, self.like = data, batch_size, like
         self.sampling = sampling
-        self.host = HostSource(Entrance(like, mean, std), seed, reading or Reading(data))
+        self.host = HostSource(InputTransform(like, mean, std), seed, reader or BatchReader(data))
         self.nodes, self.description, self.finite = data.nodes, data.description, True
         self.here = torch.as_tensor(data.here, device=like.device)
         self.counts = torch.as_tensor(data.counts)
@@ -225,7 +233,7 @@ class LazySource:
         samples = self.host.fetch(nodes, round, step, items, draws.width)
         there = self.host.on_host(nodes)
         weight = weights_of(draws.draw(there, round, step), self.scale[there])
-        return Batch(samples, self.host.entrance.send(weight.contiguous()))
+        return Batch(samples, self.host.input_transform.send(weight.contiguous()))
 
     def all_of(self, nodes: Tensor, at_once: int) -> Iterator[Batch]:
         there = nodes.cpu()
@@ -238,7 +246,7 @@ class LazySource:
                 self._part(node, range(min(first, count - 1), min(last, count)), last - first)
                 for node, count in zip(there.tolist(), counts.flatten().tolist(), strict=True)
             ]
-            trees = self.host.reading(self.host.reading.groups(parts))
+            trees = self.host.reader(self.host.reader.groups(parts))
             weight = weight.to(self.like.dtype).to(nodes.device)
             yield Batch(self.host.enter(joined(trees), by_node=True), weight)
 
@@ -269,10 +277,10 @@ class LazySource:
         return self.host.test_set(samples, own)
 
     def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
-        return self.host.entrance.in_parts(stored, at_once)
+        return self.host.input_transform.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> LazySource:
-        return LazySource(self.data, self.like.to(dtype), **self._options, reading=self.host.reading)
+        return LazySource(self.data, self.like.to(dtype), **self._options, reader=self.host.reader)
 
     def drawn_by(self, shuffle: Shuffle | None) -> LazySource:
         twin = copy(self)
@@ -284,9 +292,9 @@ class LazySource:
 
     def _items(self, node: int, items: range) -> Any:
         """The items of one node as evaluation sees them, [B, ...], on the host."""
-        piece = -(-len(items) // max(1, self.host.reading.workers))
+        piece = -(-len(items) // max(1, self.host.reader.workers))
         pieces = [items[first : first + piece] for first in range(0, len(items), piece)]
-        trees = self.host.reading([(self._part(node, own, len(own)),) for own in pieces])
+        trees = self.host.reader([(self._part(node, own, len(own)),) for own in pieces])
         return tree_map(lambda part: part[0], joined(trees, dim=1))
 
     def _part(self, node: int, items: Sequence[int], rows: int) -> Part:
@@ -311,11 +319,11 @@ class StreamSource:
         seed: int = 0,
         mean: float = 0.0,
         std: float = 1.0,
-        reading: Reading | None = None,
+        reader: BatchReader | None = None,
     ) -> None:
         self.data, self.like = data, like
         self._options: dict[str, Any] = {"seed": seed, "mean": mean, "std": std}
-        self.host = HostSource(Entrance(like, mean, std), seed, reading or Reading(data))
+        self.host = HostSource(InputTransform(like, mean, std), seed, reader or BatchReader(data))
         self.nodes, self.description = data.nodes, data.description
         self.here = torch.as_tensor(data.here, device=like.device)
         node = int(data.here[0])
@@ -359,10 +367,10 @@ class StreamSource:
         return self.host.test_set(samples, self._first)
 
     def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
-        return self.host.entrance.in_parts(stored, at_once)
+        return self.host.input_transform.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> StreamSource:
-        return StreamSource(self.data, self.like.to(dtype), **self._options, reading=self.host.reading)
+        return StreamSource(self.data, self.like.to(dtype), **self._options, reader=self.host.reader)
 
     def drawn_by(self, shuffle: Shuffle | None) -> StreamSource:
         self._no_end()

@@ -18,7 +18,7 @@ from holdfast.core.tree import Tree, tree_map
 from holdfast.data.lazy import AnyData
 from holdfast.problem.checks import Augment, augmented, check_augment, check_batches, check_loss
 from holdfast.problem.curvature import SquaredOutputs, convexity_of
-from holdfast.problem.evaluation import ModelEvaluation
+from holdfast.problem.evaluation import SampleTester
 from holdfast.problem.features import Kept, keep_features
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.backend import Activations, Backend, BackendName
@@ -238,9 +238,8 @@ class ModelProblem:
 
     @property
     def description(self) -> str:
-        return "; ".join(
-            filter(None, (self.backend.description, self._kept.description, self.source.description))
-        )
+        parts = (self.backend, self._kept, self.source)
+        return "; ".join(part.description for part in parts if part.description)
 
     @untried()
     def get_ready(self) -> None:
@@ -281,7 +280,7 @@ class ModelProblem:
 
     def _completed(self, x: Tensor) -> Tensor:
         """``x`` [d], a common model, with the statistics of the nodes here; or as it is if it has its own."""
-        return self.evaluation.complete(x[None])[0] if len(x) == self.dim else x
+        return self.tester.complete(x[None])[0] if len(x) == self.dim else x
 
     # --- privacy ------------------------------------------------------------------------------------------
 
@@ -372,9 +371,9 @@ class ModelProblem:
     # --- measuring models ---------------------------------------------------------------------------------
 
     @cached_property
-    def evaluation(self) -> ModelEvaluation:
+    def tester(self) -> SampleTester:
         """Accuracy, loss and outputs of models on samples."""
-        return ModelEvaluation(self.row_loss, self.source, self.backend, self.buffers, self._at_once)
+        return SampleTester(self.row_loss, self.source, self.backend, self.buffers, self._at_once)
 
     def test_set(self, samples: Any) -> Any:
         """``samples``, a pair (x, y) or a dictionary, where the objective computes."""

@@ -42,7 +42,7 @@ class Convexity(NamedTuple):
     bounds: Bounds | None = None
 
 
-class Evaluation(Protocol):
+class ModelTester(Protocol):
     """What models are worth on samples."""
 
     def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ class Problem(Protocol):
         """f(x) at one common point ``x`` [d]."""
 
     @property
-    def evaluation(self) -> Evaluation:
+    def tester(self) -> ModelTester:
         """How models are measured on samples."""
 
     @property
@@ -191,7 +191,7 @@ class ExactProblem(ABC):
     traceable = False
     fuses = False
     description = "all nodes stacked"
-    evaluation = WithoutSamples()
+    tester = WithoutSamples()
 
     @property
     def here(self) -> Tensor:

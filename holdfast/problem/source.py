@@ -21,7 +21,7 @@ from holdfast.problem.sampling import SamplingName, Shuffle, build_sampling, dra
 # --- how samples enter a model: on its device, in its type of numbers, as (x - mean)/std ----------------
 
 
-class Entrance:
+class InputTransform:
     """``like``: a tensor with the type and device of the model."""
 
     def __init__(self, like: Tensor, mean: float = 0.0, std: float = 1.0) -> None:
@@ -193,9 +193,9 @@ class ArraySource:
         self.batch_size, self.seed, self.weights, self.mean, self.std = batch_size, seed, weights, mean, std
         self.nodes = data.nodes
         device, self.dtype = like.device, like.dtype
-        self.entrance = Entrance(like, mean, std)
+        self.input_transform = InputTransform(like, mean, std)
         self.given = described(data.samples)  # before targets take the model's number type
-        self.stored = self.entrance.place(data.samples)
+        self.stored = self.input_transform.place(data.samples)
         self.size = len(data)
         self.counts = torch.as_tensor(data.counts, device=device)
         self.starts = torch.as_tensor(data.starts, device=device)
@@ -246,7 +246,7 @@ class ArraySource:
         stored = self.stored if self._ready is None else self._ready
         for first in range(0, self.size, at_once):
             samples, own = tree_map(lambda part, a=first: part[a : a + at_once], (stored, weight))
-            ready = map_inputs(self.entrance.prepare, samples) if self._ready is None else samples
+            ready = map_inputs(self.input_transform.prepare, samples) if self._ready is None else samples
             yield Batch(ready, own.to(self.dtype))
 
     def some(self, count: int) -> Batch:
@@ -261,17 +261,16 @@ class ArraySource:
         return weight_of_one(self.counts[nodes], self.scale[nodes], size)
 
     def test_set(self, samples: Any) -> Any:
-        self.entrance.check_alike(samples, self.given)
-        return self.entrance.place(samples)
+        self.input_transform.check_alike(samples, self.given)
+        return self.input_transform.place(samples)
 
     def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
-        return self.entrance.in_parts(stored, at_once)
+        return self.input_transform.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> ArraySource:
         x, y = self.stored if isinstance(self.stored, Pair) else (self.stored, None)
-        data = FederatedData(
-            x, y, self.counts.cpu().numpy(), held=self.here.cpu().numpy(), description=self.description
-        )
+        counts, held = self.counts.cpu().numpy(), self.here.cpu().numpy()
+        data = FederatedData(x, y, counts, held=held, description=self.description)
         names = ("batch_size", "sampling", "seed", "weights", "mean", "std")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return ArraySource(data, self.scale.to(dtype), **options)
@@ -280,7 +279,7 @@ class ArraySource:
         """The same nodes and draws with other inputs and targets, which enter the model as they are."""
         twin = copy(self)
         twin.stored, twin.given, twin.mean, twin.std = Pair(x, y), described(Pair(x, y)), 0.0, 1.0
-        twin.entrance = Entrance(self.scale)
+        twin.input_transform = InputTransform(self.scale)
         for made_once in ("_ready", "_by_node"):
             vars(twin).pop(made_once, None)
         return twin
@@ -299,7 +298,7 @@ class ArraySource:
         # On a CPU, index_select is ten times as fast as indexing by a tensor.
         flat, ready = rows.flatten(), self._ready
         picked = tree_map(lambda part: part.index_select(0, flat), self.stored if ready is None else ready)
-        samples = map_inputs(self.entrance.prepare, picked) if ready is None else picked
+        samples = map_inputs(self.input_transform.prepare, picked) if ready is None else picked
         return tree_map(lambda part: part.view(*rows.shape, *part.shape[1:]), samples)
 
     def stretch(self, nodes: Tensor, first: int, last: int) -> Any:
@@ -318,7 +317,7 @@ class ArraySource:
             return None
         numbers = sum(part.numel() for part in leaves(self.stored))
         return (
-            map_inputs(self.entrance.prepare, self.stored)
+            map_inputs(self.input_transform.prepare, self.stored)
             if numbers * self.dtype.itemsize <= MOST_READY
             else None
         )

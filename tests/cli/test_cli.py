@@ -65,7 +65,8 @@ try:
     {statement}
 except SystemExit:
     pass
-heavy = {{"torch", "sklearn", "matplotlib", "scipy", "networkx", "pandas"}} & set(sys.modules)
+libraries = "torch numpy pydantic sklearn matplotlib scipy networkx pandas cryptography grpc aiohttp"
+heavy = set(libraries.split()) & set(sys.modules)
 sys.exit(f"imported {{heavy}}" if heavy else 0)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -16,13 +16,13 @@ from federation_runs import describe, free_ports, write_federation
 from relay_runs import relayed
 
 from holdfast.core.errors import HoldfastError
-from holdfast_deploy.cli.consent import describe_federation
-from holdfast_deploy.cli.node import MemberOptions
+from holdfast_deploy.cli.description import describe_federation
 from holdfast_deploy.consent import (
     ConsentError,
     Policy,
     is_signed,
     require_consent,
+    require_policies,
     shown,
     sign_federation,
 )
@@ -300,7 +300,7 @@ def test_policy_and_show_judge_what_this_member_does(change: Any, away: str, ste
 
 
 def test_a_policy_also_holds_for_what_changes_of_members_make_of_a_file(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """An order of the coordinator may give the member that it is about a single local step."""
     file = tmp_path / "policy.toml"
@@ -311,10 +311,9 @@ def test_a_policy_also_holds_for_what_changes_of_members_make_of_a_file(
     nodes[1] = nodes[1].model_copy(update={"local_steps": 1})
     order = Order(federation=federation.id, epoch=0, change="replace", node=nodes[1])
     changed = federation.in_epoch(Epoch(number=1, first=1, nodes=nodes, joined=["b"], order=order))
-    options = MemberOptions(site, "b", policy=file, insecure=True)
-    options.consent_to(federation, federation, own_code=False)
+    require_policies(federation, file, name="b", own_code=False, signed=False)
     with pytest.raises(ConsentError, match="local-gecl with 1 local step in a round sends them"):
-        options.consent_to(changed, federation, own_code=False)
+        require_policies(changed, file, name="b", own_code=False, signed=False)
 
 
 @pytest.mark.parametrize(

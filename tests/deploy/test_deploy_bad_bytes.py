@@ -19,7 +19,6 @@ from federation_runs import describe
 from fuzzed_federation import (
     FEDAVG,
     GECL,
-    REFUSED,
     SERVER,
     Fuzzed,
     bad_questions,
@@ -29,7 +28,9 @@ from fuzzed_federation import (
 )
 
 from holdfast_deploy.member.server import Server
-from holdfast_deploy.wire.protocol import Answer
+from holdfast_deploy.wire.protocol import Answer, Kind, Peer, RefusedError
+
+REFUSED = {Kind.MALFORMED, Kind.DISAGREE}
 
 # --- answers: a neighbour that was asked sends nonsense ----------------------------------------------------
 
@@ -72,7 +73,7 @@ def test_fuzzed_answers_are_refused(count: int, tmp_path: Path) -> None:
         link.channel, link.round = real, 0
         return refused
 
-    refused = fuzzed["a"].ask(bombard)
+    refused = fuzzed["a"].run_on_loop(bombard)
     assert refused > 0.95 * count  # a flipped bit may leave an answer that is as good
     assert kinds.keys() == {*Mangler.HEADERS, *Mangler.PAYLOADS}
     fuzzed.finish()
@@ -81,29 +82,10 @@ def test_fuzzed_answers_are_refused(count: int, tmp_path: Path) -> None:
 # --- questions and submissions: a member that asks, or sends, nonsense --------------------------------------
 
 
-class Aborted(Exception):  # noqa: N818 - as in gRPC
-    """The call was answered with an error."""
-
-
-class Caller:
-    """In the place of gRPC's context: the call of a member with a good certificate."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.code = name, None
-
-    def auth_context(self) -> dict[str, list[bytes]]:
-        return {"x509_subject_alternative_name": [self.name.encode()]}
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ()
-
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        self.code = code
-        assert len(details) < 1000
-        raise Aborted
+def refusal(call: pytest.ExceptionInfo[RefusedError]) -> Kind:
+    """Why; the reason is short."""
+    assert len(str(call.value)) < 1000
+    return call.value.kind
 
 
 async def stream(content: list[bytes]) -> AsyncIterator[bytes]:
@@ -116,22 +98,21 @@ def test_fuzzed_questions_are_refused(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(GECL, nodes=2), tmp_path)
     service = fuzzed["a"].service
 
-    async def fetch(frames: AsyncIterator[bytes], caller: Caller) -> bytes:
-        return await anext(aiter(service.fetch(frames, caller)))
+    async def fetch(peer: Peer, body: bytes) -> bytes:
+        return await anext(aiter(service.fetch(peer, body)))
 
     methods = [fetch, service.agree, service.release]
 
     async def bombard() -> int:
         asked = 0
         for i, text in enumerate(bad_questions(fuzzed["a"], Mangler(2), count)):
-            caller = Caller("b")
-            with pytest.raises(Aborted):
-                await methods[i % 3](stream([text]), caller)
-            assert caller.code in REFUSED
+            with pytest.raises(RefusedError) as refused:
+                await methods[i % 3](Peer("b"), text)
+            assert refusal(refused) in REFUSED
             asked += 1
         return asked
 
-    asked = fuzzed["a"].ask(bombard)
+    asked = fuzzed["a"].run_on_loop(bombard)
     assert asked > 0.9 * count
     assert fuzzed["a"].events.complaints["refused"] == asked
     fuzzed.finish()
@@ -143,43 +124,46 @@ def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
     honest, frames = fuzzed.message("a")
     head, mangler, hub = honest.model_dump(mode="json"), Mangler(3), fuzzed["hub"]
     assert isinstance(hub, Server)
-    hub.stage = 1  # so that everything but the mistake is right
+    hub.message_round = 1  # so that everything but the mistake is right
 
     async def bombard() -> int:
-        refused = 0
+        refused, kinds, longest = 0, set[Kind](), 0
         for _ in range(count):
-            bad, caller = mangler.mangle(head, frames)[1], Caller("a")
+            bad = mangler.mangle(head, frames)[1]
             try:
-                await hub.service.submit(stream(bad), caller)
+                await hub.service.submit(Peer("a"), stream(bad))
                 settle_submission(hub, bad[0], honest, frames)
-            except Aborted:
-                assert caller.code in REFUSED
+            except RefusedError as error:
+                kinds.add(error.kind)
+                longest = max(longest, len(str(error)))
                 refused += 1
+        assert kinds <= REFUSED
+        assert longest < 1000
         return refused
 
-    refused = hub.ask(bombard)
+    refused = hub.run_on_loop(bombard)
     assert refused > 0.9 * count
     assert hub.events.complaints["refused"] == refused
-    hub.stage = 0
+    hub.message_round = 0
     fuzzed.finish()
 
 
 def test_a_message_that_cannot_be_saved_is_refused_for_now(tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
     honest, frames = fuzzed.message("a")
-    hub, caller = fuzzed["hub"], Caller("a")
+    hub = fuzzed["hub"]
     assert isinstance(hub, Server)
-    hub.stage = 1
+    hub.message_round = 1
     hub.store.inbox.rmdir()
 
     async def submit() -> bytes:
-        return await hub.service.submit(stream([honest.model_dump_json().encode(), *frames]), caller)
+        return await hub.service.submit(Peer("a"), stream([honest.model_dump_json().encode(), *frames]))
 
-    with pytest.raises(Aborted):
-        hub.ask(submit)
-    assert caller.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    with pytest.raises(RefusedError) as refused:
+        hub.run_on_loop(submit)
+    assert refusal(refused) is Kind.NO_ROOM
     hub.store.inbox.mkdir()
-    assert b'"received":true' in hub.ask(submit)
+    assert b'"received":true' in hub.run_on_loop(submit)
     settle_submission(hub, b"", honest, frames)
-    hub.stage = 0
+    hub.message_round = 0
     fuzzed.finish()

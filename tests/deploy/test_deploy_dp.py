@@ -36,8 +36,8 @@ from holdfast.problem.flat import FlatModel
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.private import PrivateGradients, Release, counted_noise
-from holdfast_deploy.cli.consent import describe_federation
-from holdfast_deploy.cli.recovery import roll_member_back
+from holdfast_deploy.cli import orders
+from holdfast_deploy.cli.description import describe_federation
 from holdfast_deploy.consent import Policy
 from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.member import keeper
@@ -45,7 +45,7 @@ from holdfast_deploy.member.node import Node
 from holdfast_deploy.own_noise import OwnNoise, normals, read_key
 from holdfast_deploy.sites import initial_model, open_site
 from holdfast_deploy.storage.messages import MessageFile
-from holdfast_deploy.storage.spent import BudgetSpentError, Spent
+from holdfast_deploy.storage.privacy_spent import BudgetSpentError, Spent
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
@@ -335,7 +335,7 @@ def test_going_back_does_not_take_back_what_was_spent(tmp_path: Path) -> None:
     spent = run.folder / "a" / "privacy.jsonl"
     before = spent.read_text()
     for name in "abc":
-        roll_member_back(path, name, 2, run.folder / name)
+        orders.rollback(path, 2, name, run.folder / name)
     started = Started(run)
     started.end()
     assert not run.errors

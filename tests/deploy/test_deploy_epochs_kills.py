@@ -12,7 +12,7 @@ from epoch_runs import epochs_of, last_model, simulate_epochs
 from federation_runs import describe
 from member_processes import PATIENCE, Members
 
-from holdfast_deploy.cli.rehearsal import Trial, rehearse
+from holdfast_deploy.cli.rehearsal import rehearse
 from holdfast_deploy.federation_file import make_federation
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -58,7 +58,7 @@ def test_a_rehearsal_removes_a_member_and_has_all_talk_through_a_relay(tmp_path:
     path = tmp_path / "federation.toml"
     path.write_text(tomli_w.dumps(describe(GECL, nodes=3, rounds=30, membership={"minimum": 2})))
     folder = tmp_path / "rehearsal"
-    rehearse(path, None, None, folder, fresh=False, trial=Trial(remove="c", relay=True))
+    rehearse(path, folder=folder, remove="c", relay=True)
     (epoch,) = epochs_of(folder / "node-a")
     assert epoch.names == ["a", "b"]
     assert all((folder / f"node-{name}" / "report.json").exists() for name in "ab")

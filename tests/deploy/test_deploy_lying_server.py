@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
-from holdfast_deploy.cli.recovery import roll_member_back
+from holdfast_deploy.cli import orders
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member import aggregating
 from holdfast_deploy.member.server import Server
@@ -196,7 +196,7 @@ def test_a_round_that_is_gone_through_again_after_a_rollback_has_other_keys(tmp_
         content = MessageFile(run.folder / "a" / "unmasked").header.content
         attempts.append((content, {card[i : i + 32] for i in (0, 32, 64)}))
         for name in ["hub", *NAMES]:
-            roll_member_back(path, name, 2, run.folder / name)
+            orders.rollback(path, 2, name, run.folder / name)
     (first, keys), (again, others) = attempts
     assert first == again
     assert not keys & others

@@ -14,10 +14,10 @@ import torch
 from federation_runs import PATIENCE, DeployedRun, Started, calm_run, deploy, describe, stopped
 
 from holdfast.core.errors import HoldfastError
-from holdfast_deploy.cli.recovery import roll_member_back, write_current_model
+from holdfast_deploy.cli import orders
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.node import Node
-from holdfast_deploy.storage.incarnations import MixedRunsError
+from holdfast_deploy.storage.links import MixedRunsError
 from holdfast_deploy.storage.messages import MessageFile
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -50,7 +50,7 @@ def test_rolled_back_members_go_on_to_the_same_model(
     path = federation_file(raw, tmp_path)
     for name in names(run):
         for _ in range(2):  # once more changes nothing
-            roll_member_back(path, name, 4, run.folder / name)
+            orders.rollback(path, 4, name, run.folder / name)
     assert "a is back at the end of round 4" in capsys.readouterr().out
     Started(run).end()
     assert not run.errors
@@ -67,9 +67,9 @@ def test_members_can_be_rolled_back_further(tmp_path: Path) -> None:
         for name in names(run):
             identity = run.folder / name / "identity.json"
             before = identity.read_bytes()
-            roll_member_back(path, name, to, run.folder / name)
+            orders.rollback(path, to, name, run.folder / name)
             identity.write_bytes(before)  # a crash just before the end
-            roll_member_back(path, name, to, run.folder / name)
+            orders.rollback(path, to, name, run.folder / name)
     Started(run).end()
     assert not run.errors
     assert all(torch.equal(run.models[name], model) for name, model in calm.models.items())
@@ -81,7 +81,7 @@ def test_who_was_idle_goes_on_after_the_round_that_all_are_put_back_to(tmp_path:
     run = stopped(raw, tmp_path / "run", at=8)
     path = federation_file(raw, tmp_path)
     for name in names(run):
-        roll_member_back(path, name, 4, run.folder / name)
+        orders.rollback(path, 4, name, run.folder / name)
     saved = [MessageFile(run.folder / name / "state").header.round for name in names(run)]
     assert min(saved) < 4
     for name in run.federation.names:
@@ -96,7 +96,7 @@ def test_who_is_left_out_of_a_rollback_is_noticed(tmp_path: Path) -> None:
     run = stopped(raw, tmp_path / "run", at=8)
     path = federation_file(raw, tmp_path)
     for name in "ab":
-        roll_member_back(path, name, 6, run.folder / name)
+        orders.rollback(path, 6, name, run.folder / name)
     started = Started(run)
     started.until(lambda: any(isinstance(error, MixedRunsError) for error in list(run.errors.values())))
     started.threads["a"].join(PATIENCE)
@@ -111,9 +111,9 @@ def test_a_round_that_is_not_kept_is_refused(tmp_path: Path) -> None:
     run = stopped(raw, tmp_path / "run", at=8)
     path = federation_file(raw, tmp_path)
     with pytest.raises(HoldfastError, match=r"--to 5: .* has kept the states of the rounds 0, 2, 4, 6, "):
-        roll_member_back(path, "a", 5, run.folder / "a")
+        orders.rollback(path, 5, "a", run.folder / "a")
     with pytest.raises(HoldfastError, match="is not the folder of a member"):
-        roll_member_back(path, "a", 4, tmp_path)
+        orders.rollback(path, 4, "a", tmp_path)
 
 
 # --- the model of a run that is under way ------------------------------------------------------------------
@@ -125,14 +125,14 @@ def test_the_current_model_can_be_had_at_any_time(algorithm: dict, changes: dict
     run = deploy(raw, tmp_path / "run")
     path, keeper = federation_file(raw, tmp_path), "hub" if changes else "a"
     target = tmp_path / "now.safetensors"
-    write_current_model(path, keeper, None, run.folder / keeper, target)
+    orders.model(path, keeper, None, run.folder / keeper, target)
     now = safetensors.torch.load_file(target)
     final = safetensors.torch.load_file(run.folder / "a" / "model.safetensors")
     assert now.keys() == final.keys()
     assert all(torch.equal(now[key], final[key]) for key in final)
     if changes:
         with pytest.raises(HoldfastError, match="a keeps no model between rounds: hub does"):
-            write_current_model(path, "a", None, run.folder / "a", target)
+            orders.model(path, "a", None, run.folder / "a", target)
 
 
 def test_a_new_federation_starts_from_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials
 from holdfast_deploy.wire.dialling import WaitLimitError
 from holdfast_deploy.wire.handshakes import watch_handshakes
-from holdfast_deploy.wire.listening import serve
+from holdfast_deploy.wire.listening import serve_calls
 from holdfast_deploy.wire.protocol import SERVICE
 
 GECL = {"name": "local-gecl", "lr": 0.1}
@@ -186,8 +186,9 @@ def outside():
 before = outside()
 import holdfast
 assert "grpc" not in sys.modules
-from holdfast_deploy.cli import node, relay
+from holdfast_deploy.cli import hosting
 from holdfast_deploy.member.node import Node
+from holdfast_deploy.relay.relay import Relay
 assert "grpc" in sys.modules
 assert outside() == before
 """
@@ -221,7 +222,7 @@ def test_a_member_takes_its_own_trials_of_old_tls_for_no_strangers_in_any_epoch(
             context.wrap_socket(raw)
 
     async def listen_again(stranger: bool) -> None:
-        server, port, _ = await serve("127.0.0.1:0", own, fetch, {}, 10, Events("a", silence))
+        server, port, _ = await serve_calls("127.0.0.1:0", own, fetch, {}, 10, Events("a", silence))
         if stranger:
             await asyncio.to_thread(old_tls, port)
         await server.stop(0)

@@ -35,7 +35,7 @@ from federation_runs import (
 )
 
 from holdfast.core.errors import MISCONFIGURED, HoldfastError
-from holdfast_deploy.cli.node import monitor_page
+from holdfast_deploy.cli.hosting import monitor_page
 from holdfast_deploy.federation_file import make_federation, read_federation
 from holdfast_deploy.member.network import NetworkThread
 from holdfast_deploy.ops.monitor import serve_monitor

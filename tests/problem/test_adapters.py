@@ -95,8 +95,8 @@ def test_it_is_chosen_and_agrees_with_the_loop(model, device) -> None:
         lambda f: f.full_grads(x, nodes),
         lambda f: f.values(x, nodes),
         lambda f: f.hessian_products(x, v, nodes),
-        lambda f: f.evaluation.test(x, test)[0],
-        lambda f: f.evaluation.test(x, test)[1],
+        lambda f: f.tester.test(x, test)[0],
+        lambda f: f.tester.test(x, test)[1],
     ):
         assert close(ask(chosen), ask(loop))
 

@@ -84,7 +84,7 @@ def test_backends_agree(model, device) -> None:
         lambda f: f.full_grads(x, nodes),
         lambda f: f.values(x, nodes),
         lambda f: f.hessian_products(x, v, nodes),
-        lambda f: torch.stack(f.evaluation.test(x, test)),
+        lambda f: torch.stack(f.tester.test(x, test)),
         lambda f: f.global_value_and_grad(x[0])[1],
     ):
         assert close(ask(stacked), ask(loop))
@@ -106,7 +106,7 @@ def test_a_loss_without_accuracy_is_tested(backend) -> None:
     data = hf.FederatedData(x, y[:, 0], COUNTS)
     problem = ModelProblem(flat, SquaredError(), data, seed=0, batch_size=4, backend=backend)
     rows = problem.x0.expand(2, -1)
-    accuracy, loss = problem.evaluation.test(rows, Pair(x, y[:, 0]))
+    accuracy, loss = problem.tester.test(rows, Pair(x, y[:, 0]))
     expected = (flat.evaluate(problem.x0, forward, Pair(x, y))[:, 0] - y[:, 0]).square().mean() / 2
     assert close(loss, expected.expand(2))
     assert accuracy.tolist() == [0, 0]

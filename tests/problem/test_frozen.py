@@ -109,7 +109,7 @@ def test_a_step_does_not_compute_what_is_frozen() -> None:
     for _ in range(2):  # the first time, what is frozen is noted
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
             objective.minibatch_values_and_grads([rows], nodes, 0, 0)
-            objective.evaluation.test(rows, test)
+            objective.tester.test(rows, test)
     assert not any("convolution" in event.key for event in seen.key_averages())
 
 

@@ -74,6 +74,6 @@ def test_tied_weights_attention_and_two_inputs(backend) -> None:
         torch.stack(each).mean().backward()
         expected = torch.cat([p.grad.flatten() for p in module.parameters()])
         assert torch.allclose(gradient, expected, rtol=1e-8, atol=1e-11)
-    accuracy, loss = problem.evaluation.test(x, problem.test_set(hf.FederatedData.of_nodes(data[:1]).samples))
+    accuracy, loss = problem.tester.test(x, problem.test_set(hf.FederatedData.of_nodes(data[:1]).samples))
     assert torch.isfinite(loss).all()
     assert (accuracy >= 0).all()

@@ -86,7 +86,7 @@ def test_tokens_with_the_built_in_loss(ignored) -> None:
     x = torch.randn(3, problem.dim, dtype=torch.float64, generator=DRAW)
     # Every sentence counts as many tokens, so the mean over sentences is that over tokens.
     assert torch.allclose(problem.full_grads(x, NODES), own.full_grads(x, NODES), rtol=1e-10)
-    accuracy, _ = problem.evaluation.test(x, problem.test_set(nodes[1]))
+    accuracy, _ = problem.tester.test(x, problem.test_set(nodes[1]))
     scores = problem.model.module(x[0]).double()(**{k: v for k, v in nodes[1].items() if k != "labels"})
     right = (scores["logits"].argmax(-1) == nodes[1]["labels"]).double()
     counted = nodes[1]["labels"] != -100

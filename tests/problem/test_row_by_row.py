@@ -170,7 +170,7 @@ def test_every_node_is_tested_with_its_own_model(device) -> None:
     problem = objective(seeded(lambda: Recurrent(nn.LSTM).double()), device)
     x, y = sequences(12)
     rows = points(problem)
-    accuracy, loss = problem.evaluation.test(rows, Pair(x.double().to(device), y.to(device)))
+    accuracy, loss = problem.tester.test(rows, Pair(x.double().to(device), y.to(device)))
     for node, row in enumerate(rows):
         with torch.no_grad():
             outputs = problem.model.module(row)(x.double())

@@ -66,9 +66,9 @@ def buffers(module: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("backend", ["stacked", "loop"])
 def test_local_statistics_are_those_of_a_nodes_own_data(backend, device) -> None:
     problem = problem_of(normed(), backend=backend, device=device)
-    rows = problem.evaluation.complete(points(problem), problem.here)
+    rows = problem.tester.complete(points(problem), problem.here)
     test = Pair(*(part.to(device) for part in data()[1]))
-    accuracy, loss = problem.evaluation.test(rows, test)
+    accuracy, loss = problem.tester.test(rows, test)
     for node, (x, _) in enumerate(data()):
         module = problem.model.module(rows[node])
         for got, expected in zip(buffers(module), statistics(module, x), strict=True):
@@ -80,7 +80,7 @@ def test_local_statistics_are_those_of_a_nodes_own_data(backend, device) -> None
 
 def test_the_average_follows_the_law_of_total_variance() -> None:
     problem = problem_of(normed(), buffers="average")
-    rows = problem.evaluation.complete(points(problem), problem.here)
+    rows = problem.tester.complete(points(problem), problem.here)
     assert torch.equal(rows[0, problem.dim :], rows[2, problem.dim :])
     modules = [problem.model.module(row) for row in rows]
     own = [statistics(module, x) for module, (x, _) in zip(modules, data(), strict=True)]
@@ -106,8 +106,8 @@ def test_training_is_torchs_in_train_mode(backend) -> None:
 def test_minibatches_are_pooled_and_do_not_depend_on_who_else_is_asked() -> None:
     problem = problem_of(normed(), batch_size=4)
     x = points(problem)
-    rows = problem.evaluation.complete(x, problem.here)
-    one = problem.evaluation.complete(x[1:2], problem.here[1:2])
+    rows = problem.tester.complete(x, problem.here)
+    one = problem.tester.complete(x[1:2], problem.here[1:2])
     assert torch.allclose(rows[1], one[0], rtol=1e-10)
     batches = [problem.source.batch(problem.here, 0, step).samples.x[1] for step in range(64)]
     first = torch.cat(batches)  # of the first layer, whose input does not depend on the batch
@@ -149,7 +149,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
     problem = problem_of(model)
     assert problem.model.statistics == 5
     assert torch.equal(
-        problem.model.module(problem.evaluation.complete(problem.x0[None])[0])[0].running_mean,
+        problem.model.module(problem.tester.complete(problem.x0[None])[0])[0].running_mean,
         torch.ones(4).double(),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from crash_points import Remains, Survives, remains, write_remains
 from disk_events import Event, Left
 
-from holdfast_deploy.cli.node import MemberOptions
+from holdfast_deploy.cli.hosting import member_credentials
 from holdfast_deploy.federation_file import read_federation
 from holdfast_deploy.member.base import Member
 from holdfast_deploy.member.network import NetworkThread
@@ -66,8 +66,7 @@ class Survivor:
     def __init__(self, path: Path, name: str, own: str, target: Path) -> None:
         self.path, self.name, self.own, self.target = path, name, own, target
         self.federation, self.network = read_federation(path, None), NetworkThread()
-        self.options = MemberOptions(path, name)
-        self.credentials = self.options.credentials(self.federation)
+        self.credentials = member_credentials(self.federation, name, path.parent / "certs", None)
         if name in self.federation.names:
             data = own_data(path.parent / f"{name}.npz", name)
             self.site = open_site(self.federation, name, data, "cpu")

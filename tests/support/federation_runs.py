@@ -345,10 +345,10 @@ def forked_relay(path: Path) -> multiprocessing.context.ForkServerProcess:
 
 
 def _run_relay(path: Path) -> None:
-    from holdfast_deploy.cli.relay import run_relay
+    from holdfast_deploy.cli.node import relay
 
     _log_to(path.parent / "relay.log")
-    run_relay(path, None, None)
+    relay(path)
 
 
 def _log_to(path: Path) -> None:
@@ -361,15 +361,15 @@ def _log_to(path: Path) -> None:
 def _run_member(path: Path, name: str, listen: str | None) -> None:
     import toy_channels  # noqa: F401 - registers a channel
 
-    from holdfast_deploy.cli.node import MemberOptions, run_node, run_server
+    from holdfast_deploy.cli.node import node, server
 
     torch.set_num_threads(1)
     _log_to(path.parent / f"{name}.log")
-    options, data = MemberOptions(path, name, listen=listen, log="json"), path.parent / f"{name}.npz"
+    data = path.parent / f"{name}.npz"
     if data.exists():
-        run_node(options, data, "cpu")
+        node(path, name, str(data), listen=listen, log="json")
     else:
-        run_server(options)
+        server(path, name, listen=listen, log="json")
 
 
 def saved_model(path: Path, name: str) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 FORKS = multiprocessing.get_context("forkserver")
 # torch imports its compiler, which takes as long as torch itself, at the first gradient of torch.func.
 FORKS.set_forkserver_preload(
-    ["torch._dynamo", "holdfast.cli.run", "holdfast_deploy.cli.node", "federation_runs", "cluster_ranks"]
+    ["torch._dynamo", "holdfast.cli.run", "holdfast_deploy.cli.hosting", "federation_runs", "cluster_ranks"]
 )
 
 # Where the server process finds these modules, and what they import.

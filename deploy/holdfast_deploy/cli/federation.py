@@ -1,44 +1,18 @@
-"""``holdfast federation new``, ``certs``, ``csr``, ``sign`` and ``status``."""
+"""``holdfast federation new``, ``certs``, ``csr``, ``sign`` and ``revoke``: how a federation is set up."""
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import tomli_w
-from pydantic import ValidationError
-from rich.console import Console
-from rich.table import Table
+import typer
 
 from holdfast.core.errors import HoldfastError, unknown
-from holdfast.core.files import json_text, private_files, write_atomic
-from holdfast.core.validation import explain, place
-from holdfast.data.tables import Columns
-from holdfast.experiments.spec import apply_override
-from holdfast.report.format import bytes_text
-from holdfast_deploy.cli.membership import latest_epoch
-from holdfast_deploy.consent import accept, holds_key, shown, sign_federation, signature_path
-from holdfast_deploy.federation_file import FederationFile, make_federation, read_federation
-from holdfast_deploy.ops.events import Events, silence
-from holdfast_deploy.relay.switchboard import Switchboard, members_scope
-from holdfast_deploy.signing import KEY_NAME, make_key, public_key
-from holdfast_deploy.sites import read_data
-from holdfast_deploy.storage.incarnations import Dependencies
-from holdfast_deploy.wire.authority import (
-    check_request,
-    make_authority,
-    make_certificates,
-    make_request,
-    sign_request,
-)
-from holdfast_deploy.wire.credentials import load_credentials, serial_of
-from holdfast_deploy.wire.links import Connection
-from holdfast_deploy.wire.listening import require_loopback
-from holdfast_deploy.wire.revocations import Revoked, revoke
-from holdfast_deploy.wire.vigil import WARN_DAYS
+from holdfast_deploy.cli.options import Certs, Days, File, Name
+
+if TYPE_CHECKING:
+    from holdfast_deploy.federation_file import FederationFile
 
 COMMENTS = {
     "name =": "All members use the same copy of this file; only [limits] and addresses may differ.",
@@ -54,21 +28,48 @@ COMMENTS = {
 }
 
 
-def new_federation(
-    *,
-    nodes: str,
-    algorithm: str,
-    overrides: list[str],
-    topology: str | None,
-    server: str | None,
-    rounds: int,
-    data: Path | None,
-    input_shape: str | None,
-    classes: int | None,
-    output: Path,
-    force: bool,
+def new(
+    nodes: Annotated[
+        str, typer.Option(help="Who takes part, such as a=host1:7001,b=host2:7001,c=host3:7001.")
+    ],
+    algorithm: Annotated[str, typer.Option(help="The method; 'holdfast list algorithms' shows them.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="key.path=value", help="The rest, such as algorithm.lr=0.1 problem.model=mlp."
+        ),
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option(help="ring, complete ...; with --server it is a server.")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="A server for central methods, such as hub=host0:7000.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 100,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="An npz file whose samples look like everybody's, to read shapes from."),
+    ] = None,
+    input_shape: Annotated[
+        str | None, typer.Option(help="Shape of one sample, such as 64 or 1,28,28, instead of --data.")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="Number of classes over all nodes; none for real targets.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
+        "federation.toml"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,
 ) -> None:
-    """``holdfast federation new``"""
+    """Write a federation file, which all members then share."""
+    import tomli_w
+
+    from holdfast.core.files import private_files, write_atomic
+    from holdfast.experiments.spec import apply_override
+    from holdfast_deploy.consent import accept, shown, sign_federation, signature_path
+    from holdfast_deploy.federation_file import make_federation
+    from holdfast_deploy.signing import KEY_NAME, make_key, public_key
+
     if output.exists() and not force:
         raise HoldfastError(f"{output} exists already; choose another name, or overwrite it with --force")
     raw: dict[str, Any] = {
@@ -87,7 +88,7 @@ def new_federation(
     if server:
         raw["server"] = _member(server)
     raw["node"] = [_member(text) for text in nodes.split(",")]
-    for override in overrides:
+    for override in overrides or []:
         apply_override(raw, override)
         if isinstance(raw["algorithm"], list):
             raw["algorithm"] = raw["algorithm"][0]
@@ -109,6 +110,9 @@ def _problem(data: Path | None, input_shape: str | None, classes: int | None) ->
     if (data is None) == (input_shape is None):
         raise HoldfastError("say what the samples look like: either --data example.npz, or --input-shape 64")
     if data is not None:
+        from holdfast.data.tables import Columns
+        from holdfast_deploy.sites import read_data
+
         dataset = read_data(data)
         if isinstance(dataset, Columns):
             return {"columns": dataset.shapes, "model": "linear", "loss": "training-step", "batch_size": 32}
@@ -145,68 +149,114 @@ def _commented(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-# --- certificates ------------------------------------------------------------------------------------------
+def certs(file: File, folder: Certs = None, days: Days = 365) -> None:
+    """Make a private authority, and a key and a certificate for every member, in certs/ beside the file."""
+    from holdfast.core.files import private_files
+    from holdfast_deploy.federation_file import read_federation
+    from holdfast_deploy.wire.authority import make_certificates
 
-
-@private_files()
-def make_all_certificates(path: Path, folder: Path | None, days: float) -> None:
-    """``holdfast federation certs``"""
-    federation = read_federation(path)
-    target = folder or path.parent / "certs"
+    federation = read_federation(file)
+    target = folder or file.parent / "certs"
     names = [member.name for member in federation.certified]
-    make_certificates(target, federation.name, names, days)
-    _sign_own(path, federation, target)
+    with private_files():
+        make_certificates(target, federation.name, names, days)
+        _sign_own(file, federation, target)
     print(f"wrote {target}: ca.crt, ca.key and NAME.crt, NAME.key for {', '.join(names)}")
     print("give every member ca.crt and its own NAME.crt and NAME.key over a safe channel; guard ca.key")
 
 
-@private_files()
-def request_certificate(path: Path, name: str, folder: Path | None, *, encrypt: bool) -> None:
-    """``holdfast federation csr``"""
-    federation = read_federation(path)
+def csr(
+    file: File,
+    name: Name,
+    folder: Certs = None,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Protect the key by a passphrase, which is asked for.")
+    ] = False,
+) -> None:
+    """Make your own key, which stays with you, and a request to be signed."""
+    from holdfast.core.files import private_files
+    from holdfast_deploy.federation_file import read_federation
+    from holdfast_deploy.wire.authority import check_request, make_request
+
+    federation = read_federation(file)
     names = [member.name for member in federation.certified]
     if name not in names and federation.membership is None:  # else it may be added later
         raise unknown("name in the federation", name, names)
-    target = folder or path.parent / "certs"
-    request = make_request(target, name, encrypt=encrypt)
+    target = folder or file.parent / "certs"
+    with private_files():
+        request = make_request(target, name, encrypt=encrypt)
     print(f"wrote {request}; send it to whoever holds ca.key, who sends {name}.crt and ca.crt back")
     key = check_request(target, request, [name], replace=True).fingerprint
     print(f"they will be shown this fingerprint of your key; tell it to them in another way: {key}")
 
 
-@private_files()
-def sign_requests(
-    path: Path, requests: list[Path], folder: Path | None, days: float, *, replace: bool
+def sign(
+    file: File,
+    requests: Annotated[
+        list[Path] | None, typer.Argument(metavar="NAME.csr", help="Requests of members.")
+    ] = None,
+    folder: Certs = None,
+    days: Days = 365,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Sign for a name though another key has a certificate for it."),
+    ] = False,
 ) -> None:
-    """``holdfast federation sign``"""
-    federation = read_federation(path)
-    target = folder or path.parent / "certs"
+    """Sign the federation file, and members' requests with the authority's key; makes that if need be."""
+    from holdfast.core.files import private_files
+    from holdfast_deploy.consent import shown, signature_path
+    from holdfast_deploy.federation_file import read_federation
+    from holdfast_deploy.wire.authority import check_request, make_authority, sign_request
+
+    requests = requests or []
+    federation = read_federation(file)
+    target = folder or file.parent / "certs"
     names = [member.name for member in federation.certified]
     if federation.membership is not None:  # others may be added; what they are called is shown, and compared
         names += [request.stem for request in requests if request.stem not in [*names, "ca"]]
     for request in requests:  # all of them, before any is signed
         asked = check_request(target, request, names, replace=replace)
         print(f"{request} asks for the name {asked.name} with the key {asked.fingerprint}")
-    if not _sign_own(path, federation, target) and not requests:
-        raise HoldfastError(f"{target} holds no key of the coordinator of {path}: only it can sign the file")
-    if not requests:
-        print(f"wrote {signature_path(path)}; fingerprint of the federation: {shown(federation.id)}")
-        return
-    make_authority(target, federation.name)
-    for request in requests:
-        print(f"wrote {sign_request(target, request, names, days, replace=replace)}")
+    with private_files():
+        if not _sign_own(file, federation, target) and not requests:
+            raise HoldfastError(
+                f"{target} holds no key of the coordinator of {file}: only it can sign the file"
+            )
+        if not requests:
+            print(f"wrote {signature_path(file)}; fingerprint of the federation: {shown(federation.id)}")
+            return
+        make_authority(target, federation.name)
+        for request in requests:
+            print(f"wrote {sign_request(target, request, names, days, replace=replace)}")
     print("compare each fingerprint with what its member was shown, before you send anything back")
     print(f"send each member its certificate and {target / 'ca.crt'}; neither is secret")
 
 
-@private_files()
-def revoke_certificate(path: Path, name: str, serial: str | None, reason: str, folder: Path | None) -> None:
-    """``holdfast federation revoke``"""
-    federation = read_federation(path)
-    target = folder or path.parent / "certs"
+def revoke(
+    file: File,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose certificate holds no longer.")],
+    serial: Annotated[
+        str | None, typer.Option(help="Which one, by its serial number; by default certs/NAME.crt.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why, for the others.")] = "",
+    folder: Certs = None,
+) -> None:
+    """Revoke a member's certificate: add it to the signed list certs/revoked.json, to be sent to all."""
+    from datetime import UTC, datetime
+
+    from pydantic import ValidationError
+
+    from holdfast.core.files import private_files
+    from holdfast.core.validation import explain, place
+    from holdfast_deploy.federation_file import read_federation
+    from holdfast_deploy.wire.credentials import serial_of
+    from holdfast_deploy.wire.revocations import Revoked, revoke
+
+    federation = read_federation(file)
+    target = folder or file.parent / "certs"
     if federation.coordinator is None:
         raise HoldfastError(
-            f"{path} names no coordinator: only one can revoke, and members must know its key"
+            f"{file} names no coordinator: only one can revoke, and members must know its key"
         )
     federation.member(name)
     if serial is None:
@@ -219,121 +269,19 @@ def revoke_certificate(path: Path, name: str, serial: str | None, reason: str, f
         entry = Revoked(name=name, serial=serial.replace(":", "").upper(), time=now, reason=reason)
     except ValidationError as error:
         raise HoldfastError(f"--{place(error.errors()[0]['loc'])}: {explain(error)}") from None
-    wrote = revoke(target, entry, federation.coordinator)
+    with private_files():
+        wrote = revoke(target, entry, federation.coordinator)
     print(f"wrote {wrote}: the certificate {entry.serial} of {name} is revoked")
     print("send it to every member, who puts it into its folder of certificates; running members take it up")
 
 
 def _sign_own(path: Path, federation: FederationFile, folder: Path) -> bool:
     """Signs the federation file if ``folder`` has its coordinator's key, and accepts it; whether it has."""
+    from holdfast_deploy.consent import accept, holds_key, sign_federation
+
     if not holds_key(folder, federation):
         return False
     sign_federation(path, federation, folder)
     with suppress(OSError):  # no home to note it in
         accept(federation, path)
     return True
-
-
-# --- status ------------------------------------------------------------------------------------------------
-
-
-def show_status(path: Path, name: str | None, certs: Path | None, *, insecure: bool, as_json: bool) -> None:
-    """``holdfast federation status``"""
-    federation = read_federation(path)
-    folder = certs or path.parent / "certs"
-    if insecure:
-        require_loopback(federation, None)
-    asker = name or (federation.names[0] if insecure else _only_key(federation, folder))
-    credentials = None if insecure else load_credentials(folder, asker, federation.coordinator)
-    scope = ""
-    if federation.membership is not None:
-        scope, now = members_scope(federation), latest_epoch(federation, asker, credentials)
-        federation = federation if now is None else federation.in_epoch(now)
-        if name is None and not insecure and asker not in [member.name for member in federation.members]:
-            asker = _only_key(federation, folder)  # members talk only to those of the epoch
-            credentials = load_credentials(folder, asker, federation.coordinator)
-    told = asyncio.run(_ask_all(federation, asker, credentials, scope))
-    if as_json:
-        print(json_text(told, indent=2))
-        return
-    Console(markup=False, emoji=False).print(_status_table(federation, told))  # others' words
-
-
-def _only_key(federation: FederationFile, folder: Path) -> str:
-    found = [member.name for member in federation.members if (folder / f"{member.name}.key").exists()]
-    if not found:
-        raise HoldfastError(f"{folder} holds no key of a member; name the folder with --certs")
-    return found[0]
-
-
-async def _ask_all(
-    federation: FederationFile, asker: str, credentials: Any, scope: str
-) -> dict[str, dict[str, Any]]:
-    """What every member that can be reached says about itself, by name; ``scope``: of a relay's calls."""
-
-    async def ask(peer: str) -> dict[str, Any]:
-        nothing = Dependencies(asker, "", ())  # who only looks on takes part in no run
-        channel = board.channel_to(peer) if board and federation.relayed(asker, peer) else None
-        link = Connection(
-            federation, asker, peer, "", Path(), credentials, events, {}, nothing, channel=channel
-        )
-        try:
-            return await link.status(timeout=5.0)
-        finally:
-            await link.close()
-
-    board, events = None, Events(asker, silence)
-    if federation.relay is not None and credentials is not None:
-        board = Switchboard(federation, asker, credentials, events, scope)
-        board.open()
-    reachable = [federation.server] if federation.server else federation.node
-    told = await asyncio.gather(*(ask(member.name) for member in reachable))
-    if board is not None:
-        await board.close()
-    answers = {member.name: answer for member, answer in zip(reachable, told, strict=True)}
-    if federation.server:
-        clients = answers[federation.server.name].get("clients") or {}
-        for node in federation.node:
-            seen = clients.get(node.name)
-            answers[node.name] = (
-                {"round": seen["round"], "phase": f"seen {seen['seconds_ago']:.0f} s ago"}
-                if seen
-                else {"phase": "not seen yet"}
-            )
-    return answers
-
-
-def _status_table(federation: FederationFile, told: dict[str, dict[str, Any]]) -> Table:
-    table = Table("member", "round", "lag", "doing", "sent", "waited", "last error", box=None, pad_edge=False)
-    furthest = max((answer.get("round", 0) for answer in told.values()), default=0)
-    for name, answer in told.items():
-        known = "round" in answer
-        table.add_row(
-            name,
-            f"{answer['round']}/{federation.rounds}" if known else "-",
-            str(furthest - answer["round"]) if known else "-",
-            ", ".join(filter(None, (_epoch_text(answer), answer["phase"], figures_text(_figures(answer))))),
-            bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
-            f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
-            "; ".join(filter(None, (_expiry(answer.get("certificate_days")), answer.get("last_error", "")))),
-        )
-    return table
-
-
-def _figures(answer: dict[str, Any]) -> dict[str, float]:
-    """What a member shows of itself: shared metrics, and what it has spent of a privacy budget."""
-    spent = {} if answer.get("epsilon") is None else {"epsilon spent": answer["epsilon"]}
-    return {**answer.get("metrics", {}), **spent}
-
-
-def _epoch_text(answer: dict[str, Any]) -> str:
-    return f"epoch {answer['epoch']}" if answer.get("epoch") else ""
-
-
-def _expiry(days: float | None) -> str:
-    return f"certificate expires in {days:.0f} days" if days is not None and days < WARN_DAYS else ""
-
-
-def figures_text(metrics: dict[str, float]) -> str:
-    """The figures of a node, for a cell of a table."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in metrics.items())

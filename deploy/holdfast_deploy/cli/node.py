@@ -1,307 +1,158 @@
-"""``holdfast node`` and ``holdfast server``."""
+"""``holdfast node``, ``holdfast server`` and ``holdfast federation relay``."""
 
 from __future__ import annotations
 
-import signal
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
-from http.server import ThreadingHTTPServer
-from pathlib import Path
-from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import typer
 
-from holdfast.core.errors import MISCONFIGURED, HoldfastError, unknown
-from holdfast.core.files import private_files
-from holdfast.problem.problem import on_threads, step_threads
-from holdfast.report.format import bytes_text
-from holdfast_deploy.consent import is_signed, require_consent, require_policies
-from holdfast_deploy.federation_file import FederationFile, read_federation
-from holdfast_deploy.member.base import Member
-from holdfast_deploy.member.lifetime import run_through_epochs
-from holdfast_deploy.member.network import Hosting
-from holdfast_deploy.member.node import Node
-from holdfast_deploy.member.server import Server
-from holdfast_deploy.member.status import blank_status
-from holdfast_deploy.member.waiting import Stopped
-from holdfast_deploy.ops.events import Events, describe, json_lines, nothing_but_entries
-from holdfast_deploy.sites import initial_model, names_code, open_site, own_data
-from holdfast_deploy.storage.scarcity import explained
-from holdfast_deploy.wire.credentials import Credentials, load_credentials
-from holdfast_deploy.wire.handshakes import watch_handshakes
-from holdfast_deploy.wire.listening import bind_address, is_loopback, require_loopback
+from holdfast.core.errors import HoldfastError, unknown
+from holdfast_deploy.cli.options import (
+    Accept,
+    Certs,
+    File,
+    Folder,
+    Insecure,
+    Listen,
+    Log,
+    Model,
+    Monitor,
+    Name,
+    PolicyFile,
+)
 
-Status = Callable[[], dict[str, Any]]
-
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+if TYPE_CHECKING:
+    from holdfast_deploy.federation_file import FederationFile
+    from holdfast_deploy.member.network import Hosting
+    from holdfast_deploy.member.node import Node
+    from holdfast_deploy.member.server import Server
 
 
-@dataclass(frozen=True)
-class MemberOptions:
-    """What ``holdfast node`` and ``holdfast server`` are told alike."""
-
-    file: Path
-    name: str
-    model: str | None = None
-    folder: Path | None = None
-    certs: Path | None = None
-    listen: str | None = None
-    insecure: bool = False
-    log: Literal["progress", "json"] = "progress"
-    monitor: str | None = None  # port, or host:port
-    accept: str | None = None
-    policy: Path | None = None
-
-    def consent(self, federation: FederationFile, *, own_code: bool) -> None:
-        """Refuses what this site does not allow, or has not accepted."""
-        certs = None if self.insecure else self.certs or self.file.parent / "certs"
-        rules: dict[str, Any] = {"policy": self.policy, "name": self.name, "own_code": own_code}
-        require_consent(federation, self.file, certs, accepting=self.accept, **rules)
-
-    def consent_to(self, now: FederationFile, federation: FederationFile, *, own_code: bool) -> None:
-        """Refuses what this site does not allow of ``federation`` as changes of its members have made it."""
-        signed = is_signed(self.file, federation)
-        require_policies(now, self.policy, name=self.name, own_code=own_code, signed=signed)
-
-    def credentials(self, federation: FederationFile) -> Credentials | None:
-        """This member's certificate; without any, it talks to its own machine only."""
-        if self.insecure:
-            require_loopback(federation, self.listen)
-            return None
-        certs = self.certs or self.file.parent / "certs"
-        return load_credentials(certs, self.name, federation.coordinator)
-
-
-@private_files()
-def run_node(options: MemberOptions, data: str | Path, device: str) -> None:
-    """``holdfast node``"""
-    with _log(options) as events:
-        _run_node(options, data, device, events)
-
-
-def _run_node(options: MemberOptions, data: str | Path, device: str, events: Events) -> None:
-    name, federation = options.name, read_federation(options.file, options.model)
-    if name not in federation.names and federation.membership is None:  # else it may be added
-        raise unknown("node in the federation", name, federation.names)
-    credentials = options.credentials(federation)
-    own_code = options.model is not None or names_code(data)
-    options.consent(federation, own_code=own_code)
-    federation = federation.running()
-    own = own_data(data, name)
-    folder = options.folder or options.file.parent / f"node-{name}"
-
-    def make(now: FederationFile, hosting: Hosting) -> Node:
-        options.consent_to(now, federation, own_code=own_code)
-        return Node(now, name, folder, open_site(now, name, own, device), **hosting)
-
-    _run(options, events, federation, folder, credentials, make)
-
-
-@private_files()
-def run_server(options: MemberOptions) -> None:
-    """``holdfast server``"""
-    with _log(options) as events:
-        _run_server(options, events)
-
-
-def _run_server(options: MemberOptions, events: Events) -> None:
-    name, federation = options.name, read_federation(options.file, options.model)
-    if federation.server is None:
-        raise HoldfastError(f"{options.file} has no [server]: its nodes talk to one another directly")
-    if name != federation.server.name:
-        raise unknown("server in the federation", name, [federation.server.name])
-    credentials = options.credentials(federation)
-    options.consent(federation, own_code=options.model is not None)
-    federation = federation.running()
-    folder = options.folder or options.file.parent / f"server-{name}"
-
-    def make(now: FederationFile, hosting: Hosting) -> Server:
-        return Server(now, folder, initial_model(now), **hosting)
-
-    _run(options, events, federation, folder, credentials, make)
-
-
-@contextmanager
-def _log(options: MemberOptions) -> Iterator[Events]:
-    """The member's log. As JSON lines it holds all that is said, also the error that ends the command."""
-    events = Events(options.name, json_lines)
-    if options.log != "json":
-        yield events
-        return
-    with nothing_but_entries(events):
-        try:
-            yield events
-        except (HoldfastError, OSError, MemoryError) as error:
-            code = getattr(error, "exit_code", MISCONFIGURED)
-            events.log("stopping", "error", reason=str(error) or "out of memory", exit_code=code)
-            sys.exit(code)
-        except Exception as error:  # of the site's own code, or ours: still one line
-            reason, told = f"{type(error).__name__}: {error}", traceback.format_exc()
-            events.log("crashed", "error", reason=reason, traceback=told, exit_code=1)
-            sys.exit(1)
-
-
-def _run(
-    options: MemberOptions,
-    events: Events,
-    federation: FederationFile,
-    folder: Path,
-    credentials: Credentials | None,
-    make: Callable[[Any, Hosting], Node | Server],
+def node(
+    file: File,
+    name: Name,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE.npz|module:function",
+            help="Your npz file: x_train, y_train and, if any, x_test, y_test. Or your own function.",
+        ),
+    ],
+    model: Model = None,
+    folder: Folder = None,
+    certs: Certs = None,
+    listen: Listen = None,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:N.")] = "cpu",
+    insecure: Insecure = False,
+    log: Log = "progress",
+    monitor: Monitor = None,
+    accept: Accept = None,
+    policy: PolicyFile = None,
 ) -> None:
-    """To the end, through all epochs; a signal stops it, since every instant is safe to stop at."""
-    listen = None
-    if federation.server is None or federation.server.name == options.name:
-        named = [member.address for member in federation.members if member.name == options.name]
-        listen = options.listen or (bind_address(named[0]) if named else None) or None
-    for number in STOPPING:
-        signal.signal(number, _stop)
-    with ExitStack() as stack:
-        stack.enter_context(watch_handshakes(events, plain=options.log != "json"))
-        watched = Watched(partial(blank_status, federation, options.name))
-        if options.monitor is not None:
-            stack.enter_context(monitor_page(folder, watched, federation.shared_metrics, options.monitor))
-        try:
-            run_through_epochs(
-                federation,
-                options.name,
-                folder,
-                credentials,
-                events,
-                make,
-                lambda member: _run_member(options, watched, member, events, listen),
-                listen=listen,
-                outside=watched.of,
-            )
-        except Stopped:
-            if options.log == "progress":
-                print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
-            sys.exit(130)
-        except (HoldfastError, OSError) as problem:
-            error = explained(problem) if isinstance(problem, OSError) else problem
-            if options.log == "progress":  # otherwise ``_log`` says so
-                events.log("stopping", "error", reason=str(error))
-            raise error from None
+    """Take part in a federation, next to your own data; they never leave this machine.
 
-
-class Watched:
-    """The status of whatever this process is at: a member, or one that waits until it takes part."""
-
-    def __init__(self, status: Status) -> None:
-        self.status = status
-
-    def of(self, status: Status) -> None:
-        """From here on, ``status`` tells it."""
-        self.status = status
-
-    def __call__(self) -> dict[str, Any]:
-        return self.status()
-
-
-def _run_member(
-    options: MemberOptions, watched: Watched, member: Node | Server, events: Events, listen: str | None
-) -> None:
-    """One epoch, watched."""
-    watched.of(member.status)
-    with ExitStack() as stack:
-        if isinstance(member, Server) or member.federation.server is None:
-            member.open(listen)
-        if options.log == "progress":
-            events.write = stack.enter_context(ProgressView(member)).show
-        if isinstance(member, Node):
-            stack.enter_context(on_threads(step_threads(member.site.problem)))
-            if member.site.warning:
-                events.log("problem", "warning", reason=member.site.warning)
-        own = member.federation.own_model
-        if own is not None:
-            events.log("own model", model=own.spec, file=str(own.file), sha256=own.sha256)
-        try:
-            member.run()
-        except Stopped:
-            events.log("stopped", round=member.done)
-            raise
-        if options.log == "progress":
-            _summary(member)
-
-
-@contextmanager
-def monitor_page(
-    folder: Path, status: Status, shared: Sequence[str], where: str | int
-) -> Iterator[ThreadingHTTPServer]:
-    """A member's live page, its health and metrics for Prometheus on a port, or on host:port.
-
-    ``folder``: the member's. ``shared``: the metrics that may be shown.
+    Ctrl-C, a crash or a power cut lose nothing: the same command goes on where it stopped.
     """
-    from holdfast.report.serving import answers, is_local, respond
-    from holdfast_deploy.ops.monitor import serve_monitor
-    from holdfast_deploy.views import member_view
+    from holdfast.core.files import private_files
+    from holdfast_deploy.cli.hosting import host, member_credentials, member_log
+    from holdfast_deploy.consent import is_signed, require_consent, require_policies
+    from holdfast_deploy.federation_file import read_federation
+    from holdfast_deploy.member.node import Node
+    from holdfast_deploy.sites import names_code, open_site, own_data
 
-    pages = answers(member_view(folder, status, shared))
-    host, _, port = str(where).rpartition(":")
-    host = host or "127.0.0.1"
-    inside = is_loopback(f"{host}:{port}")  # otherwise others are to read it, under whatever name
-    own = is_local if inside else lambda _: True
-    server = serve_monitor(status, int(port), lambda handler: respond(handler, pages), host, own)
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+    with private_files(), member_log(name, log) as events:
+        federation = read_federation(file, model)
+        if name not in federation.names and federation.membership is None:  # else it may be added
+            raise unknown("node in the federation", name, federation.names)
+        keys = None if insecure else certs or file.parent / "certs"
+        credentials = member_credentials(federation, name, keys, listen)
+        site: dict[str, Any] = {
+            "policy": policy,
+            "name": name,
+            "own_code": model is not None or names_code(data),
+        }
+        require_consent(federation, file, keys, accepting=accept, **site)
+        federation, own = federation.running(), own_data(data, name)
+        where = folder or file.parent / f"node-{name}"
 
+        def make(now: FederationFile, hosting: Hosting) -> Node:
+            require_policies(now, signed=is_signed(file, federation), **site)  # now as members have changed
+            return Node(now, name, where, open_site(now, name, own, device), **hosting)
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    for another in STOPPING:  # ends the process at once, which is safe, too
-        signal.signal(another, signal.SIG_DFL)
-    raise Stopped
-
-
-def _summary(member: Member) -> None:
-    status, console = member.status(), Console()
-    sent, received = (bytes_text(status[f"wire_bytes_{way}"]) for way in ("sent", "received"))
-    console.print(f"finished {status['rounds']} rounds; waited {status['waiting_seconds']:.1f} s for others")
-    console.print(f"sent {bytes_text(status['payload_bytes'])} of messages ({sent} out, {received} in)")
-    for key, value in member.metrics.items():
-        console.print(f"{key.replace('_', ' ')}: {value:.4f}")
-    console.print(f"model and report: {member.folder}", soft_wrap=True, markup=False)
+        host(federation, name, where, credentials, events, make, listen=listen, log=log, monitor=monitor)
 
 
-class ProgressView:
-    """A bar over the rounds, with what the member is doing; log lines above it."""
+def server(
+    file: File,
+    name: Name,
+    model: Model = None,
+    folder: Folder = None,
+    certs: Certs = None,
+    listen: Listen = None,
+    insecure: Insecure = False,
+    log: Log = "progress",
+    monitor: Monitor = None,
+    accept: Accept = None,
+    policy: PolicyFile = None,
+) -> None:
+    """Serve a federation with a central method; the server has no data."""
+    from holdfast.core.files import private_files
+    from holdfast_deploy.cli.hosting import host, member_credentials, member_log
+    from holdfast_deploy.consent import require_consent
+    from holdfast_deploy.federation_file import read_federation
+    from holdfast_deploy.member.server import Server
+    from holdfast_deploy.sites import initial_model
 
-    def __init__(self, member: Member) -> None:
-        self.member, self.console = member, Console()
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False, style="bold"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rounds, left:"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[phase]}", markup=False),
-            console=self.console,
-        )
-        self.task = self.bar.add_task(member.name, total=member.federation.rounds, phase="starting")
-        self.live = Live(
-            console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True
-        )
+    with private_files(), member_log(name, log) as events:
+        federation = read_federation(file, model)
+        if federation.server is None:
+            raise HoldfastError(f"{file} has no [server]: its nodes talk to one another directly")
+        if name != federation.server.name:
+            raise unknown("server in the federation", name, [federation.server.name])
+        keys = None if insecure else certs or file.parent / "certs"
+        credentials = member_credentials(federation, name, keys, listen)
+        site: dict[str, Any] = {"policy": policy, "name": name, "own_code": model is not None}
+        require_consent(federation, file, keys, accepting=accept, **site)
+        where = folder or file.parent / f"server-{name}"
 
-    def _render(self) -> Progress:
-        self.bar.update(self.task, completed=self.member.done, phase=self.member.status()["phase"])
-        return self.bar
+        def make(now: FederationFile, hosting: Hosting) -> Server:
+            return Server(now, where, initial_model(now), **hosting)
 
-    def show(self, entry: dict[str, Any]) -> None:
-        if entry["event"] != "round done":
-            self.console.print(describe(entry), markup=False, highlight=False)
+        federation = federation.running()
+        host(federation, name, where, credentials, events, make, listen=listen, log=log, monitor=monitor)
 
-    def __enter__(self) -> ProgressView:
-        self.live.__enter__()
-        return self
 
-    def __exit__(self, *error: Any) -> None:
-        self.live.__exit__(*error)
+def relay(file: File, certs: Certs = None, listen: Listen = None) -> None:
+    """Pass on what members cannot tell one another directly; the relay cannot read it."""
+    import asyncio
+    import signal
+    import sys
+
+    from holdfast_deploy.federation_file import read_federation
+    from holdfast_deploy.ops.events import Events, json_lines
+    from holdfast_deploy.relay.relay import Relay
+    from holdfast_deploy.wire.credentials import load_credentials
+    from holdfast_deploy.wire.handshakes import watch_handshakes
+    from holdfast_deploy.wire.listening import bind_address
+
+    federation = read_federation(file)
+    own = federation.relay
+    if own is None:
+        raise HoldfastError(f"{file} has no [relay]: add one with a name and an address")
+    credentials = load_credentials(certs or file.parent / "certs", own.name, federation.coordinator)
+    events = Events(own.name, json_lines)
+
+    async def serve() -> None:
+        stopped = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        relay = Relay(federation, events)
+        port = await relay.serve(listen or bind_address(own.address), credentials)
+        events.log("relaying", port=port)
+        await stopped.wait()
+        await relay.close()
+        events.log("stopped", parcels=relay.parcels, bytes=relay.bytes)
+
+    with watch_handshakes(events):
+        asyncio.run(serve())
+    print("stopped; it has nothing to save, and the same command goes on", file=sys.stderr)

@@ -11,8 +11,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.agreement import Decision, is_majority
 from holdfast_deploy.epochs import Epoch, Order
@@ -25,8 +23,8 @@ from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.messages import BeyondRepairError, parse
 from holdfast_deploy.storage.store import remove
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.listening import caller_name, first_frame, shown_by
 from holdfast_deploy.wire.membership import Reply, Word
+from holdfast_deploy.wire.protocol import Kind, Peer, Pieces, RefusedError
 
 if TYPE_CHECKING:
     from holdfast_deploy.member.base import Member
@@ -106,32 +104,37 @@ class Keeper:
     # --- what it is asked -------------------------------------------------------------------------------
 
     @property
-    def answers(self) -> dict[str, Callable[[Any, Any], Awaitable[bytes]]]:
+    def answers(self) -> dict[str, Callable[[Peer, bytes], Awaitable[bytes]]]:
         """What is answered in all epochs, also while this member does not take part."""
         return {"Membership": self.serve, "Status": self._tell_status}
 
-    async def fetch(self, frames: Any, context: Any) -> AsyncGenerator[bytes, None]:
+    async def fetch(self, peer: Peer, body: bytes) -> AsyncGenerator[bytes, None]:
         """Messages are of an epoch, and fetched from the ``Member`` of that one."""
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "it does not take part yet")
+        self._take_no_part()
         yield b""
 
-    async def _tell_status(self, frames: Any, context: Any) -> bytes:
-        if self.member is None:
-            reason = self.problem or "it does not take part yet"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-            raise AssertionError  # abort does not return
-        return await self.member.service.tell_status(frames, context)
+    async def submit(self, peer: Peer, pieces: Pieces) -> bytes:
+        """Likewise."""
+        self._take_no_part()
+        return b""
 
-    async def serve(self, frames: Any, context: Any) -> bytes:
+    def _take_no_part(self) -> None:
+        raise RefusedError(Kind.NOT_YET, "it does not take part yet")
+
+    async def _tell_status(self, peer: Peer, body: bytes) -> bytes:
+        if self.member is None:
+            raise RefusedError(Kind.NOT_YET, self.problem or "it does not take part yet")
+        return await self.member.service.tell_status(peer, body)
+
+    async def serve(self, peer: Peer, body: bytes) -> bytes:
         """The call ``Membership``: anybody may ask who is, was, or is to become a member."""
-        who = caller_name(context, self.credentials is not None)
+        who = peer.name
         try:
             if who not in self.voter.known_names:
                 raise HoldfastError("not a member of the federation")
-            shown = shown_by(context)
-            if self.credentials is not None and shown:
-                self.credentials.check(who, shown)  # it may have been revoked
-            word: Word = parse(Word, await first_frame(frames))
+            if self.credentials is not None and peer.certificate:
+                self.credentials.check(who, peer.certificate)  # it may have been revoked
+            word: Word = parse(Word, body)
             if word.federation == self.file.id and word.decision is not None:
                 self.take_up(word.decision)
             reply = self.voter.answer(who, word)
@@ -140,14 +143,12 @@ class Keeper:
             if word.incarnation and word.epoch == reply.epoch and who in self.voter.former:
                 self.returning[who] = self.now
             return reply.model_dump_json().encode()
-        except (HoldfastError, TimeoutError) as error:
+        except HoldfastError as error:
             self.events.complain("refused", peer=who[:80] or "somebody", reason=str(error))
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            raise
+            raise RefusedError(Kind.DISAGREE, str(error)) from None
         except OSError as error:  # nothing is promised that could not be written down
             self.events.complain("membership", reason=str(error))
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "cannot be saved: no room, or no folder")
-            raise
+            raise RefusedError(Kind.NO_ROOM, "cannot be saved: no room, or no folder") from None
 
     # --- what it asks -----------------------------------------------------------------------------------
 

@@ -95,9 +95,7 @@ async def _admission(keeper: Keeper, listen: str | None) -> None:
     server, keeping, since = None, None, keeper.now
     keeper.look_for_order()
     if listen is not None and _outside(keeper):
-        server, port, door = await serve(
-            listen, keeper.credentials, keeper.fetch, keeper.answers, MOST_STRANGERS, keeper.events
-        )
+        server, port, door = await serve(listen, keeper.credentials, keeper, MOST_STRANGERS, keeper.events)
         keeping = asyncio.create_task(door.keep(port))
     try:
         while _outside(keeper):

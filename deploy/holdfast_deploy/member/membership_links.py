@@ -7,11 +7,11 @@ from typing import Any
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.relay.answering import Answerer
 from holdfast_deploy.relay.switchboard import Switchboard, members_scope
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.dialling import open_channel
 from holdfast_deploy.wire.membership import Reply, Word, ask
+from holdfast_deploy.wire.protocol import Answerer
 
 
 class MembershipLinks:

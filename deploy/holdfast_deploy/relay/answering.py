@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -15,6 +15,8 @@ from holdfast_deploy.relay.calls import HEAD, Head, Pipe, Status
 from holdfast_deploy.relay.parcels import Parcel
 from holdfast_deploy.relay.sealing import Card, SealError, Session
 from holdfast_deploy.storage.messages import parse
+from holdfast_deploy.wire.listening import CODES
+from holdfast_deploy.wire.protocol import Answerer, Peer, RefusedError, take_first
 
 if TYPE_CHECKING:
     from holdfast_deploy.relay.switchboard import Switchboard
@@ -24,43 +26,6 @@ Code = grpc.StatusCode
 MOST_ANSWERING = 32  # calls of one process at a time
 MOST_SESSIONS = 16  # processes of one member that may go on asking
 MOST_FORGOTTEN = 1000  # and of which no question is answered a second time
-
-
-class Answerer(Protocol):
-    """Who answers: the questions with short answers by name, and ``fetch`` with a long one."""
-
-    @property
-    def answers(self) -> Mapping[str, Callable[[Any, Any], Awaitable[bytes]]]: ...
-
-    def fetch(self, frames: Any, context: Any) -> AsyncGenerator[bytes, None]: ...
-
-
-class Aborted(Exception):  # noqa: N818 - as in gRPC
-    """A question was answered with an error."""
-
-
-@dataclass
-class Context:
-    """What ``Service`` asks of gRPC's context: who calls, and how to refuse."""
-
-    name: str
-    certificate: str  # PEM
-    said: dict[str, str]
-    status: Status = field(default_factory=Status)
-
-    def auth_context(self) -> dict[str, list[bytes]]:
-        names, pem = [self.name.encode()], [self.certificate.encode()]
-        return {"x509_subject_alternative_name": names, "x509_pem_cert": pem}
-
-    def peer(self) -> str:
-        return "relay"
-
-    def invocation_metadata(self) -> Iterable[tuple[str, str]]:
-        return tuple(self.said.items())
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        self.status = Status(code=code.name, details=details[:2000])
-        raise Aborted
 
 
 @dataclass
@@ -169,11 +134,8 @@ class Questions:
         self, where: tuple[str, str], answering: Answering, number: int, head: Head, question: bytes
     ) -> None:
         """Has ``service`` answer one question, and seals what it says."""
-        context, pipe, frame = (
-            Context(where[0], answering.card.certificate, head.said),
-            answering.pipes[number],
-            0,
-        )
+        peer = Peer(where[0], "relay", answering.card.certificate.encode(), head.said)
+        pipe, frame, status = answering.pipes[number], 0, Status()
 
         async def frames() -> AsyncIterator[bytes]:
             while (piece := await pipe.next()) is not None:
@@ -188,16 +150,18 @@ class Questions:
         try:
             try:
                 if head.kind == "Fetch":
-                    async with aclosing(self.service.fetch(frames(), context)) as pieces:
+                    async with aclosing(self.service.fetch(peer, await take_first(frames()))) as pieces:
                         async for piece in pieces:
                             await say(piece)
+                elif head.kind == "Submit":
+                    await say(await self.service.submit(peer, frames()))
                 elif (handler := self.service.answers.get(head.kind)) is not None:
-                    await say(await handler(frames(), context))
+                    await say(await handler(peer, await take_first(frames())))
                 else:
-                    context.status = Status(code=Code.UNIMPLEMENTED.name, details="no such question")
-            except Aborted:
-                pass  # ``context`` knows why
-            await say(context.status.model_dump_json().encode(), last=True)
+                    status = Status(code=Code.UNIMPLEMENTED.name, details="no such question")
+            except RefusedError as error:
+                status = Status(code=CODES[error.kind].name, details=str(error)[:2000])
+            await say(status.model_dump_json().encode(), last=True)
         except grpc.aio.AioRpcError:
             return  # the asker is gone, or asks again
         finally:

@@ -22,8 +22,8 @@ from holdfast_deploy.ops.events import Events
 from holdfast_deploy.relay.parcels import RELAY_SERVICE, Address, CardAsk, Hello, Parcel, stamp
 from holdfast_deploy.storage.messages import parse
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.listening import Frames, caller_name, first_frame, serve, shown_by
-from holdfast_deploy.wire.protocol import LARGEST_FRAME, PATIENCE, SILENCE
+from holdfast_deploy.wire.listening import caller_name, serve_calls, shown_by
+from holdfast_deploy.wire.protocol import LARGEST_FRAME, PATIENCE, SILENCE, Pieces, take_first
 from holdfast_deploy.wire.service import MOST_STRANGERS
 from holdfast_deploy.wire.vigil import watch_certificates
 
@@ -100,7 +100,7 @@ class Relay:
         """Listens on ``address``; the port."""
         self.credentials = credentials
         answers = {"Card": self.card, "Send": self.send}
-        self._server, port, self._door = await serve(
+        self._server, port, self._door = await serve_calls(
             address,
             credentials,
             self.receive,
@@ -122,10 +122,10 @@ class Relay:
 
     # --- the questions ------------------------------------------------------------------------------------
 
-    async def card(self, frames: Frames, context: Any) -> bytes:
+    async def card(self, frames: Pieces, context: Any) -> bytes:
         """The card of a member that answers questions, as soon as it is connected; b"" if that takes long."""
         async with self._call(context):
-            ask: CardAsk = parse(CardAsk, await first_frame(frames))
+            ask: CardAsk = parse(CardAsk, await take_first(frames))
             until = time.monotonic() + PATIENCE
             while not (card := self._card(ask.of, ask.scope)) and time.monotonic() < until:
                 arrived = self._arrived
@@ -140,10 +140,10 @@ class Relay:
         found = [box.card for box in self.boxes.get(name, {}).values() if box.card and box.scope == scope]
         return found[-1] if found else b""
 
-    async def receive(self, frames: Frames, context: Any) -> AsyncGenerator[bytes, None]:
+    async def receive(self, frames: Pieces, context: Any) -> AsyncGenerator[bytes, None]:
         """All that comes for the caller's process, for as long as it stays connected."""
         async with self._call(context) as who:
-            hello: Hello = parse(Hello, await first_frame(frames))
+            hello: Hello = parse(Hello, await take_first(frames))
             boxes = self.boxes[who]
             box = boxes.pop(hello.instance, None) or Box()
             self._sweep(who)
@@ -165,10 +165,10 @@ class Relay:
                 if box.reader == reader:
                     box.left = time.monotonic()
 
-    async def send(self, frames: Frames, context: Any) -> bytes:
+    async def send(self, frames: Pieces, context: Any) -> bytes:
         """Parcels for one process of another member, one after the other."""
         async with self._call(context) as who:
-            address: Address = parse(Address, await first_frame(frames))
+            address: Address = parse(Address, await take_first(frames))
             async for parcel in frames:
                 self._sweep(address.to)
                 box = self.boxes.get(address.to, {}).get(address.instance)

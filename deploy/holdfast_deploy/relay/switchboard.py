@@ -20,7 +20,7 @@ import grpc
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.relay.answering import Answerer, Questions
+from holdfast_deploy.relay.answering import Questions
 from holdfast_deploy.relay.calls import HEAD, Call, RelayedChannel, Sender, failure
 from holdfast_deploy.relay.parcels import (
     RELAY_SERVICE,
@@ -32,7 +32,7 @@ from holdfast_deploy.relay.parcels import (
 from holdfast_deploy.relay.sealing import LIFETIME, Card, Identity, SealError, Session, new_identity
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.dialling import open_channel
-from holdfast_deploy.wire.protocol import SILENCE
+from holdfast_deploy.wire.protocol import SILENCE, Answerer
 
 Code = grpc.StatusCode
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import ipaddress
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,19 +15,89 @@ import grpc
 from holdfast.core.errors import TRY_LATER, HoldfastError
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.storage.scarcity import raise_file_limit
-from holdfast_deploy.wire.credentials import Credentials, serial_of
+from holdfast_deploy.storage.disk_full import raise_file_limit
+from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.doorkeeper import Doorkeeper
-from holdfast_deploy.wire.protocol import CONNECTION, LARGEST_FRAME, NAME_KEY, SERVICE, SILENCE
+from holdfast_deploy.wire.protocol import (
+    CONNECTION,
+    NAME_KEY,
+    SERVICE,
+    Answerer,
+    Kind,
+    Peer,
+    Pieces,
+    RefusedError,
+    take_first,
+)
 from holdfast_deploy.wire.tls import speaks_tls_1_2
 
-Frames = AsyncIterator[bytes]
-
+# Never gRPC's own answers:
+FOR_GOOD, FORGED = grpc.StatusCode.ABORTED, grpc.StatusCode.DATA_LOSS
+CODES = {
+    Kind.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    Kind.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+    Kind.UNKNOWN: grpc.StatusCode.UNIMPLEMENTED,
+    Kind.TOO_SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Kind.DISAGREE: grpc.StatusCode.FAILED_PRECONDITION,
+    Kind.FOR_GOOD: FOR_GOOD,
+    Kind.FORGED: FORGED,
+    Kind.TOO_MUCH: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Kind.NOT_YET: grpc.StatusCode.OUT_OF_RANGE,
+    Kind.NO_ROOM: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 STREAMS = 32  # calls of one connection: each may hold some pieces in memory
 HANDSHAKE = 10.0  # seconds in which a caller has to prove who it is
 
 
 async def serve(
+    address: str, credentials: Credentials | None, answerer: Answerer, most: int, events: Events
+) -> tuple[Any, int, Doorkeeper]:
+    """Lets others ask ``answerer`` on ``address``; the server, its port, its door."""
+    secure = credentials is not None
+
+    def short(answer: Callable[[Peer, bytes], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
+        async def handler(frames: Pieces, context: Any) -> bytes:
+            async with _refusing(context):
+                return await answer(peer_of(context, secure), await _only_frame(frames))
+            raise AssertionError  # abort does not return
+
+        return handler
+
+    async def submit(frames: Pieces, context: Any) -> bytes:
+        async with _refusing(context):
+            return await answerer.submit(peer_of(context, secure), frames)
+        raise AssertionError
+
+    async def fetch(frames: Pieces, context: Any) -> AsyncGenerator[bytes, None]:
+        async with _refusing(context):
+            peer, body = peer_of(context, secure), await _only_frame(frames)
+            async with aclosing(answerer.fetch(peer, body)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    answers = {name: short(answer) for name, answer in answerer.answers.items()} | {"Submit": submit}
+    return await serve_calls(address, credentials, fetch, answers, most, events)
+
+
+@asynccontextmanager
+async def _refusing(context: Any) -> AsyncIterator[None]:
+    """Tells the caller, in gRPC's words, why it is refused."""
+    try:
+        yield
+    except RefusedError as error:
+        await context.abort(CODES[error.kind], str(error))
+
+
+async def _only_frame(frames: Pieces) -> bytes:
+    try:
+        return await take_first(frames)
+    except TimeoutError:
+        raise RefusedError(Kind.TOO_SLOW, "too slow") from None
+    except HoldfastError as error:
+        raise RefusedError(Kind.MALFORMED, str(error)) from None
+
+
+async def serve_calls(
     address: str,
     credentials: Credentials | None,
     fetch: Callable[[Any, Any], AsyncGenerator[bytes, None]],
@@ -115,11 +185,13 @@ def _certified_name(context: Any) -> str | None:
     return (caller_name(context, secure=True) or None) if shown_by(context) else ""
 
 
-def caller(context: Any, secure: bool) -> dict[str, str]:
-    """Who calls, for the audit log: its name, its address, and the serial number of its certificate."""
-    about = {"peer": caller_name(context, secure), "address": unquote(context.peer())}
-    pem = context.auth_context().get("x509_pem_cert", [])
-    return about | ({"serial": serial_of(pem[0])} if pem else {})
+def peer_of(context: Any, secure: bool) -> Peer:
+    """Who calls, and what it says beside its question; what it says twice counts as not said."""
+    said: dict[str, str] = {}
+    for key, value in context.invocation_metadata() or ():
+        said[key] = "" if key in said else str(value)
+    shown = shown_by(context) if secure else b""
+    return Peer(caller_name(context, secure), unquote(context.peer()), shown, said)
 
 
 def shown_by(context: Any) -> bytes:
@@ -131,14 +203,6 @@ def metadata(context: Any, wanted: str) -> str:
     """What the caller says beside its question; "" if it says nothing, or several things."""
     values = [str(value) for key, value in context.invocation_metadata() or () if key == wanted]
     return values[0] if len(values) == 1 else ""
-
-
-async def first_frame(frames: Frames) -> bytes:
-    """The first frame, which says what is wanted, or what follows."""
-    async with asyncio.timeout(SILENCE):
-        async for frame in frames:
-            return frame
-    raise HoldfastError(f"nothing, or a frame above {LARGEST_FRAME} bytes")
 
 
 # --- without certificates, a member talks to its own machine only ----------------------------------------

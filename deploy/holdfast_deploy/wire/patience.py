@@ -12,10 +12,9 @@ import grpc
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.storage.incarnations import MixedRunsError
+from holdfast_deploy.storage.disk_full import NO_ROOM
+from holdfast_deploy.storage.links import ForgedError, MixedRunsError
 from holdfast_deploy.storage.messages import DamagedError
-from holdfast_deploy.storage.scarcity import SCARCE
-from holdfast_deploy.storage.tally import ForgedError
 from holdfast_deploy.wire.dialling import (
     RefusedForGoodError,
     Unreachable,
@@ -23,7 +22,8 @@ from holdfast_deploy.wire.dialling import (
     WaitLimitError,
     reason,
 )
-from holdfast_deploy.wire.protocol import FOR_GOOD, FORGED, PATIENCE
+from holdfast_deploy.wire.listening import FOR_GOOD, FORGED
+from holdfast_deploy.wire.protocol import PATIENCE
 
 JITTER = random.Random()  # the global generator may be seeded for the transforms of a data set
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
@@ -78,7 +78,7 @@ async def patiently(link: Link, attempt: Callable[[], Awaitable[T | None]], limi
             except TimeoutError:
                 wait.problem = wait.problem if overall.expired() else "it fell silent"
             except OSError as error:
-                if error.errno not in SCARCE:
+                if error.errno not in NO_ROOM:
                     raise
                 wait.problem = str(error.strerror)
                 link.events.complain("no room, waiting", reason=wait.problem, peer=link.peer)

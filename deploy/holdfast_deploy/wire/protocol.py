@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Protocol
 
-import grpc
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.core.errors import HoldfastError
 from holdfast_deploy.ops.events import Events
+from holdfast_deploy.storage.links import KEPT, LinkDigest
 from holdfast_deploy.storage.messages import (
     CHUNK,
     UNSEALED,
@@ -16,7 +21,6 @@ from holdfast_deploy.storage.messages import (
     Incarnations,
     Number,
 )
-from holdfast_deploy.storage.tally import KEPT, Passed
 
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
@@ -26,8 +30,6 @@ AUDIT_KEY = "holdfast-audit"  # the asker's ``Head``, for the other's audit log
 PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
 SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up
 LARGEST_FRAME = CHUNK + (1 << 16)
-FOR_GOOD = grpc.StatusCode.ABORTED  # never gRPC's own answer: the asker cannot go on in this run
-FORGED = grpc.StatusCode.DATA_LOSS  # nor is this: see ``ForgedError``
 
 CONNECTION = [
     ("grpc.max_receive_message_length", LARGEST_FRAME),
@@ -45,6 +47,68 @@ CONNECTION = [
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 
 
+class Kind(Enum):
+    """Why a question is refused, as a status of HTTP."""
+
+    MALFORMED = 400
+    NOT_ALLOWED = 403  # the caller may not ask this
+    UNKNOWN = 404  # there is no such question
+    TOO_SLOW = 408
+    DISAGREE = 409  # about the federation file, the model, the columns: waiting alone does not mend it
+    FOR_GOOD = 410  # the asker cannot continue in this run
+    FORGED = 422  # see ``ForgedError``
+    TOO_MUCH = 429  # at a time
+    NOT_YET = 503  # it does not take part, or not in the same roster
+    NO_ROOM = 507  # on disk, or a file that cannot be read: the asker tries again
+
+
+class RefusedError(HoldfastError):
+    """A question that is answered with an error."""
+
+    def __init__(self, kind: Kind, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who asks, as its certificate says, and what it says beside its question."""
+
+    name: str  # "": it has none
+    address: str = ""
+    certificate: bytes = b""  # PEM; b"": without certificates
+    said: Mapping[str, str] = field(default_factory=dict)  # by ``MODEL_KEY`` and the like; "" if nothing
+
+    def says(self, key: str) -> str:
+        """What stands beside the question under ``key``; "" if nothing."""
+        return self.said.get(key, "")
+
+
+Pieces = AsyncIterator[bytes]
+
+
+async def take_first(pieces: Pieces) -> bytes:
+    """The first piece, which says what is wanted, or what follows."""
+    async with asyncio.timeout(SILENCE):
+        async for piece in pieces:
+            return piece
+    raise HoldfastError(f"nothing, or a frame above {LARGEST_FRAME} bytes")
+
+
+class Answerer(Protocol):
+    """A member's answers to others. Each may raise a ``RefusedError``."""
+
+    @property
+    def answers(self) -> Mapping[str, Callable[[Peer, bytes], Awaitable[bytes]]]:
+        """The questions with short answers, by name."""
+
+    def fetch(self, peer: Peer, body: bytes) -> AsyncGenerator[bytes, None]:
+        """The message of an exchange, in pieces."""
+
+    async def submit(self, peer: Peer, pieces: Pieces) -> bytes:
+        """Takes a message, in pieces."""
+
+
 def audit_message(events: Events, event: str, header: Header, **who: str) -> None:
     """A line in the audit log about a message that passed; ``who``: peer, address, serial."""
     events.audit(
@@ -58,11 +122,11 @@ def audit_message(events: Events, event: str, header: Header, **who: str) -> Non
 
 
 class LeftOut(Exception):  # noqa: N818 - not an error
-    """The server went on without this client's message of ``stage``; it is at the stage ``now``."""
+    """The server continued without this client's message of ``message_round``; it is at round ``now``."""
 
-    def __init__(self, stage: int, now: int) -> None:
-        super().__init__(f"left out of round {stage}")
-        self.stage, self.now = stage, now
+    def __init__(self, message_round: int, now: int) -> None:
+        super().__init__(f"left out of round {message_round}")
+        self.message_round, self.now = message_round, now
 
 
 class Counted(Exception):  # noqa: N818 - not an error
@@ -79,7 +143,7 @@ class Ask(BaseModel):
     round: Number
     exchange: Number
     depends_on: Incarnations = {}  # what the asker's state depends on
-    passed: list[Passed] = Field(default=[], max_length=KEPT)  # over the link, as the asker saw it
+    passed: list[LinkDigest] = Field(default=[], max_length=KEPT)  # over the link, as the asker saw it
     offset: Bytes = 0  # how much of the message is there from before, whole pieces
     content: Digest = UNSEALED  # of the message that this is a part of
 
@@ -96,4 +160,4 @@ class Answer(BaseModel):
     # and True, without a header: see ``Counted``.
     active: bool | None = None
     received: bool = False  # a message to the server is safe there
-    passed: list[Passed] = Field(default=[], max_length=KEPT)  # as the one who answers saw it
+    passed: list[LinkDigest] = Field(default=[], max_length=KEPT)  # as the one who answers saw it

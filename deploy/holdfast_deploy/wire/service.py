@@ -12,43 +12,36 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import grpc
-
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.audit import Head
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.own_model import describe_identity
 from holdfast_deploy.reading import Reading, Readings
-from holdfast_deploy.storage.incarnations import Dependencies
+from holdfast_deploy.storage.links import Dependencies, LinkDigests, PutBackError
 from holdfast_deploy.storage.messages import CHUNK, DamagedError, Header, MessageFile, parse
 from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.store import Store
-from holdfast_deploy.storage.tally import PutBackError, Tally
-from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.gate import Gate, RefusedError
+from holdfast_deploy.wire.credentials import Credentials, serial_of
+from holdfast_deploy.wire.gate import Gate
 from holdfast_deploy.wire.incoming import check_header
-from holdfast_deploy.wire.listening import (
-    Frames,
-    caller,
-    first_frame,
-    metadata,
-    serve,
-)
+from holdfast_deploy.wire.listening import serve
 from holdfast_deploy.wire.protocol import (
     AUDIT_KEY,
-    FOR_GOOD,
     MODEL_KEY,
     PATIENCE,
     READING_KEY,
     Answer,
     Ask,
+    Kind,
+    Peer,
+    Pieces,
+    RefusedError,
     audit_message,
+    take_first,
 )
 from holdfast_deploy.wire.revocations import Heard
 from holdfast_deploy.wire.submissions import Intake, Submissions
-
-Code = grpc.StatusCode
 
 REPEATS, LATER = 30, 1.0  # how often a member is sent a message at once; seconds that it waits from then on
 MOST_STRANGERS = 4096  # connections without a member, at most half of what the process may open
@@ -69,9 +62,9 @@ class Service:
     current_round: Callable[[], int]
     dependencies: Dependencies
     give_up: Callable[[Exception], None]
-    membership: Callable[[Any, Any], Awaitable[bytes]] | None = None  # the call, if members may change
+    membership: Callable[[Peer, bytes], Awaitable[bytes]] | None = None  # the call, if members may change
     submissions: Submissions | None = None
-    tally: Tally = field(default_factory=lambda: Tally(""))  # nothing has passed
+    link_digests: LinkDigests = field(default_factory=lambda: LinkDigests(""))  # nothing has passed
     readings: Readings = field(default_factory=lambda: Readings("", Reading()))  # nothing is known
     bytes_served: int = 0
     seen: dict[str, tuple[float, int]] = field(
@@ -89,12 +82,11 @@ class Service:
         self._sent: WeakKeyDictionary[MessageFile, Counter[str]] = WeakKeyDictionary()  # how often, to whom
 
     @property
-    def answers(self) -> dict[str, Callable[[Any, Any], Awaitable[bytes]]]:
+    def answers(self) -> dict[str, Callable[[Peer, bytes], Awaitable[bytes]]]:
         """The questions with short answers, by name; ``fetch`` is the one with a long one."""
-        answers: dict[str, Callable[[Any, Any], Awaitable[bytes]]] = {
+        answers: dict[str, Callable[[Peer, bytes], Awaitable[bytes]]] = {
             "Agree": self.agree,
             "Release": self.release,
-            "Submit": self.submit,
             "Status": self.tell_status,
             "Revocations": self.revocations,
         }
@@ -102,9 +94,9 @@ class Service:
 
     async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
         """Serves on ``address``; the gRPC server and its port."""
-        self.gate.secure, self.gate.credentials = credentials is not None, credentials
+        self.gate.credentials = credentials
         places = MOST_STRANGERS + 4 * len(self.gate.members)
-        server, port, door = await serve(address, credentials, self.fetch, self.answers, places, self.events)
+        server, port, door = await serve(address, credentials, self, places, self.events)
         self.gate.door, self._keeping = door, asyncio.create_task(door.keep(port))
         return server, port
 
@@ -116,10 +108,10 @@ class Service:
 
     # --- the questions -----------------------------------------------------------------------------------
 
-    async def fetch(self, frames: Frames, context: Any) -> AsyncGenerator[bytes, None]:
+    async def fetch(self, peer: Peer, body: bytes) -> AsyncGenerator[bytes, None]:
         """The message of an exchange, in pieces, as soon as there is one."""
-        async with self.gate.call(context) as who:
-            ask = await self._question(who, frames, context)
+        async with self.gate.call(peer) as who:
+            ask = self._question(peer, body)
             if self.submissions is not None and self.submissions.left_out(who, ask.round):
                 yield self._answer(who, active=False)
                 return
@@ -140,15 +132,15 @@ class Service:
             if self.served.get(who) == message.path:  # it did not arrive well: is the file as it was written?
                 await self._verify(message)
             self.served[who] = message.path
-            if ask.round == self.federation.last_stage and self.submissions is None:
-                # Written down before it has our farewell: then it may be gone, and must not be waited for.
+            if ask.round == self.federation.last_message_round and self.submissions is None:
+                # Written down before it has our final message: then it may be gone, and is not waited for.
                 self.store.decide(ask.round, 0, who, True)
             header = message.header
             resumes = ask.content == header.content and ask.offset < header.size and ask.offset % CHUNK == 0
             offset = ask.offset if resumes else 0
             await self._slow_down(who, message)
             self.events.require_room()
-            self._passed("sent", header, context)
+            self._passed("sent", header, peer)
             await self.events.lasting()  # nothing leaves without a line that survives a power cut
             yield self._answer(who, header=header, offset=offset)
             for frame in message.frames(self.federation.compression == "lossless", offset):
@@ -157,10 +149,10 @@ class Service:
             self.fetched[who] = max(ask.round, self.fetched.get(who, 0))
             self.outbox.wake()
 
-    async def agree(self, frames: Frames, context: Any) -> bytes:
+    async def agree(self, peer: Peer, body: bytes) -> bytes:
         """Whether the sporadic link to the asker took part, as soon as that is decided."""
-        async with self.gate.call(context) as who:
-            ask = await self._question(who, frames, context)
+        async with self.gate.call(peer) as who:
+            ask = self._question(peer, body)
             now = self.current_round()  # looked at first, as in ``fetch``
             if self.store.decision(ask.round, ask.exchange, who) is None:
                 self._refuse_if_gone(who, ask, now)
@@ -170,21 +162,21 @@ class Service:
                     break
             return self._answer(who, active=decision)
 
-    async def release(self, frames: Frames, context: Any) -> bytes:
+    async def release(self, peer: Peer, body: bytes) -> bytes:
         """The asker will never ask for a round before this one."""
-        async with self.gate.call(context) as who:
-            ask = await self._question(who, frames, context)
+        async with self.gate.call(peer) as who:
+            ask = self._question(peer, body)
             self.released[who] = ask.round
             self.outbox.wake()
             return self._answer(who)
 
-    async def submit(self, frames: Frames, context: Any) -> bytes:
+    async def submit(self, peer: Peer, pieces: Pieces) -> bytes:
         """A client's message to a server, in pieces; answered when it is safe on disk."""
-        async with self.gate.call(context) as who:
+        async with self.gate.call(peer) as who:
             if self.submissions is None:
-                raise RefusedError(Code.PERMISSION_DENIED, "this is no server")
-            self._trains_the_same(context, who)
-            header = parse(Header, await first_frame(frames))
+                raise RefusedError(Kind.NOT_ALLOWED, "this is no server")
+            self._trains_the_same(peer)
+            header = parse(Header, await take_first(pieces))
             check_header(
                 header,
                 federation=self.federation.id,
@@ -196,18 +188,18 @@ class Service:
             )
             self._saw(who, header.round)
             if not self.submissions.left_out(who, header.round) and self.submissions.admit(header):
-                norm = await self.intake.take(header, frames)
-                self._passed("received", header, context)
+                norm = await self.intake.take(header, pieces)
+                self._passed("received", header, peer)
                 self.submissions.arrived(header, norm)
                 self.outbox.wake()
             await self.events.lasting()
             left_out = self.submissions.left_out(who, header.round)
             return self._answer(who, received=True, active=False if left_out else None)
 
-    async def revocations(self, frames: Frames, context: Any) -> bytes:
+    async def revocations(self, peer: Peer, body: bytes) -> bytes:
         """Each tells the other which certificates are revoked, as far as it does not know."""
-        async with self.gate.call(context):
-            heard: Heard = parse(Heard, await first_frame(frames))
+        async with self.gate.call(peer):
+            heard: Heard = parse(Heard, body)
             own = self.gate.credentials
             if own is None:
                 return Heard().model_dump_json().encode()
@@ -215,60 +207,62 @@ class Service:
                 own.learn(heard.lacking, self.federation.coordinator)
             return own.revocations.tell(heard.have).model_dump_json().encode()
 
-    async def tell_status(self, frames: Frames, context: Any) -> bytes:
+    async def tell_status(self, peer: Peer, body: bytes) -> bytes:
         """Where this member stands; for members only."""
-        async with self.gate.call(context):
+        async with self.gate.call(peer):
             return json.dumps(self.status()).encode()
 
-    def _passed(self, event: str, header: Header, context: Any) -> None:
+    def _passed(self, event: str, header: Header, peer: Peer) -> None:
         """A line in the audit log: a message that the caller was sent, or that came from it."""
-        head = metadata(context, AUDIT_KEY)
+        head = peer.says(AUDIT_KEY)
         seen = {"head": head} if Head.parse(head) is not None else {}
-        audit_message(self.events, event, header, **caller(context, self.gate.secure), **seen)
+        shown = {"serial": serial_of(peer.certificate)} if peer.certificate else {}
+        audit_message(self.events, event, header, peer=peer.name, address=peer.address, **shown, **seen)
 
     # --- whether it may be asked ---------------------------------------------------------------------------
 
-    async def _question(self, who: str, frames: Frames, context: Any) -> Ask:
+    def _question(self, peer: Peer, body: bytes) -> Ask:
         """What is asked, checked."""
-        self._trains_the_same(context, who)
-        ask: Ask = parse(Ask, await first_frame(frames))
+        who = peer.name
+        self._trains_the_same(peer)
+        ask: Ask = parse(Ask, body)
         if ask.federation != self.federation.id:
             if self.membership is not None:  # soon both are in the same
-                raise RefusedError(Code.OUT_OF_RANGE, "in another epoch, or with another federation file")
-            raise RefusedError(Code.FAILED_PRECONDITION, "another federation file; compare yours with theirs")
+                raise RefusedError(Kind.NOT_YET, "in another epoch, or with another federation file")
+            raise RefusedError(Kind.DISAGREE, "another federation file; compare yours with theirs")
         if ask.start != self.start:
             reason = "another initial model; compare the versions of torch and of your model"
-            raise RefusedError(Code.FAILED_PRECONDITION, reason)
-        if ask.round > self.federation.last_stage:
+            raise RefusedError(Kind.DISAGREE, reason)
+        if ask.round > self.federation.last_message_round:
             raise HoldfastError(f"round: there is no {ask.round}")
         if not self.may_fetch(who, ask.round):
-            raise RefusedError(Code.PERMISSION_DENIED, "not a neighbour")
+            raise RefusedError(Kind.NOT_ALLOWED, "not a neighbour")
         self.dependencies.check(ask.depends_on)
-        self.tally.compare(who, ask.passed)
-        self.tally.require_newest(who, ask.passed)
+        self.link_digests.compare(who, ask.passed)
+        self.link_digests.require_newest(who, ask.passed)
         self._saw(who, ask.round)
         self.outbox.raise_floor(who, min(ask.round, self.current_round() + 1))
         return ask
 
-    def _trains_the_same(self, context: Any, who: str) -> None:
+    def _trains_the_same(self, peer: Peer) -> None:
         """Whether the asker trains our model, as far as that is a site's own code, on columns like ours."""
-        theirs = metadata(context, MODEL_KEY)
+        theirs = peer.says(MODEL_KEY)
         if theirs != (ours := self.federation.model_identity):
             raise RefusedError(
-                Code.FAILED_PRECONDITION,
-                f"another model: {who} has {describe_identity(theirs)}, {self.name} has "
+                Kind.DISAGREE,
+                f"another model: {peer.name} has {describe_identity(theirs)}, {self.name} has "
                 f"{describe_identity(ours)}; give every member the same source with --model",
             )
         try:
-            self.readings.compare(who, metadata(context, READING_KEY))
+            self.readings.compare(peer.name, peer.says(READING_KEY))
         except HoldfastError as error:
-            raise RefusedError(Code.FAILED_PRECONDITION, str(error)) from None
+            raise RefusedError(Kind.DISAGREE, str(error)) from None
 
     def _refuse_if_gone(self, who: str, ask: Ask, now: int) -> None:
         """What is not here of a round before ``now`` will never be: the asker was put back too far."""
         if ask.round < now and ask.round not in self.outbox.lost:  # what is lost is computed again
             why = f"round {ask.round} is over, {self.name} is at round {now} and has no message of it left"
-            raise RefusedError(FOR_GOOD, str(PutBackError(who, why)))
+            raise RefusedError(Kind.FOR_GOOD, str(PutBackError(who, why)))
 
     async def _slow_down(self, who: str, message: MessageFile) -> None:
         """Whoever asks for the same message again and again must not fill our disk with lines about it."""
@@ -285,11 +279,11 @@ class Service:
             if self.outbox.lose(message, error):
                 self.give_up(error)
             reason = "the message is damaged, and is being computed again"
-            raise RefusedError(Code.FAILED_PRECONDITION, reason) from None
+            raise RefusedError(Kind.DISAGREE, reason) from None
 
     def _saw(self, who: str, round: int) -> None:
         self.seen[who] = (self.outbox.loop.time(), max(round, self.seen.get(who, (0.0, 0))[1]))
 
     def _answer(self, who: str, **fields: Any) -> bytes:
-        passed = self.tally.told(who)
+        passed = self.link_digests.report(who)
         return Answer(round=self.current_round(), passed=passed, **fields).model_dump_json().encode()

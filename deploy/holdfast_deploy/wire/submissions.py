@@ -10,12 +10,11 @@ from typing import Protocol
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import SLOWEST, Federation
-from holdfast_deploy.storage.incarnations import Dependencies
+from holdfast_deploy.storage.links import Dependencies
 from holdfast_deploy.storage.messages import Header
 from holdfast_deploy.storage.store import message_name
 from holdfast_deploy.wire.incoming import Incoming, receive
-from holdfast_deploy.wire.listening import Frames
-from holdfast_deploy.wire.protocol import SILENCE
+from holdfast_deploy.wire.protocol import SILENCE, Pieces
 
 
 class Submissions(Protocol):
@@ -44,7 +43,7 @@ class Intake:
     pool: ThreadPoolExecutor
     under_way: dict[str, asyncio.Timeout] = field(default_factory=dict)  # by sender
 
-    async def take(self, header: Header, frames: Frames) -> float:
+    async def take(self, header: Header, pieces: Pieces) -> float:
         """Receives the message that ``header`` announces; its norm, when it is safe on disk."""
         who, path = header.sender, self.inbox / message_name(header.round, header.exchange, header.sender)
         before = self.under_way.get(who)
@@ -55,7 +54,7 @@ class Intake:
             try:
                 incoming = Incoming(header, path, self.federation.compression == "lossless")
                 try:
-                    message = await receive(frames, incoming, keep=True, pool=self.pool)
+                    message = await receive(pieces, incoming, keep=True, pool=self.pool)
                 finally:
                     incoming.discard()
             finally:

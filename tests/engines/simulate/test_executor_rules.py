@@ -145,9 +145,9 @@ def test_evaluation_keeps_to_the_memory_for_activations() -> None:
     whole = dense().global_value_and_grad(dense().x0)[1]
     problem = dense(samples_at_once=30)
     seen = []
-    entrance = problem.source.entrance
-    prepare = entrance.prepare
-    entrance.prepare = lambda x: seen.append(len(x)) or prepare(x)
+    transform = problem.source.input_transform
+    prepare = transform.prepare
+    transform.prepare = lambda x: seen.append(len(x)) or prepare(x)
     assert_close(problem.global_value_and_grad(problem.x0)[1], whole)
     assert max(seen) == 30
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import wraps
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import typer
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation file.")]
 Name = Annotated[str, typer.Option(help="Who this is, as in the federation file.")]
@@ -92,31 +87,6 @@ def _days(days: float) -> float:
 Days = Annotated[float, typer.Option(callback=_days, help="How long certificates are valid.")]
 Asker = Annotated[str | None, typer.Option("--name", help="Whose certificate to show; the first there is.")]
 OrderFile = Annotated[Path | None, typer.Option("--output", "-o", help="Where the signed order is written.")]
-Who = Annotated[list[str], typer.Argument(metavar="NAME...", help="The member, or several at once.")]
-EpochFolder = Annotated[
-    Path | None,
-    typer.Option("--dir", help="A member's folder, which knows the epoch; for when nobody can be reached."),
-]
-WhoWhere = Annotated[
-    str,
-    typer.Argument(metavar="NAME[=host:port]", help="The member, and where it is reached, if that is new."),
-]
-Samples = Annotated[int | None, typer.Option(help="How many samples it has, where the file says so.")]
-
-
-def deploying(command: Command) -> Command:
-    """``command``, which needs the extra ``deploy``; its help does not."""
-
-    @wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        from holdfast.core.errors import HoldfastError
-
-        for module in ("grpc", "cryptography", "prometheus_client"):
-            if find_spec(module) is None:
-                raise HoldfastError(f"{module} is not installed: pip install 'holdfast[deploy]'")
-        return command(*args, **kwargs)
-
-    return run  # type: ignore[return-value]
 
 
 def load_grpc_quietly() -> None:

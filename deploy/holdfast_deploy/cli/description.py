@@ -1,30 +1,18 @@
-"""``holdfast federation show`` and ``accept``: a federation in plain words, before anything starts."""
+"""A federation in plain words: what it will do at a site, what leaves, who receives it, for how long."""
 
 from __future__ import annotations
 
-import textwrap
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import holdfast
 from holdfast.algorithms import ALGORITHMS
-from holdfast.core.files import private_files
 from holdfast.core.validation import quoted
+from holdfast.privacy import Ledger, NodeDP
+from holdfast.privacy.messages import PrivateMessages
 from holdfast.report.format import bytes_text
-from holdfast_deploy.cli.consent_privacy import privacy_sentences
-from holdfast_deploy.consent import (
-    accept,
-    accepted_path,
-    check_fingerprint,
-    is_signed,
-    policies,
-    read_policy,
-    shown,
-)
 from holdfast_deploy.exposure import as_configured, fewest_in_messages, vectors_per_link
-from holdfast_deploy.federation_file import FederationFile, read_federation
+from holdfast_deploy.federation_file import FederationFile
 from holdfast_deploy.own_model import describe_identity
-from holdfast_deploy.signing import fingerprint
 
 MOST_SHOWN = 50  # nodes that are named
 
@@ -34,46 +22,6 @@ class Paragraph(NamedTuple):
 
     heading: str
     sentences: list[str]
-
-
-def show_federation(
-    path: Path, name: str | None, model: str | None, certs: Path | None, policy: Path | None
-) -> None:
-    """``holdfast federation show``"""
-    federation = read_federation(path, model)
-    if name is not None:
-        federation.member(name)
-    signed = is_signed(path, federation)
-    for paragraph in describe_federation(federation, name):
-        print(f"\n{paragraph.heading}")
-        for sentence in paragraph.sentences:
-            print(textwrap.fill(sentence, 100, initial_indent="  - ", subsequent_indent="    "))
-    print(f"\nFingerprint of the file: {shown(federation.id)}")
-    if signed and federation.coordinator is not None:
-        print(f"Signed by its coordinator, whose key is {fingerprint(federation.coordinator)}")
-    else:
-        print("Not signed: only the fingerprint shows that this is the coordinator's file.")
-    asked: dict[str, Any] = {"name": name, "own_code": model is not None, "signed": signed}
-    for each in policies(policy):
-        for objection in read_policy(each).objections(federation, **asked):
-            print(f"{each} does not allow {objection}")
-    if accepted_path(federation.id).exists():
-        print("You have accepted it.")
-    else:
-        print(
-            "If the coordinator gives you the same fingerprint and you agree, run: "
-            f"holdfast federation accept {shown(federation.id)} {path}"
-        )
-
-
-@private_files()
-def accept_federation(path: Path, given: str) -> None:
-    """``holdfast federation accept``"""
-    federation = read_federation(path)
-    check_fingerprint(federation, given)
-    is_signed(path, federation)
-    accept(federation, path)
-    print(f"accepted {path}; a changed file has to be accepted again")
 
 
 def describe_federation(federation: FederationFile, name: str | None) -> list[Paragraph]:
@@ -142,11 +90,71 @@ def _leaving(federation: FederationFile, name: str | None) -> list[str]:
         sentences.append(f"They go through the channel {federation.channel.name!r}.")
     if not network.aggregation.plain:
         sentences.append(f"They are aggregated by {network.aggregation!r}, not by the mean.")
-    sentences += privacy_sentences(federation)
+    sentences += _privacy(federation)
     shared = ", ".join(federation.shared_metrics)
     sentences.append(f"Metrics that other members can see: {shared or 'none'}.")
     if any(federation.counts):
         sentences.append("The file states how many samples each member has.")
+    return sentences
+
+
+def _privacy(federation: FederationFile) -> list[str]:
+    """What of a privacy budget is spent, and who is kept out."""
+    plan = federation.protection
+    if plan is None:
+        return ["There is no differential privacy: models and gradients can reveal training samples."]
+    if isinstance(plan.budget, NodeDP):
+        return _privacy_of_nodes(federation, plan, plan.budget)
+    return [
+        f"All of it together is differentially private for each of your samples: {_spent(plan)}. Gradients "
+        f"of samples are clipped at {plan.budget.clip:g}, and noise of {plan.multiplier:.3g} times what one "
+        "sample can change is added, drawn from a key that stays here."
+    ]
+
+
+def _spent(plan: Ledger) -> str:
+    budget, planned = plan.budget, plan.epsilon_of(plan.safe)
+    return f"epsilon at most {budget.epsilon:g} at delta {budget.delta:g} ({planned:.3g} is planned)"
+
+
+def _privacy_of_nodes(federation: FederationFile, plan: Ledger, budget: NodeDP) -> list[str]:
+    method, masked = federation.member_method, federation.secure_aggregation is not None
+    assert isinstance(method, PrivateMessages)
+    promised = f"differentially private for your node as a whole, with all its data: {_spent(plan)}"
+    clipped = f"Each of your messages is clipped to a norm of {budget.clip:g}"
+    if budget.quantile is not None:
+        clipped += f" at first, and later to the {budget.quantile:.0%} quantile of all messages' norms"
+    noise = f"noise of {plan.multiplier:.3g} times that norm"
+    if budget.noise == "clients":
+        return [
+            f"All of it together is {promised}. This also protects you from the server.",
+            f"{clipped}, and {noise} is added, drawn from a key that stays here. Your node keeps "
+            "the privacy ledger.",
+        ]
+    if budget.noise == "distributed":
+        enough = method.contributors
+        return [
+            f"What the server sees, sums over {enough + 1} nodes or more, is {promised}.",
+            f"{clipped}. Your node adds noise of {plan.multiplier / enough**0.5:.3g} times that norm to it, "
+            f"drawn from a key that stays here, and {enough} nodes together add the planned "
+            f"{plan.multiplier:.3g} times. Your node keeps the privacy ledger.",
+            "This still holds if one other member tells the server its own noise. Each further such member "
+            f"removes {1 / enough:.0%} of the variance.",
+        ]
+    sees = "the sums of a round's clipped messages" if masked else "your clipped messages"
+    sentences = [
+        f"What everybody except the server sees, the model, is {promised}.",
+        f"{clipped}. The server adds {noise} to their sum, drawn from its own key, and keeps the "
+        "privacy ledger.",
+        f"The server itself sees {sees} without noise: you trust it with them.",
+    ]
+    if federation.secret_cohorts:
+        sentences.append(
+            f"In each round, the server asks every node with probability {federation.cohort} / "
+            f"{len(federation.node)}, and tells nobody which; otherwise more would be spent. Anybody who "
+            "finds out in which rounds you were asked, for instance by watching your connection, learns more "
+            "than epsilon says."
+        )
     return sentences
 
 

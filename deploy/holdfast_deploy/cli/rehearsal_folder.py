@@ -1,25 +1,95 @@
-"""The data that members of a rehearsal train on: parts of somebody's own, or random numbers."""
+"""The folder of a rehearsal: the federation file, certificates, and the data that each node trains on."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tomli_w
 import torch
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.files import write_atomic
 from holdfast.core.tree import leaves, tree_map
 from holdfast.data import DATASETS, IID, Dataset, partition
 from holdfast.data.samples import Pair
 from holdfast.data.tables import Columns, write_columns
+from holdfast_deploy.consent import signature_path
 from holdfast_deploy.federation_file import FederationFile
+from holdfast_deploy.signing import make_key, public_key
 from holdfast_deploy.sites import read_data
+from holdfast_deploy.wire.authority import make_certificates
 
+SOON = 10.0  # seconds after which a member that is lost in a rehearsal is left out
 RANDOM_SAMPLES = 64  # per node, where there are no data to rehearse with
 
 
-def write_data(federation: FederationFile, data: str | None, folder: Path) -> None:
+class Trial(NamedTuple):
+    """What happens to the members of a rehearsal, when a third of the rounds are done."""
+
+    lose: str | None = None  # the node that is killed, and left out by the others
+    remove: str | None = None  # the node that is removed by an order of the coordinator
+    relay: bool = False  # whether only a relay can be dialled, from the beginning
+
+    @property
+    def changes(self) -> bool:
+        """Whether members change."""
+        return self.lose is not None or self.remove is not None
+
+
+def lay_out(
+    original: FederationFile,
+    raw: dict[str, Any],
+    trial: Trial,
+    path: Path,
+    folder: Path,
+    data: str | None,
+    *,
+    write: bool,
+) -> None:
+    """Makes what the members need in ``folder``: data if they are to be written, certificates, and the file.
+
+    ``raw`` is the content of the file ``path``; it is changed for what is to be rehearsed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if write:
+        _write_data(original, data, folder)
+    change_for(raw, trial, folder / "certs")
+    _on_loopback(raw)
+    certified = [*raw["node"], *(raw[role] for role in ("server", "relay") if role in raw)]
+    make_certificates(folder / "certs", original.name, [m["name"] for m in certified], days=7)
+    write_atomic(folder / "federation.toml", tomli_w.dumps(raw).encode())
+    if signature_path(path).exists() and not trial.changes:  # addresses are no part of what is signed
+        write_atomic(signature_path(folder / "federation.toml"), signature_path(path).read_bytes())
+
+
+def change_for(raw: dict[str, Any], trial: Trial, certs: Path) -> None:
+    """Changes the file ``raw`` for what is to be rehearsed."""
+    if trial.changes:  # the coordinator has not signed this one; here the rehearsal is the coordinator
+        raw["coordinator"] = public_key(make_key(certs))
+    if trial.lose is not None:
+        raw["membership"]["remove_after"] = SOON
+    elif trial.remove is not None:  # by the order alone
+        raw["membership"].pop("remove_after", None)
+    if trial.relay:
+        raw.setdefault("relay", {"name": "relay", "address": "127.0.0.1:1"})
+        raw["node"] = [{k: v for k, v in node.items() if k != "address"} for node in raw["node"]]
+
+
+def _on_loopback(raw: dict[str, Any]) -> None:
+    """All members with an address get a free port of this machine."""
+    all_members = [*raw["node"], *(raw[role] for role in ("server", "relay") if role in raw)]
+    members = [member for member in all_members if "address" in member]
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in members]
+    for member, taken in zip(members, sockets, strict=True):
+        member["address"] = f"127.0.0.1:{taken.getsockname()[1]}"
+    for taken in sockets:
+        taken.close()
+
+
+def _write_data(federation: FederationFile, data: str | None, folder: Path) -> None:
     """One npz file for each node, as the sites would have it."""
     for i, (name, part) in enumerate(zip(federation.names, _split(federation, data), strict=True)):
         count, own = federation.node[i].samples, len(next(leaves(part.train)))

@@ -1,4 +1,4 @@
-"""``holdfast federation remove``, ``add``, ``replace``, ``rollback``: orders of the coordinator."""
+"""The coordinator of a federation that runs: it signs orders, and gives them to all members it can reach."""
 
 from __future__ import annotations
 
@@ -28,65 +28,6 @@ Change = Literal["remove", "add", "replace"]
 TIMEOUT = 5.0  # seconds in which a member has to answer
 
 
-@private_files()
-def change_members(
-    path: Path,
-    change: Change,
-    members: list[str],
-    *,
-    asker: str | None,
-    certs: Path | None = None,
-    samples: int | None = None,
-    folder: Path | None = None,
-    output: Path | None = None,
-    insecure: bool = False,
-) -> None:
-    """Signs the order for ``members``, NAME or NAME=host:port, writes it, and tells everybody who is there.
-
-    ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
-    """
-    coordinator = Coordinator(path, certs, asker, insecure)
-    history, replies = coordinator.look(folder)
-    now = history.epoch
-    nodes = [_node(coordinator.file, now, change, member, samples) for member in members]
-    names = list(dict.fromkeys(node.name for node in nodes))
-    order = Order(
-        federation=coordinator.file.id, epoch=now.number, change=change, node=nodes[0], also=names[1:]
-    )
-    _foresee(coordinator.file, now, order)
-    coordinator.give(order, history, replies, output or path.parent / f"{change}-{'-'.join(names)}.json")
-
-
-@private_files()
-def roll_members_back(
-    path: Path,
-    to: int,
-    *,
-    asker: str | None,
-    certs: Path | None,
-    folder: Path | None,
-    output: Path | None,
-    insecure: bool,
-) -> None:
-    """Orders all members to go on from their models after round ``to``, in an epoch of its own.
-
-    ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
-    """
-    coordinator = Coordinator(path, certs, asker, insecure)
-    history, replies = coordinator.look(folder)
-    kept = [its for reply in replies if (its := reply.standing) is not None and its.newest is not None]
-    if kept and not all(its.has(to) for its in kept):
-        newest = min(its.newest for its in kept if its.newest is not None)
-        named = {*(round for its in kept for round in its.earlier), *range(max(newest - 20, 0), newest + 1)}
-        rounds = ", ".join(str(round) for round in sorted(named) if all(its.has(round) for its in kept))
-        rounds = rounds or "none"
-        raise HoldfastError(
-            f"--to {to}: choose a round whose models all have kept (limits.snapshots): {rounds}"
-        )
-    order = Order(federation=coordinator.file.id, epoch=history.epoch.number, change="rollback", to=to)
-    coordinator.give(order, history, replies, output or path.parent / f"rollback-{to}.json")
-
-
 class NobodyError(HoldfastError):
     """No member takes the order now; later some may."""
 
@@ -96,8 +37,10 @@ class NobodyError(HoldfastError):
 class Coordinator:
     """Whoever holds the coordinator's key, and a member's certificate to be heard with."""
 
-    def __init__(self, path: Path, certs: Path | None, asker: str | None, insecure: bool) -> None:
-        self.file, self.folder = read_federation(path), certs or path.parent / "certs"
+    def __init__(
+        self, path: Path, certs: Path | None = None, asker: str | None = None, *, insecure: bool = False
+    ) -> None:
+        self.path, self.file, self.folder = path, read_federation(path), certs or path.parent / "certs"
         if self.file.membership is None:
             raise HoldfastError(f"{path} has no [membership]: its members stay as they are")
         if not holds_key(self.folder, self.file):
@@ -106,15 +49,58 @@ class Coordinator:
             )
         if insecure:
             require_loopback(self.file, None)
-        self.asker = asker or _with_certificate(self.file, self.folder, insecure)
+        self.asker = asker or (self.file.members[0].name if insecure else only_key(self.file, self.folder))
         self.credentials = (
             None if insecure else load_credentials(self.folder, self.asker, self.file.coordinator)
         )
 
-    def look(self, folder: Path | None) -> tuple[History, list[Reply]]:
-        """All epochs so far, from ``folder`` if nobody can be reached; what those say who are in the last."""
-        told = self._tell(None, []).values()
-        latest = max((history for history, _ in told), key=lambda its: its.epoch.number, default=None)
+    def change(
+        self,
+        change: Change,
+        members: list[str],
+        *,
+        samples: int | None = None,
+        folder: Path | None = None,
+        output: Path | None = None,
+    ) -> None:
+        """Orders a change of ``members``, NAME or NAME=host:port.
+
+        ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
+        ``output``: where the signed order is written.
+        """
+        history, replies = self._look(folder)
+        now = history.epoch
+        nodes = [_node(self.file, now, change, member, samples) for member in members]
+        names = list(dict.fromkeys(node.name for node in nodes))
+        order = Order(federation=self.file.id, epoch=now.number, change=change, node=nodes[0], also=names[1:])
+        _foresee(self.file, now, order)
+        output = output or self.path.parent / f"{change}-{'-'.join(names)}.json"
+        self._give(order, history, replies, output)
+
+    def roll_back(self, to: int, *, folder: Path | None = None, output: Path | None = None) -> None:
+        """Orders all members to continue from their models after round ``to``, in an epoch of its own.
+
+        ``folder``, ``output``: as for ``change``.
+        """
+        history, replies = self._look(folder)
+        kept = [its for reply in replies if (its := reply.standing) is not None and its.newest is not None]
+        if kept and not all(its.has(to) for its in kept):
+            newest = min(its.newest for its in kept if its.newest is not None)
+            named = {
+                *(round for its in kept for round in its.earlier),
+                *range(max(newest - 20, 0), newest + 1),
+            }
+            rounds = ", ".join(str(round) for round in sorted(named) if all(its.has(round) for its in kept))
+            raise HoldfastError(
+                f"--to {to}: choose a round whose models all have kept (limits.snapshots): {rounds or 'none'}"
+            )
+        order = Order(federation=self.file.id, epoch=history.epoch.number, change="rollback", to=to)
+        self._give(order, history, replies, output or self.path.parent / f"rollback-{to}.json")
+
+    def _look(self, folder: Path | None) -> tuple[History, list[Reply]]:
+        """All epochs so far, from ``folder`` if nobody can be reached; what the members of the last say."""
+        answers = self._tell(None, []).values()
+        latest = max((history for history, _ in answers), key=lambda its: its.epoch.number, default=None)
         if latest is None and folder is not None:
             if not (folder / "membership").is_dir():
                 raise HoldfastError(f"--dir: {folder} is not the folder of a member whose members may change")
@@ -122,10 +108,11 @@ class Coordinator:
         if latest is None:
             raise NobodyError("no member could be reached: start them, or give the folder of one with --dir")
         number = latest.epoch.number
-        return latest, [reply for history, reply in told if history.epoch.number == number]
+        return latest, [reply for history, reply in answers if history.epoch.number == number]
 
-    def give(self, order: Order, history: History, replies: list[Reply], output: Path) -> None:
-        """Signs ``order``, writes it to ``output``, and tells everybody who is there.
+    @private_files()
+    def _give(self, order: Order, history: History, replies: list[Reply], output: Path) -> None:
+        """Signs ``order``, writes it to ``output``, and sends it to all members that can be reached.
 
         It takes the place of all that ``replies`` name for this epoch, which nobody has carried out.
         """
@@ -193,9 +180,9 @@ def _foresee(file: FederationFile, now: Epoch, order: Order) -> None:
     file.in_epoch(after)  # complains if there is no such network
 
 
-def _with_certificate(file: FederationFile, folder: Path, insecure: bool) -> str:
-    names = [member.name for member in file.members]
-    found = names if insecure else [name for name in names if (folder / f"{name}.key").exists()]
+def only_key(federation: FederationFile, folder: Path) -> str:
+    """The member whose key is in ``folder``; the first, if there are several."""
+    found = [member.name for member in federation.members if (folder / f"{member.name}.key").exists()]
     if not found:
         raise HoldfastError(f"{folder} holds no key of a member; name the folder with --certs")
     return found[0]

@@ -147,7 +147,7 @@ def import_named(kind: str, spec: str, example: str) -> Any:
         sys.path.append(os.getcwd())  # a console script does not search the current folder by itself
     try:
         module = import_module(module_name)
-    except Exception as error:
+    except Exception as error:  # of the user's own module, which runs while it is imported
         raise HoldfastError(
             f"{kind} {spec!r}: cannot import {module_name!r} in the current folder or the installed packages "
             f"({type(error).__name__}: {' '.join(str(error).split())})"

@@ -41,8 +41,8 @@ from holdfast.privacy import Ledger, NodeDP
 from holdfast.privacy.aggregation.arithmetic import default_threshold
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
-from holdfast_deploy.epochs import Epoch
 from holdfast_deploy.federation import Federation
+from holdfast_deploy.membership.roster import Roster
 from holdfast_deploy.own_model import OwnModel, read_own_model
 from holdfast_deploy.private_federation import check_private_federation, federation_ledger, federation_method
 
@@ -85,16 +85,16 @@ def check_round(federation: FederationFile) -> None:
             raise HoldfastError(
                 f"round.budget: {federation.algorithm.name} takes no local_steps; leave it out"
             )
-        if why := method.why_equal_steps:
+        if (why := method.capabilities.unequal_steps) is not True:
             raise HoldfastError(f"round.budget: all nodes have to take as many local steps, as {why}")
     if quorum is None or deadline is None:
         return
-    if not isinstance(method, ServerAlgorithm) or not method.allows_late:
+    if not method.capabilities.late_clients:
         why = "needs a message of every node in every round"
-        if isinstance(method, ServerAlgorithm) and method.allows_cohorts:
+        if isinstance(method, ServerAlgorithm):
             why = "forgets whoever is late, and leans towards those who never are"
         made: dict[str, Any] = {name: ALGORITHMS[name] for name in ALGORITHMS}
-        able = sorted(name for name, method_class in made.items() if method_class.allows_late)
+        able = sorted(name for name, method_class in made.items() if method_class.declared.late_clients)
         raise HoldfastError(
             f"round: {federation.algorithm.name} {why}; leave out the quorum, or choose {', '.join(able)}"
         )
@@ -307,7 +307,7 @@ class FederationFile(Federation):
     network: NetworkConfig = NetworkConfig()
     algorithm: ChosenAlgorithm
 
-    _members_digest: str = PrivateAttr(default="")  # of the file and the epoch, where it is not the first
+    _members_digest: str = PrivateAttr(default="")  # of the file and the roster, where it is not the first
 
     @property
     def model(self) -> Choice:
@@ -337,22 +337,22 @@ class FederationFile(Federation):
     def id(self) -> str:
         return hashlib.sha256(self.agreement + self._members_digest.encode()).hexdigest()[:32]
 
-    def in_epoch(self, epoch: Epoch) -> Self:
-        """The federation with the members of ``epoch``, of which this one is the file; checked."""
-        if epoch.number == 0:
+    def in_roster(self, roster: Roster) -> Self:
+        """The federation with the members of ``roster``, of which this one is the file; checked."""
+        if roster.number == 0:
             return self
         own = {node.name: node.address for node in self.node}
-        where = {node.name: node.address or own.get(node.name, "") for node in epoch.nodes}
-        nodes = [{**node.model_dump(), "address": where[node.name]} for node in epoch.nodes]
+        where = {node.name: node.address or own.get(node.name, "") for node in roster.nodes}
+        nodes = [{**node.model_dump(), "address": where[node.name]} for node in roster.nodes]
         changes: dict[str, Any] = {"node": nodes}
         if self.relay is not None:
-            there = {*epoch.names, *([self.server.name] if self.server else [])}
+            there = {*roster.names, *([self.server.name] if self.server else [])}
             links = [pair for pair in self.relay.links if there.issuperset(pair)]
             changes["relay"] = {**self.relay.model_dump(), "links": links}
         changed = self.of(self.model_dump() | changes)
         changed._own_model, changed._runs_own_model = self._own_model, self._runs_own_model
-        changed._epoch, changed._first_round = epoch.number, epoch.first
-        changed._members_digest = f"{self.id} {epoch.digest}"
+        changed._roster_number, changed._first_round = roster.number, roster.first
+        changed._members_digest = f"{self.id} {roster.digest}"
         changed.check()
         return changed
 
@@ -377,16 +377,16 @@ class FederationFile(Federation):
     @cached_property
     def method(self) -> Method:
         method = ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
-        if not method.names_parts and method.least_dim == 1:
+        if not method.names_parts and method.capabilities.least_dim == 1:
             sizes: dict[str, int] | None = {}  # no part of a model is treated apart
         elif (sizes := self.sizes) is None:
             method = method.for_any_model()
         elif method.names_parts:
             method = method.for_model(sizes)
-        elif sizes and method.least_dim > (numbers := sum(sizes.values())):
+        elif sizes and method.capabilities.least_dim > (numbers := sum(sizes.values())):
             name = self.algorithm.name
             raise HoldfastError(
-                f"{name} needs a model of {method.least_dim:g} numbers or more, got {numbers}"
+                f"{name} needs a model of {method.capabilities.least_dim:g} numbers or more, got {numbers}"
             )
         if any(node.local_steps for node in self.node):
             method = self._with_own_steps(method)

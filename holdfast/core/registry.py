@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from importlib import import_module
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.validation import check_arguments, parameters, quoted
@@ -108,6 +108,29 @@ def _summary(maker: Callable[..., Any]) -> str:
 def _type_name(parameter: inspect.Parameter) -> str:
     annotation = parameter.annotation
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+
+
+# --- what a class promises of itself --------------------------------------------------------------------
+
+
+class NotInherited:
+    """A class whose ``_promises``, class attributes by name, hold for itself only.
+
+    A subclass may override what they are about. Without a declaration of its own it promises nothing.
+    """
+
+    _promises: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in cls._promises:
+            if name not in vars(cls):
+                setattr(cls, name, cls._undeclared(getattr(cls, name)))
+
+    @classmethod
+    def _undeclared(cls, inherited: Any) -> Any:
+        """What a subclass has that does not declare the promise that it would have ``inherited``."""
+        return type(inherited)()
 
 
 # --- importing what a user names as ``module:attribute`` ------------------------------------------------

@@ -215,7 +215,7 @@ class Strategy(FlowerStrategy):
     @property
     def _may_lack(self) -> bool:
         """Whether a round can do without some clients of its cohort."""
-        return isinstance(self.method, ServerAlgorithm) and self.method.allows_cohorts
+        return isinstance(self.method, ServerAlgorithm)
 
     # --- who takes part -------------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ each client adds it to its own message; with secure aggregation, clients only ad
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import Method, ServerAlgorithm
+from holdfast.contract import Capabilities, Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
 from holdfast.core.tree import Tree, leaves, tree_map
@@ -77,8 +77,9 @@ class PrivateMessages(ServerAlgorithm[Noised]):
             )
 
     @property
-    def poisson_cohorts(self) -> bool:
-        return bool(self.budget.cohorts == "poisson")
+    def capabilities(self) -> Capabilities:
+        poisson, least = self.budget.cohorts == "poisson", self.inner.capabilities.least_dim
+        return replace(self.declared, poisson_cohorts=poisson, least_dim=least)
 
     @property
     def adaptive(self) -> bool:
@@ -167,10 +168,6 @@ class PrivateMessages(ServerAlgorithm[Noised]):
         personal: Tensor | None = self.inner.personal(s)
         return personal
 
-    @property
-    def least_dim(self) -> int:
-        return int(self.inner.least_dim)
-
 
 def check_clippable(method: Method) -> None:
     """Refuses a method whose messages cannot be clipped and noised one by one."""
@@ -180,7 +177,7 @@ def check_clippable(method: Method) -> None:
             f"NodeDP: the server only averages what nodes of {name} send one another; take a method that a "
             "server leads, such as FedAvg, or hf.DP, which protects samples in every method"
         )
-    if not method.clippable or method.answers:
+    if not method.capabilities.clippable or method.capabilities.answers:
         raise HoldfastError(
             f"NodeDP: messages of {name} tell how a client's own memory changes, which the server has to "
             "match, and clipping drives the two apart; take FedAvg, FedProx or FedCM, or hf.DP"

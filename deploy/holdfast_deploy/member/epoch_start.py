@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holdfast_deploy.epochs import HANDED_OVER
 from holdfast_deploy.member.keeper import EpochChanged
+from holdfast_deploy.member.state import MemberState
 from holdfast_deploy.storage.kept_models import KeptModels
 from holdfast_deploy.storage.messages import BeyondRepairError, DamagedError, MessageFile, specs
 from holdfast_deploy.storage.store import clear
@@ -94,14 +95,14 @@ def _model_of(member: Member, donor: str) -> Tensor:
     return member.run_on_loop(fetch)
 
 
-def epoch_notes(member: Member) -> dict[str, Any] | None:
-    """What stands beside the last state of the epoch before: what it has cost so far. None: nothing."""
+def state_of_epoch_before(member: Member) -> MemberState | None:
+    """The last state of the epoch before, without tensors: what taking part has cost so far."""
     number, keeper = member.federation.epoch, member.keeper
     if keeper is None or number == 0:
         return None
     path = keeper.voter.place(number - 1) / "state"
     try:
-        return MessageFile(path).header.notes if path.exists() else None
+        return MemberState.of_notes(MessageFile(path), member.x0) if path.exists() else None
     except DamagedError:  # only figures are lost
         return None
 

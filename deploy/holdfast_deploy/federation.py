@@ -181,7 +181,7 @@ class Federation(Section, ABC):
     def secret_cohorts(self) -> bool:
         """Whether only the server knows who takes part in a round; it tells each client of itself."""
         method = self.member_method
-        drawn = isinstance(method, ServerAlgorithm) and method.poisson_cohorts
+        drawn = method.capabilities.poisson_cohorts
         return drawn and self.cohort < len(self.node)
 
     @property

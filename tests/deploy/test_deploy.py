@@ -130,7 +130,7 @@ def test_half_precision_on_the_wire_halves_the_bytes_and_stays_close(tmp_path: P
 
 
 # Servers do not answer at the end of a round: methods that need it are refused.
-DEPLOYED = [case for case in ALL_METHODS if not getattr(ALGORITHMS[case.name], "answers", False)]
+DEPLOYED = [case for case in ALL_METHODS if not ALGORITHMS[case.name].declared.answers]
 
 
 def test_methods_whose_server_answers_are_refused() -> None:

@@ -110,7 +110,7 @@ def serve(path: Path, raw_port: int, messages: int, ready: Event, done: Event) -
     """Node a with published messages, and beside it the raw stream of the same bytes."""
     torch.set_num_threads(1)
     with open_node(path, "a") as node:
-        node.stage = 1
+        node.message_round = 1
         row = torch.randn(1, node.x0.numel(), generator=torch.Generator().manual_seed(0))
         published = [node.outbox.publish(node.header(i, row), row) for i in range(messages)]
         pieces = list(published[0].chunks())

@@ -26,8 +26,8 @@ _HOMES = {
         "CHANNELS Channel Half Identity BFloat16 Chain LowRank Natural RandomK TopK Uniform chain"
     ),
     "holdfast.contract": (
-        "ALGORITHMS Algorithm ServerAlgorithm Oracle Peers Rate Count Whole Positive NonNegative constant "
-        "halving cosine linear"
+        "ALGORITHMS Algorithm ServerAlgorithm Capabilities Oracle Peers Rate Count Whole Positive "
+        "NonNegative constant halving cosine linear"
     ),
     "holdfast.engines.common.simulation": "Simulation",
     "holdfast.experiments.setting": "build_problem",
@@ -95,8 +95,8 @@ if TYPE_CHECKING:
         Uniform as Uniform, chain as chain,
     )
     from holdfast.contract import (
-        ALGORITHMS as ALGORITHMS, Algorithm as Algorithm, Count as Count, NonNegative as NonNegative,
-        Oracle as Oracle, Peers as Peers, Positive as Positive, Rate as Rate,
+        ALGORITHMS as ALGORITHMS, Algorithm as Algorithm, Capabilities as Capabilities, Count as Count,
+        NonNegative as NonNegative, Oracle as Oracle, Peers as Peers, Positive as Positive, Rate as Rate,
         ServerAlgorithm as ServerAlgorithm, Whole as Whole, constant as constant, cosine as cosine,
         halving as halving, linear as linear,
     )

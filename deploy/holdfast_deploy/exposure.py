@@ -47,7 +47,7 @@ def _all_steps(federation: FederationFile, name: str | None) -> list[int]:
 def fewest_in_messages(federation: FederationFile, name: str | None) -> int:
     """Of how many gradients a message of the node ``name`` is made at least; of any node if it is none."""
     problem, steps = federation.problem, local_steps(federation, name)
-    if federation.method.sends_gradients:
+    if federation.method.capabilities.sends_gradients:
         return 1
     if problem.sampling == "poisson" and problem.private is None:  # all but one minibatch may be empty
         return 1

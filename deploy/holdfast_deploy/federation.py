@@ -181,7 +181,7 @@ class Federation(Section, ABC):
     def secret_cohorts(self) -> bool:
         """Whether only the server knows who takes part in a round; it tells each client of itself."""
         method = self.member_method
-        drawn = isinstance(method, ServerAlgorithm) and method.poisson_cohorts
+        drawn = method.capabilities.poisson_cohorts
         return drawn and self.cohort < len(self.node)
 
     @property
@@ -220,8 +220,8 @@ class Federation(Section, ABC):
         return isinstance(self.method, ServerAlgorithm)
 
     @property
-    def last_stage(self) -> int:
-        """In which everybody takes leave. Stage r is round r; then statistics are averaged, if at all."""
+    def last_message_round(self) -> int:
+        """That of the final messages. Message round r is round r; then statistics are averaged, if at all."""
         return self.rounds + (2 if self.averages_statistics else 1)
 
     @property

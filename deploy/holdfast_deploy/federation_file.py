@@ -85,16 +85,16 @@ def check_round(federation: FederationFile) -> None:
             raise HoldfastError(
                 f"round.budget: {federation.algorithm.name} takes no local_steps; leave it out"
             )
-        if why := method.why_equal_steps:
+        if (why := method.capabilities.unequal_steps) is not True:
             raise HoldfastError(f"round.budget: all nodes have to take as many local steps, as {why}")
     if quorum is None or deadline is None:
         return
-    if not isinstance(method, ServerAlgorithm) or not method.allows_late:
+    if not method.capabilities.late_clients:
         why = "needs a message of every node in every round"
-        if isinstance(method, ServerAlgorithm) and method.allows_cohorts:
+        if isinstance(method, ServerAlgorithm):
             why = "forgets whoever is late, and leans towards those who never are"
         made: dict[str, Any] = {name: ALGORITHMS[name] for name in ALGORITHMS}
-        able = sorted(name for name, method_class in made.items() if method_class.allows_late)
+        able = sorted(name for name, method_class in made.items() if method_class.declared.late_clients)
         raise HoldfastError(
             f"round: {federation.algorithm.name} {why}; leave out the quorum, or choose {', '.join(able)}"
         )
@@ -377,16 +377,16 @@ class FederationFile(Federation):
     @cached_property
     def method(self) -> Method:
         method = ALGORITHMS.build(self.algorithm.name, self.algorithm.parameters)
-        if not method.names_parts and method.least_dim == 1:
+        if not method.names_parts and method.capabilities.least_dim == 1:
             sizes: dict[str, int] | None = {}  # no part of a model is treated apart
         elif (sizes := self.sizes) is None:
             method = method.for_any_model()
         elif method.names_parts:
             method = method.for_model(sizes)
-        elif sizes and method.least_dim > (numbers := sum(sizes.values())):
+        elif sizes and method.capabilities.least_dim > (numbers := sum(sizes.values())):
             name = self.algorithm.name
             raise HoldfastError(
-                f"{name} needs a model of {method.least_dim:g} numbers or more, got {numbers}"
+                f"{name} needs a model of {method.capabilities.least_dim:g} numbers or more, got {numbers}"
             )
         if any(node.local_steps for node in self.node):
             method = self._with_own_steps(method)

@@ -51,7 +51,7 @@ def problem() -> Quadratics:
 
 
 def network(name: str, method: Algorithm | ServerAlgorithm[Any]) -> Network:
-    if isinstance(method, ServerAlgorithm) or method.needs_server:
+    if isinstance(method, ServerAlgorithm) or method.capabilities.topology == "server":
         return server(NODES)
     if name == "dspodfl":  # half of the nodes compute in one round of five, and half of the links are up
         busy = [1.0 if node % 2 else 0.2 for node in range(NODES)]

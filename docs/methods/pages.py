@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 from holdfast.algorithms import ALGORITHMS
 from holdfast.channels import CHANNELS
 from holdfast.cli.listing import entries
-from holdfast.contract import Algorithm, Channel, Method, ServerAlgorithm
+from holdfast.contract import Channel, Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves
 from holdfast.core.validation import Cohort, parameters
@@ -91,7 +91,7 @@ def example(name: str) -> Method:
 
 
 def is_served(method: Method) -> bool:
-    return isinstance(method, ServerAlgorithm) or (isinstance(method, Algorithm) and method.needs_server)
+    return isinstance(method, ServerAlgorithm) or method.capabilities.topology == "server"
 
 
 def runs(method: Method, over: Network, cohort: Cohort = "all", channel: Channel | None = None) -> bool:
@@ -117,7 +117,7 @@ def facts(name: str) -> str:
         "Keeps": f"{_vectors_of(footprint(method).state_vectors / NODES)} per node between rounds",
         "Local steps": local_steps(method),
         "Channels": channels(method),
-        "Needs convex f_i": "yes" if method.assumes_convex else "no",
+        "Needs convex f_i": "yes" if method.capabilities.assumes_convex else "no",
         "Paper": family["paper"],
     }
     lines = ["", f"| `{name}` | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items()), ""]
@@ -149,7 +149,9 @@ def sends(method: Method) -> str:
         up = counted.vectors_per_round / NODES / 2
         down = up
         if isinstance(method, ServerAlgorithm):
-            up = float(len(_vectors(client_message(method, NODES, method.least_dim + 1), method)))
+            up = float(
+                len(_vectors(client_message(method, NODES, method.capabilities.least_dim + 1), method))
+            )
             down = counted.vectors_per_round / NODES - up
         text = f"{_vectors_of(up)} up, {down:g} down per client and round: "
         text += f"{4 * up:g} + {4 * down:g} bytes per parameter"
@@ -167,7 +169,7 @@ def sends(method: Method) -> str:
 
 
 def _vectors(message: Any, method: Method) -> list[Any]:
-    return [leaf for leaf in leaves(message) if leaf.shape[-1] == method.least_dim + 1]
+    return [leaf for leaf in leaves(message) if leaf.shape[-1] == method.capabilities.least_dim + 1]
 
 
 def _vectors_of(count: float) -> str:
@@ -180,7 +182,7 @@ def local_steps(method: Method) -> str:
     who = []
     if "optimizer" in taken:
         who.append("any [optimiser](../optimizers.md)")
-    if method.uses_solver:
+    if method.capabilities.uses_solver:
         who.append("a solver of the local problem")
     return " or ".join(who) or "plain SGD, built into the method"
 

@@ -7,13 +7,20 @@ the server adds them up: that sum is also the mean of all duals. A client keeps 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.algorithms.proximal import check_solver_options, gradient_steps
-from holdfast.contract import ALGORITHMS, Memory, Optimizer, Oracle, ServerAlgorithm
+from holdfast.contract import (
+    ALGORITHMS,
+    Capabilities,
+    Memory,
+    Optimizer,
+    Oracle,
+    ServerAlgorithm,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Count
 from holdfast.optimizers import PLAIN
@@ -45,11 +52,11 @@ SOLVER_USES = {"exact": (), "gd": STEPS, "sgd": STEPS}
 class AFedPD(ServerAlgorithm[Server]):
     """FedPD with cohorts: duals of absent clients follow the cohort's mean (Sun et al. 2024)."""
 
-    columnwise: ClassVar[bool] = True
-    uses_solver: ClassVar[bool] = True
-    answers: ClassVar[bool] = True
-    compensates: ClassVar[bool | frozenset[str]] = (
-        True  # what a message lacks stays in the excess, and so in the next one
+    declared = Capabilities(
+        uses_solver=True,
+        answers=True,
+        compensates=True,  # what a message lacks stays in the excess, and so in the next one
+        columnwise=True,
     )
 
     eta: Rate  # inverse weight of the penalty ||x_i - x||^2 / (2 eta), 1/rho in the paper

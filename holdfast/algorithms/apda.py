@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.algorithms.feddr import proximal_point
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    Capabilities,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.validation import NonNegative, Positive
 from holdfast.solvers import LocalSolver, Newton
@@ -30,11 +36,7 @@ class Node(NamedTuple):
 class APDAInexact(Algorithm):
     """Primal-dual steps from inexact local proximal points, accelerated (reconstruction)."""
 
-    columnwise: ClassVar[bool] = True
-    uses_solver: ClassVar[bool] = True
-
-    needs_server: ClassVar[bool] = True
-    assumes_convex: ClassVar[bool] = True
+    declared = Capabilities(topology="server", assumes_convex=True, uses_solver=True, columnwise=True)
 
     lr: Rate  # primal step eta_x
     beta: Positive  # beta_y: how much of the local gradient enters the dual step; about 1/(2 L) to 1/L

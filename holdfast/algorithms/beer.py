@@ -8,12 +8,18 @@ channel H is X itself. The papers mix with the copies of the round before, so a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    Capabilities,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Share
 
@@ -30,11 +36,11 @@ class Node(NamedTuple):
 class _CompressedTracking(Algorithm):
     """What both do in a round; they differ in how m follows the gradients."""
 
-    lr: Rate
+    declared = Capabilities(
+        sends_gradients=True,  # the first tracker is the first gradient
+    )
 
-    @property
-    def sends_gradients(self) -> bool:  # the first tracker is the first gradient
-        return True
+    lr: Rate
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         g, zero = oracle.grad(x0), torch.zeros_like(x0)  # H = G = 0
@@ -56,7 +62,7 @@ class _CompressedTracking(Algorithm):
 class BEER(_CompressedTracking):
     """Gradient tracking made for compressed messages, exact (Zhao et al. 2022, Alg. 1)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(sends_gradients=True, columnwise=True)
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         return self._round(s, oracle, peers, 1.0)
@@ -67,7 +73,7 @@ class BEER(_CompressedTracking):
 class MoTEF(_CompressedTracking):
     """BEER that tracks an average of past gradients, for noisy ones, exact (Islamov et al. 2024)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(sends_gradients=True, columnwise=True)
 
     share: Share = 0.1  # lambda: weight of the new gradient in the average; 1 makes it BEER
 

@@ -6,8 +6,8 @@ alone: what mixing changed in a node's model is what the node's own gradients ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from holdfast.algorithms.averaging import descend_and_average
 from holdfast.contract import (
     ALGORITHMS,
     Algorithm,
+    Capabilities,
     LocalSteps,
     Memory,
     Optimizer,
@@ -42,6 +43,11 @@ def least_eigenvalue(share: float) -> float:
     return max(-1.0, 1 - 4 / (3 * share))
 
 
+def of_share(declared: Capabilities, share: float) -> Capabilities:
+    """``declared``, and what follows from mixing with (1 - share) I + share W."""
+    return replace(declared, least_eigenvalue=least_eigenvalue(share), integrates_twice=share)
+
+
 class Node(NamedTuple):
     x: Tensor  # the node's own model
     last: Tensor  # the model of the round before
@@ -52,13 +58,9 @@ class Node(NamedTuple):
 class Differences(Algorithm):
     """What the methods with one step per round have in common: a state of models and gradients."""
 
-    needs_constant_graph: ClassVar[bool] = True
+    declared = Capabilities(constant_graph=True, integrates_twice=HALF)
 
     lr: Rate
-
-    @property
-    def integrates_twice(self) -> float:
-        return HALF
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         return Node(x=x0, last=x0, g=torch.zeros_like(x0))  # the first round is a plain step
@@ -74,17 +76,13 @@ class Differences(Algorithm):
 class ExactDiffusion(Differences):
     """One step per round, exact with one vector per link (Yuan et al. 2019; D², Tang et al. 2018)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(constant_graph=True, columnwise=True)
 
     share: Share = HALF  # mixes with (1 - share) I + share W; 1 is D²; more is faster where W allows it
 
     @property
-    def least_eigenvalue(self) -> float:
-        return least_eigenvalue(self.share)
-
-    @property
-    def integrates_twice(self) -> float:
-        return self.share
+    def capabilities(self) -> Capabilities:
+        return of_share(self.declared, self.share)
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         g = oracle.grad(s.x)
@@ -97,7 +95,7 @@ class ExactDiffusion(Differences):
 class EXTRA(Differences):
     """One step per round, exact with one vector per link, gradients unmixed (Shi et al. 2015)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(constant_graph=True, integrates_twice=HALF, columnwise=True)
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
         g = oracle.grad(s.x)
@@ -117,15 +115,10 @@ class Composite(NamedTuple):
 class NIDS(Algorithm):
     """Exact Diffusion with a proximal step, for f + l1 ‖x‖₁ over any graph (Li, Shi and Yan 2019)."""
 
-    columnwise: ClassVar[bool] = True
-    needs_constant_graph: ClassVar[bool] = True
+    declared = Capabilities(constant_graph=True, integrates_twice=HALF, columnwise=True)
 
     lr: Rate  # up to 2/L on any graph
     l1: NonNegative = 0.0  # weight of ‖x‖₁, common to all nodes; 0 makes it Exact Diffusion
-
-    @property
-    def integrates_twice(self) -> float:
-        return HALF
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Composite:
         return Composite(x=x0, z=x0, last=x0, g=torch.zeros_like(x0))
@@ -151,9 +144,7 @@ class Local(NamedTuple):
 class LED(Algorithm):
     """Local Exact-Diffusion: local steps, exact with one vector per link (Alghunaim 2023, Alg. 1)."""
 
-    columnwise: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
-    needs_constant_graph: ClassVar[bool] = True
+    declared = Capabilities(constant_graph=True, unequal_steps=True, columnwise=True)
 
     lr: Rate
     local_steps: LocalSteps = 1  # 1 is Exact Diffusion
@@ -161,12 +152,8 @@ class LED(Algorithm):
     optimizer: Optimizer = PLAIN
 
     @property
-    def least_eigenvalue(self) -> float:
-        return least_eigenvalue(self.share)
-
-    @property
-    def integrates_twice(self) -> float:
-        return self.share
+    def capabilities(self) -> Capabilities:
+        return of_share(self.declared, self.share)
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Local:
         return Local(x=x0, dual=torch.zeros_like(x0), memory=self.optimizer.memory(x0))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.algorithms.fedavg import FedAvg
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    Capabilities,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.parameters import Rate, Weight
 from holdfast.core.validation import Count
 from holdfast.optimizers import AdamW, Momentum
@@ -24,8 +32,7 @@ OUTER = Momentum(0.9, average=False, nesterov=True)
 class DiLoCo(FedAvg):
     """FedAvg with AdamW inside and Nesterov momentum outside, for language models (Douillard et al. 2023)."""
 
-    columnwise: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
+    declared = Capabilities(needs_exact_sums=False, columnwise=True)
 
     server_lr: Rate = 0.7
     optimizer: Optimizer = INNER
@@ -48,8 +55,7 @@ class Message(NamedTuple):
 class NoLoCo(Algorithm):
     """DiLoCo without a server, slow models drawn together (Kolehmainen et al. 2025, authors' code)."""
 
-    columnwise: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
+    declared = Capabilities(needs_exact_sums=False, columnwise=True)
 
     lr: Rate
     local_steps: Count = 1
@@ -59,8 +65,9 @@ class NoLoCo(Algorithm):
     optimizer: Optimizer = INNER
 
     @property
-    def integrates_twice(self) -> float:
-        return self.pull if self.momentum else 0.0  # the velocity adds up what mixing changes, with a leak
+    def capabilities(self) -> Capabilities:
+        # The velocity adds up what mixing changes, with a leak.
+        return replace(self.declared, integrates_twice=self.pull if self.momentum else 0.0)
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         return Node(x=x0, velocity=torch.zeros_like(x0), memory=self.optimizer.memory(x0))

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    Capabilities,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
@@ -29,10 +37,7 @@ class DSpodFL(Algorithm):
     ``sporadic_links`` alone randomised gossip, with ``sporadic_gradients`` alone sporadic SGD.
     """
 
-    columnwise: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
-
-    needs_graph: ClassVar[bool] = True
+    declared = Capabilities(topology="graph", needs_exact_sums=False, columnwise=True)
 
     lr: Rate
     sporadic_gradients: bool = True  # False: every node computes in every round, however long it takes

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    Capabilities,
+    Oracle,
+    Peers,
+)
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative, Positive, check
 from holdfast.solvers import GapRule, LocalSolver, Newton, allowed_gap, gradient_norm_for_gap
@@ -45,12 +51,13 @@ class DualFL(Algorithm):
     objectives; ends where the common gradient is -alpha times the model. ``for_problem`` sets all three.
     """
 
-    columnwise: ClassVar[bool] = True
-
-    needs_server: ClassVar[bool] = True
-    assumes_convex: ClassVar[bool] = True
-    uses_solver: ClassVar[bool] = True
-    uses_curvature: ClassVar[bool] = True
+    declared = Capabilities(
+        topology="server",
+        assumes_convex=True,
+        uses_solver=True,
+        uses_curvature=True,
+        columnwise=True,
+    )
 
     nu: Positive  # step in the dual; at most the strong convexity of the local problems
     rho: Annotated[float, Field(ge=0, lt=1)] = 0.0  # momentum: 0 grows as in FISTA, larger settles lower

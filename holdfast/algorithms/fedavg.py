@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.contract import (
     ALGORITHMS,
+    Capabilities,
     Gradient,
     LocalSteps,
     Memory,
@@ -45,9 +46,7 @@ class FedAvg(ServerAlgorithm[Server]):
     what they achieve per step instead, which leaves the drift alone (FedNova, Wang et al. 2020).
     """
 
-    columnwise: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
-    unequal_steps: ClassVar[bool] = True
+    declared = Capabilities(needs_exact_sums=False, unequal_steps=True, columnwise=True)
 
     lr: Rate
     local_steps: LocalSteps = 1
@@ -57,8 +56,8 @@ class FedAvg(ServerAlgorithm[Server]):
     normalize: bool = field(default=False, kw_only=True)  # FedNova: average the changes per step
 
     @property
-    def clippable(self) -> bool:
-        return not self.normalize
+    def capabilities(self) -> Capabilities:
+        return replace(self.declared, clippable=not self.normalize)
 
     def init(self, x0: Tensor) -> Memory:
         return self.optimizer.memory(x0)
@@ -94,8 +93,7 @@ class FedAvg(ServerAlgorithm[Server]):
 class FedProx(FedAvg):
     """FedAvg with a pull (rho/2)||x - x_server||^2 towards the server's model; less drift, still biased."""
 
-    columnwise: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
+    declared = Capabilities(needs_exact_sums=False, unequal_steps=True, columnwise=True)
 
     rho: NonNegative = 0.1
     reduced: bool = False  # SARAH: a full gradient in every round, then differences of minibatch gradients
@@ -110,8 +108,9 @@ class FedProx(FedAvg):
             )
 
     @property
-    def why_equal_steps(self) -> str:
-        return super().why_equal_steps or ("SARAH's steps are not counted by node" if self.reduced else "")
+    def capabilities(self) -> Capabilities:
+        why = "SARAH's steps are not counted by node" if self.reduced else ""
+        return super().capabilities.with_equal_steps(why)
 
     def client(self, s: Memory, received: Tensor, oracle: Oracle) -> tuple[Memory, Tensor | Change]:
         if not self.reduced:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm
+from holdfast.contract import (
+    ALGORITHMS,
+    Capabilities,
+    Oracle,
+    ServerAlgorithm,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Count, Share
 from holdfast.optimizers import PLAIN
@@ -24,17 +29,12 @@ class Server(NamedTuple):
 class FedCM(ServerAlgorithm[Server]):
     """FedAvg whose steps mix own gradients with the last common direction (Xu et al. 2021)."""
 
-    columnwise: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
+    declared = Capabilities(needs_exact_sums=False, clippable=True, columnwise=True)
 
     lr: Rate
     local_steps: Count = 1
     alpha: Share = 0.1  # share of the client's own gradient in a step; 1 is FedAvg
     server_lr: Rate = 1.0
-
-    @property
-    def clippable(self) -> bool:
-        return True
 
     def init(self, x0: Tensor) -> tuple[()]:
         return ()

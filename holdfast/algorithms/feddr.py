@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Oracle, Peers, ServerAlgorithm
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    Capabilities,
+    Oracle,
+    Peers,
+    ServerAlgorithm,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.solvers import LocalSolver, Newton, Solver
 
@@ -40,9 +47,7 @@ class FedDR(ServerAlgorithm[Server]):
     happen in each client's first round: no traffic before the first round.
     """
 
-    columnwise: ClassVar[bool] = True
-    allows_late: ClassVar[bool] = True
-    uses_solver: ClassVar[bool] = True
+    declared = Capabilities(uses_solver=True, late_clients=True, columnwise=True)
 
     eta: Rate  # proximal step
     alpha: Annotated[float, Field(gt=0, le=2)] = 1.0  # relaxation: 1 makes it FedPD, 2 FedSplit
@@ -80,11 +85,7 @@ class Node(NamedTuple):
 class FedSplit(Algorithm):
     """Peaceman-Rachford splitting, fastest with eta = 1/sqrt(mu L) (Pathak and Wainwright 2020)."""
 
-    columnwise: ClassVar[bool] = True
-    uses_solver: ClassVar[bool] = True
-
-    needs_server: ClassVar[bool] = True
-    assumes_convex: ClassVar[bool] = True
+    declared = Capabilities(topology="server", assumes_convex=True, uses_solver=True, columnwise=True)
 
     eta: Rate  # proximal step
     solver: LocalSolver = EXACT

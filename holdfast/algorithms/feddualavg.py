@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm, State
+from holdfast.contract import (
+    ALGORITHMS,
+    Capabilities,
+    Oracle,
+    ServerAlgorithm,
+    State,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Count, NonNegative
 
@@ -28,8 +34,7 @@ class FedDualAvg(ServerAlgorithm[Server]):
     it the bias dies out like 1/rounds.
     """
 
-    columnwise: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
+    declared = Capabilities(needs_exact_sums=False, clippable=True, columnwise=True)
 
     lr: Rate
     local_steps: Count = 1
@@ -37,10 +42,6 @@ class FedDualAvg(ServerAlgorithm[Server]):
     l1: NonNegative = 0.0
     l2: NonNegative = 0.0
     l2_in_objective: bool = False  # l2 is in the objective already: it is taken out of the gradients
-
-    @property
-    def clippable(self) -> bool:
-        return True
 
     def init(self, x0: Tensor) -> State:
         return ()

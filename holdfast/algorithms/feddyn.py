@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.algorithms.proximal import check_solver_options, gradient_steps
 from holdfast.contract import (
     ALGORITHMS,
+    Capabilities,
     LocalSteps,
     Memory,
     Optimizer,
@@ -41,12 +42,12 @@ SOLVER_USES = {"exact": (), "gd": STEPS, "sgd": STEPS}
 class FedDyn(ServerAlgorithm[Server]):
     """Dynamic regularisation: exact with half of SCAFFOLD's traffic, cohorts too (Acar et al. 2021)."""
 
-    columnwise: ClassVar[bool] = True
-    allows_late: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
-    uses_solver: ClassVar[bool] = True
-    compensates: ClassVar[bool | frozenset[str]] = (
-        True  # what a message lacks stays in g, and so in the next one
+    declared = Capabilities(
+        uses_solver=True,
+        compensates=True,  # what a message lacks stays in g, and so in the next one
+        unequal_steps=True,
+        late_clients=True,
+        columnwise=True,
     )
 
     alpha: Rate  # weight of (alpha/2) ||x_i - x||^2
@@ -61,9 +62,9 @@ class FedDyn(ServerAlgorithm[Server]):
         check_solver_options(self, self.solver, SOLVER_USES)
 
     @property
-    def why_equal_steps(self) -> str:
+    def capabilities(self) -> Capabilities:
         why = "" if self.solver == "sgd" else "only the solver 'sgd' takes so many steps"
-        return super().why_equal_steps or why
+        return self.declared.with_equal_steps(why)
 
     def init(self, x0: Tensor) -> Client:
         return Client(g=torch.zeros_like(x0), memory=self.optimizer.memory(x0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from holdfast.algorithms.proximal import GradientSteps, check_solver_options, gr
 from holdfast.contract import (
     ALGORITHMS,
     Algorithm,
+    Capabilities,
     LocalSteps,
     Memory,
     Optimizer,
@@ -55,11 +56,7 @@ SOLVER_USES = {
 class FedPD(Algorithm):
     """Augmented Lagrangian with a dual per node; exact if every round communicates (Zhang et al. 2021)."""
 
-    columnwise: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
-    uses_solver: ClassVar[bool] = True
-
-    needs_server: ClassVar[bool] = True
+    declared = Capabilities(topology="server", uses_solver=True, unequal_steps=True, columnwise=True)
 
     eta: Rate  # inverse weight of the penalty ||x_i - x_0||^2 / (2 eta)
     # Oracle I: gd, sgd (Alg. 3); Oracle II: vr (Alg. 4); exact: Newton's method; or one that is nearly so
@@ -88,10 +85,10 @@ class FedPD(Algorithm):
             )
 
     @property
-    def why_equal_steps(self) -> str:
+    def capabilities(self) -> Capabilities:
         plain = self.solver == "sgd" and not self.decreasing
         why = "" if plain else "only the solver 'sgd', with steps of one size, takes so many"
-        return super().why_equal_steps or why
+        return self.declared.with_equal_steps(why)
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node | ReducedNode:
         dual = torch.zeros_like(x0)
@@ -119,7 +116,7 @@ class FedPD(Algorithm):
             return self.solver
         if self.lr is None:
             return Newton()
-        lr, steps = self.lr, most_steps(self.local_steps)  # the same for all: see ``why_equal_steps``
+        lr, steps = self.lr, most_steps(self.local_steps)  # the same for all: see ``capabilities``
         rates = [lr] * steps
         if self.decreasing:
             rates = [lr / (steps * round / 5 + q) ** 0.5 for q in range(1, steps + 1)]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm
+from holdfast.contract import (
+    ALGORITHMS,
+    Capabilities,
+    Oracle,
+    ServerAlgorithm,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.validation import NonNegative
 from holdfast.solvers import LocalSolver, Newton
@@ -36,11 +41,13 @@ class FiveGCS(ServerAlgorithm[Server]):
     becomes 1/(2 lr).
     """
 
-    columnwise: ClassVar[bool] = True
-    allows_late: ClassVar[bool] = True
-    uses_solver: ClassVar[bool] = True
-
-    assumes_convex: ClassVar[bool] = True
+    declared = Capabilities(
+        assumes_convex=True,
+        uses_solver=True,
+        sends_gradients=True,  # that at the point that the client has found
+        late_clients=True,
+        columnwise=True,
+    )
 
     lr: Rate  # primal step gamma; best near 1/sqrt(mu L)
     mu: NonNegative  # strong convexity of the objective
@@ -58,10 +65,6 @@ class FiveGCS(ServerAlgorithm[Server]):
     def predicted(self, server: Server) -> Tensor:
         """Proximal step on (mu/2) ||x||^2 against the duals' mean."""
         return (server.x - self.lr * server.v) / (1 + self.lr * self.mu)
-
-    @property
-    def sends_gradients(self) -> bool:  # that at the point that the client has found
-        return True
 
     def client(self, s: Client, received: Tensor, oracle: Oracle) -> tuple[Client, Tensor]:
         # argmin_y f_i(y) - (mu/2) ||y||^2 + (tau/2) ||y - centre||^2, with its two quadratics made one

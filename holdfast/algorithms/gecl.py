@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from holdfast.algorithms.averaging import descend_and_average
 from holdfast.contract import (
     ALGORITHMS,
     Algorithm,
+    Capabilities,
     Gradient,
     Inbox,
     LocalOptimizer,
@@ -71,7 +72,7 @@ def check_alpha(method: Algorithm, alpha: float, optimizer: LocalOptimizer) -> N
 class GECL(Algorithm):
     """One dual-corrected gradient step per exchange, a form of gradient tracking (Local G-ECL, eq. 6)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(columnwise=True)
 
     lr: Rate
     alpha: NonNegative = 0.0  # weight of the neighbours' model differences in the dual, equal on all links
@@ -108,8 +109,7 @@ class GECL(Algorithm):
 class LocalGECL(Algorithm):
     """Local steps corrected by a dual variable, exact on any connected graph (Local G-ECL, Alg. 1)."""
 
-    columnwise: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
+    declared = Capabilities(unequal_steps=True, columnwise=True)
 
     lr: Rate
     local_steps: LocalSteps = 1
@@ -123,13 +123,9 @@ class LocalGECL(Algorithm):
         check_alpha(self, self.alpha, self.optimizer)
 
     @property
-    def sends_gradients(self) -> bool:
-        return self.warm_start_rounds > 0
-
-    @property
-    def why_equal_steps(self) -> str:
+    def capabilities(self) -> Capabilities:
         why = "messages do not tell how far neighbours went, which alpha needs" if self.alpha else ""
-        return super().why_equal_steps or why
+        return replace(self.declared.with_equal_steps(why), sends_gradients=self.warm_start_rounds > 0)
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         dual = torch.zeros_like(x0)
@@ -154,7 +150,7 @@ class LocalGECL(Algorithm):
         del v
         dual = dual - inbox.mixed.v
         if mixed is not None:
-            step = most_steps(self.local_steps) * self.lr  # the same for all nodes: see ``why_equal_steps``
+            step = most_steps(self.local_steps) * self.lr  # the same for all nodes: see ``capabilities``
             dual = dual + self.alpha / 2 * model_differences(mixed, inbox, peers, step)
         return Node(x=x, mixed=inbox.mixed.x, dual=dual, memory=memory)
 
@@ -170,10 +166,7 @@ class LocalGECL(Algorithm):
 class LocalGECLServer(Algorithm):
     """Local G-ECL with a server: the same iterates as on a complete graph for half the traffic (Alg. 2)."""
 
-    columnwise: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
-
-    needs_server: ClassVar[bool] = True
+    declared = Capabilities(topology="server", unequal_steps=True, columnwise=True)
 
     lr: Rate
     local_steps: LocalSteps = 1
@@ -182,8 +175,8 @@ class LocalGECLServer(Algorithm):
     optimizer: Optimizer = PLAIN
 
     @property
-    def sends_gradients(self) -> bool:
-        return self.warm_start
+    def capabilities(self) -> Capabilities:
+        return replace(self.declared, sends_gradients=self.warm_start)
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         dual = torch.zeros_like(x0)

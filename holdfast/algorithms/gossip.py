@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.contract import (
     ALGORITHMS,
     Algorithm,
+    Capabilities,
     LocalSteps,
     Memory,
     Optimizer,
@@ -32,8 +33,7 @@ class Node(NamedTuple):
 class DSGD(Algorithm):
     """One gradient step and one mixing per round, DGD with stochastic gradients (Lian et al. 2017)."""
 
-    columnwise: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
+    declared = Capabilities(needs_exact_sums=False, columnwise=True)
 
     lr: Rate
     order: Literal["cta", "atc"] = "cta"  # combine-then-adapt, or adapt-then-combine
@@ -57,9 +57,7 @@ class DSGD(Algorithm):
 class Gossip(Algorithm):
     """Local SGD steps, then averaging with neighbours; also known as LD-SGD."""
 
-    columnwise: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
-    unequal_steps: ClassVar[bool] = True
+    declared = Capabilities(needs_exact_sums=False, unequal_steps=True, columnwise=True)
 
     lr: Rate
     local_steps: LocalSteps = 1
@@ -82,7 +80,7 @@ class Gossip(Algorithm):
 class PDSGDM(Gossip):
     """Gossip whose nodes keep their own momentum from round to round; biased (Gao and Huang 2020)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(needs_exact_sums=False, columnwise=True)
 
     optimizer: Optimizer = field(init=False)
     momentum: Decay = 0.9  # 0 is gossip
@@ -102,15 +100,14 @@ class Moving(NamedTuple):
 class QGDSGDM(Algorithm):
     """DSGD with quasi-global momentum: that of the mixed model, not of own gradients (Lin et al. 2021)."""
 
-    columnwise: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
+    declared = Capabilities(needs_exact_sums=False, columnwise=True)
 
     lr: Rate
     momentum: Decay = 0.9  # weight of m in a step, and of the old m in the new one; 0 is DSGD
 
     @property
-    def integrates_twice(self) -> float:
-        return self.momentum  # m takes in what mixing changes, with a leak
+    def capabilities(self) -> Capabilities:
+        return replace(self.declared, integrates_twice=self.momentum)  # m takes in what mixing changes
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Moving:
         return Moving(x=x0, m=torch.zeros_like(x0))

@@ -6,13 +6,22 @@ Printed there, a node goes on with its own dual; it must take the one it receive
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Algorithm, Edges, Memory, Optimizer, Oracle, Peers
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    Capabilities,
+    Edges,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Count, Positive
 from holdfast.optimizers import PLAIN
@@ -44,11 +53,7 @@ def reflect(z: Tensor, x: Tensor, edges: Edges) -> Tensor:
 class PDMM(Algorithm):
     """Local solves with a dual at each end of every link (Zhang & Heusdens 2018; Local G-ECL, eq. 5)."""
 
-    columnwise: ClassVar[bool] = True
-    uses_solver: ClassVar[bool] = True
-
-    needs_graph: ClassVar[bool] = True
-    needs_constant_graph: ClassVar[bool] = True
+    declared = Capabilities(topology="graph", constant_graph=True, uses_solver=True, columnwise=True)
 
     gamma: Rate  # how strongly a link pulls its two ends together
     theta: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of the received dual; 0.5 is ADMM, slow but safe
@@ -73,10 +78,7 @@ class PDMM(Algorithm):
 class ECL(Algorithm):
     """PDMM with gradient steps instead of exact solves, Edge-Consensus Learning (Niwa et al. 2020)."""
 
-    columnwise: ClassVar[bool] = True
-
-    needs_graph: ClassVar[bool] = True
-    needs_constant_graph: ClassVar[bool] = True
+    declared = Capabilities(topology="graph", constant_graph=True, columnwise=True)
 
     lr: Rate
     local_steps: Count = 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from holdfast.algorithms.fedavg import Change, FedAvg
 from holdfast.contract import (
     ALGORITHMS,
     Algorithm,
+    Capabilities,
     Memory,
     ModelPart,
     Optimizer,
@@ -19,7 +20,7 @@ from holdfast.contract import (
     Peers,
     found_part,
 )
-from holdfast.contract.parameters import Rate
+from holdfast.contract.parameters import Rate, least_dim
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, NonNegative
 from holdfast.optimizers import PLAIN
@@ -39,8 +40,7 @@ class Ditto(FedAvg):
     Personal models tend to the minimisers of f_i(v) + (rho/2) ||v - x||^2, where x is FedAvg's model.
     """
 
-    columnwise: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
+    declared = Capabilities(needs_exact_sums=False, columnwise=True)
 
     rho: NonNegative = 0.1  # the paper's lambda: 0 is training alone, large values give the common model
     personal_steps: Count = 1
@@ -76,7 +76,7 @@ class FedRep(Algorithm):
     number, that of the last trainable numbers of the model.
     """
 
-    keeps_sums: ClassVar[bool] = False
+    declared = Capabilities(needs_exact_sums=False)
 
     lr: Rate
     head: Part
@@ -90,11 +90,11 @@ class FedRep(Algorithm):
         return found_part(self.head)
 
     @property
-    def least_dim(self) -> int:
-        return self.own.least_dim
+    def capabilities(self) -> Capabilities:
+        return replace(self.declared, least_dim=least_dim(self.head))
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
-        if x0.shape[-1] < self.least_dim:
+        if x0.shape[-1] < self.own.least_dim:
             raise HoldfastError(
                 f"FedRep.head: should be less than the model's {x0.shape[-1]} trainable numbers, got "
                 f"{self.own.size}; count those of its last layers, the others are the body"
@@ -138,7 +138,7 @@ class FedBN(Algorithm):
     or a number, that of the last trainable numbers of the model.
     """
 
-    keeps_sums: ClassVar[bool] = False
+    declared = Capabilities(needs_exact_sums=False)
 
     lr: Rate
     local: Part
@@ -146,11 +146,11 @@ class FedBN(Algorithm):
     optimizer: Optimizer = PLAIN
 
     @property
-    def least_dim(self) -> int:
-        return found_part(self.local).least_dim
+    def capabilities(self) -> Capabilities:
+        return replace(self.declared, least_dim=least_dim(self.local))
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Stays:
-        if x0.shape[-1] < self.least_dim:
+        if x0.shape[-1] < found_part(self.local).least_dim:
             raise HoldfastError(
                 f"FedBN.local: the model has {x0.shape[-1]} trainable numbers, so none would be shared"
             )

@@ -7,12 +7,19 @@ Both sides add up what arrived, so what a compressor left out is part of the nex
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Compensated, Memory, Optimizer, Oracle, ServerAlgorithm
+from holdfast.contract import (
+    ALGORITHMS,
+    Capabilities,
+    Memory,
+    Optimizer,
+    Oracle,
+    ServerAlgorithm,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Count, Share
 from holdfast.optimizers import PLAIN
@@ -40,7 +47,7 @@ class Averaging(NamedTuple):
 class _Increments(ServerAlgorithm[Server]):
     """What both have in common: all but the increment."""
 
-    compensates: ClassVar[Compensated] = True
+    declared = Capabilities(compensates=True)
 
     lr: Rate
     local_steps: Count = 1
@@ -87,7 +94,7 @@ class _Increments(ServerAlgorithm[Server]):
 class SCALLION(_Increments):
     """SCAFFOLD with one vector up; for unbiased compressors (Huang et al. 2023)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(compensates=True, columnwise=True)
 
     alpha: Share = 1.0  # step of the control variate to the new gradient; smaller for coarser channels
 
@@ -106,7 +113,7 @@ class SCALLION(_Increments):
 class SCAFCOM(_Increments):
     """SCALLION that averages gradients over rounds, for any compressor such as top-k (Huang et al. 2023)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(compensates=True, columnwise=True)
 
     beta: Share = 0.2  # share of a round's gradient in the average; 1 makes it SCALLION with alpha = 1
 

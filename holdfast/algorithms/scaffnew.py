@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.algorithms.averaging import descend_and_average
-from holdfast.algorithms.diffusion import HALF, least_eigenvalue
-from holdfast.contract import ALGORITHMS, Algorithm, Memory, Optimizer, Oracle, Peers
+from holdfast.algorithms.diffusion import HALF, of_share
+from holdfast.contract import (
+    ALGORITHMS,
+    Algorithm,
+    Capabilities,
+    Memory,
+    Optimizer,
+    Oracle,
+    Peers,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Probability, Share
 from holdfast.optimizers import PLAIN
@@ -27,10 +35,7 @@ class Node(NamedTuple):
 class Scaffnew(Algorithm):
     """Rounds of random length, 1/p steps on average; fast with p = sqrt(mu/L) (Mishchenko et al. 2022)."""
 
-    columnwise: ClassVar[bool] = True
-
-    needs_server: ClassVar[bool] = True
-    assumes_convex: ClassVar[bool] = True
+    declared = Capabilities(topology="server", assumes_convex=True, columnwise=True)
 
     lr: Rate  # 1/L is safe
     p: Probability  # of communicating after a step; 1 makes it gradient descent
@@ -62,10 +67,7 @@ class Scaffnew(Algorithm):
 class DScaffnew(Algorithm):
     """Scaffnew between neighbours: rounds of random length, one vector per link, exact (Mishchenko 2022)."""
 
-    columnwise: ClassVar[bool] = True
-
-    needs_constant_graph: ClassVar[bool] = True
-    assumes_convex: ClassVar[bool] = True
+    declared = Capabilities(constant_graph=True, assumes_convex=True, columnwise=True)
 
     lr: Rate  # 1/L is safe
     p: Probability  # of communicating after a step; 1 makes it Exact Diffusion
@@ -73,12 +75,8 @@ class DScaffnew(Algorithm):
     optimizer: Optimizer = PLAIN
 
     @property
-    def least_eigenvalue(self) -> float:
-        return least_eigenvalue(self.share)
-
-    @property
-    def integrates_twice(self) -> float:
-        return self.share
+    def capabilities(self) -> Capabilities:
+        return of_share(self.declared, self.share)
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         return Node(x=x0, h=torch.zeros_like(x0), memory=self.optimizer.memory(x0))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.contract import (
     ALGORITHMS,
     Algorithm,
-    Compensated,
+    Capabilities,
     LocalSteps,
     Memory,
     Optimizer,
@@ -43,10 +43,12 @@ class Update(NamedTuple):
 class SCAFFOLD(ServerAlgorithm[Server]):
     """Control variates cancel each client's bias (Karimireddy et al. 2020)."""
 
-    columnwise: ClassVar[bool] = True
-    allows_late: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
-    compensates: ClassVar[Compensated] = frozenset({"c"})  # what is left out stays in g - c
+    declared = Capabilities(
+        compensates=frozenset({"c"}),  # what is left out stays in g - c
+        unequal_steps=True,
+        late_clients=True,
+        columnwise=True,
+    )
 
     lr: Rate
     local_steps: LocalSteps = 1
@@ -55,8 +57,8 @@ class SCAFFOLD(ServerAlgorithm[Server]):
     optimizer: Optimizer = PLAIN
 
     @property
-    def sends_gradients(self) -> bool:
-        return self.option == 1
+    def capabilities(self) -> Capabilities:
+        return replace(self.declared, sends_gradients=self.option == 1)
 
     def init(self, x0: Tensor) -> Client:
         return Client(c=torch.zeros_like(x0), memory=self.optimizer.memory(x0))
@@ -105,8 +107,7 @@ class Node(NamedTuple):
 class DSCAFFOLD(Algorithm):
     """SCAFFOLD between neighbours: every node tracks the mean control variate by gossip (reconstruction)."""
 
-    columnwise: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
+    declared = Capabilities(unequal_steps=True, columnwise=True)
 
     lr: Rate
     local_steps: LocalSteps = 1

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from holdfast.contract import ALGORITHMS, Oracle, ServerAlgorithm
+from holdfast.contract import (
+    ALGORITHMS,
+    Capabilities,
+    Oracle,
+    ServerAlgorithm,
+)
 from holdfast.contract.parameters import Rate
 from holdfast.core.validation import Probability
 from holdfast.optimizers import PLAIN
@@ -38,11 +43,11 @@ class TAMUNA(ServerAlgorithm[Server]):
     With everybody in every round it is CompressedScaffnew (Condat et al. 2022), and Scaffnew if all send all.
     """
 
-    columnwise: ClassVar[bool] = True
-    assumes_convex: ClassVar[bool] = True
-    answers: ClassVar[bool] = True
-    compensates: ClassVar[bool | frozenset[str]] = (
-        True  # feedback would bring entries back that others are to send
+    declared = Capabilities(
+        assumes_convex=True,
+        answers=True,
+        compensates=True,  # feedback would bring entries back that others are to send
+        columnwise=True,
     )
 
     lr: Rate  # gamma; 1/L is safe
@@ -51,12 +56,9 @@ class TAMUNA(ServerAlgorithm[Server]):
     chi: Probability = 0.5  # step of h; up to n (s-1) / (s (n-1)) is safe, for n clients in all
 
     @property
-    def sends_zeros(self) -> bool:
-        return self.copies is not None  # they are for the entries that others send
-
-    @property
-    def least_cohort(self) -> int:  # of a single client, no h would ever move
-        return self.copies or 2
+    def capabilities(self) -> Capabilities:
+        # Zeros stand for the entries that others send. Of a single client, no h would ever move.
+        return replace(self.declared, sends_zeros=self.copies is not None, least_cohort=self.copies or 2)
 
     def init(self, x0: Tensor) -> Client:
         return Client(h=torch.zeros_like(x0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.contract import (
     ALGORITHMS,
     Algorithm,
+    Capabilities,
     LocalSteps,
     Memory,
     Optimizer,
@@ -50,12 +51,12 @@ def combine_then_adapt(s: Node, oracle: Oracle, peers: Peers, step: Tensor) -> N
 class Tracking(Algorithm):
     """What the methods with a tracker have in common: they start it at the first gradient."""
 
+    declared = Capabilities(
+        sends_gradients=True,  # the first message is the first gradient
+    )
+
     lr: Rate
     optimizer: Optimizer = field(default=PLAIN, kw_only=True)  # sees the tracker as its gradient
-
-    @property
-    def sends_gradients(self) -> bool:  # the first message is the first gradient
-        return True
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Node:
         g = oracle.grad(x0)
@@ -70,7 +71,7 @@ class Tracking(Algorithm):
 class GTSGD(Tracking):
     """Gradient tracking: one step along the tracked mean gradient per round, exact (Xin et al. 2021)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(sends_gradients=True, columnwise=True)
 
     order: Literal["cta", "atc"] = "cta"  # combine-then-adapt, or adapt-then-combine with two exchanges
 
@@ -90,7 +91,7 @@ class GTSGD(Tracking):
 class NETFLEET(Tracking):
     """Local steps along a tracker that is corrected recursively, exact (Zhang et al. 2022, Alg. 1)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(sends_gradients=True, columnwise=True)
 
     local_steps: Count = 1  # K, of which the first follows the exchange; 1 is gradient tracking
 
@@ -110,7 +111,7 @@ class NETFLEET(Tracking):
 class FlexGT(Tracking):
     """Gradient tracking with several local steps and several exchanges a round, exact (Huang and Xu 2023)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(sends_gradients=True, columnwise=True)
 
     local_steps: Count = 1  # steps along the tracker, which follows each new gradient
     exchanges: Count = 1  # M: of the model, then of the tracker; each mixes with W^M
@@ -135,7 +136,7 @@ class FlexGT(Tracking):
 class DSGT(Tracking):
     """Reconstruction: plain local SGD steps, then one of gradient tracking; biased (Lu et al. 2020)."""
 
-    columnwise: ClassVar[bool] = True
+    declared = Capabilities(sends_gradients=True, columnwise=True)
 
     local_steps: Whole = 1  # K plain steps before the tracking step; 0 is gradient tracking
     optimizer: Optimizer = PLAIN  # of the plain steps
@@ -162,8 +163,7 @@ class Progress(NamedTuple):
 class KGT(Algorithm):
     """Local steps with a correction that tracks the round's mean gradient, exact (Liu et al. 2023)."""
 
-    columnwise: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
+    declared = Capabilities(unequal_steps=True, columnwise=True)
 
     lr: Rate
     local_steps: LocalSteps = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from holdfast.algorithms.averaging import descend_and_average
 from holdfast.contract import (
     ALGORITHMS,
     Algorithm,
+    Capabilities,
     LocalSteps,
     Memory,
     Optimizer,
@@ -33,10 +34,7 @@ class Node(NamedTuple):
 class VRLSGD(Algorithm):
     """SCAFFOLD's iterates for half its traffic: each node keeps only its deviation (Liang et al. 2019)."""
 
-    columnwise: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
-
-    needs_server: ClassVar[bool] = True
+    declared = Capabilities(topology="server", unequal_steps=True, columnwise=True)
 
     lr: Rate
     local_steps: LocalSteps = 1
@@ -75,18 +73,11 @@ class Model(NamedTuple):
 class FedLin(Algorithm):
     """Local steps corrected by fresh full gradients, for two round trips per round (Mitra et al. 2021)."""
 
-    columnwise: ClassVar[bool] = True
-    unequal_steps: ClassVar[bool] = True
-
-    needs_server: ClassVar[bool] = True
+    declared = Capabilities(topology="server", sends_gradients=True, unequal_steps=True, columnwise=True)
 
     lr: Rate
     local_steps: LocalSteps = 1
     optimizer: Optimizer = PLAIN
-
-    @property
-    def sends_gradients(self) -> bool:
-        return True
 
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> Model:
         return Model(x=x0, memory=self.optimizer.memory(x0))

@@ -196,11 +196,11 @@ def _costs(maker: Any, parameters: list[dict[str, Any]]) -> dict[str, Any]:
                 return {}
             sample[name] = fitting[0]
     method = maker(**sample)
-    served = isinstance(method, ServerAlgorithm) or method.needs_server
+    served = isinstance(method, ServerAlgorithm) or method.capabilities.topology == "server"
     nodes = 4
     network = server(nodes) if served else Network.of(ring(nodes))
     footprint = dry_run(method, network)
-    cohorts = isinstance(method, ServerAlgorithm) and method.allows_cohorts
+    cohorts = isinstance(method, ServerAlgorithm)
     return {
         "network": ("server, cohorts" if cohorts else "server") if served else _graphs(method),
         "vectors_per_round": footprint.vectors_per_round / (nodes if served else network.directed_links),
@@ -210,7 +210,7 @@ def _costs(maker: Any, parameters: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _graphs(method: Algorithm) -> str:
-    return "graph" if method.needs_graph else "graph or server"
+    return "graph" if method.capabilities.topology == "graph" else "graph or server"
 
 
 def _print(console: Console, kind: str, listed: list[dict[str, Any]]) -> None:

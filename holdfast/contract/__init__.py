@@ -11,6 +11,7 @@ network is a server, with the average of everybody. A ``ServerAlgorithm`` keeps 
 run with a sampled cohort of clients.
 """
 
+from holdfast.contract.capabilities import Capabilities
 from holdfast.contract.channel import CHANNELS, EVERY_USE, IDENTITY, Channel, ChosenChannel, Compensated, Draw
 from holdfast.contract.method import ALGORITHMS, Algorithm, Method, ServerAlgorithm, State
 from holdfast.contract.node import Edges, Inbox, Oracle, Peers
@@ -41,6 +42,7 @@ __all__ = [
     "SCHEDULES",
     "SOLVERS",
     "Algorithm",
+    "Capabilities",
     "Channel",
     "ChosenChannel",
     "Compensated",

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, InstanceOf
 from torch import Tensor
 
 from holdfast.contract.channel import EVERY_USE, Use
 from holdfast.core.errors import HoldfastError
-from holdfast.core.registry import Registry
+from holdfast.core.registry import NotInherited, Registry
 from holdfast.core.validation import Whole, check_fields, quoted
 
 # --- aggregations: how a node, or a server, puts together the messages that it received -----------------
 
 
 @dataclass(frozen=True)
-class Aggregation(ABC):
+class Aggregation(NotInherited, ABC):
     """A rule that makes one vector of several. A message of several vectors is taken vector by vector."""
 
+    _promises = ("serves", "columnwise", "plain")
     serves: ClassVar[frozenset[Use]] = frozenset()  # what it is made for; anything else is refused
     columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
     plain: ClassVar[bool] = False  # True: the mean with the network's weights, a matrix product
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # Not inherited, as for channels: a subclass that overrides anything has to declare them anew.
-        for name in ("serves", "columnwise", "plain"):
-            setattr(cls, name, vars(cls).get(name, getattr(Aggregation, name)))
 
     def __post_init__(self) -> None:
         check_fields(type(self).__name__, self)

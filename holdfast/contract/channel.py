@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, InstanceOf
 from torch import Tensor
 
 from holdfast.core.randomness import RandomStream, Word, uniform
-from holdfast.core.registry import Registry
+from holdfast.core.registry import NotInherited, Registry
 from holdfast.core.validation import check_fields
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class Mixing:
     by: Literal["neighbours", "an averaging server", "a leading server"]
     nodes: int
     weights: csr_array | None = None  # W, [nodes, nodes]; None with a server, where W = 11^T / n
-    compensated: Compensated = False  # ``Method.compensates``: no feedback is needed there
-    twice: float = 0.0  # ``Algorithm.integrates_twice``
+    compensated: Compensated = False  # ``Capabilities.compensates``: no feedback is needed there
+    twice: float = 0.0  # ``Capabilities.integrates_twice``
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mixing) and self._key == other._key
@@ -73,7 +73,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Channel(ABC):
+class Channel(NotInherited, ABC):
     """A way to send messages in fewer bytes. Its parameters are plain numbers.
 
     A sender computes ``encode`` and ``update``, a receiver ``decode``. What neighbours sent is put together
@@ -85,16 +85,11 @@ class Channel(ABC):
     the method's state. Exchanges before the first round remember nothing of one another.
     """
 
+    _promises = ("serves", "transparent", "columnwise")
     serves: ClassVar[frozenset[Use]] = frozenset()  # what it is made for; anything else is refused
     transparent: ClassVar[bool] = False  # True: messages travel as they are, and nothing is computed
     columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
     overflow: ClassVar[str] = "a finite number does not arrive as one"  # says what is wrong if that happens
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # Not inherited, as for methods: a subclass that overrides anything has to declare them anew.
-        for name in ("serves", "transparent", "columnwise"):
-            setattr(cls, name, vars(cls).get(name, getattr(Channel, name)))
 
     def __post_init__(self) -> None:
         check_fields(type(self).__name__, self)

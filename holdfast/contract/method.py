@@ -9,60 +9,55 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
-from holdfast.contract.channel import Compensated
+from holdfast.contract.capabilities import Capabilities, refuse_before
 from holdfast.contract.node import Oracle, Peers
 from holdfast.contract.parameters import Columns, Hyperparameters, Last, NamedPart
 from holdfast.core.errors import HoldfastError
-from holdfast.core.registry import Registry
+from holdfast.core.registry import NotInherited, Registry
 
 State = Any  # a NamedTuple of tensors [..., d], of the algorithm's own making
 
 
 @dataclasses.dataclass(frozen=True)
-class Method(Hyperparameters):
-    """What all methods declare of themselves."""
+class Method(NotInherited, Hyperparameters):
+    """What all methods have in common: hyperparameters, and a record of what they need and promise."""
 
-    assumes_convex: ClassVar[bool] = False  # True: what the method promises holds for convex f_i only
-    uses_solver: ClassVar[bool] = False  # True: solves local problems, some of which may end unsolved
-    keeps_sums: ClassVar[bool] = True  # True: what it promises needs exchanges that keep sums over nodes
-    uses_curvature: ClassVar[bool] = False  # True: ``for_problem`` gives hyperparameters from mu and L
-    compensates: ClassVar[Compensated] = False  # makes up itself for what compressors leave out of messages
-    # Not inherited: a subclass that overrides anything has to declare them anew.
-    unequal_steps: ClassVar[bool] = False  # True: ``local_steps`` may differ from node to node
-    allows_late: ClassVar[bool] = False  # True: a server may leave out clients in any pattern; same limit
+    _promises = ("declared",)
+    declared: ClassVar[Capabilities] = Capabilities()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in ("unequal_steps", "allows_late"):
-            setattr(cls, name, vars(cls).get(name, False))
+        refuse_before(cls)
+
+    @classmethod
+    def _undeclared(cls, inherited: Capabilities) -> Capabilities:
+        return inherited.of_subclass()
 
     def __post_init__(self) -> None:
-        if isinstance(vars(self).get("local_steps"), list | tuple | dict) and (why := self.why_equal_steps):
-            raise HoldfastError(f"{type(self).__name__}.local_steps: one number for all nodes, as {why}")
+        if isinstance(vars(self).get("local_steps"), list | tuple | dict):
+            why = self.capabilities.unequal_steps
+            if why is not True:
+                raise HoldfastError(f"{type(self).__name__}.local_steps: one number for all nodes, as {why}")
         super().__post_init__()
 
     @property
-    def why_equal_steps(self) -> str:
-        """Why nodes cannot take different numbers of local steps; empty: they can."""
-        return "" if self.unequal_steps else "it is not known where the method ends if they differ"
+    def capabilities(self) -> Capabilities:
+        """``declared``, completed by what depends on the hyperparameters."""
+        return self.declared
+
+    @property
+    def may_be_padded(self) -> bool:
+        """Whether zeros may follow the columns of a row: this and all of its parts declare ``columnwise``."""
+        return self.capabilities.columnwise and super().may_be_padded
 
     @classmethod
     def for_problem(cls, mu: float, L: float | None = None, **given: Any) -> Self:
         """The method with what theory says for ``mu``-strongly convex, ``L``-smooth f_i (None: nonsmooth).
 
-        ``given``: hyperparameters that the user has chosen. A class that has this sets ``uses_curvature``.
+        ``given``: hyperparameters that the user has chosen. A class that has this declares
+        ``uses_curvature``.
         """
         raise NotImplementedError(f"{cls.__name__} does not use the curvature")
-
-    @property
-    def sends_gradients(self) -> bool:
-        """Whether a message holds a gradient of the node's own data, as it is."""
-        return False
-
-    @property
-    def sends_zeros(self) -> bool:
-        """Whether entries of a message that are zero have to arrive as zeros."""
-        return False
 
     @property
     def names_parts(self) -> bool:
@@ -81,11 +76,6 @@ class Method(Hyperparameters):
         smallest: dict[str, Any] = dict.fromkeys(parts, Last(1))
         return dataclasses.replace(self, **smallest) if parts else self
 
-    @property
-    def least_dim(self) -> int:
-        """The fewest numbers that a model can have; from there, states and messages grow linearly."""
-        return 1
-
     def dual(self, s: State) -> Tensor | None:
         """The nodes' estimates of grad f_i(x*), [..., d], if the method keeps any, for the metric dual_error.
 
@@ -101,26 +91,6 @@ class Method(Hyperparameters):
 @dataclasses.dataclass(frozen=True)
 class Algorithm(Method, ABC):
     """A method without a leader: every node does the same and talks to its neighbours."""
-
-    needs_server: ClassVar[bool] = False  # True: correct only if the exchange averages everybody
-    needs_graph: ClassVar[bool] = False  # True: works along links, so a server will not do
-    needs_constant_graph: ClassVar[bool] = (
-        False  # True: may diverge if links or weights change between rounds
-    )
-
-    @property
-    def least_eigenvalue(self) -> float:
-        """The method may diverge if the mixing matrix has an eigenvalue below this; -1: none is."""
-        return -1.0
-
-    @property
-    def integrates_twice(self) -> float:
-        """The share θ of (1 - θ) I + θ W if what that changes in models is added up as well; 0: it is not.
-
-        Without curvature, model and dual of such a method are a double integrator, and a message that is
-        late by compression is negative damping: channels with error feedback have to know of it.
-        """
-        return 0.0
 
     @abstractmethod
     def init(self, x0: Tensor, oracle: Oracle, peers: Peers) -> State:
@@ -147,24 +117,6 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
     server, ``[..., d]`` on the clients.
     """
 
-    allows_cohorts: ClassVar[bool] = True
-    answers: ClassVar[bool] = False  # True: before it settles, the cohort is sent ``answer``
-
-    @property
-    def clippable(self) -> bool:
-        """Whether messages are changes [..., d] that no client's memory has to match: they may be clipped."""
-        return False
-
-    @property
-    def least_cohort(self) -> int:
-        """The fewest clients that a round needs to do what the method promises."""
-        return 1
-
-    @property
-    def poisson_cohorts(self) -> bool:
-        """Whether each client takes part by itself, so that cohorts have their size only on average."""
-        return False
-
     @abstractmethod
     def init(self, x0: Tensor) -> State:
         """What clients remember between rounds (an empty tuple if nothing), given ``x0`` once per client."""
@@ -186,7 +138,7 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
         """Takes in the cohort's mean message; ``share`` = cohort size / number of clients."""
 
     def answer(self, server: S) -> Any:
-        """What the cohort is sent once the server has taken in its messages, if the method ``answers``."""
+        """What the cohort is sent once the server has taken in its messages, if ``answers`` is declared."""
         return ()
 
     def finish(self, s: State, sent: Any, answer: Any, oracle: Oracle) -> State:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import BeforeValidator, InstanceOf
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.contract.parameters import Hyperparameters, Steps, turns
 from holdfast.core.errors import HoldfastError
-from holdfast.core.registry import Registry
+from holdfast.core.registry import NotInherited, Registry
 from holdfast.core.tree import tree_map
 
 Memory = Any  # an optimiser's state: () or a NamedTuple of tensors [..., d]; a counter is [..., 1]
@@ -22,8 +22,11 @@ Gradient = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, repr=False)
-class LocalOptimizer(Hyperparameters, ABC):
+class LocalOptimizer(NotInherited, Hyperparameters, ABC):
     """A rule for local steps ``x - lr * direction``, all nodes at once."""
+
+    _promises = ("columnwise",)
+    columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
 
     keep: bool = field(default=False, kw_only=True)  # its memory lasts for all rounds, or begins anew in each
 
@@ -39,6 +42,11 @@ class LocalOptimizer(Hyperparameters, ABC):
     @abstractmethod
     def update(self, gradient: Tensor, memory: Memory, x: Tensor) -> tuple[Tensor, Memory]:
         """The direction of the step from ``x``, and the memory after it."""
+
+    @property
+    def may_be_padded(self) -> bool:
+        """Whether zeros may follow the columns of a row: this and all of its parts are ``columnwise``."""
+        return self.columnwise and super().may_be_padded
 
     @property
     def plain(self) -> bool:

@@ -1,4 +1,4 @@
-"""Parts of a model that a method treats apart: its last numbers, or parameters by name."""
+"""What methods and optimisers are made of: schedules, numbers of local steps, parts of a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
 
 import torch
 from pydantic import BeforeValidator, Field, InstanceOf
@@ -112,13 +112,6 @@ class Hyperparameters:
     A field may have hyperparameters of its own, as a method's optimiser does: its schedules count, too.
     """
 
-    columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # Not inherited: a subclass that overrides a round or an update has to declare it anew.
-        cls.columnwise = vars(cls).get("columnwise", False)
-
     def __post_init__(self) -> None:
         check_fields(type(self).__name__, self)
         for name, value in vars(self).items():
@@ -129,9 +122,8 @@ class Hyperparameters:
 
     @property
     def may_be_padded(self) -> bool:
-        """Whether zeros may follow the columns of a row: this and all of its parts declare ``columnwise``."""
-        parts = [part for part in vars(self).values() if isinstance(part, Hyperparameters)]
-        return self.columnwise and all(part.may_be_padded for part in parts)
+        """Whether zeros may follow the columns of a row, as far as fields with hyperparameters know."""
+        return all(part.may_be_padded for part in vars(self).values() if isinstance(part, Hyperparameters))
 
     def at(self, round: int) -> Self:
         """The same with every schedule evaluated at ``round``."""
@@ -306,6 +298,11 @@ if TYPE_CHECKING:
     Part = ModelPart | NamedPart | int | str | list[str]
 else:
     Part = Annotated[InstanceOf[Last] | InstanceOf[Columns] | InstanceOf[NamedPart], BeforeValidator(_chosen)]
+
+
+def least_dim(part: Part) -> int:
+    """The smallest d of a model that has ``part`` and a rest; 1 while it is not known which columns it is."""
+    return part.least_dim if isinstance(part, Last | Columns) else 1
 
 
 def found_part(part: Part) -> ModelPart:

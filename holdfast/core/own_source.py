@@ -92,7 +92,7 @@ class OwnSource:
         sys.modules[self.module] = module
         try:
             own.exec_module(module)
-        except BaseException:
+        except BaseException:  # of the user's own module: what is half made must not be found again
             del sys.modules[self.module]
             raise
         return module

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import triton  # type: ignore[import-not-found]
-import triton.language as tl  # type: ignore[import-not-found]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 256
@@ -14,8 +14,8 @@ _BLOCK = 256
 _NUMBERS = ["k1", "columns", "size", *(f"{way}{word}" for word in range(5) for way in ("down", "across"))]
 
 
-@triton.jit(do_not_specialize=_NUMBERS)  # type: ignore[untyped-decorator]
-def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the annotations of its kernels itself
+@triton.jit(do_not_specialize=_NUMBERS)
+def _kernel(  # Triton reads the annotations of its kernels itself
     out, c0, c1, c2, c3, k0, k1, columns, size,
     down0, across0, down1, across1, down2, across2, down3, across3, down4, across4,
     ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
@@ -38,7 +38,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the annotations of 
 
 def philox_on_gpu(words: Sequence[Tensor], k1: int, rounds: int) -> Tensor:
     """Four random words [..., 4] for the counter and the first word of the key, which broadcast."""
-    shape = torch.broadcast_shapes(*(word.shape for word in words))  # type: ignore[no-untyped-call]
+    shape = torch.broadcast_shapes(*(word.shape for word in words))
     out = words[0].new_empty(*shape, 4)
     columns, size = (shape[-1] if shape else 1), out.numel() // 4
     if size:

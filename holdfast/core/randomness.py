@@ -78,7 +78,7 @@ def _in_operations(counter: Sequence[Word], key: Sequence[Word], rounds: int) ->
         x2, x3 = (p0 >> 32 & _MASK) ^ x3 ^ k1, p0 & _MASK
         k0, k1 = k0 + 0x9E3779B9 & _MASK, k1 + 0xBB67AE85 & _MASK
     words = [torch.as_tensor(x) for x in (x0, x1, x2, x3)]
-    return torch.stack(torch.broadcast_tensors(*words), dim=-1)  # type: ignore[no-untyped-call]
+    return torch.stack(torch.broadcast_tensors(*words), dim=-1)
 
 
 @torch.library.custom_op("holdfast::philox", mutates_args=())
@@ -96,7 +96,7 @@ def _in_one(words: Sequence[Tensor], k1: int, rounds: int) -> Tensor:
 
 @_in_one.register_fake
 def _(words: Sequence[Tensor], k1: int, rounds: int) -> Tensor:
-    shape = torch.broadcast_shapes(*(word.shape for word in words))  # type: ignore[no-untyped-call]
+    shape = torch.broadcast_shapes(*(word.shape for word in words))
     return words[0].new_empty(*shape, 4)
 
 

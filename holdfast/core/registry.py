@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from importlib import import_module
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.validation import check_arguments, parameters, quoted
@@ -110,6 +110,29 @@ def _type_name(parameter: inspect.Parameter) -> str:
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
 
 
+# --- what a class promises of itself --------------------------------------------------------------------
+
+
+class NotInherited:
+    """A class whose ``_promises``, class attributes by name, hold for itself only.
+
+    A subclass may override what they are about. Without a declaration of its own it promises nothing.
+    """
+
+    _promises: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in cls._promises:
+            if name not in vars(cls):
+                setattr(cls, name, cls._undeclared(getattr(cls, name)))
+
+    @classmethod
+    def _undeclared(cls, inherited: Any) -> Any:
+        """What a subclass has that does not declare the promise that it would have ``inherited``."""
+        return type(inherited)()
+
+
 # --- importing what a user names as ``module:attribute`` ------------------------------------------------
 #
 # Only for names in the user's own files: whoever writes the name chooses the code that runs.
@@ -124,7 +147,7 @@ def import_named(kind: str, spec: str, example: str) -> Any:
         sys.path.append(os.getcwd())  # a console script does not search the current folder by itself
     try:
         module = import_module(module_name)
-    except Exception as error:
+    except Exception as error:  # of the user's own module, which runs while it is imported
         raise HoldfastError(
             f"{kind} {spec!r}: cannot import {module_name!r} in the current folder or the installed packages "
             f"({type(error).__name__}: {' '.join(str(error).split())})"

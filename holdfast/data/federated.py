@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.core.validation import Count, check
 from holdfast.data.samples import (
     IGNORED,
@@ -116,7 +116,7 @@ class FederatedData:
         return len(next(leaves(self.x)))
 
     @property
-    def samples(self) -> Any:
+    def samples(self) -> Tree:
         """All samples here: a ``Pair``, or a dictionary of columns."""
         return self.x if self.y is None else Pair(self.x, self.y)
 
@@ -187,7 +187,7 @@ class FederatedData:
         """[N] int64: the node of each sample."""
         return np.repeat(self.here, self.counts[self.here])
 
-    def node(self, i: int) -> Any:
+    def node(self, i: int) -> Tree:
         """The samples of node ``i``, which must be here: a pair (x, y) or a dictionary (views, no copies)."""
         if not 0 <= i < self.nodes:
             raise HoldfastError(f"node {i} does not exist: expected 0..{self.nodes - 1}")
@@ -278,7 +278,7 @@ def _is_pair(parts: Sequence[Any]) -> bool:
     return len(parts) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in parts)
 
 
-def _dividing(whole: Any) -> str:
+def _dividing(whole: Tree) -> str:
     """How a data set becomes one for each node."""
     if isinstance(whole, Sequence):
         return "; divide it by hf.partition(x, y, hf.IID(), nodes=10)"
@@ -301,14 +301,14 @@ def no_empty_node(counts: np.ndarray) -> None:
         )
 
 
-def read_samples(where: str, part: Any) -> Any:
+def read_samples(where: str, part: Any) -> Tree:
     """The samples of a pair (x, y), a dictionary or a map-style torch Dataset, checked."""
     if is_dataset(part):
         part = stack_items(where, read_items(where, part, range(items_in(where, part))))
     return as_tree(where, part)
 
 
-def warn_if_random(where: str, part: Any, samples: Any) -> bool:
+def warn_if_random(where: str, part: Any, samples: Tree) -> bool:
     """Warns if ``part`` is a torch Dataset whose items are not what they were when ``samples`` were read."""
     if not is_dataset(part):
         return False
@@ -325,7 +325,7 @@ def warn_if_random(where: str, part: Any, samples: Any) -> bool:
     return False
 
 
-def alike(one: Any, samples: Any, row: int) -> bool:
+def alike(one: Any, samples: Tree, row: int) -> bool:
     """Whether a tree of a single sample is what ``samples`` have at ``row``."""
     pairs = zip(leaves(one), leaves(samples), strict=True)
     return all(a.shape[1:] == b.shape[1:] and torch.equal(a[0], b[row]) for a, b in pairs)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.generators import generators_kept, seed_generators
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.core.validation import Count, Whole, check
 from holdfast.data.federated import FederatedData, no_empty_node
 from holdfast.data.samples import as_tree, inputs_of, items_in, read_items, stack_items
@@ -110,7 +110,7 @@ class LazyData:
         by = {0: "", 1: " by a process"}.get(self.workers, f" by {self.workers} processes")
         return f"items read{by} when they are drawn, {self.why}"
 
-    def read(self, part: Part) -> Any:
+    def read(self, part: Part) -> Tree:
         """The items as a tree of tensors [rows, ...]."""
         dataset, where = self.datasets[int(np.searchsorted(self.here, part.node))], f"node {part.node}"
         with generators_kept():
@@ -133,7 +133,7 @@ class LazyData:
                 ) from error
         return with_rows(samples, len(part.items), part.rows, where)
 
-    def first(self, count: int, node: int | None = None) -> Any:
+    def first(self, count: int, node: int | None = None) -> Tree:
         """The first ``count`` items, or as many as there are, of a node; None: of the first that is here."""
         node = int(self.here[0]) if node is None else node
         items = tuple(range(min(count, int(self.counts[node]))))
@@ -145,7 +145,7 @@ class LazyData:
         first = [tuple(leaves(self.first(1, node))) for node in self.here.tolist()]
         return {"counts": self.counts, "kinds": kinds, "first": first, "collate_fn": self.collate_fn}
 
-    def _collated(self, where: str, items: list[Any]) -> Any:
+    def _collated(self, where: str, items: list[Any]) -> Tree:
         return as_tree(
             where, stack_items(where, items) if self.collate_fn is None else self.collate_fn(items)
         )
@@ -208,7 +208,7 @@ class Stream:
         """The stream as ``node`` sees it, among as many nodes as there are ``counts``."""
         return replace(self, nodes=len(counts), held=np.array([node]))
 
-    def first(self, count: int) -> Any:
+    def first(self, count: int) -> Tree:
         """At most ``count`` samples, to see what they are like: of the first batch of the first node here."""
         made = self.read(Part(int(self.here[0]), 0, 0, (), ((0, 0, 0, 0),), 0))
         return tree_map(lambda part: part[:count], made)
@@ -217,7 +217,7 @@ class Stream:
         """What tells this stream from others."""
         return {"nodes": self.nodes, "batch": self.batch}
 
-    def read(self, part: Part) -> Any:
+    def read(self, part: Part) -> Tree:
         """The batch of (node, round, step)."""
         where = f"node {part.node}"
         with generators_kept():
@@ -236,13 +236,13 @@ class Stream:
 AnyData = FederatedData | LazyData | Stream
 
 
-def shape_of_inputs(samples: Any) -> tuple[int, ...]:
+def shape_of_inputs(samples: Tree) -> tuple[int, ...]:
     """Shape of one sample; () if samples have several inputs."""
     inputs = inputs_of(samples)
     return tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
 
 
-def with_rows(samples: Any, expected: int, rows: int, where: str) -> Any:
+def with_rows(samples: Tree, expected: int, rows: int, where: str) -> Tree:
     """``samples``, which must be as many as ``expected``, with the last repeated up to ``rows``."""
     given = len(next(leaves(samples)))
     if given != expected:

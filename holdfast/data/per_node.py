@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.generators import DrawsWatched, generators_kept
 from holdfast.core.memory import available_memory
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.core.validation import check
 from holdfast.data.federated import ITEMS_READ_AGAIN, FederatedData, alike, read_samples, warn_if_random
 from holdfast.data.lazy import AnyData, Collate, LazyData, Part
@@ -37,7 +37,7 @@ SHARE_FOR_ITEMS = 0.25
 class _Rows:
     """Samples in memory as a data set of items."""
 
-    def __init__(self, samples: Any) -> None:
+    def __init__(self, samples: Tree) -> None:
         self.samples = samples
 
     def __len__(self) -> int:
@@ -182,7 +182,7 @@ def read_tests(test: Tests | None, data: AnyData) -> tuple[Any, list[int] | None
     return sets.samples, sets.counts.tolist()
 
 
-def read_test(where: str, part: Any) -> Any:
+def read_test(where: str, part: Any) -> Tree:
     """``read_samples``, with a warning if ``part`` is a Dataset with random transforms."""
     samples = read_samples(where, part)
     warn_if_random(where, part, samples)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 
 # --- what users hand in as samples and targets (numpy or torch), turned into checked tensors ------------
 
@@ -127,13 +127,13 @@ class Pair(NamedTuple):
     y: Tensor
 
 
-def as_tree(where: str, part: Any) -> Any:
+def as_tree(where: str, part: Any) -> Tree:
     """A node's samples, checked: ``Pair`` of a pair (x, y), a dictionary of tensors of a dictionary."""
     if isinstance(part, Mapping):
         if not part:
             raise HoldfastError(f"{where}: the dictionary is empty; expected columns such as 'input_ids'")
         target = target_name(part)
-        tree: Any = {
+        tree: Tree = {
             name: (as_targets if name == target else as_inputs)(f"{where}, {name!r}", column)
             for name, column in part.items()
         }
@@ -167,10 +167,10 @@ def _are_tensors(values: Any) -> bool:
     return any(isinstance(value, Tensor | np.ndarray) and value.ndim for value in values)
 
 
-def as_inputs(where: str, values: Any) -> Any:
+def as_inputs(where: str, values: Any) -> Tree:
     """Inputs of a model: one tensor, or several in a dictionary or tuple, all with a row per sample."""
     if isinstance(values, Mapping):
-        tree: Any = {name: as_inputs(f"{where}, {name!r}", column) for name, column in values.items()}
+        tree: Tree = {name: as_inputs(f"{where}, {name!r}", column) for name, column in values.items()}
     elif isinstance(values, tuple) and all(isinstance(v, Tensor | np.ndarray) and v.ndim for v in values):
         tree = tuple(as_inputs(f"{where}, input {i}", column) for i, column in enumerate(values))
     else:
@@ -187,7 +187,7 @@ def target_name(columns: Mapping[str, Any]) -> str | None:
     return next((name for name in TARGET_NAMES if name in columns), None)
 
 
-def inputs_of(samples: Any) -> Any:
+def inputs_of(samples: Tree) -> Tree:
     """What the model reads of ``samples``."""
     if not isinstance(samples, Mapping):
         return samples.x
@@ -195,7 +195,7 @@ def inputs_of(samples: Any) -> Any:
     return {name: column for name, column in samples.items() if name != target}
 
 
-def targets_of(samples: Any) -> Tensor | None:
+def targets_of(samples: Tree) -> Tensor | None:
     """What the loss compares the outputs with, if ``samples`` name it."""
     if not isinstance(samples, Mapping):
         pair: Pair = samples
@@ -204,7 +204,7 @@ def targets_of(samples: Any) -> Tensor | None:
     return None if target is None else samples[target]
 
 
-def map_inputs(function: Callable[[Tensor], Tensor], samples: Any) -> Any:
+def map_inputs(function: Callable[[Tensor], Tensor], samples: Tree) -> Tree:
     """``samples`` with ``function`` applied to every tensor but the targets."""
     targets = targets_of(samples)
 
@@ -214,7 +214,7 @@ def map_inputs(function: Callable[[Tensor], Tensor], samples: Any) -> Any:
     return tree_map(mapped, samples)
 
 
-def described(samples: Any) -> dict[str, str]:
+def described(samples: Tree) -> dict[str, str]:
     """Type and shape of one sample in every column: ``{"x": "torch.float32 [3]", "y": "torch.int64 []"}``."""
     columns = samples if isinstance(samples, Mapping) else samples._asdict()
 
@@ -224,7 +224,7 @@ def described(samples: Any) -> dict[str, str]:
     return {name: told(column) for name, column in columns.items()}
 
 
-def describe(samples: Any) -> str:
+def describe(samples: Tree) -> str:
     """The same in one line: ``x torch.float32 [3], y torch.int64 []``."""
     return ", ".join(f"{name} {kind}" for name, kind in described(samples).items())
 
@@ -263,7 +263,7 @@ def read_items(where: str, dataset: Any, rows: Sequence[int]) -> list[Any]:
         ) from error
 
 
-def stack_items(where: str, items: Sequence[Any]) -> Any:
+def stack_items(where: str, items: Sequence[Any]) -> Tree:
     """Items (x, y), or dictionaries, as columns: a pair, or a dictionary."""
     if not items:
         return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)

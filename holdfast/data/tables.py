@@ -218,7 +218,8 @@ def _targets(name: str, column: Any, words: Sequence[str] | None) -> np.ndarray:
         return Grouping.of(name, values).among(f"column {name!r}", words, _READ_TOGETHER)
     if values.dtype.kind not in "fbiu":
         raise HoldfastError(f"column {name!r} holds words, and that of the training data numbers")
-    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)  # type: ignore[no-any-return]
+    numbers: np.ndarray = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+    return numbers
 
 
 _READ_TOGETHER = "leave these rows out, or read the words from a frame that has all of them"
@@ -276,12 +277,12 @@ def read_columns(path: Path) -> Columns:
 def write_columns(path: Path, columns: Columns) -> None:
     """A file that ``read_columns`` reads."""
     trees = {"train": columns.train, "test": columns.test or {}}
-    named = {
+    named: dict[str, Any] = {
         f"{part}/{name}": column.cpu().numpy()
         for part, tree in trees.items()
         for name, column in tree.items()
     }
-    np.savez(path, **named)  # type: ignore[arg-type]
+    np.savez(path, **named)
 
 
 def count(columns: dict[str, Tensor]) -> int:

@@ -220,7 +220,7 @@ def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:
 
 def bias_warning(title: str, method: Method, network: Network) -> str | None:
     """What to tell the user of a method whose promises need the plain mean, where there is another rule."""
-    if network.aggregation.plain or not method.keeps_sums:
+    if network.aggregation.plain or not method.capabilities.needs_exact_sums:
         return None
     return (
         f"{title} reaches the optimum because exchanges keep sums over nodes, and "

@@ -37,7 +37,7 @@ class PendingFigures:
         if figures.is_cuda:
             self._figures = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
             self._figures.copy_(figures, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived = torch.cuda.Event()
             self._arrived.record()
 
     def figures(self) -> list[float]:
@@ -72,7 +72,7 @@ class Stopwatch:
     def total(self) -> Callable[[], float]:
         """The seconds until now, to be read when the figures are."""
         if not self.by_device:
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            if torch.cuda.is_initialized():
                 start = time.perf_counter()
                 torch.cuda.synchronize()
                 self.seconds += time.perf_counter() - start
@@ -88,7 +88,7 @@ class Stopwatch:
 
 
 def _now() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 

@@ -435,7 +435,7 @@ def costs(simulation: Simulation) -> dict[str, float]:
     extra: dict[str, float] = {}
     if simulation.network.activity is not None:
         extra |= delays(simulation)
-    if simulation.method.uses_solver:
+    if simulation.method.capabilities.uses_solver:
         extra |= dict(zip(SOLVER_COLUMNS, (work.value_evaluations, work.unfinished_solves), strict=True))
     if simulation.ledger is not None:
         extra[EPSILON_COLUMN] = simulation.ledger.epsilon

@@ -27,7 +27,7 @@ def planned_bytes(settings: dict[str, Any], setting: Setting, network: Network, 
     channel = as_channel(settings.get("channel", "identity"))
     if isinstance(channel, Compressor):
         channel = replace(channel, gamma="safe")  # found without trials; bytes do not depend on it
-    size = max(method.least_dim, min(setting.dim, MOST_NUMBERS // network.nodes))
+    size = max(method.capabilities.least_dim, min(setting.dim, MOST_NUMBERS // network.nodes))
     problem = ZeroProblem(network.nodes, size)
     problem.x0 = problem.x0.to(setting.dtype)
     simulation = Simulation(method, problem, network, seed=job.seed, cohort=job.cohort, channel=channel)

@@ -107,7 +107,7 @@ RULES = [
     Rule(
         "method",
         "constant graph that mixes without oscillating",
-        lambda f: f.least_eigenvalue >= LED(lr=1.0, share=0.9).least_eigenvalue,
+        lambda f: f.least_eigenvalue >= LED(lr=1.0, share=0.9).capabilities.least_eigenvalue,
         _local("led", share=0.9),
         "the graph is constant: LED is as exact as K-GT with one vector per link instead of two, as many "
         "as Gossip. On rings it was the best of eight methods on three data sets, or next to it",

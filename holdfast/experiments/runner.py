@@ -84,7 +84,7 @@ def named_folder(root: Path, name: str) -> Path:
 def extra_columns(plan: Planned) -> list[str]:
     """What only some experiments record."""
     sporadic = any(plan.setting(job).network.activity is not None for job in plan.jobs)
-    solving = any(plan.method(job).uses_solver for job in plan.jobs)
+    solving = any(plan.method(job).capabilities.uses_solver for job in plan.jobs)
     private = any(plan.setting(job).terms.private is not None for job in plan.jobs)
     return (
         (DELAY_COLUMNS if sporadic else [])

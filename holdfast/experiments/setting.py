@@ -221,7 +221,7 @@ def build_simulation(
 
 def convexity_warning(title: str, method: Method, problem: Problem) -> str | None:
     """What to tell the user of a method whose promises need a convex problem, if this one is not."""
-    if not method.assumes_convex or (reason := why_not_convex(problem)) is None:
+    if not method.capabilities.assumes_convex or (reason := why_not_convex(problem)) is None:
         return None
     return f"{title} promises to converge on convex objectives only, and here {reason}"
 
@@ -390,7 +390,7 @@ def _given_method(experiment: Experiment, setting: Setting) -> Method:
     if experiment.algorithm.curvature == "given":
         return build_algorithm(name, parameters)
     maker: type[Method] = algorithm_class(name)
-    if not maker.uses_curvature:
+    if not maker.declared.uses_curvature:
         raise HoldfastError(f"algorithm.curvature: {name!r} does not use the curvature; leave it out")
     for key in parameters:
         if key not in accepted_parameters(maker):

@@ -15,7 +15,7 @@ from holdfast.contract import Algorithm, Inbox, Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.fingerprint import fingerprint
 from holdfast.core.randomness import coin
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import Tree, tree_map
 from holdfast.data.per_node import as_data
 from holdfast.engines.common.channel_run import Received
 from holdfast.engines.common.counters import Work
@@ -62,7 +62,7 @@ class Memory:
         same_run = kept is not None and kept["run"] == self.run
         self.stages: list[int] = list(kept["stages"]) if same_run else []
 
-    def read(self, stage: int, like: Any) -> Any:
+    def read(self, stage: int, like: Any) -> Tree:
         """The state after ``stage``, a tree like ``like``; what comes later did not reach the server."""
         if stage not in self.stages:
             raise HoldfastError(
@@ -76,7 +76,7 @@ class Memory:
         """The client begins anew: the server has taken in nothing of it."""
         self._keep([])
 
-    def write(self, stage: int, state: Any) -> None:
+    def write(self, stage: int, state: Tree) -> None:
         """Keeps the ``state`` after ``stage`` beside the one it was made from."""
         self.records[_record(stage)] = to_record(state)
         self._keep([*(kept for kept in self.stages if kept < stage), stage])
@@ -142,7 +142,7 @@ class ReplayedPeers:
 
 
 def replay(
-    method: Algorithm, state: Any, x0: Tensor | None, oracle: BatchOracle, peers: ReplayedPeers
+    method: Algorithm, state: Tree, x0: Tensor | None, oracle: BatchOracle, peers: ReplayedPeers
 ) -> tuple[Any, Any]:
     """(the state after the stage, None), or (None, the message whose mean is wanted).
 
@@ -248,7 +248,7 @@ class _Stage:
         assert isinstance(self.method, Algorithm)
         return self._averaged(self.method, x0, below(named, "means"))
 
-    def _led(self, method: ServerAlgorithm[Any], x0: Tensor | None, received: Named) -> Any:
+    def _led(self, method: ServerAlgorithm[Any], x0: Tensor | None, received: Named) -> Tree:
         stage, like = self.control.stage, torch.empty_like(self.problem.x0, device="meta")
         method = method.at(stage - 1)
         state = self._before() if x0 is None else method.init(x0[None])
@@ -290,7 +290,7 @@ class _Stage:
         after, message = replay(method.at(r), before, x0, oracle, peers)
         return after, None if message is None else tree_map(lambda t: t[0], message)
 
-    def _before(self) -> Any:
+    def _before(self) -> Tree:
         """The state that the server knows of."""
         like = torch.empty_like(self.problem.x0, device="meta")
         kept = self.memory.read(self.control.taken, state_like(self.method, len(self.control.counts), like))
@@ -303,7 +303,7 @@ class _Stage:
         return oracle
 
 
-def state_like(method: Method, nodes: int, like: Tensor) -> Any:
+def state_like(method: Method, nodes: int, like: Tensor) -> Tree:
     """A tree like the state of one client, on the device "meta"."""
     method = method.at(0)
     if isinstance(method, ServerAlgorithm):
@@ -313,7 +313,7 @@ def state_like(method: Method, nodes: int, like: Tensor) -> Any:
     return method.init(like[None], zero_oracle(nodes, 0, like.numel()), peers)
 
 
-def _reply(message: Message, about: Answer, sent: Any, losses: list[Tensor]) -> Message:
+def _reply(message: Message, about: Answer, sent: Tree, losses: list[Tensor]) -> Message:
     records = content(about, sent)
     records["metrics"] = MetricRecord({"num-examples": about.samples})
     if losses:

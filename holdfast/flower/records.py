@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import named_leaves, tree_map
+from holdfast.core.tree import Tree, named_leaves, tree_map
 from holdfast.core.validation import explain
 
 ABOUT, ARRAYS = "holdfast", "holdfast.arrays"
@@ -55,7 +55,7 @@ class Answer(BaseModel):
     done: bool  # whether the stage is finished, or waits for a mean
 
 
-def content(about: BaseModel, tree: Any = ()) -> RecordDict:
+def content(about: BaseModel, tree: Tree = ()) -> RecordDict:
     """A message."""
     return RecordDict({ABOUT: ConfigRecord(about.model_dump()), ARRAYS: to_record(tree)})
 
@@ -73,7 +73,7 @@ def read_about(kind: type[M], records: RecordDict) -> M:
         raise HoldfastError(f"the message is not one of this version of holdfast: {explain(error)}") from None
 
 
-def to_record(tree: Any) -> ArrayRecord:
+def to_record(tree: Tree) -> ArrayRecord:
     """The tensors of ``tree`` by name."""
     return ArrayRecord({name: Array(t.detach().cpu().numpy()) for name, t in named_leaves(tree)})
 
@@ -89,7 +89,7 @@ def below(named: Named, prefix: str) -> Named:
     return inner | ({"value": named[prefix]} if prefix in named else {})
 
 
-def as_tree(named: Named, like: Any, where: str) -> Any:
+def as_tree(named: Named, like: Any, where: str) -> Tree:
     """A tree like ``like``, which may be on the device "meta"; other names, shapes or types are refused."""
     expected = {name: (list(t.shape), t.dtype) for name, t in named_leaves(like)}
     given = {name: (list(t.shape), t.dtype) for name, t in named.items()}

@@ -18,7 +18,7 @@ from holdfast.contract import Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.fingerprint import fingerprint
 from holdfast.core.randomness import cohort
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import Tree, tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.fit import check_fit, check_unanswered
 from holdfast.engines.common.trial import client_message, grown
@@ -43,7 +43,7 @@ POLL = 1.0  # seconds between looks at who is connected
 Reply = tuple[Answer, Message]
 
 
-class Strategy(FlowerStrategy):  # type: ignore[misc]  # flwr need not be installed
+class Strategy(FlowerStrategy):
     """``method`` led by, or averaged by, a Flower ServerApp with ``nodes`` clients of ``flower.Client``.
 
     ``model``: the module to begin with. ``cohort``: how many clients take part in a round. ``seed``: draws of
@@ -83,7 +83,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]  # flwr need not be instal
         self.counts = [0] * nodes
         self.taken: dict[int, int] = {}  # by number: the last stage whose message was taken in
         self.x0: Tensor | None = None
-        self.state: Any = None  # the server's, of a method that it leads
+        self.state: Tree = None  # the server's, of a method that it leads
         self.answered: list[Reply] = []  # the last replies of a stage that was averaged
 
     @property
@@ -215,7 +215,7 @@ class Strategy(FlowerStrategy):  # type: ignore[misc]  # flwr need not be instal
     @property
     def _may_lack(self) -> bool:
         """Whether a round can do without some clients of its cohort."""
-        return isinstance(self.method, ServerAlgorithm) and self.method.allows_cohorts
+        return isinstance(self.method, ServerAlgorithm)
 
     # --- who takes part -------------------------------------------------------------------------------
 

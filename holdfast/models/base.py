@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, ParamSpec
 
 from pydantic import Field
 from torch import nn
@@ -18,21 +18,22 @@ MODELS: Registry[nn.Module] = Registry("model", context=("input_shape", "outputs
 
 InputShape = Annotated[tuple[Count, ...], Field(min_length=1)]
 
-F = TypeVar("F", bound=Callable[..., nn.Module])
+P = ParamSpec("P")
 
 
-def model(name: str) -> Callable[[F], F]:
+def model(name: str) -> Callable[[Callable[P, nn.Module]], Callable[P, nn.Module]]:
     """Decorator: registers a model factory whose arguments are checked however it is called."""
 
-    def decorate(factory: F) -> F:
+    def decorate(factory: Callable[P, nn.Module]) -> Callable[P, nn.Module]:
         signature = inspect.signature(factory)
+        make: Callable[..., nn.Module] = factory
 
         @wraps(factory)
-        def checked(*args: Any, **kwargs: Any) -> nn.Module:
+        def checked(*args: P.args, **kwargs: P.kwargs) -> nn.Module:
             given = signature.bind(*args, **kwargs).arguments
-            return factory(**check_arguments(f"model {name!r}", factory, given))
+            return make(**check_arguments(f"model {name!r}", factory, given))
 
-        return MODELS.register(name)(checked)  # type: ignore[return-value]  # wraps keeps the signature
+        return MODELS.register(name)(checked)
 
     return decorate
 

@@ -8,16 +8,16 @@ each client adds it to its own message; with secure aggregation, clients only ad
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import Method, ServerAlgorithm
+from holdfast.contract import Capabilities, Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.privacy.budget import NodeDP
 from holdfast.problem.private import OwnRandomness, counted_noise, noised
 
@@ -64,7 +64,7 @@ class PrivateMessages(ServerAlgorithm[Noised]):
     expected: int
     seed: int
     contributors: int = 1
-    own: Any = None
+    own: Tree = None
 
     def __post_init__(self) -> None:
         assert isinstance(self.inner, ServerAlgorithm)
@@ -77,8 +77,9 @@ class PrivateMessages(ServerAlgorithm[Noised]):
             )
 
     @property
-    def poisson_cohorts(self) -> bool:
-        return bool(self.budget.cohorts == "poisson")
+    def capabilities(self) -> Capabilities:
+        poisson, least = self.budget.cohorts == "poisson", self.inner.capabilities.least_dim
+        return replace(self.declared, poisson_cohorts=poisson, least_dim=least)
 
     @property
     def adaptive(self) -> bool:
@@ -97,18 +98,18 @@ class PrivateMessages(ServerAlgorithm[Noised]):
         """The multiplier of the noise in the count, to which a client adds 1/2 or -1/2."""
         return self.expected * COUNT_NOISE / 0.5
 
-    def init(self, x0: Tensor) -> Any:
+    def init(self, x0: Tensor) -> Tree:
         return self.inner.init(x0)
 
     def init_server(self, x0: Tensor) -> Noised:
         clip, round = x0.new_full((1,), self.budget.clip), x0.new_zeros(1)
         return Noised(self.inner.init_server(x0), clip, round)
 
-    def broadcast(self, server: Noised) -> Any:
+    def broadcast(self, server: Noised) -> Tree:
         sent = self.inner.broadcast(server.inner)
         return Told(sent, server.clip) if self.adaptive else sent
 
-    def client(self, s: Any, received: Any, oracle: Any) -> tuple[Any, Any]:
+    def client(self, s: Tree, received: Any, oracle: Any) -> tuple[Any, Any]:
         told, clip = received if self.adaptive else (received, self.budget.clip)
         after, message = self.inner.client(s, told, oracle)
         squares = [part.square().sum(-1, keepdim=True) for part in leaves(message)]
@@ -137,7 +138,7 @@ class PrivateMessages(ServerAlgorithm[Noised]):
             clip = clip * torch.exp(-CLIP_RATE * (within + 0.5 - self.budget.quantile))
         return Noised(self.inner.server(server.inner, inner, share), clip, server.round + 1)
 
-    def _noised(self, sent: Any, clip: float | Tensor, nodes: Tensor, round: Word, share: float) -> Any:
+    def _noised(self, sent: Tree, clip: float | Tensor, nodes: Tensor, round: Word, share: float) -> Tree:
         """``sent``, rows [m, ...] of ``nodes`` [m], with ``share`` of the noise that a release needs."""
         inner, within = sent if self.adaptive else (sent, None)
         parts = list(leaves(inner))
@@ -152,24 +153,20 @@ class PrivateMessages(ServerAlgorithm[Noised]):
         half = torch.full_like(sensitivity, 0.5)
         return Clipped(inner, noised(draw, within, half, share * self.of_counts, nodes, round, 0, OF_COUNTS))
 
-    def finish(self, s: Any, sent: Any, answer: Any, oracle: Any) -> Any:
+    def finish(self, s: Tree, sent: Tree, answer: Any, oracle: Any) -> Tree:
         return self.inner.finish(s, sent.inner if self.adaptive else sent, answer, oracle)
 
     def model(self, server: Noised) -> Tensor:
         model: Tensor = self.inner.model(server.inner)
         return model
 
-    def dual(self, s: Any) -> Tensor | None:
+    def dual(self, s: Tree) -> Tensor | None:
         dual: Tensor | None = self.inner.dual(s)
         return dual
 
-    def personal(self, s: Any) -> Tensor | None:
+    def personal(self, s: Tree) -> Tensor | None:
         personal: Tensor | None = self.inner.personal(s)
         return personal
-
-    @property
-    def least_dim(self) -> int:
-        return int(self.inner.least_dim)
 
 
 def check_clippable(method: Method) -> None:
@@ -180,7 +177,7 @@ def check_clippable(method: Method) -> None:
             f"NodeDP: the server only averages what nodes of {name} send one another; take a method that a "
             "server leads, such as FedAvg, or hf.DP, which protects samples in every method"
         )
-    if not method.clippable or method.answers:
+    if not method.capabilities.clippable or method.capabilities.answers:
         raise HoldfastError(
             f"NodeDP: messages of {name} tell how a client's own memory changes, which the server has to "
             "match, and clipping drives the two apart; take FedAvg, FedProx or FedCM, or hf.DP"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.samples import describe, targets_of
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.gradients.support import RANDOM, reason
@@ -30,8 +30,10 @@ def check_loss(row_loss: RowLoss, source: Source, some: Any, test: Any) -> None:
     outputs = row_loss.probe(some, stacked=False)
     for targets in [own] if test is None else [own, targets_of(test)]:
         # A test set may have fewer samples than the model was tried on.
-        few = isinstance(outputs, Tensor) and outputs.ndim > 0 and targets is not None
-        loss.check(outputs[: len(targets)] if few else outputs, targets)  # type: ignore[arg-type]
+        few = outputs
+        if isinstance(outputs, Tensor) and outputs.ndim > 0 and targets is not None:
+            few = outputs[: len(targets)]
+        loss.check(few, targets)
     classes = loss.classes_of(outputs, own)
     source.watch(lambda read: loss.check_targets(read, classes))
 
@@ -64,7 +66,7 @@ Augment = Callable[[Any, Tensor], Any]
 """(samples [B, ...] of one node, key [4]) -> samples, drawn from the key alone; see ``random_uniform``."""
 
 
-def augmented(augment: Augment, samples: Any, keys: Tensor, stacked: bool) -> Any:
+def augmented(augment: Augment, samples: Tree, keys: Tensor, stacked: bool) -> Tree:
     """The samples [m, B, ...] of all nodes, each with its own key [4]; ``stacked``: in one call."""
     if stacked:
         return vmap(augment)(samples, keys)
@@ -72,7 +74,7 @@ def augmented(augment: Augment, samples: Any, keys: Tensor, stacked: bool) -> An
     return tree_map(lambda *parts: torch.stack(parts), *each)
 
 
-def check_augment(augment: Augment, samples: Any, key: Tensor, stacked: bool) -> Any:
+def check_augment(augment: Augment, samples: Tree, key: Tensor, stacked: bool) -> Tree:
     """``samples`` [B, ...] augmented; refuses a function that does not suit them."""
     twice, keys = tree_map(lambda part: torch.stack([part] * 2), samples), torch.stack([key] * 2)
     try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import Tree
 from holdfast.core.world import ALONE, World
 from holdfast.problem.losses import Loss
 from holdfast.problem.losses.base import Regulariser
@@ -21,7 +22,7 @@ from holdfast.problem.row_loss import RowLoss
 
 
 def convexity_of(
-    loss: RowLoss, regulariser: Regulariser, samples: Any, gram: Callable[[], Problem]
+    loss: RowLoss, regulariser: Regulariser, samples: Tree, gram: Callable[[], Problem]
 ) -> Convexity:
     """Of a loss of a model, tried on ``samples``; in float64."""
     cost, curvature = loss.loss, loss.loss.curvature
@@ -35,7 +36,7 @@ def convexity_of(
     return Convexity(None, regulariser.l2, attained, Bounds(curvature, gram, cost.quadratic))
 
 
-def _is_affine(loss: RowLoss, samples: Any) -> bool:
+def _is_affine(loss: RowLoss, samples: Tree) -> bool:
     """Whether model(x + y) + model(0) = model(x) + model(y) at two random points, which decides it."""
     generator, x0 = torch.Generator().manual_seed(0), loss.model.x0
     x, y = torch.randn(2, len(x0), dtype=torch.float64, generator=generator).to(x0)
@@ -49,7 +50,7 @@ def _is_affine(loss: RowLoss, samples: Any) -> bool:
 class SquaredOutputs(Loss):
     """||outputs||^2 / 2, whose Hessian in the parameters of an affine model is the Gram matrix."""
 
-    has_accuracy: ClassVar[bool] = False
+    has_accuracy = False
 
     def outputs(self, classes: int | None) -> int:
         raise NotImplementedError

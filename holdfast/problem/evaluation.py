@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.samples import TARGET_NAMES, targets_of
 from holdfast.problem.gradients.backend import Backend
 from holdfast.problem.row_loss import RowLoss
@@ -40,7 +40,7 @@ def node_statistics(loss: RowLoss, source: Source, vmapped: bool, rows: Tensor, 
     return pooled(torch.stack(found))
 
 
-def _measured(loss: RowLoss, vmapped: bool, rows: Tensor, samples: Any) -> Tensor:
+def _measured(loss: RowLoss, vmapped: bool, rows: Tensor, samples: Tree) -> Tensor:
     if vmapped:
         found: Tensor = vmap(loss.measured)(rows, samples)
         return found
@@ -61,7 +61,7 @@ class SampleTester:
     buffers: Buffers
     at_once: int
 
-    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+    def test(self, rows: Tensor, samples: Tree) -> tuple[Tensor, Tensor]:
         rows = self._completed(rows)
         total = torch.zeros(len(rows), 2, dtype=torch.float64, device=rows.device)
         with torch.no_grad():
@@ -70,7 +70,7 @@ class SampleTester:
         correct, loss = (total / len(next(leaves(samples)))).unbind(-1)
         return correct, loss
 
-    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
+    def outputs(self, rows: Tensor, samples: Tree) -> Iterator[tuple[Any, Tensor]]:
         if targets_of(samples) is None:
             raise HoldfastError(
                 "metrics of outputs need targets: call a column of the test set one of "
@@ -117,6 +117,6 @@ class SampleTester:
         """``rows`` with statistics: their own if they bring them, otherwise those of a common model."""
         return self.complete(rows) if rows.shape[1] == self.row_loss.model.dim else rows
 
-    def _prepared(self, rows: Tensor, samples: Any) -> Iterator[Any]:
+    def _prepared(self, rows: Tensor, samples: Tree) -> Iterator[Tree]:
         """``samples`` as the model takes them, as many at a time as fit for all ``rows``."""
         return self.source.prepared(samples, max(1, self.at_once // len(rows)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import total_memory
 from holdfast.core.precision import untried
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import Tree, tree_map
 from holdfast.data.samples import Pair, targets_of
 from holdfast.problem.checks import Augment
 from holdfast.problem.frozen import Features, Frozen
@@ -96,7 +96,7 @@ def _kept(row_loss: RowLoss, source: ArraySource) -> Kept:
     model.frozen = frozen
     _check_results(row_loss, example, frozen)
 
-    def of(batches: Iterator[Any]) -> Pair:
+    def of(batches: Iterator[Tree]) -> Pair:
         found = [_featured(frozen, samples) for samples in batches]
         return tree_map(lambda *parts: torch.cat(parts), *found)
 
@@ -109,13 +109,13 @@ def _kept(row_loss: RowLoss, source: ArraySource) -> Kept:
     )
 
 
-def _featured(frozen: Frozen, samples: Any) -> Pair:
+def _featured(frozen: Frozen, samples: Tree) -> Pair:
     targets = targets_of(samples)
     assert targets is not None
     return Pair(Features(frozen.features(True, samples)), targets)
 
 
-def _check_independence(frozen: Frozen, samples: Any) -> None:
+def _check_independence(frozen: Frozen, samples: Tree) -> None:
     """Refuses features that depend on other samples of the batch, or on whether the model is training."""
     mixed = tree_map(lambda part: torch.cat([part[:1], part[-1:].roll(1)]), samples)
     alone = tree_map(lambda part: torch.cat([part[:1]] * 3), samples)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.tree import Tree
 from holdfast.data.samples import Pair, map_inputs
 from holdfast.models import CountedDropout, dropout_keys, may_draw
 from holdfast.problem.frozen import Features, Frozen
@@ -122,14 +123,14 @@ class FlatModel:
                 parameter = module.get_parameter(name)
                 parameter.data = parameter.data.new_zeros(()).expand(shape)
 
-    def probe(self, call: Call, samples: Any, stacked: bool = True, calls: str = "") -> Any:
+    def probe(self, call: Call, samples: Tree, stacked: bool = True, calls: str = "") -> Any:
         """What ``call`` gives for a batch; raises, naming the layer, if copies cannot be trained.
 
         ``stacked``: side by side in one call; or one after the other. ``calls``: who is named if no layer is.
         """
         return probe(self._training, call, samples, stacked, calls)
 
-    def probe_evaluation(self, call: Call, samples: Any, calls: str = "") -> None:
+    def probe_evaluation(self, call: Call, samples: Tree, calls: str = "") -> None:
         """Raises, naming the layer, if models in eval mode cannot be called, or not twice with one result."""
         run = partial(self.evaluate, self.trial_row, call, samples)
         probe_evaluation(self._evaluation, run, self.x0.device, calls)
@@ -148,7 +149,7 @@ class FlatModel:
         }
 
     def train(
-        self, parameters: dict[str, Tensor], call: Call, samples: Any, key: Tensor, run: Run | None = None
+        self, parameters: dict[str, Tensor], call: Call, samples: Tree, key: Tensor, run: Run | None = None
     ) -> Tensor:
         """``call`` of the model while training; ``key`` [4] = (seed, node, round, step) feeds dropout."""
         cast = {name: value.to(self.compute) for name, value in parameters.items()}
@@ -172,13 +173,13 @@ class FlatModel:
     def _call_through(self) -> None:
         self._called = {True: Called(self._training), False: Called(self._evaluation)}
 
-    def evaluate(self, row: Tensor, call: Call, samples: Any, run: Run | None = None) -> Tensor:
+    def evaluate(self, row: Tensor, call: Call, samples: Tree, run: Run | None = None) -> Tensor:
         """``call`` of the model in eval mode; ``row`` [d + 2 s] has its statistics."""
         parameters = self.parameters(row)
         given = {place: parameters[name] for place, name in self._places}
         return self._run(False, given | self._statistics(row, "model."), call, samples, run)
 
-    def measured(self, row: Tensor, call: Call, samples: Any) -> Tensor:
+    def measured(self, row: Tensor, call: Call, samples: Tree) -> Tensor:
         """Means and variances [2, s] of what BatchNorm sees in ``call`` on a batch; ``row`` [d]."""
         with measuring() as found:
             self.evaluate(torch.cat([row[: self.dim], row.new_zeros(2 * self.statistics)]), call, samples)
@@ -210,7 +211,7 @@ class FlatModel:
         return (self._training, [*places, *keys]), (self._evaluation, places)
 
     def _run(
-        self, training: bool, given: dict[str, Tensor], call: Call, samples: Any, run: Run | None
+        self, training: bool, given: dict[str, Tensor], call: Call, samples: Tree, run: Run | None
     ) -> Tensor:
         if run is not None:
             named = {place.removeprefix("model."): tensor for place, tensor in given.items()}
@@ -222,7 +223,7 @@ class FlatModel:
             )
         return result
 
-    def _entering(self, training: bool, samples: Any) -> AbstractContextManager[Any]:
+    def _entering(self, training: bool, samples: Tree) -> AbstractContextManager[Any]:
         """What the module is called with: ``samples``, or what stands in for them if these are features."""
         if isinstance(samples, Pair) and isinstance(samples.x, Features):
             assert self.frozen is not None

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.tree import is_tree, tree_map
+from holdfast.core.tree import Tree, is_tree, tree_map
 from holdfast.data.samples import inputs_of
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-def forward(model: nn.Module, samples: Any) -> Any:
+def forward(model: nn.Module, samples: Tree) -> Any:
     """The outputs of ``model`` for a batch, in float32 at least.
 
     Inputs are one tensor, or keyword arguments in a dictionary, or arguments in a tuple. Of an answer that

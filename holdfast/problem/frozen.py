@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.overrides import TorchFunctionMode
 
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.samples import Pair, targets_of
 from holdfast.models import CountedDropout, dropout_keys
 from holdfast.problem.forward import forward
@@ -39,7 +39,7 @@ class Features(NamedTuple):
 class Noted:
     """What a forward pass on so many samples does with frozen values."""
 
-    samples: Any  # without numbers
+    samples: Tree  # without numbers
     answers: list[tuple[Any, Any]] = field(default_factory=list)  # functions and what they give, in order
     shadows: dict[int, Tensor] = field(default_factory=dict)  # all tensors without numbers, by their ids
     features: dict[int, int] = field(default_factory=dict)  # of those the trained part reads: their numbers
@@ -74,7 +74,7 @@ class Noted:
 
         return pytree.tree_map(found, tree)
 
-    def samples_with(self, targets: Tensor) -> Any:
+    def samples_with(self, targets: Tensor) -> Tree:
         own = targets_of(self.samples)
         return tree_map(lambda part: targets if part is own else part, self.samples)
 
@@ -120,7 +120,7 @@ class _Walk(TorchFunctionMode):
 class Frozen:
     """``modules``: the model while training (True) and in eval mode (False). ``example``: two samples."""
 
-    def __init__(self, modules: dict[bool, nn.Module], example: Any) -> None:
+    def __init__(self, modules: dict[bool, nn.Module], example: Tree) -> None:
         self.modules, self.example = modules, example
         self.constant: set[int] = set()
         for module in modules.values():
@@ -186,7 +186,7 @@ class Frozen:
         return noted
 
     @contextmanager
-    def standing_in(self, training: bool, samples: Pair) -> Iterator[Any]:
+    def standing_in(self, training: bool, samples: Pair) -> Iterator[Tree]:
         """What to give a model in place of samples of which there are the features, [B, ...]."""
         noted = self.noted(training, len(samples.y))
         values = {key: samples.x.kept[number] for key, number in noted.features.items()}
@@ -194,7 +194,7 @@ class Frozen:
             yield noted.samples_with(samples.y)
 
     @torch.no_grad()
-    def features(self, training: bool, samples: Any) -> tuple[Tensor, ...]:
+    def features(self, training: bool, samples: Tree) -> tuple[Tensor, ...]:
         """The features of a batch."""
         targets = targets_of(samples)
         assert targets is not None

@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import RandomStream as Purpose
 from holdfast.core.randomness import Word, philox
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.lazy import AnyData, LazyData, Part, Stream
 from holdfast.data.samples import describe, described, targets_of
 from holdfast.problem.sampling import SamplingName, Shuffle, build_sampling, drawn_by, weights_of
@@ -73,7 +73,7 @@ class BatchReader:
         return self._pool.submit(_read_there, group)
 
 
-def read_group(read: ReadPart, group: Group) -> Any:
+def read_group(read: ReadPart, group: Group) -> Tree:
     """All parts, one below the other."""
     trees = [read(part) for part in group]
     first = describe(trees[0])
@@ -86,7 +86,7 @@ def read_group(read: ReadPart, group: Group) -> Any:
     return tree_map(lambda *columns: torch.stack(columns), *trees)
 
 
-def joined(trees: Sequence[Any], dim: int = 0) -> Any:
+def joined(trees: Sequence[Tree], dim: int = 0) -> Tree:
     """What several groups gave, as one tree."""
     try:
         return tree_map(lambda *columns: torch.cat(columns, dim=dim), *trees)
@@ -106,7 +106,7 @@ def _start(read: ReadPart) -> None:
     torch.set_num_threads(1)
 
 
-def _read_there(group: Group) -> Any:
+def _read_there(group: Group) -> Tree:
     assert _read is not None
     return read_group(_read, group)
 
@@ -142,7 +142,7 @@ class HostSource:
         self.check: Callable[[Tensor], None] | None = None
         self._asked: tuple[Tensor, int, Tensor] | None = None
 
-    def fetch(self, nodes: Tensor, round: Word, step: Word, items: Any, rows: int) -> Any:
+    def fetch(self, nodes: Tensor, round: Word, step: Word, items: Any, rows: int) -> Tree:
         """Samples [m, rows, ...] on the device; ``items`` (nodes, round, step) -> [m] tuples to read."""
         if isinstance(round, Tensor) or isinstance(step, Tensor):
             raise HoldfastError("samples are read on the host, step by step")
@@ -162,7 +162,7 @@ class HostSource:
         self.reader.prefetch(groups(*self.schedule.after(round, step)) if self.reader.workers else [])
         return self.enter(joined(trees), by_node=True)
 
-    def enter(self, samples: Any, by_node: bool = False) -> Any:
+    def enter(self, samples: Tree, by_node: bool = False) -> Tree:
         """``samples`` [N, ...] on the device, their targets checked; ``by_node``: they are [m, B, ...]."""
         targets = targets_of(samples)
         if self.check is not None and targets is not None:
@@ -175,7 +175,7 @@ class HostSource:
             self._asked = (nodes, nodes._version, nodes.to("cpu", copy=True))
         return self._asked[2]
 
-    def test_set(self, samples: Any, own: Any) -> Any:
+    def test_set(self, samples: Tree, own: Tree) -> Tree:
         """``samples`` where the model is, if they are like ``own``."""
         self.input_transform.check_alike(samples, described(own))
         return self.input_transform.place(samples)
@@ -272,11 +272,11 @@ class LazySource:
         there, size = nodes.cpu(), None if of_all_data else self.batch_size
         return weight_of_one(self.counts[there], self.scale[there], size).to(self.like)
 
-    def test_set(self, samples: Any) -> Any:
+    def test_set(self, samples: Tree) -> Tree:
         own = self._items(int(self.here[0]), range(1))
         return self.host.test_set(samples, own)
 
-    def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
+    def prepared(self, stored: Tree, at_once: int) -> Iterator[Tree]:
         return self.host.input_transform.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> LazySource:
@@ -290,7 +290,7 @@ class LazySource:
     def identity(self) -> None:
         return None  # what data sets hold is not known without reading them
 
-    def _items(self, node: int, items: range) -> Any:
+    def _items(self, node: int, items: range) -> Tree:
         """The items of one node as evaluation sees them, [B, ...], on the host."""
         piece = -(-len(items) // max(1, self.host.reader.workers))
         pieces = [items[first : first + piece] for first in range(0, len(items), piece)]
@@ -363,10 +363,10 @@ class StreamSource:
     def sample_weight(self, nodes: Tensor, of_all_data: bool = False) -> Tensor:
         self._no_end()
 
-    def test_set(self, samples: Any) -> Any:
+    def test_set(self, samples: Tree) -> Tree:
         return self.host.test_set(samples, self._first)
 
-    def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
+    def prepared(self, stored: Tree, at_once: int) -> Iterator[Tree]:
         return self.host.input_transform.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> StreamSource:

@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import untried
 from holdfast.core.randomness import Word
-from holdfast.core.tree import Tree, tree_map
+from holdfast.core.tree import T, Tree, tree_map
 from holdfast.data.lazy import AnyData
 from holdfast.problem.checks import Augment, augmented, check_augment, check_batches, check_loss
 from holdfast.problem.curvature import SquaredOutputs, convexity_of
@@ -176,16 +176,17 @@ class ModelProblem:
         start = self.regulariser.curvature(x) * v
         return self._sum(start, nodes, self.backend.hessian_products, x, v)
 
-    def _sum(self, start: Tree, nodes: Tensor, part: Callable[..., Tree], *rows: Tensor) -> Tree:
+    def _sum(self, start: T, nodes: Tensor, part: Callable[..., T], *rows: Tensor) -> T:
         """``start`` plus what ``part`` gives for ``rows`` on all samples of ``nodes``, some at a time.
 
         Shorter nodes are padded. A loss that gives one number for a batch would count the padding, and so
         would BatchNorm; then nodes are asked one by one.
         """
         if (not self.loss.per_sample or self.model.statistics) and len(nodes) > 1:
-            alone: list[Tree] = []
+            alone: list[T] = []
             for i in range(len(nodes)):
-                begin, node, *own = tree_map(lambda part, i=i: part[i : i + 1], (start, nodes, *rows))
+                one: Tree = tree_map(lambda part, i=i: part[i : i + 1], (start, nodes, *rows))
+                begin, node, *own = one
                 alone.append(self._sum(begin, node, part, *own))
             return tree_map(lambda *of_nodes: torch.cat(of_nodes), *alone)
         keys = self._keys(nodes, 0, 0)
@@ -375,6 +376,6 @@ class ModelProblem:
         """Accuracy, loss and outputs of models on samples."""
         return SampleTester(self.row_loss, self.source, self.backend, self.buffers, self._at_once)
 
-    def test_set(self, samples: Any) -> Any:
+    def test_set(self, samples: Tree) -> Tree:
         """``samples``, a pair (x, y) or a dictionary, where the objective computes."""
         return self._kept.placed(samples)

@@ -17,6 +17,7 @@ from torch.func import grad, hessian
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
+from holdfast.core.tree import Tree
 from holdfast.core.validation import NonNegative, check
 
 # --- what the nodes minimise together: f(x) = (1/n) sum_i f_i(x), with one f_i per node -----------------
@@ -45,7 +46,7 @@ class Convexity(NamedTuple):
 class ModelTester(Protocol):
     """What models are worth on samples."""
 
-    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+    def test(self, rows: Tensor, samples: Tree) -> tuple[Tensor, Tensor]:
         """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on a tree of ``samples``.
 
         Rows without statistics, see ``complete``, count as models that all nodes share.
@@ -60,7 +61,7 @@ class ModelTester(Protocol):
         ``total`` sums a tensor over all processes. What has no statistics gives ``rows`` back.
         """
 
-    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
+    def outputs(self, rows: Tensor, samples: Tree) -> Iterator[tuple[Any, Tensor]]:
         """Outputs [m, B, ...] of every model in ``rows`` and the targets [B, ...], some samples at a time."""
 
     def correct(self, outputs: Any, targets: Any) -> Tensor:
@@ -161,7 +162,7 @@ class Problem(Protocol):
 class WithoutSamples:
     """Functions have no samples, so nothing can be measured on any."""
 
-    def test(self, rows: Tensor, samples: Any) -> tuple[Tensor, Tensor]:
+    def test(self, rows: Tensor, samples: Tree) -> tuple[Tensor, Tensor]:
         raise HoldfastError("functions have no samples, so they cannot be tested on any")
 
     def complete(
@@ -169,7 +170,7 @@ class WithoutSamples:
     ) -> Tensor:
         return rows
 
-    def outputs(self, rows: Tensor, samples: Any) -> Iterator[tuple[Any, Tensor]]:
+    def outputs(self, rows: Tensor, samples: Tree) -> Iterator[tuple[Any, Tensor]]:
         raise HoldfastError("functions have no samples, so they have no outputs for any")
 
     def correct(self, outputs: Any, targets: Any) -> Tensor:

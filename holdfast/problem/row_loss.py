@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.core.tree import Tree
 from holdfast.problem.flat import FlatModel, Run
 from holdfast.problem.forward import forward
 from holdfast.problem.losses import Loss
@@ -45,9 +46,9 @@ class RowLoss:
         pass, and must find the same parameters there.
         """
 
-        def call(model: Any, samples: Any) -> Tensor:
+        def call(model: Any, samples: Tree) -> Tensor:
             total: Tensor = (self.loss.slopes(model, samples) * batch.weight).sum()
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
             return total.detach()
 
         return self.model.train(parameters, call, batch.samples, key)
@@ -65,7 +66,7 @@ class RowLoss:
         """``evaluated`` and its gradient [d]."""
         at = row.detach().requires_grad_()
 
-        def call(model: Any, samples: Any) -> Any:  # both at once, for the reason in ``backward``
+        def call(model: Any, samples: Tree) -> Any:  # both at once, for the reason in ``backward``
             value = (self.loss.costs(model, samples) * batch.weight).sum()
             return value.detach(), *torch.autograd.grad(value, at, materialize_grads=True)
 
@@ -74,19 +75,19 @@ class RowLoss:
             value, gradient = self.model.evaluate(at, call, batch.samples)
         return value, gradient[: self.model.dim]
 
-    def measured(self, row: Tensor, samples: Any) -> Tensor:
+    def measured(self, row: Tensor, samples: Tree) -> Tensor:
         """The statistics [2, s] of BatchNorm on a batch."""
         return self.model.measured(row, self.loss.costs, samples)
 
-    def tested(self, row: Tensor, samples: Any, run: Run | None = None) -> Tensor:
+    def tested(self, row: Tensor, samples: Tree, run: Run | None = None) -> Tensor:
         """[2]: the number of samples that are classified correctly, and the sum of losses, in eval mode."""
         return self.model.evaluate(row, self.loss.tested, samples, run)
 
-    def outputs(self, row: Tensor, samples: Any, run: Run | None = None) -> Any:
+    def outputs(self, row: Tensor, samples: Tree, run: Run | None = None) -> Any:
         """The model's outputs in eval mode."""
         return self.model.evaluate(row, forward, samples, run)
 
-    def probe(self, samples: Any, stacked: bool) -> Any:
+    def probe(self, samples: Tree, stacked: bool) -> Any:
         """The outputs in training; raises, naming the layer, if copies of the model cannot be trained."""
         return self.model.probe(self.loss.first_part, samples, stacked, self.loss.calls)
 

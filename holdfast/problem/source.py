@@ -12,7 +12,7 @@ from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.dataset import prepare
 from holdfast.data.federated import FederatedData
 from holdfast.data.samples import Pair, described, map_inputs, targets_of
@@ -27,9 +27,9 @@ class InputTransform:
     def __init__(self, like: Tensor, mean: float = 0.0, std: float = 1.0) -> None:
         self.device, self.dtype = like.device, like.dtype
         self.prepare = partial(prepare, mean=mean, std=std, dtype=self.dtype)
-        self._copying = torch.cuda.Stream(self.device) if like.is_cuda else None  # type: ignore[no-untyped-call]
+        self._copying = torch.cuda.Stream(self.device) if like.is_cuda else None
 
-    def place(self, samples: Any) -> Any:
+    def place(self, samples: Tree) -> Tree:
         """Samples as they are stored where the model is; real targets in its type of numbers."""
         there = tree_map(lambda part: part.to(self.device), samples)
         target = targets_of(there)
@@ -38,11 +38,11 @@ class InputTransform:
         cast = target.to(self.dtype)
         return tree_map(lambda part: cast if part is target else part, there)
 
-    def enter(self, samples: Any) -> Any:
+    def enter(self, samples: Tree) -> Tree:
         """Samples read on the host as the model sees them."""
         return map_inputs(self.prepare, self.place(self.send(samples)))
 
-    def send(self, tree: Any) -> Any:
+    def send(self, tree: Tree) -> Tree:
         """What lies on the host, on the device.
 
         A GPU copies it beside what it computes, so that neither it nor the host waits for the other.
@@ -57,14 +57,14 @@ class InputTransform:
             part.record_stream(now)
         return there
 
-    def in_parts(self, stored: Any, at_once: int) -> Iterator[Any]:
+    def in_parts(self, stored: Tree, at_once: int) -> Iterator[Tree]:
         """Stored samples as the model sees them, some at a time."""
         for first in range(0, len(next(leaves(stored))), at_once):
             some = slice(first, first + at_once)
             yield map_inputs(self.prepare, tree_map(lambda part, some=some: part[some], stored))
 
     @staticmethod
-    def check_alike(samples: Any, expected: dict[str, str]) -> None:
+    def check_alike(samples: Tree, expected: dict[str, str]) -> None:
         """Refuses a test set whose samples are not as those for training, which are ``described`` so."""
         given = described(samples)
         if list(given) != list(expected):
@@ -90,7 +90,7 @@ class Batch(NamedTuple):
     For m nodes at once, all tensors have leading dimensions [m, B]; for one, [B].
     """
 
-    samples: Any  # a tree of tensors; only the model and the loss look inside
+    samples: Tree  # only the model and the loss look inside
     weight: Tensor
 
 
@@ -140,10 +140,10 @@ class Source(Protocol):
     def sample_weight(self, nodes: Tensor, of_all_data: bool = False) -> Tensor:
         """[m]: the weight of one sample of ``nodes`` [m] in a Poisson sample, or in a sum over all data."""
 
-    def test_set(self, samples: Any) -> Any:
+    def test_set(self, samples: Tree) -> Tree:
         """``samples`` as stored ones, where the source has its own."""
 
-    def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
+    def prepared(self, stored: Tree, at_once: int) -> Iterator[Tree]:
         """Samples of a test set as in ``Batch.samples``, [B, ...]."""
 
     def in_dtype(self, dtype: torch.dtype) -> Source:
@@ -260,11 +260,11 @@ class ArraySource:
         size = None if of_all_data else self.batch_size
         return weight_of_one(self.counts[nodes], self.scale[nodes], size)
 
-    def test_set(self, samples: Any) -> Any:
+    def test_set(self, samples: Tree) -> Tree:
         self.input_transform.check_alike(samples, self.given)
         return self.input_transform.place(samples)
 
-    def prepared(self, stored: Any, at_once: int) -> Iterator[Any]:
+    def prepared(self, stored: Tree, at_once: int) -> Iterator[Tree]:
         return self.input_transform.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> ArraySource:
@@ -293,7 +293,7 @@ class ArraySource:
         columns = [] if isinstance(self.stored, Pair) else list(self.stored)
         return [self.mean, self.std, *columns], [*leaves(self.stored), self.counts, self.scale]
 
-    def gather(self, rows: Tensor) -> Any:
+    def gather(self, rows: Tensor) -> Tree:
         """The samples at ``rows``, of any shape."""
         # On a CPU, index_select is ten times as fast as indexing by a tensor.
         flat, ready = rows.flatten(), self._ready
@@ -301,14 +301,14 @@ class ArraySource:
         samples = map_inputs(self.input_transform.prepare, picked) if ready is None else picked
         return tree_map(lambda part: part.view(*rows.shape, *part.shape[1:]), samples)
 
-    def stretch(self, nodes: Tensor, first: int, last: int) -> Any:
+    def stretch(self, nodes: Tensor, first: int, last: int) -> Tree:
         """Samples ``first`` to ``last`` of each of ``nodes`` without copying any; None if not possible."""
         if self._by_node is None or not torch.equal(nodes, torch.arange(self.nodes)):
             return None
         return tree_map(lambda part: part[:, first:last], self._by_node)
 
     @cached_property
-    def _ready(self) -> Any:
+    def _ready(self) -> Tree:
         """All samples as the model sees them, made once where every gradient reads them all on a CPU.
 
         Minibatches are better gathered as stored: there are fewer bytes to fetch.
@@ -323,7 +323,7 @@ class ArraySource:
         )
 
     @cached_property
-    def _by_node(self) -> Any:
+    def _by_node(self) -> Tree:
         """What is ready, [n, N/n, ...], if all nodes are here and have as many samples."""
         equal = len(self.here) == self.nodes and bool((self.counts == self.counts[0]).all())
         if self._ready is None or not equal:

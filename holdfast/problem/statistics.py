@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ class Measuring(nn.Module):
 
     traceable = True
     place: str
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
 
     def _get_name(self) -> str:
         return type(self).__name__
@@ -41,7 +44,7 @@ class Measuring(nn.Module):
         over = [0, *range(2, input.ndim)]
         variance, mean = torch.var_mean(input, over, correction=0)
         found.setdefault(self.place, []).append(torch.cat([mean, variance]))
-        return functional.batch_norm(input, None, None, self.weight, self.bias, training=True, eps=self.eps)  # type: ignore[arg-type]
+        return functional.batch_norm(input, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
 
 _MEASURING: dict[type, type] = {
@@ -57,7 +60,7 @@ class Tracked(NamedTuple):
     features: int
 
 
-def tracks(layer: nn.Module) -> bool:
+def tracks(layer: nn.Module) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
     """Whether ``layer`` is a BatchNorm that torch would keep running statistics for while it trains."""
     kinds = (*_MEASURING, *_MEASURING.values())
     return type(layer) in kinds and layer.training and bool(layer.track_running_stats)
@@ -72,8 +75,8 @@ def by_batch(module: nn.Module) -> nn.Module:
     """``module``, for training, without running statistics, in place."""
     for layer in module.modules():
         if tracks(layer):
-            layer.track_running_stats = False  # type: ignore[assignment]
-            layer.running_mean = layer.running_var = layer.num_batches_tracked = None  # type: ignore[assignment]
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
     return module
 
 

@@ -195,7 +195,8 @@ def _one_per_link(name: str, chances: Mapping[tuple[int, int], float], pairs: Li
 def read_chance(name: str, value: Any) -> Chance:
     """As it stands in an experiment file: plain, ``{distribution = "beta", ...}`` or ``{"0-1" = 0.5}``."""
     if not isinstance(value, dict):
-        return value  # type: ignore[no-any-return]
+        plain: Chance = value
+        return plain
     if "distribution" in value:
         options = dict(value)
         return DISTRIBUTIONS.build(options.pop("distribution"), options)

@@ -49,7 +49,7 @@ def test_the_servers_dual_stays_the_mean_of_the_clients_and_the_limit_the_optimu
 
 
 def test_every_method_that_declares_it_is_tested():
-    declared = {ALGORITHMS[name] for name in ALGORITHMS if ALGORITHMS[name].allows_late}
+    declared = {ALGORITHMS[name] for name in ALGORITHMS if ALGORITHMS[name].declared.late_clients}
     assert declared == {type(method) for method, *_ in ALLOWED}
 
 

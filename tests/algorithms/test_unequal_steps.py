@@ -51,12 +51,14 @@ def test_corrected_methods_end_at_the_optimum(four, algorithm, topology):
 
 
 def test_every_method_that_declares_it_is_tested():
-    declared = {name for name in ALGORITHMS if ALGORITHMS[name].unequal_steps}
+    declared = {name for name in ALGORITHMS if ALGORITHMS[name].declared.unequal_steps is True}
     tested = {name for name in declared if any(type(m) is ALGORITHMS[name] for m, _ in EXACT)}
     assert declared - tested == BIASED
 
 
-@pytest.mark.parametrize("name", sorted(n for n in ALGORITHMS if not ALGORITHMS[n].unequal_steps))
+@pytest.mark.parametrize(
+    "name", sorted(n for n in ALGORITHMS if ALGORITHMS[n].declared.unequal_steps is not True)
+)
 def test_the_others_refuse_with_a_reason(name):
     if "local_steps" not in parameters(ALGORITHMS[name]):
         return

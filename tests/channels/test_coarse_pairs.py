@@ -61,7 +61,7 @@ class Pair(NamedTuple):
         network = STAR if self.case.server else RING
         # In cohorts, what is left out waits until the client is drawn again: steps have to be smaller, and
         # with DiLoCo's momentum in any case.
-        fed_back = self.cohort != "all" and method(self.case).compensates is not True
+        fed_back = self.cohort != "all" and method(self.case).capabilities.compensates is not True
         if rate is None and self.case.rate == "lr":
             rate = 0.005 if self.case.name == "diloco" else 0.02 if fed_back else None
         return Simulation(
@@ -84,7 +84,7 @@ def accepted(case: Case, channel: Compressor, cohort: int | str) -> bool:
 
 def has_a_step(case: Case, channel: Compressor) -> bool:
     chosen, leads = method(case), isinstance(method(case), hf.ServerAlgorithm)
-    return channel.feedback and not leads and not chosen.compensates
+    return channel.feedback and not leads and not chosen.capabilities.compensates
 
 
 PAIRS = [

@@ -59,7 +59,7 @@ def copy_of(run: DeployedRun, name: str, target: Path) -> Path:
 def test_what_one_end_sent_is_what_the_other_received(run: DeployedRun) -> None:
     for sender, receiver in (("a", "b"), ("b", "a"), ("b", "c"), ("c", "a")):
         sent = passed(run.folder / sender, "sent", receiver)
-        assert [entry[0] for entry in sent] == [1, 2, 3]  # two rounds, and the farewell
+        assert [entry[0] for entry in sent] == [1, 2, 3]  # two rounds, and the final message
         assert sent == passed(run.folder / receiver, "received", sender)
 
 

@@ -130,7 +130,7 @@ def test_half_precision_on_the_wire_halves_the_bytes_and_stays_close(tmp_path: P
 
 
 # Servers do not answer at the end of a round: methods that need it are refused.
-DEPLOYED = [case for case in ALL_METHODS if not getattr(ALGORITHMS[case.name], "answers", False)]
+DEPLOYED = [case for case in ALL_METHODS if not ALGORITHMS[case.name].declared.answers]
 
 
 def test_methods_whose_server_answers_are_refused() -> None:
@@ -167,7 +167,7 @@ def run_with_interruptions(run: DeployedRun, victim: str, at_rounds: list[int]) 
         thread = threading.Thread(target=run._run, args=[victim], daemon=True)
         thread.start()
         if at is not None:
-            while run.members[victim].stage < at and thread.is_alive():
+            while run.members[victim].message_round < at and thread.is_alive():
                 time.sleep(0.002)
             run.members[victim].stop()
             thread.join(PATIENCE)
@@ -292,10 +292,10 @@ def test_running_a_finished_node_again_gives_its_model_and_waits_for_nobody(tmp_
     assert run.log[-1]["event"] == "finished already"
 
 
-def test_a_node_killed_while_it_took_leave_ends_though_the_others_are_gone(
+def test_a_node_killed_while_it_finished_ends_though_the_others_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast_deploy.member.farewell.GRACE", 0.5)
+    monkeypatch.setattr("holdfast_deploy.member.finish.GRACE", 0.5)
     run = deploy(describe({"name": "local-gecl", "lr": 0.1}, limits={"wait": 3600.0}), tmp_path)
     (tmp_path / "a" / "parted").unlink()
     with run.member("a") as again:
@@ -303,7 +303,7 @@ def test_a_node_killed_while_it_took_leave_ends_though_the_others_are_gone(
     assert (tmp_path / "a" / "parted").exists()
 
 
-def test_a_client_killed_while_it_took_leave_has_its_model_though_the_server_is_gone(tmp_path: Path) -> None:
+def test_a_client_killed_while_it_finished_has_its_model_though_the_server_is_gone(tmp_path: Path) -> None:
     algorithm = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
     raw = describe(algorithm, network=SERVER, limits={"wait": 0.5, "exchange": 0.5})
     run = deploy(raw | {"limits": {}}, tmp_path)

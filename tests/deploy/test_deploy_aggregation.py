@@ -24,8 +24,7 @@ from holdfast_deploy.member.cards import make_card
 from holdfast_deploy.member.server import Server
 from holdfast_deploy.sites import initial_model
 from holdfast_deploy.storage.messages import MessageFile, digest
-from holdfast_deploy.storage.results import read_model
-from holdfast_deploy.storage.round_records import read_cohorts
+from holdfast_deploy.storage.results import read_cohorts, read_model
 
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 

@@ -73,7 +73,7 @@ def test_fuzzed_answers_are_refused(count: int, tmp_path: Path) -> None:
         link.channel, link.round = real, 0
         return refused
 
-    refused = fuzzed["a"].ask(bombard)
+    refused = fuzzed["a"].run_on_loop(bombard)
     assert refused > 0.95 * count  # a flipped bit may leave an answer that is as good
     assert kinds.keys() == {*Mangler.HEADERS, *Mangler.PAYLOADS}
     fuzzed.finish()
@@ -112,7 +112,7 @@ def test_fuzzed_questions_are_refused(count: int, tmp_path: Path) -> None:
             asked += 1
         return asked
 
-    asked = fuzzed["a"].ask(bombard)
+    asked = fuzzed["a"].run_on_loop(bombard)
     assert asked > 0.9 * count
     assert fuzzed["a"].events.complaints["refused"] == asked
     fuzzed.finish()
@@ -124,7 +124,7 @@ def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
     honest, frames = fuzzed.message("a")
     head, mangler, hub = honest.model_dump(mode="json"), Mangler(3), fuzzed["hub"]
     assert isinstance(hub, Server)
-    hub.stage = 1  # so that everything but the mistake is right
+    hub.message_round = 1  # so that everything but the mistake is right
 
     async def bombard() -> int:
         refused, kinds, longest = 0, set[Kind](), 0
@@ -141,10 +141,10 @@ def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
         assert longest < 1000
         return refused
 
-    refused = hub.ask(bombard)
+    refused = hub.run_on_loop(bombard)
     assert refused > 0.9 * count
     assert hub.events.complaints["refused"] == refused
-    hub.stage = 0
+    hub.message_round = 0
     fuzzed.finish()
 
 
@@ -153,17 +153,17 @@ def test_a_message_that_cannot_be_saved_is_refused_for_now(tmp_path: Path) -> No
     honest, frames = fuzzed.message("a")
     hub = fuzzed["hub"]
     assert isinstance(hub, Server)
-    hub.stage = 1
+    hub.message_round = 1
     hub.store.inbox.rmdir()
 
     async def submit() -> bytes:
         return await hub.service.submit(Peer("a"), stream([honest.model_dump_json().encode(), *frames]))
 
     with pytest.raises(RefusedError) as refused:
-        hub.ask(submit)
+        hub.run_on_loop(submit)
     assert refusal(refused) is Kind.NO_ROOM
     hub.store.inbox.mkdir()
-    assert b'"received":true' in hub.ask(submit)
+    assert b'"received":true' in hub.run_on_loop(submit)
     settle_submission(hub, b"", honest, frames)
-    hub.stage = 0
+    hub.message_round = 0
     fuzzed.finish()

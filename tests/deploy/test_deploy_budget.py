@@ -16,7 +16,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Simulation
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.pace import Pace
-from holdfast_deploy.storage.round_records import read_steps
+from holdfast_deploy.storage.results import read_steps
 
 
 class Slow(Quadratics):

@@ -16,8 +16,8 @@ from thinning import thinned
 
 from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.storage.links import PutBackError
 from holdfast_deploy.storage.messages import DamagedError, MessageFile
-from holdfast_deploy.storage.tally import PutBackError
 from holdfast_deploy.wire.dialling import RefusedForGoodError
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -244,10 +244,10 @@ def test_a_message_that_rots_at_the_server_is_sent_again_by_its_client(
     assert any("start b again" in entry.get("reason", "") for entry in run.log)
 
 
-def test_a_message_of_the_last_round_that_rots_while_a_node_takes_leave_is_computed_again(
+def test_a_message_of_the_last_round_that_rots_while_a_node_finishes_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast_deploy.member.farewell.GRACE", 0.5)
+    monkeypatch.setattr("holdfast_deploy.member.finish.GRACE", 0.5)
     run = deploy(describe(GECL, rounds=6), tmp_path)
     models = dict(run.models)
     for name in run.federation.names:

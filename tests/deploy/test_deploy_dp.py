@@ -45,7 +45,7 @@ from holdfast_deploy.member.node import Node
 from holdfast_deploy.own_noise import OwnNoise, normals, read_key
 from holdfast_deploy.sites import initial_model, open_site
 from holdfast_deploy.storage.messages import MessageFile
-from holdfast_deploy.storage.spent import BudgetSpentError, Spent
+from holdfast_deploy.storage.privacy_spent import BudgetSpentError, Spent
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}

@@ -29,8 +29,8 @@ from holdfast_deploy.ops.audit import NAME, Head, check_heads, read_audit
 from holdfast_deploy.storage.kept_models import KeptModels
 from holdfast_deploy.storage.ledger import Ledger
 from holdfast_deploy.storage.messages import Header, specs, write_message
+from holdfast_deploy.storage.privacy_spent import Spent
 from holdfast_deploy.storage.snapshots import keep
-from holdfast_deploy.storage.spent import Spent
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}

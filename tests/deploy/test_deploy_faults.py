@@ -21,8 +21,8 @@ from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member import keeper
 from holdfast_deploy.member.waiting import Stopped
 from holdfast_deploy.storage import store
-from holdfast_deploy.storage.round_records import RoundRecord
-from holdfast_deploy.storage.scarcity import FileGoneError
+from holdfast_deploy.storage.disk_full import FileGoneError
+from holdfast_deploy.storage.results import RoundRecord
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
@@ -200,7 +200,7 @@ def test_a_name_that_does_not_resolve_is_told_from_a_member_that_is_down(tmp_pat
             return await a.connections.to("b").agreed(1, 0)
 
         with pytest.raises(HoldfastError, match=r"waiting for b .*host name is not known"):
-            a.ask(ask)
+            a.run_on_loop(ask)
 
 
 def test_a_record_of_rounds_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from federation_runs import describe
 
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.ops.events import Events, silence
-from holdfast_deploy.storage.incarnations import Dependencies
+from holdfast_deploy.storage.links import Dependencies
 from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile, specs
 from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.store import Store
@@ -32,22 +32,22 @@ def test_a_member_that_goes_on_while_it_is_asked_hands_out_what_it_had_published
         store = Store(tmp_path / "b", {"federation file": federation.id, "name": "b"}, events)
         outbox = Outbox(store, events, asyncio.get_running_loop())
         theirs = Dependencies("b", store.incarnation, members)
-        stage = 1
+        message_round = 1
 
         def publish_and_go_on() -> int:
             """What the computing thread does at the worst instant: when its round is looked at."""
-            nonlocal stage
+            nonlocal message_round
             header = Header(
                 federation=federation.id,
                 sender="b",
-                round=stage,
+                round=message_round,
                 exchange=0,
                 tensors=specs(numbers),
                 depends_on=theirs.known,
             )
             outbox.publish(header, numbers)
-            stage = min(stage + 1, federation.rounds)
-            return stage
+            message_round = min(message_round + 1, federation.rounds)
+            return message_round
 
         service = Service(
             federation,

@@ -22,14 +22,15 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import tree_map
 from holdfast.engines.common.channel_run import ChannelRun
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.storage.compression import expand, squeeze
-from holdfast_deploy.storage.incarnations import Dependencies
+from holdfast_deploy.storage.links import Dependencies
 from holdfast_deploy.storage.messages import (
     CHUNK,
     Header,
     MessageFile,
+    expand,
     parse,
     specs,
+    squeeze,
     write_message,
 )
 from holdfast_deploy.wire.arrivals import Arrivals

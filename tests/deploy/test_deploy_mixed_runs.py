@@ -16,7 +16,7 @@ from member_processes import PATIENCE, Members
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.waiting import Stopped
-from holdfast_deploy.storage.incarnations import Dependencies, MixedRunsError
+from holdfast_deploy.storage.links import Dependencies, MixedRunsError
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}

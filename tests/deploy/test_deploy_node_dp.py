@@ -36,8 +36,8 @@ from holdfast_deploy.consent import Policy
 from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.own_noise import OwnNoise
 from holdfast_deploy.sites import initial_model
-from holdfast_deploy.storage.round_records import read_cohorts
-from holdfast_deploy.storage.spent import BudgetSpentError, Spent
+from holdfast_deploy.storage.privacy_spent import BudgetSpentError, Spent
+from holdfast_deploy.storage.results import read_cohorts
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
 BUDGET = {"unit": "node", "epsilon": 50.0, "delta": 1e-3, "clip": 0.2, "noise_multiplier": 1.0}
@@ -378,7 +378,7 @@ def test_nobody_hears_of_a_secret_cohort_but_of_itself(tmp_path: Path) -> None:
     publish = hub.outbox.publish
 
     def listen(header: Any, tree: Any, recipient: str = "") -> Any:
-        told.append((header, hub.told()))
+        told.append((header, hub.status_for_others()))
         return publish(header, tree, recipient)
 
     hub.outbox.publish = listen  # type: ignore[method-assign]
@@ -406,7 +406,7 @@ def test_norms_of_single_messages_stay_at_the_server(tmp_path: Path) -> None:
     run = DeployedRun(make_federation(private(), "test"), tmp_path).carry_out()
     hub = run.members["hub"]
     assert hub.status()["messages"]
-    assert not hub.told()["messages"]
+    assert not hub.status_for_others()["messages"]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_an_averaging_server_takes_in_only_what_is_due(tmp_path: Path) -> None:
                 codes[kind] = await call.code()
         return codes
 
-    codes = hub.ask(submit)
+    codes = hub.run_on_loop(submit)
     # INTERNAL is what our own end says when the other has refused a message before all of it was sent.
     refused = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}
     assert {kind for kind, code in codes.items() if code not in refused} == set()
@@ -139,7 +139,7 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
             for channel in channels:
                 await channel.close()
 
-    files, calls = hub.ask(flood)
+    files, calls = hub.run_on_loop(flood)
     assert files == 1
     assert calls == 1
 
@@ -147,7 +147,7 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
         while list(hub.store.inbox.iterdir()):
             await asyncio.sleep(0.05)
 
-    hub.ask(calm)
+    hub.run_on_loop(calm)
     fuzzed.finish()
 
 
@@ -164,7 +164,7 @@ class Pretender:
         self.server: Any = None
 
     def __enter__(self) -> Pretender:
-        self.node.ask(self._start)
+        self.node.run_on_loop(self._start)
         return self
 
     def __exit__(self, *_: object) -> None:

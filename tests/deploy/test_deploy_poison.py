@@ -12,8 +12,8 @@ from federation_runs import PATIENCE, DeployedRun, Started, describe, make_data
 from holdfast.core.errors import HoldfastError
 from holdfast.data.dataset import Dataset
 from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.storage.links import ImplausibleMessageError, MessageNorms
 from holdfast_deploy.storage.messages import DivergedError, Header, MessageFile, specs, write_message
-from holdfast_deploy.storage.norms import AbsurdError, Norms
 
 GOSSIP = {"name": "gossip", "lr": 0.1}
 SERVER = {"network": {"topology": "server"}}
@@ -38,7 +38,7 @@ def test_an_absurd_message_is_not_used_and_its_sender_named(
     try:
         started.threads[victim].join(PATIENCE)
         error = run.errors[victim]
-        assert isinstance(error, AbsurdError)
+        assert isinstance(error, ImplausibleMessageError)
         assert str(error).startswith("b sent a message of norm ")
         assert run.members[victim].status()["messages"][victim]["norm"] < 100
     finally:
@@ -54,7 +54,7 @@ def message(folder: Path, value: float, round: int = 1) -> MessageFile:
 
 
 def test_what_became_infinite_is_put_down_to_the_largest_sender(tmp_path: Path) -> None:
-    norms = Norms("a", limit=1e6)
+    norms = MessageNorms("a", limit=1e6)
     norms.sent(message(tmp_path, 1.0))
     norms.received("c", message(tmp_path, 2.0))
     assert norms.suspicion() == (
@@ -64,10 +64,11 @@ def test_what_became_infinite_is_put_down_to_the_largest_sender(tmp_path: Path) 
     assert norms.suspicion().startswith(
         "b sent by far the largest numbers: ask b (norms of the last messages:"
     )
-    with pytest.raises(AbsurdError, match=r"b sent a message of norm 2e\+12 in round 7; the largest before"):
+    largest = r"b sent a message of norm 2e\+12 in round 7; the largest before"
+    with pytest.raises(ImplausibleMessageError, match=largest):
         norms.received("b", message(tmp_path, 1e12, round=7))
     assert norms.status()["b"] == {"round": 1, "norm": pytest.approx(2e5)}
-    again = Norms("a", limit=1e6)
+    again = MessageNorms("a", limit=1e6)
     again.restore(norms.notes())
     assert again.largest == norms.largest
 

@@ -21,7 +21,7 @@ from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.member.template import channel_memories, state_template
 from holdfast_deploy.ops.audit import read_audit
 from holdfast_deploy.storage.messages import MessageFile
-from holdfast_deploy.storage.round_records import read_cohorts
+from holdfast_deploy.storage.results import read_cohorts
 
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 
@@ -170,7 +170,7 @@ def test_a_client_that_never_comes_costs_nobody_the_run(tmp_path: Path) -> None:
     started.end()
     assert not run.errors, run.errors
     assert read_cohorts(tmp_path / "hub" / "cohorts.csv", run.federation.names) == [[0, 1]] * 8
-    assert "finished without a farewell" in [entry["event"] for entry in run.log]
+    assert "finished without a final message" in [entry["event"] for entry in run.log]
     assert len(run.models) == 2
 
 

@@ -50,7 +50,7 @@ def test_a_message_larger_than_any_connection_lasts_arrives_in_parts(
     lossless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every connection to b ends after five megabytes, and b's messages have twelve."""
-    monkeypatch.setattr("holdfast_deploy.member.farewell.GRACE", 0.5)
+    monkeypatch.setattr("holdfast_deploy.member.finish.GRACE", 0.5)
     raw = describe(GOSSIP, nodes=2, rounds=1, problem=LARGE, compression="lossless" if lossless else "none")
     calm = deploy(raw, tmp_path / "calm")
     run = DeployedRun(make_federation(raw, "test"), tmp_path / "cut")

@@ -17,7 +17,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast_deploy.cli import orders
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.node import Node
-from holdfast_deploy.storage.incarnations import MixedRunsError
+from holdfast_deploy.storage.links import MixedRunsError
 from holdfast_deploy.storage.messages import MessageFile
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}

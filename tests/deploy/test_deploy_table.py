@@ -18,8 +18,7 @@ from forks import Forked, python
 from holdfast.experiments.record import load_record
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.storage.messages import DamagedError
-from holdfast_deploy.storage.results import Record
-from holdfast_deploy.storage.table import COSTS
+from holdfast_deploy.storage.results import COSTS, Record
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 SPENT = dict.fromkeys(COSTS, 1.5)

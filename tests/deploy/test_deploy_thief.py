@@ -17,8 +17,8 @@ from federation_runs import PATIENCE, DeployedRun, Started, describe, free_ports
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.network import NetworkThread
+from holdfast_deploy.storage.links import ForgedError, LinkDigest, LinkDigests
 from holdfast_deploy.storage.messages import Header, MessageFile, specs, write_message
-from holdfast_deploy.storage.tally import ForgedError, Passed, Tally
 from holdfast_deploy.wire.protocol import SERVICE, Answer, Ask
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -41,12 +41,12 @@ class Thief:
         message = self.message(ask, incarnation)
         self.served += 1
         # It has noted what it has sent to a, and says what a expects to hear.
-        passed = [Passed(round=p.round, sent=p.received, received=p.sent) for p in ask.passed]
+        passed = [LinkDigest(round=p.round, sent=p.received, received=p.sent) for p in ask.passed]
         yield Answer(round=ask.round, header=message.header, passed=passed).model_dump_json().encode()
         yield from message.chunks()
 
     def message(self, ask: Ask, incarnation: str) -> MessageFile:
-        last = ask.round == self.run.federation.last_stage
+        last = ask.round == self.run.federation.last_message_round
         draw = torch.Generator().manual_seed(ask.round)
         names = [] if last else ["x", "v"]  # what Local G-ECL sends
         tree: Any = {name: torch.randn(1, 21, generator=draw) for name in names}
@@ -103,9 +103,9 @@ def test_two_messages_of_one_client_for_a_round_are_a_theft(tmp_path: Path) -> N
     started.stop()
 
 
-def test_a_tally_compares_only_what_both_have_finished() -> None:
+def test_link_digests_compare_only_what_both_have_finished() -> None:
     at = {"a": 0, "b": 0}
-    a, b = (Tally(name, lambda name=name: at[name]) for name in "ab")
+    a, b = (LinkDigests(name, lambda name=name: at[name]) for name in "ab")
     for round in range(1, 8):
         a.add("b", round, sent=[f"{round}a"], received=[f"{round}b"])
         at["a"] = round
@@ -113,13 +113,13 @@ def test_a_tally_compares_only_what_both_have_finished() -> None:
         if round != 5:
             at["b"] = round - 1  # not finished yet: nothing is said about it
         if round < 6:
-            a.compare("b", b.told("a"))
-            b.compare("a", a.told("b"))
+            a.compare("b", b.report("a"))
+            b.compare("a", a.report("b"))
     with pytest.raises(ForgedError, match=r"up to round 5, a received other messages from b"):
-        a.compare("b", b.told("a"))
+        a.compare("b", b.report("a"))
     with pytest.raises(HoldfastError, match=r"up to round 5, a received other messages from b"):
-        b.compare("a", a.told("b"))
-    copied = Tally("a", a.finished)
+        b.compare("a", a.report("b"))
+    copied = LinkDigests("a", a.finished)
     copied.restore(json.loads(json.dumps(a.notes())))
     assert copied.links == a.links
 
@@ -148,7 +148,8 @@ def test_an_averaging_server_and_its_clients_compare_all_that_passed(forged: boo
         return
     assert not run.errors
     for name in "abc":
-        ours, theirs = run.members["hub"].tally.links[name][-1], run.members[name].tally.links["hub"][-1]
+        ours = run.members["hub"].link_digests.links[name][-1]
+        theirs = run.members[name].link_digests.links["hub"][-1]
         assert ours.round == theirs.round == 6
         assert (ours.sent, ours.received) == (theirs.received, theirs.sent)
 
@@ -161,13 +162,13 @@ def test_an_averaging_server_that_comes_back_tells_of_whole_rounds_only(tmp_path
     assert further
     assert run.members["hub"].done == 5
     hub, told = run.member("hub", network := NetworkThread()), []
-    add = hub.tally.add
+    add = hub.link_digests.add
 
     def noticed(peer: str, round: int, **passed: Any) -> None:
         add(peer, round, **passed)
-        told.extend((peer, each) for each in hub.tally.told(peer))
+        told.extend((peer, each) for each in hub.link_digests.report(peer))
 
-    hub.tally.add = noticed  # type: ignore[method-assign]
+    hub.link_digests.add = noticed  # type: ignore[method-assign]
     run.members = {"hub": hub}
     hub.stop()
     run._run("hub")
@@ -175,7 +176,7 @@ def test_an_averaging_server_that_comes_back_tells_of_whole_rounds_only(tmp_path
     network.close()
     assert {each.round for _, each in told} >= {6}
     for client in further:
-        (theirs,) = [each for each in client.tally.links["hub"] if each.round == 6]
+        (theirs,) = [each for each in client.link_digests.links["hub"] if each.round == 6]
         for peer, ours in told:
             if (peer, ours.round) == (client.name, 6):
                 assert (ours.sent, ours.received) == (theirs.received, theirs.sent)

@@ -43,8 +43,8 @@ from holdfast_deploy.member.status import blank_status
 from holdfast_deploy.ops.audit import AuditError
 from holdfast_deploy.ops.events import Events, json_lines, nothing_but_entries
 from holdfast_deploy.ops.monitor import MOST_READERS, health, serve_monitor
+from holdfast_deploy.storage.disk_full import NoRoomError
 from holdfast_deploy.storage.messages import BeyondRepairError, DamagedError
-from holdfast_deploy.storage.scarcity import NoRoomError
 from holdfast_deploy.wire.dialling import RefusedForGoodError, WaitLimitError
 
 GECL = {"name": "local-gecl", "lr": 0.1}
@@ -151,7 +151,7 @@ def test_readers_that_say_nothing_or_go_away_do_not_use_up_the_page(
     silent = [socket.create_connection(address) for _ in range(3 * MOST_READERS)]
     gone = socket.create_connection(address)
     gone.sendall(b"GET / HTTP/1.0\r\n\r\n")
-    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not a farewell
+    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
     gone.close()
     with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/health", timeout=PATIENCE) as answer:
         assert json.load(answer)["healthy"]

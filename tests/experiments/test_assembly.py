@@ -115,5 +115,5 @@ def test_minimize_refuses_a_path_that_does_not_fit_into_memory() -> None:
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_methods_declare_what_they_use(name: str) -> None:
     maker = ALGORITHMS[name]
-    assert maker.uses_solver == ("solver" in parameters(maker))
-    assert maker.uses_curvature == ("for_problem" in vars(maker))
+    assert maker.declared.uses_solver == ("solver" in parameters(maker))
+    assert maker.declared.uses_curvature == ("for_problem" in vars(maker))

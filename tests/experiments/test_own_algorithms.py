@@ -15,7 +15,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation_file import FederationFile
 
 PAGE = (Path(__file__).parents[2] / "docs/howto/own-method.md").read_text(encoding="utf-8")
-[MY_TRACKING] = [code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "MyTracking" in code]
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+[MY_TRACKING] = [code for code in BLOCKS if "class MyTracking" in code]
 WRONG = """\
 from dataclasses import dataclass
 from holdfast import Algorithm

@@ -117,4 +117,4 @@ def settle_submission(hub: Server, text: bytes, honest: Header, frames: list[byt
         assert list(kept.chunks()) == frames
         hub.drop((1, 0))
     else:
-        assert json.loads(text)["round"] < hub.stage
+        assert json.loads(text)["round"] < hub.message_round

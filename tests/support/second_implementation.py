@@ -150,7 +150,7 @@ class SecondMember:
         return np.frombuffer(received, "<f4").reshape(x.shape)
 
     def part(self, round: int) -> None:
-        """Says farewell, and hears the neighbour's."""
+        """Sends its final message, and receives the neighbour's."""
         self.publish(round, FAREWELL, b"")
         self.fetch(round, FAREWELL)
 

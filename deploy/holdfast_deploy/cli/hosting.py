@@ -32,7 +32,7 @@ from holdfast_deploy.member.status import blank_status
 from holdfast_deploy.member.waiting import Stopped
 from holdfast_deploy.ops.events import Events, describe, json_lines, nothing_but_entries
 from holdfast_deploy.ops.monitor import serve_monitor
-from holdfast_deploy.storage.scarcity import explained
+from holdfast_deploy.storage.disk_full import explained
 from holdfast_deploy.views import member_view
 from holdfast_deploy.wire.credentials import Credentials, load_credentials
 from holdfast_deploy.wire.handshakes import watch_handshakes

@@ -72,7 +72,7 @@ async def _ask_all(
 
     from holdfast_deploy.ops.events import Events, silence
     from holdfast_deploy.relay.switchboard import Switchboard
-    from holdfast_deploy.storage.incarnations import Dependencies
+    from holdfast_deploy.storage.links import Dependencies
     from holdfast_deploy.wire.links import Connection
 
     async def ask(peer: str) -> dict[str, Any]:

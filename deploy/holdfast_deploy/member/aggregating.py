@@ -88,7 +88,7 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
     The latter is None where the server has ended the round, with this client's message, without it.
     ``model``: what the round began with.
     """
-    names, own = _cohort(node.federation, node.stage), node.credentials
+    names, own = _cohort(node.federation, node.message_round), node.credentials
     round = _round(node.federation, model)
     values = torch.cat([leaf.detach().cpu().double().flatten() for leaf in leaves(message)])
     kept = _kept(node, encode(values, len(names)))
@@ -103,14 +103,14 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
 
         ``still`` tells whether it does; None: if ``make`` gives the same again.
         """
-        before = node.outbox.messages.get((node.stage, exchange, ""))
+        before = node.outbox.messages.get((node.message_round, exchange, ""))
         if before is None:
             said = make()
             return node.publish(node.header(exchange, said), said)
         if still is None:
             same = digest(make()) == before.header.content
         else:
-            same = still(node.insist(partial(before.read, like[exchange], torch.device("cpu"))))
+            same = still(node.retry_while_full(partial(before.read, like[exchange], torch.device("cpu"))))
         if not same:
             raise HoldfastError(
                 "secure aggregation: the server answers otherwise than before this client was stopped in the "
@@ -122,9 +122,9 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
     def hear(exchange: int) -> Any:
         expected = answers[exchange - 1]
         file = node.transport.from_server(exchange, expected)
-        return node.insist(partial(file.read, expected, torch.device("cpu")))
+        return node.retry_while_full(partial(file.read, expected, torch.device("cpu")))
 
-    node.phase = f"hiding the message of round {node.stage}"
+    node.phase = f"hiding the message of round {node.message_round}"
     card = partial(make_card, own, node.name, secrets.announcement(), round)
     # Signatures may differ each time: whether this one holds shows when the server passes the card on.
     node.transport.to_server(say(ANNOUNCED, card, still=lambda _: True))
@@ -136,7 +136,7 @@ def send_masked(node: Node, message: Any, model: Header) -> tuple[MessageFile, M
     heard = hear(MASKED)
     dealt = _named(names, heard["dealt"])
     plain = partial(kept.read, torch.empty(len(values), dtype=torch.int64), torch.device("cpu"))
-    sent = say(MASKED, lambda: client.masked(node.insist(plain), dealt))
+    sent = say(MASKED, lambda: client.masked(node.retry_while_full(plain), dealt))
     node.transport.to_server(sent)
     try:
         arrived = _named(names, hear(CONFIRMED))
@@ -174,8 +174,8 @@ def _kept(node: Node, values: Tensor) -> MessageFile:
         begun = (kept.header.round, kept.header.depends_on[node.name])
     except (DamagedError, FileNotFoundError):
         begun = (0, "")
-    if begun != (node.stage, node.store.incarnation):
-        kept = node.insist(lambda: write_message(path, node.header(MASKED, values), values))
+    if begun != (node.message_round, node.store.incarnation):
+        kept = node.retry_while_full(lambda: write_message(path, node.header(MASKED, values), values))
     return kept
 
 
@@ -200,21 +200,23 @@ def aggregate(server: Server, model: Header) -> tuple[Any, list[str]]:
     answers = _answers(len(names))
 
     def read(exchange: int, name: str) -> Tensor:
-        file = server.file((server.stage, exchange), name)
+        file = server.file((server.message_round, exchange), name)
         file.verify()  # it may have been on disk for long
-        said: Tensor = file.read(server.schedule.due((server.stage, exchange)).wire, torch.device("cpu"))
+        like = server.schedule.due((server.message_round, exchange)).wire
+        said: Tensor = file.read(like, torch.device("cpu"))
         return said
 
     def answer(exchange: int, gather: Callable[[list[str]], Any]) -> Any:
         """What is published when ``exchange`` is over; as it was, if that was before a crash."""
-        file = server.outbox.messages.get((server.stage, exchange + 1, ""))
+        file = server.outbox.messages.get((server.message_round, exchange + 1, ""))
         if file is None:
-            server.due = server.schedule.due((server.stage, exchange))
-            server.ask(server.everybody)
-            said = server.insist(lambda: gather(server.takers()))
-            server.due = server.schedule.due((server.stage, exchange + 1))  # which may come from now on
+            server.due = server.schedule.due((server.message_round, exchange))
+            server.run_on_loop(server.everybody)
+            said = server.retry_while_full(lambda: gather(server.takers()))
+            # From now on, what follows may come.
+            server.due = server.schedule.due((server.message_round, exchange + 1))
             file = server.publish(server.header(exchange + 1, said), said)
-        return server.insist(partial(file.read, answers[exchange], torch.device("cpu")))
+        return server.retry_while_full(partial(file.read, answers[exchange], torch.device("cpu")))
 
     def cards(takers: list[str]) -> Tensor:
         return torch.stack([read(ANNOUNCED, n) if n in takers else _zeros(CARD_BYTES) for n in names])
@@ -232,8 +234,8 @@ def aggregate(server: Server, model: Header) -> tuple[Any, list[str]]:
     dealt = _named(names, answer(DEALT, shares)["dealt"])
     arrived = [n for n in names if n in _named(names, answer(MASKED, lambda takers: _flags(names, takers)))]
     answer(CONFIRMED, signatures)
-    server.due = server.schedule.due((server.stage, REVEALED))
-    server.ask(server.everybody)
+    server.due = server.schedule.due((server.message_round, REVEALED))
+    server.run_on_loop(server.everybody)
 
     def sum_() -> Tensor:
         said = server.arrivals[server.due.key]
@@ -248,7 +250,7 @@ def aggregate(server: Server, model: Header) -> tuple[Any, list[str]]:
         threshold, context = _threshold(server.federation), _round(server.federation, model)
         return total(masked, dealt, announced, revealed, threshold, context)
 
-    mean = decode(server.insist(sum_)) / len(arrived)
+    mean = decode(server.retry_while_full(sum_)) / len(arrived)
     parts = iter(torch.split(mean, [leaf.numel() for leaf in leaves(like)]))
     device = server.x0.device
     return tree_map(lambda t: next(parts).view(t.shape).to(device, summed(server, t)), like), arrived
@@ -262,8 +264,8 @@ def _announced(names: list[str], cards: Tensor) -> Announcements:
 # --- what both know ----------------------------------------------------------------------------------------
 
 
-def _cohort(federation: Federation, stage: int) -> list[str]:
-    chosen = cohort(federation.seed, stage - 1, len(federation.names), federation.cohort)
+def _cohort(federation: Federation, message_round: int) -> list[str]:
+    chosen = cohort(federation.seed, message_round - 1, len(federation.names), federation.cohort)
     return [federation.names[i] for i in chosen.tolist()]
 
 

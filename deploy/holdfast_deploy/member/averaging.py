@@ -26,24 +26,25 @@ def average(server: Server) -> None:
         if _noted(server) < round <= federation.rounds:
             _passed(server, round, list(of_round))
     while server.due.key[0] <= federation.rounds:
-        stage, exchange = server.due.key
-        server.stage = stage
+        message_round, exchange = server.due.key
+        server.message_round = message_round
         mean = server.mean(federation.wire_channel)
-        if stage - 1 > server.done:  # everybody is past the rounds before
-            server.save_round(stage - 1, ())
-            server.forget(stage - 1)
-        channel_run = server.channel_run(max(stage - 1, 0))
+        if message_round - 1 > server.done:  # everybody is past the rounds before
+            server.save_round(message_round - 1, ())
+            server.forget(message_round - 1)
+        channel_run = server.channel_run(max(message_round - 1, 0))
         answer = channel_run.answer(mean, exchange, len(federation.names)).wire
         channel_run.check()
         header = server.header(exchange, answer)
-        server.due = server.schedule.due((stage, exchange + 1))  # whoever has the mean may send what follows
+        # A client that has the mean may send what follows.
+        server.due = server.schedule.due((message_round, exchange + 1))
         published = server.publish(header, answer)
         _count(server, published)
-        _passed(server, stage, [published])
+        _passed(server, message_round, [published])
         for key in [key for key in list(server.arrivals) if key[0] <= _noted(server)]:
             server.drop(key)
     server.average_statistics()
-    server.ask(server.everybody)
+    server.run_on_loop(server.everybody)
     server.save_round(federation.rounds, ())
 
 
@@ -61,9 +62,10 @@ def _passed(server: Server, round: int, means: list[MessageFile]) -> None:
         arrivals = [server.arrivals.get((round, mean.header.exchange), {}) for mean in means]
         received = [senders[name].content for senders in arrivals if name in senders]
         if len(received) < len(means):  # damaged since: what this client sent cannot be told any more
-            server.tally.forget(name)
+            server.link_digests.forget(name)
         else:
-            server.tally.add(name, round, sent=[mean.header.content for mean in means], received=received)
+            sent = [mean.header.content for mean in means]
+            server.link_digests.add(name, round, sent=sent, received=received)
 
 
 def _count(server: Server, mean: MessageFile) -> None:

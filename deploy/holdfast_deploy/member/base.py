@@ -25,15 +25,13 @@ from holdfast_deploy.member.status import status_of
 from holdfast_deploy.member.waiting import Waiting
 from holdfast_deploy.ops.audit import AuditLog, Head
 from holdfast_deploy.reading import Reading, Readings
-from holdfast_deploy.storage.incarnations import Dependencies
+from holdfast_deploy.storage.disk_full import DiskFull, retry_while_full
+from holdfast_deploy.storage.links import Dependencies, LinkDigests, MessageNorms
 from holdfast_deploy.storage.messages import DamagedError, DivergedError, Header, MessageFile, specs
-from holdfast_deploy.storage.norms import Norms
 from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.results import Record
-from holdfast_deploy.storage.scarcity import Shortage, insist
 from holdfast_deploy.storage.snapshots import keep
 from holdfast_deploy.storage.store import Store, data_digest
-from holdfast_deploy.storage.tally import Tally
 from holdfast_deploy.wire.links import Connection
 from holdfast_deploy.wire.listening import bind_address
 from holdfast_deploy.wire.service import Service
@@ -84,10 +82,10 @@ class Member:
         for message in self.outbox.messages.values():
             self.dependencies.add(message.header.depends_on)
         self.done = 0  # rounds
-        self.stage = 0  # as in ``Header.round``: the round under way
-        self.tally = Tally(name, self._finished, federation.first_round)
+        self.message_round = 0  # as in ``Header.round``: the round under way
+        self.link_digests = LinkDigests(name, self._finished, federation.first_round)
         self.readings = Readings(name, reading or Reading())
-        self.norms = Norms(name, federation.limits.outlier)
+        self.norms = MessageNorms(name, federation.limits.outlier)
         self.service = Service(
             federation,
             name,
@@ -96,12 +94,12 @@ class Member:
             self.outbox,
             self.events,
             self.may_fetch,
-            self.told,
-            lambda: self.stage,
+            self.status_for_others,
+            lambda: self.message_round,
             self.dependencies,
             self.give_up,
             None if self.keeper is None else self.keeper.serve,
-            tally=self.tally,
+            link_digests=self.link_digests,
             readings=self.readings,
         )
         self.service.gate.credentials = self.credentials
@@ -113,7 +111,7 @@ class Member:
             self.credentials,
             self.events,
             self.dependencies,
-            self.tally,
+            self.link_digests,
             self.readings,
             self.service,
         )
@@ -212,19 +210,19 @@ class Member:
 
     # --- files ----------------------------------------------------------------------------------------
 
-    def insist(self, action: Callable[[], T]) -> T:
+    def retry_while_full(self, action: Callable[[], T]) -> T:
         """What ``action`` gives; while there is no room for its files, it is tried again from the start."""
-        shortage = Shortage(self.events, self.federation.limits.wait)
+        shortage = DiskFull(self.events, self.federation.limits.wait)
         while True:
             try:
                 return action()
             except OSError as error:
-                self.ask(partial(shortage.pause, error))
+                self.run_on_loop(partial(shortage.pause, error))
 
-    async def decide(self, stage: int, exchange: int, peer: str, active: bool) -> None:
+    async def decide(self, message_round: int, exchange: int, peer: str, active: bool) -> None:
         """Writes down, for good and as soon as there is room, whether the link to ``peer`` took part."""
-        decide = partial(self.store.decide, stage, exchange, peer, active)
-        await insist(decide, self.events, self.federation.limits.wait)
+        decide = partial(self.store.decide, message_round, exchange, peer, active)
+        await retry_while_full(decide, self.events, self.federation.limits.wait)
 
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         """Puts a message into the outbox, as soon as there is room."""
@@ -235,13 +233,15 @@ class Member:
     def _finite(self, write: Callable[[], T]) -> T:
         """What ``write`` gives, as soon as there is room; why, if numbers are not finite."""
         try:
-            return self.insist(write)
+            return self.retry_while_full(write)
         except DivergedError as error:
             raise DivergedError(f"{error}; {self.norms.suspicion()}") from None
 
     def _finished(self) -> int:
-        """The last stage whose messages have all passed; nothing but farewells comes after the last ones."""
-        return self.stage if self.stage == self.federation.last_stage else max(self.done, self.stage - 1)
+        """The last message round whose messages have all passed; in the very last, only final messages."""
+        if self.message_round == self.federation.last_message_round:
+            return self.message_round
+        return max(self.done, self.message_round - 1)
 
     @property
     def seconds(self) -> float:
@@ -250,17 +250,17 @@ class Member:
 
     # --- talking to others ----------------------------------------------------------------------------
 
-    def ask(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run_on_loop(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Runs a coroutine on the event loop and waits for it; that time counts as waiting."""
         before = time.monotonic()
         try:
-            return self.waiting.ask(begin)
+            return self.waiting.run_on_loop(begin)
         finally:
             self.costs.waiting += time.monotonic() - before
 
     def take_up(self, saved: MessageFile | None) -> None:
         """Goes on from what is saved; None: from the beginning."""
-        self.tally.slack = math.inf
+        self.link_digests.slack = math.inf
         self.done, self.costs = self.federation.first_round, Costs()
         notes = epoch_notes(self) if saved is None else saved.header.notes
         if notes is not None:
@@ -268,7 +268,7 @@ class Member:
             if not self.trail.holds(Head(*notes["audit"])):
                 reason = "lines are missing, or others than when the state was saved: put back the file"
                 self.events.complain("the audit log is damaged", reason=reason)
-        self.tally.restore({} if saved is None else saved.header.notes["tally"])
+        self.link_digests.restore({} if saved is None else saved.header.notes["tally"])
         self.norms.restore({} if saved is None else saved.header.notes["norms"])
         if saved is not None:
             # Who was put back to a later round than that of its state was idle between.
@@ -276,7 +276,7 @@ class Member:
             self.dependencies.add(saved.header.depends_on)
             if self.releases is not None:
                 self.releases.require(saved.header.notes.get("releases", 0))
-        self.tally.slack = self.store.again
+        self.link_digests.slack = self.store.again
         self._clock_start = time.monotonic() - self.costs.seconds
         try:
             self.record.keep(upto=self.done if saved is not None else self.federation.first_round - 1)
@@ -287,15 +287,15 @@ class Member:
         """Writes down the state after ``done`` rounds, as soon as there is room."""
         before = time.monotonic()
         self.costs.seconds = self.seconds
-        notes |= {"costs": self.cost_notes(), "tally": self.tally.notes(), "norms": self.norms.notes()}
+        notes |= {"costs": self.cost_notes(), "tally": self.link_digests.notes(), "norms": self.norms.notes()}
         known = self.dependencies.known
-        notes["audit"] = self.insist(self.trail.sync)
+        notes["audit"] = self.retry_while_full(self.trail.sync)
         if self.releases is not None:
             notes["releases"] = self.releases.count
         self._finite(lambda: self.store.save_state(done, state, notes, known))
         limits = self.federation.limits
         if self.keeper is None:  # else models are kept, to which all go back together
-            self.insist(lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots))
+            self.retry_while_full(lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots))
         self.done = done
         self.costs.saving += time.monotonic() - before
 
@@ -308,13 +308,13 @@ class Member:
         return Header(
             federation=self.federation.id,
             sender=self.name,
-            round=self.stage,
+            round=self.message_round,
             exchange=exchange,
             tensors=specs(wire),
             depends_on=self.dependencies.known,
         )
 
-    def may_fetch(self, who: str, stage: int) -> bool:
+    def may_fetch(self, who: str, message_round: int) -> bool:
         """Whether ``who`` may have this member's messages of a round."""
         raise NotImplementedError
 
@@ -341,6 +341,6 @@ class Member:
         """For the member's own people; only metrics that the federation file lists are in it."""
         return status_of(self)
 
-    def told(self) -> dict[str, Any]:
+    def status_for_others(self) -> dict[str, Any]:
         """The status as other members hear it."""
         return self.status()

@@ -44,10 +44,10 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
     wire = wire_like(down, like)
 
     def take_part(r: int) -> None:
-        node.stage = r + 1
+        node.message_round = r + 1
         node.phase = f"waiting for round {r + 1}"
         file = node.transport.from_server(0, wire)
-        received = node.insist(partial(read, file, down, wire, like, node.x0.device))
+        received = node.retry_while_full(partial(read, file, down, wire, like, node.x0.device))
         if not down.transparent:
             received = tree_map(lambda t: t[0], received)
         node.phase = f"computing round {r + 1}"
@@ -77,10 +77,10 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
             r = _unless_left_out(node, partial(take_part, r), r + 1)
         else:
             r += 1
-    node.stage = federation.rounds + 1
+    node.message_round = federation.rounds + 1
     file = node.transport.from_server(0, row)  # the finished model, as it is
     node.transport.passed_server(received=[file])
-    model: Tensor = node.insist(lambda: file.read(row, node.x0.device))
+    model: Tensor = node.retry_while_full(lambda: file.read(row, node.x0.device))
     node.done = federation.rounds
     node.measure(model[None])
     return model
@@ -103,21 +103,22 @@ def _unless_left_out(node: Node, take_part: Callable[[], None], then: int) -> in
         take_part()
     except LeftOut as late:
         node.costs.traffic = traffic
-        if node.done == late.stage:
+        if node.done == late.message_round:
             before, x0 = node.store.state_before(), node.x0
             notes = before.header.notes
             node.state = before.read(state_template(node.federation, node.node, x0), x0.device)
-            node.tally.restore(notes["tally"])
+            node.link_digests.restore(notes["tally"])
             node.costs.traffic = Costs.from_notes(notes["costs"], x0.element_size()).traffic
             node.save(node.done, node.state, work=vars(node.work), metrics=node.metrics)
         if node.federation.secret_cohorts:
-            node.events.log("not asked in a round", round=late.stage)
+            node.events.log("not asked in a round", round=late.message_round)
         else:
-            node.events.log("left out of a round", "warning", round=late.stage, reason="the answer was late")
-            node.events.audit("left out", round=late.stage)
-        then = min(max(late.now - 1, late.stage, then), node.federation.rounds)
+            reason = "the answer was late"
+            node.events.log("left out of a round", "warning", round=late.message_round, reason=reason)
+            node.events.audit("left out", round=late.message_round)
+        then = min(max(late.now - 1, late.message_round, then), node.federation.rounds)
         if then > node.done:
             node.save(then, node.state, work=vars(node.work), metrics=node.metrics)
         # Last of all: without it, after a crash, the round would be gone through with other messages.
-        node.outbox.withdraw(late.stage)
+        node.outbox.withdraw(late.message_round)
     return then

@@ -12,8 +12,7 @@ from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.reading import Readings
 from holdfast_deploy.relay.switchboard import Switchboard
-from holdfast_deploy.storage.incarnations import Dependencies
-from holdfast_deploy.storage.tally import Tally
+from holdfast_deploy.storage.links import Dependencies, LinkDigests
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.dialling import Wait
 from holdfast_deploy.wire.links import Connection
@@ -36,13 +35,13 @@ class Connections:
         credentials: Credentials | None,
         events: Events,
         dependencies: Dependencies,
-        tally: Tally,
+        link_digests: LinkDigests,
         readings: Readings,
         service: Service,
     ) -> None:
         self.federation, self.name, self.start, self.inbox = federation, name, start, inbox
         self.credentials, self.events = credentials, events
-        self.dependencies, self.tally, self.service = dependencies, tally, service
+        self.dependencies, self.link_digests, self.service = dependencies, link_digests, service
         self.readings = readings
         self.links: dict[str, Connection] = {}
         self.waits: dict[str, Wait] = {}
@@ -62,7 +61,7 @@ class Connections:
                 self.events,
                 self.waits,
                 self.dependencies,
-                self.tally,
+                self.link_digests,
                 self.readings,
                 self._relayed(peer),
             )

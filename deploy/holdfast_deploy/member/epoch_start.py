@@ -26,7 +26,7 @@ def keep_model(member: Member, done: int, row: Tensor) -> None:
     if kept.folder.parent != voter.place(member.federation.epoch):
         raise EpochChanged  # the next has begun: what this one still computes is none of its models
     header = member.header(HANDED_OVER, row).model_copy(update={"round": done})
-    member.insist(lambda: kept.keep(header, row))
+    member.retry_while_full(lambda: kept.keep(header, row))
 
 
 def starting_model(member: Member) -> Tensor:
@@ -37,7 +37,7 @@ def starting_model(member: Member) -> Tensor:
     if federation.epoch == 0:
         _keep_start(member, member.x0)
         return member.x0
-    epoch, member.stage = keeper.voter.epoch, federation.first_round
+    epoch, member.message_round = keeper.voter.epoch, federation.first_round
     keeper.voter.kept.inherit(_before(member), epoch.first)
     serves = federation.server is not None and federation.server.name == member.name
     if federation.server is not None:
@@ -77,7 +77,7 @@ def _own_model(member: Member) -> Tensor:
         raise BeyondRepairError(
             f"{before.folder / str(first)} is missing, from which {member.name} was to go on"
         )
-    row: Tensor = member.insist(lambda: found.read(member.x0, member.x0.device))
+    row: Tensor = member.retry_while_full(lambda: found.read(member.x0, member.x0.device))
     return row
 
 
@@ -91,7 +91,7 @@ def _model_of(member: Member, donor: str) -> Tensor:
         row: Tensor = file.read(like, member.x0.device)
         return row
 
-    return member.ask(fetch)
+    return member.run_on_loop(fetch)
 
 
 def epoch_notes(member: Member) -> dict[str, Any] | None:

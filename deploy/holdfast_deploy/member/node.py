@@ -32,7 +32,7 @@ from holdfast_deploy.member.epoch_start import (
     keep_model,
     starting_model,
 )
-from holdfast_deploy.member.farewell import take_leave
+from holdfast_deploy.member.finish import finish
 from holdfast_deploy.member.network import Hosting
 from holdfast_deploy.member.pace import Pace
 from holdfast_deploy.member.peers import NodePeers
@@ -92,7 +92,7 @@ class Node(Member):
             self.events.log("finished already", round=self.done)
             return model
         self.phase = "finishing"
-        take_leave(self)
+        finish(self)
         self.phase = "finished"
         self.events.log("finished", metrics=self.metrics)
         return model
@@ -144,8 +144,8 @@ class Node(Member):
         state, self.state = split_channel_state(self.state)[0], None
         return state
 
-    def _peers(self, r: int, stage: int, channel_run: ChannelRun) -> NodePeers:
-        self.stage = stage
+    def _peers(self, r: int, message_round: int, channel_run: ChannelRun) -> NodePeers:
+        self.message_round = message_round
         network, seed, traffic = self.federation.member_network, self.federation.seed, self.costs.traffic
         return NodePeers(self.node, network, seed, r, self.transport, self.x0, traffic, channel_run)
 
@@ -163,13 +163,13 @@ class Node(Member):
         accesses = Accesses() if self.privacy is None else self.privacy.begin(round)
         options: Any = {"chances": chances, "accesses": accesses}
         if (pace := self.pace) is not None:
-            own = partial(self.insist, partial(pace.steps, r + 1))
+            own = partial(self.retry_while_full, partial(pace.steps, r + 1))
             options |= {"gradient": pace.gradient, "limits": lambda _: own()}
         return BatchOracle(self.site.problem, here, self.federation.seed, r, self.work, **options)
 
     def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
         if self.privacy is not None:
-            self.insist(self.privacy.charge)
+            self.retry_while_full(self.privacy.charge)
         return super().publish(header, tree, recipient)
 
     def forget_start(self) -> None:
@@ -186,7 +186,7 @@ class Node(Member):
         if saved is None and self._without_start:
             raise HoldfastError("the start has to be computed again: start the same command once more")
         self.take_up(saved)
-        self.stage, self.state, self.work = self.done, None, Work()
+        self.message_round, self.state, self.work = self.done, None, Work()
         if (notes := epoch_notes(self)) is not None:
             self.work = Work(**notes["work"])
         if saved is not None:
@@ -207,11 +207,11 @@ class Node(Member):
         """The round is finished: writes it down, then forgets what it took."""
         method = self.method
         if self.privacy is not None:
-            self.insist(self.privacy.charge)
+            self.retry_while_full(self.privacy.charge)
         if self.keeper is not None and isinstance(method, Algorithm):
             keep_model(self, done, method.model(split_channel_state(self.state)[0])[0])
         self.save(done, self.state, work=vars(self.work), metrics=self.metrics)
-        self.insist(lambda: self._forget(done))
+        self.retry_while_full(lambda: self._forget(done))
         if self.federation.member_network.activity is not None:
             self._release(done)
         own: dict[str, Any] = {} if self.pace is None else {"local_steps": self.pace.taken.get(done, 0)}
@@ -222,11 +222,12 @@ class Node(Member):
         for path in self.store.received():
             if message_key(path.name)[0] < done:  # those of this round may be needed to compute it again
                 remove(path)
-        self.outbox.prune(done, lambda stage: [self.federation.names[j] for j in self._neighbours(stage)])
+        names = self.federation.names
+        self.outbox.prune(done, lambda past: [names[j] for j in self._neighbours(past)])
 
     def measure(self, row: Tensor) -> None:
         """Figures of the node's own model, on its own data, into metrics.csv."""
-        r, every = self.stage, self.federation.evaluate_every
+        r, every = self.message_round, self.federation.evaluate_every
         if r % every and r < self.federation.rounds:
             return
         self.metrics = self.site.measure(row.detach())
@@ -240,8 +241,9 @@ class Node(Member):
         problem = self.site.problem
         if row.shape[-1] == problem.model.dim:
             row = problem.tester.complete(row, problem.here)
-        notes = {"federation": self.federation.name, "node": self.name, "round": self.stage, **self.metrics}
-        self.insist(partial(write_model, self.folder, problem.model, row[0], notes, "best"))
+        notes = {"federation": self.federation.name, "node": self.name, "round": self.message_round}
+        notes |= self.metrics
+        self.retry_while_full(partial(write_model, self.folder, problem.model, row[0], notes, "best"))
 
     def _write_results(self, model: Tensor) -> None:
         """The model and the personal one, if any, as their modules' states, and the report of this node."""
@@ -252,7 +254,7 @@ class Node(Member):
             rows["personal"] = personal[0]
         complete = self._complete([row.to(problem.x0) for row in rows.values()])
         for name, row in zip(rows, complete, strict=True):
-            self.insist(partial(write_model, self.folder, problem.model, row, notes, name))
+            self.retry_while_full(partial(write_model, self.folder, problem.model, row, notes, name))
         write_report(self, rows)
 
     def _complete(self, rows: list[Tensor]) -> list[Tensor]:
@@ -290,23 +292,23 @@ class Node(Member):
 
     # --- who is next to us ----------------------------------------------------------------------------
 
-    def _neighbours(self, stage: int) -> list[int]:
+    def _neighbours(self, message_round: int) -> list[int]:
         """The neighbours in a round; after the last, everybody who ever was one."""
         network, rounds = self.federation.member_network, self.federation.rounds
-        if stage <= rounds:
-            return [int(j) for j in network.at(max(stage - 1, 0)).neighbours(self.node)]
-        return self.companions if stage == self.federation.last_stage else self.all_neighbours
+        if message_round <= rounds:
+            return [int(j) for j in network.at(max(message_round - 1, 0)).neighbours(self.node)]
+        return self.companions if message_round == self.federation.last_message_round else self.all_neighbours
 
     @property
     def companions(self) -> list[int]:
-        """With whom this node takes leave: with all where members may change, as they do that together."""
+        """With which nodes this one finishes: with all where members may change, as they finish together."""
         if self.keeper is None:
             return self.all_neighbours
         return [j for j in range(len(self.federation.node)) if j != self.node]
 
     def awaits(self, name: str) -> bool:
-        names, last = self.federation.names, self.federation.last_stage
-        return self.stage < last and name in names and names.index(name) in self.all_neighbours
+        names, last = self.federation.names, self.federation.last_message_round
+        return self.message_round < last and name in names and names.index(name) in self.all_neighbours
 
     @cached_property
     def all_neighbours(self) -> list[int]:
@@ -315,11 +317,12 @@ class Node(Member):
         rounds = range(self.federation.rounds) if network.sequence is not None else range(1)
         return sorted({int(j) for r in rounds for j in network.at(r).neighbours(self.node)})
 
-    def may_fetch(self, who: str, stage: int) -> bool:
+    def may_fetch(self, who: str, message_round: int) -> bool:
         names = self.federation.names
-        if self.keeper is not None and stage == self.federation.first_round:  # who joins may ask for a model
+        if self.keeper is not None and message_round == self.federation.first_round:
+            # A member that joins may ask for a model.
             return who in names
-        return who in names and names.index(who) in self._neighbours(stage)
+        return who in names and names.index(who) in self._neighbours(message_round)
 
     def _release(self, done: int) -> None:
         """Over sporadic links others may not hear of us for long; they need not keep messages for us."""
@@ -331,4 +334,4 @@ class Node(Member):
                 self._telling.add(telling)
                 telling.add_done_callback(self._telling.discard)
 
-        self.ask(tell)
+        self.run_on_loop(tell)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.core.randomness import Word
 from holdfast.problem.problem import Problem
-from holdfast_deploy.storage.round_records import RoundRecord
+from holdfast_deploy.storage.results import RoundRecord
 
 
 class Pace:

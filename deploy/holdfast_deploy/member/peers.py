@@ -61,7 +61,8 @@ class NodePeers:
             self.traffic.count(1, message, sent.wire)
             answer = wire_like(channel.down, message)
             file = self.transport.through_server(number, sent.wire, answer)
-            mean = self.transport.insist(lambda: read(file, channel.down, answer, message, self.like.device))
+            device = self.like.device
+            mean = self.transport.retry_while_full(lambda: read(file, channel.down, answer, message, device))
             return self.channel_run.from_server(sent, mean, self.now.nodes)
         weights = self.now.weights
         assert weights is not None
@@ -124,11 +125,12 @@ class NodeInbox(Generic[M]):
 
     @cached_property
     def mixed(self) -> M:
-        return self.transport.insist(partial(self._sum, self.weights) if self.rule.plain else self._judged)
+        combine = partial(self._sum, self.weights) if self.rule.plain else self._judged
+        return self.transport.retry_while_full(combine)
 
     @cached_property
     def neighbour_sum(self) -> M:
-        return self.transport.insist(partial(self._sum, dict.fromkeys(self.senders, 1.0)))
+        return self.transport.retry_while_full(partial(self._sum, dict.fromkeys(self.senders, 1.0)))
 
     def _sum(self, weights: dict[int, float]) -> M:
         """The messages of the nodes in ``weights``, weighted, in the order of their numbers."""
@@ -182,7 +184,7 @@ class NodeEdges:
         peers.traffic.count(len(z), z, sent.wire)
         rows = {j: tree_map(lambda t, i=i: t[i : i + 1], sent.wire) for i, j in enumerate(peers.neighbours)}
         received, channel = peers.transport.scatter(peers._next_exchange(), rows), peers.channel_run.channel
-        return peers.transport.insist(
+        return peers.transport.retry_while_full(
             lambda: torch.cat(
                 [read(received[j], channel, rows[j], z[:1], z.device) for j in peers.neighbours]
             )

@@ -31,8 +31,8 @@ def record_round(member: Member, done: int, work: Work, links: int) -> None:
         "sample_gradients": work.sample_gradients,
         "seconds": round(member.seconds, 3),
     }
-    member.insist(lambda: member.record.add(done, member.metrics | wire, costs))
-    member.insist(lambda: member.record.conclude("running", done, member.seconds))
+    member.retry_while_full(lambda: member.record.add(done, member.metrics | wire, costs))
+    member.retry_while_full(lambda: member.record.conclude("running", done, member.seconds))
 
 
 def write_report(member: Member, models: Iterable[str] = ()) -> None:
@@ -49,7 +49,7 @@ def write_report(member: Member, models: Iterable[str] = ()) -> None:
         "metrics": member.metrics,
         "models": digests(member.folder, models),
     }
-    member.insist(lambda: write_json(member.folder / "report.json", report))
+    member.retry_while_full(lambda: write_json(member.folder / "report.json", report))
 
 
 def recorded(member: Member, run: Callable[[], T]) -> T:
@@ -61,5 +61,5 @@ def recorded(member: Member, run: Callable[[], T]) -> T:
         with suppress(OSError):  # that may be what it failed for
             member.record.conclude(status, member.done, member.seconds, str(error))
         raise
-    member.insist(lambda: member.record.conclude("done", member.done, member.seconds))
+    member.retry_while_full(lambda: member.record.conclude("done", member.done, member.seconds))
     return result

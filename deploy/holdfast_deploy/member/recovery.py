@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from holdfast_deploy.storage.disk_full import explained
 from holdfast_deploy.storage.messages import BeyondRepairError, DamagedError
-from holdfast_deploy.storage.scarcity import explained
 from holdfast_deploy.storage.store import FolderGoneError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def recovering(member: Member, run: Callable[[], T], restore: Callable[[], None]
             member.service.bytes_served = 0
             for link in member.links.values():
                 link.bytes_sent = link.bytes_received = 0
-            member.insist(restore)
+            member.retry_while_full(restore)
 
 
 async def watch_folder(member: Member) -> None:

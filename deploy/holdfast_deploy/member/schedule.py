@@ -18,7 +18,7 @@ from holdfast_deploy.member.statistics import statistics_like
 from holdfast_deploy.member.template import averaged_messages, client_template
 from holdfast_deploy.storage.messages import TensorSpec, specs
 
-Key = tuple[int, int]  # stage, exchange
+Key = tuple[int, int]  # message round, exchange
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class Schedule:
     def __init__(
         self, federation: Federation, model: FlatModel, secret: Callable[[int], list[int]] | None = None
     ) -> None:
-        self.federation, self.last, self.secret = federation, federation.last_stage, secret
+        self.federation, self.last, self.secret = federation, federation.last_message_round, secret
         self.statistics, dim = statistics_like(federation, model), model.dim
         self.leads = isinstance(federation.member_method, ServerAlgorithm)
         of_clients = self._of_clients(client_template(federation, dim)) if self.leads else []
 
         @lru_cache(2)
-        def messages(stage: int) -> list[tuple[Any, Any]]:
-            if stage > federation.rounds:
+        def messages(message_round: int) -> list[tuple[Any, Any]]:
+            if message_round > federation.rounds:
                 return [] if self.statistics is None else [(self.statistics, self.statistics)]
             if self.leads:
-                return of_clients if stage else []
-            return self._travelling(averaged_messages(federation, dim, stage))
+                return of_clients if message_round else []
+            return self._travelling(averaged_messages(federation, dim, message_round))
 
         self.messages = messages
 
@@ -79,14 +79,14 @@ class Schedule:
         return 0 if self.federation.secure_aggregation is None else MASKED
 
     def due(self, key: Key) -> Due:
-        """The first exchange from ``key`` on; in the end, everybody's farewell in the stage ``last``."""
-        stage, exchange = key
-        while stage < self.last:
-            messages = self.messages(stage)
+        """The first exchange from ``key`` on; in the end, the final messages, in message round ``last``."""
+        message_round, exchange = key
+        while message_round < self.last:
+            messages = self.messages(message_round)
             if exchange < len(messages):
-                return Due((stage, exchange), *messages[exchange], self._senders(stage))
-            stage, exchange = stage + 1, 0
-        return Due((stage, 0), (), (), self.federation.names)
+                return Due((message_round, exchange), *messages[exchange], self._senders(message_round))
+            message_round, exchange = message_round + 1, 0
+        return Due((message_round, 0), (), (), self.federation.names)
 
     def after(self, done: int, published: Iterable[Key]) -> Due:
         """What comes after so many saved rounds, and after all means that are ``published``."""
@@ -94,18 +94,18 @@ class Schedule:
         if self.leads:  # under masks, what is published as the exchange e answers the one before
             answered = [] if self.federation.secure_aggregation is None else list(published)
         else:
-            answered = [(stage, exchange + 1) for stage, exchange in published]
+            answered = [(message_round, exchange + 1) for message_round, exchange in published]
         return self.due(max([first, *answered]))
 
-    def _senders(self, stage: int) -> list[str]:
-        names, round = self.federation.names, max(stage - 1, 0)
-        if stage > self.federation.rounds:
+    def _senders(self, message_round: int) -> list[str]:
+        names, round = self.federation.names, max(message_round - 1, 0)
+        if message_round > self.federation.rounds:
             return names
         if self.secret is not None:
             return [names[i] for i in self.secret(round)]
         chosen = cohort(self.federation.seed, round, len(names), self.federation.cohort)
         return [names[i] for i in chosen.tolist()]
 
-    def asked(self, name: str, stage: int) -> bool:
+    def asked(self, name: str, message_round: int) -> bool:
         """Whether ``name`` takes part in a round; in what is no round, everybody does."""
-        return not 1 <= stage <= self.federation.rounds or name in self._senders(stage)
+        return not 1 <= message_round <= self.federation.rounds or name in self._senders(message_round)

@@ -32,11 +32,10 @@ from holdfast_deploy.member.schedule import Due, Key, Schedule
 from holdfast_deploy.member.server_rounds import lead
 from holdfast_deploy.member.status import hidden_from_others, status_of_server
 from holdfast_deploy.member.template import new_channel_run
-from holdfast_deploy.storage.incarnations import MixedRunsError
+from holdfast_deploy.storage.links import ForgedError, MixedRunsError
 from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
-from holdfast_deploy.storage.round_records import RoundRecord
+from holdfast_deploy.storage.results import RoundRecord
 from holdfast_deploy.storage.store import message_key, message_name, remove
-from holdfast_deploy.storage.tally import ForgedError
 from holdfast_deploy.wire.dialling import Wait, WaitLimitError
 
 
@@ -82,7 +81,7 @@ class Server(Member):
         self.take_up(self.saved)
         # Clients may come before ``run`` gets there.
         self.due = self.schedule.after(self.done, [key[:2] for key in self.outbox.messages])
-        self.stage = self.due.key[0]
+        self.message_round = self.due.key[0]
         self.outbox.lost.clear()  # computed again from the state, or from the clients' messages
         rule = self.federation.round
         if rule is not None and rule.quorum is not None and rule.deadline is not None:
@@ -94,19 +93,20 @@ class Server(Member):
 
     def _take_in(self, path: Path) -> None:
         """A client's message that came before; if it is damaged, the client has to send it again."""
-        stage, exchange, name = message_key(path.name)
-        if self.left_out(name, stage):  # it came while that was decided
+        message_round, exchange, name = message_key(path.name)
+        if self.left_out(name, message_round):  # it came while that was decided
             remove(path)
             return
-        senders = self.arrivals.setdefault((stage, exchange), {})
+        senders = self.arrivals.setdefault((message_round, exchange), {})
         try:
-            header = self.store.own(path, name, (stage, exchange)).header
+            header = self.store.own(path, name, (message_round, exchange)).header
             self.dependencies.add(header.depends_on)
             senders[name] = Arrival(header.content)
         except DamagedError as error:
             remove(path)
             senders.pop(name, None)
-            advice = f"; start {name} again: it sends the message once more" if stage > self.done else ""
+            again = f"; start {name} again: it sends the message once more"
+            advice = again if message_round > self.done else ""
             self.events.complain("a file is damaged", reason=f"{error}{advice}", peer=name)
 
     def run(self) -> None:
@@ -126,7 +126,7 @@ class Server(Member):
         self.phase = "finishing"
         write_report(self)
         try:
-            self.ask(self._linger)
+            self.run_on_loop(self._linger)
         except MixedRunsError as error:  # everybody had finished before somebody started anew
             self.events.log("finished, but a client did not say so", "warning", reason=str(error))
         self.phase = "finished"
@@ -146,7 +146,7 @@ class Server(Member):
 
     def forget(self, done: int) -> None:
         """All messages of the rounds before the last finished one, which may have to be computed again."""
-        self.outbox.prune(done, lambda stage: [])
+        self.outbox.prune(done, lambda message_round: [])
         for key in list(self.arrivals):  # a copy: the event loop adds to it
             if key[0] < done:
                 self.drop(key)
@@ -156,13 +156,13 @@ class Server(Member):
 
         ``delivered``: bytes that they were sent before, beside the rounds' messages.
         """
-        mean, self.stage = None, self.federation.rounds + 1
-        self.due = self.schedule.due((self.stage, 0))
+        mean, self.message_round = None, self.federation.rounds + 1
+        self.due = self.schedule.due((self.message_round, 0))
         if self.schedule.statistics is not None:
             mean = self.mean(IDENTITY)
             size = self.publish(self.header(1, mean), mean).header.size
             self.costs.delivery_bytes = delivered + len(self.federation.names) * size
-        self.due, self.stage = self.schedule.due((self.last, 0)), self.last
+        self.due, self.message_round = self.schedule.due((self.last, 0)), self.last
         return mean
 
     def channel_run(self, r: int) -> ChannelRun:
@@ -206,7 +206,7 @@ class Server(Member):
 
     def left_out(self, sender: str, round: int) -> bool:
         if self.federation.secret_cohorts:  # said of a round that has begun: nobody need know ahead
-            return round <= self.stage and not self.schedule.asked(sender, round)
+            return round <= self.message_round and not self.schedule.asked(sender, round)
         return self.quorum is not None and (round, sender) in self.quorum.left_out
 
     @property
@@ -245,7 +245,7 @@ class Server(Member):
                 if time.monotonic() - since > self.federation.limits.patience(size):
                     if self.quorum is not None and due.key[0] == self.last:
                         names = ", ".join(sorted(missing))
-                        self.events.log("finished without a farewell", "warning", reason=f"of {names}")
+                        self.events.log("finished without a final message", "warning", reason=f"of {names}")
                         return
                     raise WaitLimitError(
                         f"waited for {', '.join(sorted(missing))} as long as limits.wait allows. Everything "
@@ -257,7 +257,7 @@ class Server(Member):
             self.waits.clear()
 
     def _missing(self, due: Due) -> set[str]:
-        """Who is still waited for; not for the farewell of one that is lost."""
+        """Who is still waited for; not for the final message of one that is lost."""
         missing = set(self.takers()) - set(self.arrivals.get(due.key, {}))
         if self.keeper is None or due.key[0] < self.last:
             return missing
@@ -268,8 +268,8 @@ class Server(Member):
 
         ``size``: what their sum is divided by, if not by their number.
         """
-        self.ask(self.everybody)
-        return self.insist(lambda: add_up(self, channel, size))
+        self.run_on_loop(self.everybody)
+        return self.retry_while_full(lambda: add_up(self, channel, size))
 
     def file(self, key: Key, name: str) -> MessageFile:
         """What ``name`` sent."""
@@ -282,7 +282,7 @@ class Server(Member):
 
     # --- others ---------------------------------------------------------------------------------------
 
-    def may_fetch(self, who: str, stage: int) -> bool:
+    def may_fetch(self, who: str, message_round: int) -> bool:
         return who in self.federation.names
 
     def awaits(self, name: str) -> bool:
@@ -300,7 +300,7 @@ class Server(Member):
         """Also where the clients are: they cannot be asked themselves."""
         return super().status() | status_of_server(self)
 
-    def told(self) -> dict[str, Any]:
+    def status_for_others(self) -> dict[str, Any]:
         return self.status() | hidden_from_others(self)
 
     def header(self, exchange: int, wire: Any) -> Header:

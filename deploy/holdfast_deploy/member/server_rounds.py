@@ -33,7 +33,7 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
             server.saved.read(with_channel_state(state, memory), server.x0.device)
         )
     else:
-        server.stage = first
+        server.message_round = first
         if federation.epoch:
             state = method.at(first).init_server(starting_model(server))
         server.save_round(first, with_channel_state(state, memory))
@@ -42,7 +42,7 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
     for r in range(server.done, federation.rounds):
         now = method.at(r)
         server.due = server.schedule.after(r, [key[:2] for key in server.outbox.messages])
-        server.stage = r + 1
+        server.message_round = r + 1
         server.phase = f"serving round {r + 1}"
         channel_run = server.channel_run(r)
         sent = channel_run.broadcast(now.broadcast(state), nodes)
@@ -60,13 +60,14 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
             server.privacy.releases.begin(str(r))
         state = now.server(state, mean, share)
         if server.privacy is not None:
-            server.insist(partial(server.privacy.charge, r, takers))
+            server.retry_while_full(partial(server.privacy.charge, r, takers))
         server.costs.traffic.count(len(takers), sent.message, sent.wire)
         for name in takers:
             came = [server.arrivals[r + 1, server.schedule.message][name].content]
-            server.tally.add(name, server.stage, sent=[published.header.content], received=came)
+            sent_back = [published.header.content]
+            server.link_digests.add(name, r + 1, sent=sent_back, received=came)
         if server.keeps_cohorts:
-            server.insist(partial(server.cohorts.add, r + 1, " ".join(takers)))
+            server.retry_while_full(partial(server.cohorts.add, r + 1, " ".join(takers)))
         if server.quorum is not None:
             left_out = len(server.due.names) - len(takers)
             server.metrics = {"answers": float(len(takers)), "left_out": float(left_out)}
@@ -77,15 +78,15 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
 
 def _hand_out(server: Server, model: Tensor) -> None:
     federation = server.federation
-    server.stage = federation.rounds + 1
-    server.due = server.schedule.due((server.stage, 0))
+    server.message_round = federation.rounds + 1
+    server.due = server.schedule.due((server.message_round, 0))
     published = server.publish(server.header(0, model), model)
     for name in federation.names:
-        server.tally.add(name, server.stage, sent=[published.header.content])
+        server.link_digests.add(name, server.message_round, sent=[published.header.content])
     server.costs.delivery_bytes = len(federation.node) * published.header.size
     notes = {"federation": federation.name, "rounds": federation.rounds}
     server.phase = "handing out the model"
     statistics = server.average_statistics(server.costs.delivery_bytes)
     complete = model if statistics is None else torch.cat([model, from_moments(statistics[0]).flatten()])
-    server.insist(lambda: write_model(server.folder, server.model, complete, notes))
-    server.ask(server.everybody)
+    server.retry_while_full(lambda: write_model(server.folder, server.model, complete, notes))
+    server.run_on_loop(server.everybody)

@@ -1,7 +1,7 @@
 """BatchNorm's statistics, averaged over all nodes once training has ended, where the federation wants that.
 
-They travel in a stage of their own, after the last round and before everybody takes leave. What is averaged
-are moments: the mean of variances alone would leave out how far the nodes' means are apart.
+They travel in a message round of their own, after the last round and before the final messages. What is
+averaged are moments: the mean of variances alone would leave out how far the nodes' means are apart.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def statistics_like(federation: Federation, model: FlatModel) -> Tensor | None:
 
 def averaged(node: Node, own: Tensor) -> Tensor:
     """The mean of everybody's moments, like ``own``."""
-    node.stage, node.phase = node.federation.rounds + 1, "averaging statistics"
+    node.message_round, node.phase = node.federation.rounds + 1, "averaging statistics"
     if not node.federation.member_network.is_server:
         return _flooded(node, own)
     message = node.publish(node.header(0, own), own)
     node.costs.traffic.count(1, own, own)
     node.transport.to_server(message)
     mean = node.transport.from_server(1, own)
-    found: Tensor = node.insist(lambda: mean.read(own, own.device))
+    found: Tensor = node.retry_while_full(lambda: mean.read(own, own.device))
     return found
 
 
@@ -65,7 +65,7 @@ def _flooded(node: Node, own: Tensor) -> Tensor:
         _, received = node.transport.broadcast(exchange, table, node.all_neighbours)
         node.costs.traffic.count(len(received), table, table)
         for file in received.values():
-            told: Table = node.insist(partial(file.read, table, own.device))
+            told: Table = node.retry_while_full(partial(file.read, table, own.device))
             news = (told.known > 0) & (table.known == 0)
             known = torch.where(news, told.known, table.known)
             table = Table(known, torch.where(news, told.moments, table.moments))

@@ -82,8 +82,8 @@ def status_of_server(server: Server) -> dict[str, Any]:
     """Where the clients are, and what was spent of a privacy budget of whole nodes."""
     now, rounds = server.network.loop.time(), server.federation.rounds
     clients = {
-        name: {"round": min(max(stage - 1, 0), rounds), "seconds_ago": round(now - when, 1)}
-        for name, (when, stage) in dict(server.service.seen).items()
+        name: {"round": min(max(message_round - 1, 0), rounds), "seconds_ago": round(now - when, 1)}
+        for name, (when, message_round) in dict(server.service.seen).items()
     }
     spent = {} if server.privacy is None else {"epsilon": round(server.privacy.releases.epsilon, 4)}
     return {"clients": clients, **spent}
@@ -104,7 +104,7 @@ def hidden_from_others(server: Server) -> dict[str, Any]:
 def _peers(member: Member) -> dict[str, dict[str, Any]]:
     """By peer: for how long it has been waited for, where it is, and what went over the link."""
     links, waits, now = dict(member.links), dict(member.waits), time.monotonic()
-    seen = {name: stage for name, (_, stage) in dict(member.service.seen).items()}
+    seen = {name: message_round for name, (_, message_round) in dict(member.service.seen).items()}
     told: dict[str, dict[str, Any]] = {}
     for name in sorted(links.keys() | waits.keys() | seen.keys()):
         link = links.get(name)

@@ -58,17 +58,17 @@ def client_template(federation: Federation, dim: int) -> Any:
     return grown(method, lambda size: client_message(method, nodes, size), _model_like(federation, dim))
 
 
-def averaged_messages(federation: Federation, dim: int, stage: int) -> list[Any]:
-    """Trees like what every node has a server average in a stage, exchange by exchange, on "meta".
+def averaged_messages(federation: Federation, dim: int, message_round: int) -> list[Any]:
+    """Trees like what every node has a server average in a message round, exchange by exchange, on "meta".
 
     Stage 0 is before the first round.
     """
-    method, r = federation.member_method, max(stage - 1, 0)
+    method, r = federation.member_method, max(message_round - 1, 0)
     assert isinstance(method, Algorithm)
 
     def sent(size: int) -> list[Any]:
         start, round = trial(method, federation.member_network, size, lambda: _coins(federation, r), [r])
-        return start.sent if stage == 0 else round.sent
+        return start.sent if message_round == 0 else round.sent
 
     return list(grown(method, sent, _model_like(federation, dim)))
 

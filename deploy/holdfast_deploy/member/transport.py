@@ -11,8 +11,8 @@ import torch
 
 from holdfast.contract import Channel
 from holdfast.core.tree import leaves, tree_map
+from holdfast_deploy.storage.links import ImplausibleMessageError
 from holdfast_deploy.storage.messages import DamagedError, MessageFile, specs
-from holdfast_deploy.storage.norms import AbsurdError
 from holdfast_deploy.storage.store import remove
 from holdfast_deploy.wire.links import Connection
 
@@ -46,14 +46,14 @@ class Transport:
         return self._gather(exchange, published)
 
     def _gather(self, exchange: int, published: Mapping[int, MessageFile]) -> dict[int, MessageFile]:
-        node, stage = self.node, self.node.stage
+        node, message_round = self.node, self.node.message_round
 
         async def fetch(j: int) -> MessageFile:
             link = await node.link(node.federation.names[j])
-            return await link.fetch(stage, exchange, published[j].header.tensors)
+            return await link.fetch(message_round, exchange, published[j].header.tensors)
 
         received = dict(
-            zip(published, node.ask(lambda: together([fetch(j) for j in published])), strict=True)
+            zip(published, node.run_on_loop(lambda: gather([fetch(j) for j in published])), strict=True)
         )
         self._passed(published, received)
         return received
@@ -63,13 +63,14 @@ class Transport:
         for j, file in received.items():
             self._plausible(self.node.federation.names[j], file)
             sent, came = [published[j].header.content], [file.header.content]
-            self.node.tally.add(self.node.federation.names[j], self.node.stage, sent=sent, received=came)
+            name = self.node.federation.names[j]
+            self.node.link_digests.add(name, self.node.message_round, sent=sent, received=came)
 
     def _plausible(self, sender: str, file: MessageFile) -> None:
         """Refuses a message that is absurdly large; it is fetched again when the node is started again."""
         try:
             self.node.norms.received(sender, file)
-        except AbsurdError:
+        except ImplausibleMessageError:
             remove(file.path)
             raise
 
@@ -77,13 +78,14 @@ class Transport:
         """Notes what went to the server, and came from it."""
         assert self.node.federation.server is not None
         out, back = ([file.header.content for file in files] for files in (sent, received))
-        self.node.tally.add(self.node.federation.server.name, self.node.stage, sent=out, received=back)
+        server = self.node.federation.server.name
+        self.node.link_digests.add(server, self.node.message_round, sent=out, received=back)
 
     def sporadic(
         self, exchange: int, message: Any, neighbours: list[int]
     ) -> tuple[MessageFile, dict[int, MessageFile]]:
         """``broadcast``, but without those neighbours with whom it did not work out, at either end."""
-        node, stage = self.node, self.node.stage
+        node, message_round = self.node, self.node.message_round
         published = node.publish(node.header(exchange, message), message)
         tensors = published.header.tensors
 
@@ -92,23 +94,23 @@ class Transport:
             name = node.federation.names[j]
             link = await node.link(name)
             if node.node > j:
-                active = await link.agreed(stage, exchange)
-                return await link.fetch(stage, exchange, tensors) if active else None
-            decision = node.store.decision(stage, exchange, name)
+                active = await link.agreed(message_round, exchange)
+                return await link.fetch(message_round, exchange, tensors) if active else None
+            decision = node.store.decision(message_round, exchange, name)
             if decision is not None:
-                return await link.fetch(stage, exchange, tensors) if decision else None
+                return await link.fetch(message_round, exchange, tensors) if decision else None
             received = None
             try:
                 limit = node.federation.limits.exchange
-                received = await asyncio.wait_for(link.fetch(stage, exchange, tensors), limit)
+                received = await asyncio.wait_for(link.fetch(message_round, exchange, tensors), limit)
             except TimeoutError:
-                node.events.log("inactive link", "warning", peer=name, round=stage)
+                node.events.log("inactive link", "warning", peer=name, round=message_round)
             active = received is not None
-            await node.decide(stage, exchange, name, active)
+            await node.decide(message_round, exchange, name, active)
             node.outbox.wake()
             return received
 
-        files = node.ask(lambda: together([fetch(j) for j in neighbours]))
+        files = node.run_on_loop(lambda: gather([fetch(j) for j in neighbours]))
         received = {j: file for j, file in zip(neighbours, files, strict=True) if file is not None}
         self._passed(dict.fromkeys(neighbours, published), received)
         return self._intact(published), received
@@ -123,12 +125,12 @@ class Transport:
 
     def from_server(self, exchange: int, wire: Any) -> MessageFile:
         """The server's message of the round under way, which travels as a tree like ``wire``."""
-        stage, tensors = self.node.stage, specs(wire)
+        message_round, tensors = self.node.message_round, specs(wire)
 
         async def fetch() -> MessageFile:
-            return await (await self.server()).fetch(stage, exchange, tensors)
+            return await (await self.server()).fetch(message_round, exchange, tensors)
 
-        file = self.node.ask(fetch)
+        file = self.node.run_on_loop(fetch)
         assert self.node.federation.server is not None
         self._plausible(self.node.federation.server.name, file)
         return file
@@ -140,12 +142,12 @@ class Transport:
             await (await self.server()).submit(message)
 
         with self._losing(message):
-            self.node.ask(submit)
+            self.node.run_on_loop(submit)
 
     def _intact(self, own: MessageFile) -> MessageFile:
         """``own``, which is mixed with the others' messages and may have been on disk for long."""
         with self._losing(own):
-            self.node.insist(own.verify)
+            self.node.retry_while_full(own.verify)
         return own
 
     @contextmanager
@@ -168,9 +170,9 @@ class Transport:
         assert self.node.federation.server is not None
         return await self.node.link(self.node.federation.server.name)
 
-    def insist(self, read: Callable[[], T]) -> T:
+    def retry_while_full(self, read: Callable[[], T]) -> T:
         """What ``read`` gives; tried again from the start where files run out."""
-        return self.node.insist(read)
+        return self.node.retry_while_full(read)
 
 
 def read(file: MessageFile, channel: Channel, wire: Any, like: Any, device: torch.device) -> Any:
@@ -190,7 +192,7 @@ def add_to(total: Any, file: MessageFile, channel: Channel, wire: Any, weight: f
         tree_map(lambda t, part: t.add_(part, alpha=weight), total, read(file, channel, wire, total, device))
 
 
-async def together(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:
     """All at once; the first failure ends them all."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

@@ -27,7 +27,7 @@ class Waiting:
         """What ``coroutine`` gives on the event loop, whatever others want meanwhile."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
-    def ask(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run_on_loop(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What the coroutine gives on the event loop, unless somebody ends the waiting for it."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(begin(), self.loop)
         self._future = future

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from holdfast.core.files import make_folder, sync_folder, write_atomic
 from holdfast_deploy.agreement import Decision, Vote
 from holdfast_deploy.epochs import Checked, Epoch, Order
-from holdfast_deploy.storage.incarnations import new_incarnation
+from holdfast_deploy.storage.links import new_incarnation
 from holdfast_deploy.storage.messages import DamagedError, Incarnations, Number
 
 

@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
@@ -24,7 +25,6 @@ from holdfast.core.errors import DAMAGED, HoldfastError
 from holdfast.core.files import replace_durably
 from holdfast.core.tree import leaves, named_leaves, tree_map
 from holdfast.core.validation import LONGEST_REPR, explain, place
-from holdfast_deploy.storage.compression import squeeze
 
 CHUNK = 1 << 20  # bytes of one piece on the wire
 LONGEST_HEADER = 1 << 18
@@ -299,3 +299,21 @@ def require_finite(numbers: np.ndarray) -> float:
 def _tensor(numbers: np.ndarray) -> Tensor:
     """A copy, in this machine's byte order."""
     return torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("=")))
+
+
+def squeeze(piece: bytes, itemsize: int) -> bytes:
+    """``piece`` without loss in fewer bytes: like bytes of all numbers side by side, then deflated."""
+    planes = np.frombuffer(piece, np.uint8).reshape(-1, itemsize).T
+    return zlib.compress(np.ascontiguousarray(planes).tobytes(), 1)
+
+
+def expand(squeezed: bytes, size: int, itemsize: int) -> bytes:
+    """What ``squeeze`` was given, if it had ``size`` bytes; never more memory than that."""
+    inflate = zlib.decompressobj()
+    try:
+        planes = inflate.decompress(squeezed, size)
+    except zlib.error:
+        raise HoldfastError("a compressed piece is damaged") from None
+    if len(planes) != size or not (inflate.eof or inflate.decompress(inflate.unconsumed_tail, 1) == b""):
+        raise HoldfastError(f"a compressed piece should hold {size} bytes")
+    return np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(itemsize, -1).T).tobytes()

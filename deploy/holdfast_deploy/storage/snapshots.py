@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import make_folder, replace_durably, sync_folder
-from holdfast_deploy.storage.identity import read_identity, write_identity
 from holdfast_deploy.storage.messages import DamagedError, Incarnations, MessageFile, begin, put
+from holdfast_deploy.storage.store import read_identity, write_identity
 
 RESULTS = ("report.json", "parted", "model.safetensors", "personal.safetensors")
 FILES = ("outbox", "inbox", "decisions")

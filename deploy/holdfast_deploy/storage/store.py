@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -22,10 +23,16 @@ import numpy as np
 from torch import Tensor
 
 from holdfast.core.errors import DAMAGED, HoldfastError
-from holdfast.core.files import make_folder, remove_partials, replace_durably, sync_folder, write_atomic
+from holdfast.core.files import (
+    make_folder,
+    remove_partials,
+    replace_durably,
+    sync_folder,
+    write_atomic,
+    write_json,
+)
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.storage.identity import read_identity, write_identity
-from holdfast_deploy.storage.incarnations import START_ANEW, new_incarnation
+from holdfast_deploy.storage.links import START_ANEW, new_incarnation
 from holdfast_deploy.storage.messages import (
     BeyondRepairError,
     DamagedError,
@@ -294,3 +301,23 @@ def data_digest(tensors: Iterable[Tensor]) -> str:
         if tensor.numel():
             total.update(np.ascontiguousarray(tensor.cpu().numpy()).reshape(-1).view(np.uint8).data)
     return total.hexdigest()[:16]
+
+
+def write_identity(path: Path, begun: dict[str, str]) -> None:
+    """``begun``: federation, name, model, data and the incarnation, each as text."""
+    write_json(path, begun | {"checksum": _checksum(begun)})
+
+
+def read_identity(path: Path) -> dict[str, str]:
+    """What was written there; a ``DamagedError`` if it is not there any more."""
+    try:
+        begun: dict[str, str] = json.loads(path.read_text())
+        if begun.pop("checksum") != _checksum(begun):
+            raise ValueError("changed")
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DamagedError(f"{path} is missing or damaged") from None
+    return begun
+
+
+def _checksum(begun: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(begun, sort_keys=True).encode()).hexdigest()

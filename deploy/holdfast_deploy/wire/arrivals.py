@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import Federation
-from holdfast_deploy.storage.incarnations import Dependencies
+from holdfast_deploy.storage.links import Dependencies
 from holdfast_deploy.storage.messages import UNSEALED, Header, MessageFile, TensorSpec
 from holdfast_deploy.storage.store import message_name, remove
 from holdfast_deploy.wire.incoming import Incoming, check_header, receive

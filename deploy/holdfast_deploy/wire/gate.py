@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.storage.incarnations import MixedRunsError
-from holdfast_deploy.storage.tally import ForgedError, PutBackError
+from holdfast_deploy.storage.links import ForgedError, MixedRunsError, PutBackError
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.doorkeeper import Doorkeeper
 from holdfast_deploy.wire.protocol import Kind, Peer, RefusedError

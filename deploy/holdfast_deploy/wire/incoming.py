@@ -15,13 +15,13 @@ import numpy as np
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import replace_durably
-from holdfast_deploy.storage.compression import expand
 from holdfast_deploy.storage.messages import (
     CHUNK,
     Header,
     MessageFile,
     TensorSpec,
     begin,
+    expand,
     numpy_type,
     put,
     require_finite,

@@ -17,7 +17,7 @@ from holdfast.privacy.aggregation.client import MASKED
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.reading import Reading, Readings
-from holdfast_deploy.storage.incarnations import Dependencies
+from holdfast_deploy.storage.links import Dependencies, ForgedError, LinkDigests
 from holdfast_deploy.storage.messages import (
     UNSEALED,
     Header,
@@ -25,7 +25,6 @@ from holdfast_deploy.storage.messages import (
     TensorSpec,
     parse,
 )
-from holdfast_deploy.storage.tally import ForgedError, Tally
 from holdfast_deploy.wire.arrivals import Arrivals
 from holdfast_deploy.wire.credentials import Credentials, serial_of
 from holdfast_deploy.wire.dialling import (
@@ -69,7 +68,8 @@ class Connection:
     events: Events
     waits: dict[str, Wait]
     dependencies: Dependencies
-    tally: Tally = field(default_factory=lambda: Tally(""))  # who only looks on has seen nothing
+    # A process that only looks on has seen nothing pass.
+    link_digests: LinkDigests = field(default_factory=lambda: LinkDigests(""))
     readings: Readings = field(default_factory=lambda: Readings("", Reading()))  # and knows nothing
     channel: Any = None  # None: one is opened to the peer's address
     round: int = 0  # where the peer is, as far as we know
@@ -278,7 +278,7 @@ class Connection:
     async def _compare(self, answer: Answer, round: int) -> None:
         """Whether the peer saw the same pass over our link as we did; if not, it is told before we stop."""
         try:
-            self.tally.compare(self.peer, answer.passed)
+            self.link_digests.compare(self.peer, answer.passed)
         except ForgedError:
             call = self._method("unary_unary", "Release")
             with suppress(grpc.aio.AioRpcError, TimeoutError):  # a refusal: now it knows
@@ -296,7 +296,7 @@ class Connection:
             round=round,
             exchange=exchange,
             depends_on=self.dependencies.known,
-            passed=self.tally.told(self.peer),
+            passed=self.link_digests.report(self.peer),
             offset=offset,
             content=content,
         )

@@ -15,7 +15,7 @@ import grpc
 from holdfast.core.errors import TRY_LATER, HoldfastError
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.storage.scarcity import raise_file_limit
+from holdfast_deploy.storage.disk_full import raise_file_limit
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.doorkeeper import Doorkeeper
 from holdfast_deploy.wire.protocol import (

@@ -12,10 +12,9 @@ import grpc
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.storage.incarnations import MixedRunsError
+from holdfast_deploy.storage.disk_full import NO_ROOM
+from holdfast_deploy.storage.links import ForgedError, MixedRunsError
 from holdfast_deploy.storage.messages import DamagedError
-from holdfast_deploy.storage.scarcity import SCARCE
-from holdfast_deploy.storage.tally import ForgedError
 from holdfast_deploy.wire.dialling import (
     RefusedForGoodError,
     Unreachable,
@@ -79,7 +78,7 @@ async def patiently(link: Link, attempt: Callable[[], Awaitable[T | None]], limi
             except TimeoutError:
                 wait.problem = wait.problem if overall.expired() else "it fell silent"
             except OSError as error:
-                if error.errno not in SCARCE:
+                if error.errno not in NO_ROOM:
                     raise
                 wait.problem = str(error.strerror)
                 link.events.complain("no room, waiting", reason=wait.problem, peer=link.peer)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.ops.events import Events
+from holdfast_deploy.storage.links import KEPT, LinkDigest
 from holdfast_deploy.storage.messages import (
     CHUNK,
     UNSEALED,
@@ -20,7 +21,6 @@ from holdfast_deploy.storage.messages import (
     Incarnations,
     Number,
 )
-from holdfast_deploy.storage.tally import KEPT, Passed
 
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
@@ -122,11 +122,11 @@ def audit_message(events: Events, event: str, header: Header, **who: str) -> Non
 
 
 class LeftOut(Exception):  # noqa: N818 - not an error
-    """The server went on without this client's message of ``stage``; it is at the stage ``now``."""
+    """The server continued without this client's message of ``message_round``; it is at round ``now``."""
 
-    def __init__(self, stage: int, now: int) -> None:
-        super().__init__(f"left out of round {stage}")
-        self.stage, self.now = stage, now
+    def __init__(self, message_round: int, now: int) -> None:
+        super().__init__(f"left out of round {message_round}")
+        self.message_round, self.now = message_round, now
 
 
 class Counted(Exception):  # noqa: N818 - not an error
@@ -143,7 +143,7 @@ class Ask(BaseModel):
     round: Number
     exchange: Number
     depends_on: Incarnations = {}  # what the asker's state depends on
-    passed: list[Passed] = Field(default=[], max_length=KEPT)  # over the link, as the asker saw it
+    passed: list[LinkDigest] = Field(default=[], max_length=KEPT)  # over the link, as the asker saw it
     offset: Bytes = 0  # how much of the message is there from before, whole pieces
     content: Digest = UNSEALED  # of the message that this is a part of
 
@@ -160,4 +160,4 @@ class Answer(BaseModel):
     # and True, without a header: see ``Counted``.
     active: bool | None = None
     received: bool = False  # a message to the server is safe there
-    passed: list[Passed] = Field(default=[], max_length=KEPT)  # as the one who answers saw it
+    passed: list[LinkDigest] = Field(default=[], max_length=KEPT)  # as the one who answers saw it

@@ -18,11 +18,10 @@ from holdfast_deploy.ops.audit import Head
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.own_model import describe_identity
 from holdfast_deploy.reading import Reading, Readings
-from holdfast_deploy.storage.incarnations import Dependencies
+from holdfast_deploy.storage.links import Dependencies, LinkDigests, PutBackError
 from holdfast_deploy.storage.messages import CHUNK, DamagedError, Header, MessageFile, parse
 from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.store import Store
-from holdfast_deploy.storage.tally import PutBackError, Tally
 from holdfast_deploy.wire.credentials import Credentials, serial_of
 from holdfast_deploy.wire.gate import Gate
 from holdfast_deploy.wire.incoming import check_header
@@ -65,7 +64,7 @@ class Service:
     give_up: Callable[[Exception], None]
     membership: Callable[[Peer, bytes], Awaitable[bytes]] | None = None  # the call, if members may change
     submissions: Submissions | None = None
-    tally: Tally = field(default_factory=lambda: Tally(""))  # nothing has passed
+    link_digests: LinkDigests = field(default_factory=lambda: LinkDigests(""))  # nothing has passed
     readings: Readings = field(default_factory=lambda: Readings("", Reading()))  # nothing is known
     bytes_served: int = 0
     seen: dict[str, tuple[float, int]] = field(
@@ -133,8 +132,8 @@ class Service:
             if self.served.get(who) == message.path:  # it did not arrive well: is the file as it was written?
                 await self._verify(message)
             self.served[who] = message.path
-            if ask.round == self.federation.last_stage and self.submissions is None:
-                # Written down before it has our farewell: then it may be gone, and must not be waited for.
+            if ask.round == self.federation.last_message_round and self.submissions is None:
+                # Written down before it has our final message: then it may be gone, and is not waited for.
                 self.store.decide(ask.round, 0, who, True)
             header = message.header
             resumes = ask.content == header.content and ask.offset < header.size and ask.offset % CHUNK == 0
@@ -234,13 +233,13 @@ class Service:
         if ask.start != self.start:
             reason = "another initial model; compare the versions of torch and of your model"
             raise RefusedError(Kind.DISAGREE, reason)
-        if ask.round > self.federation.last_stage:
+        if ask.round > self.federation.last_message_round:
             raise HoldfastError(f"round: there is no {ask.round}")
         if not self.may_fetch(who, ask.round):
             raise RefusedError(Kind.NOT_ALLOWED, "not a neighbour")
         self.dependencies.check(ask.depends_on)
-        self.tally.compare(who, ask.passed)
-        self.tally.require_newest(who, ask.passed)
+        self.link_digests.compare(who, ask.passed)
+        self.link_digests.require_newest(who, ask.passed)
         self._saw(who, ask.round)
         self.outbox.raise_floor(who, min(ask.round, self.current_round() + 1))
         return ask
@@ -286,5 +285,5 @@ class Service:
         self.seen[who] = (self.outbox.loop.time(), max(round, self.seen.get(who, (0.0, 0))[1]))
 
     def _answer(self, who: str, **fields: Any) -> bytes:
-        passed = self.tally.told(who)
+        passed = self.link_digests.report(who)
         return Answer(round=self.current_round(), passed=passed, **fields).model_dump_json().encode()

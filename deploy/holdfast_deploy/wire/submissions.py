@@ -10,7 +10,7 @@ from typing import Protocol
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import SLOWEST, Federation
-from holdfast_deploy.storage.incarnations import Dependencies
+from holdfast_deploy.storage.links import Dependencies
 from holdfast_deploy.storage.messages import Header
 from holdfast_deploy.storage.store import message_name
 from holdfast_deploy.wire.incoming import Incoming, receive

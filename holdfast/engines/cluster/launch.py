@@ -33,7 +33,7 @@ def start_processes(processes: int, arguments: list[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
     local = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(processes)]
     try:
-        run(parse_args([*local, "-m", "holdfast", *arguments]))  # type: ignore[no-untyped-call]
+        run(parse_args([*local, "-m", "holdfast", *arguments]))
     except SignalException:
         return INTERRUPTED
     except ChildFailedError as error:  # it has said why

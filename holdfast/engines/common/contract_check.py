@@ -134,7 +134,13 @@ def check_method(method: Method, network: Network) -> list[Any]:
     """
     expected = _expected(method)
     _check_optimizers(expected, method.at(0))
-    _try(expected, method, network, torch.float64 if method.uses_solver else torch.float32, heads=False)
+    _try(
+        expected,
+        method,
+        network,
+        torch.float64 if method.capabilities.uses_solver else torch.float32,
+        heads=False,
+    )
     return _try(expected, method, network, torch.float64, heads=True)
 
 
@@ -166,7 +172,7 @@ def check_channel(channel: Channel, method: Method, network: Network, messages: 
 
 def _expected(method: Method) -> Expected:
     """For models of a size that no other number of a trial has, if the method can do with it."""
-    return Expected(max(DIM, method.least_dim))
+    return Expected(max(DIM, method.capabilities.least_dim))
 
 
 def _try(expected: Expected, method: Method, network: Network, dtype: torch.dtype, heads: bool) -> list[Any]:

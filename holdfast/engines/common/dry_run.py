@@ -52,7 +52,7 @@ def dry_run(
     """
     rounds = -(-rounds // (network.period or 1)) * (network.period or 1)
     links = np.mean([network.at(round).directed_links for round in range(network.period or 1)])
-    dim = method.least_dim
+    dim = method.capabilities.least_dim
     one, two = (_count(method, network, cohort, d, rounds, channel) for d in (dim, dim + 1))
     vectors = two.per_round - one.per_round
     return Footprint(
@@ -76,7 +76,7 @@ def planned_accesses(method: Method, network: Network, cohort: Cohort, rounds: i
 
 def dry_ledger(method: Method, network: Network, cohort: Cohort, rounds: int, seed: int) -> Ledger:
     """The accesses of so many rounds, of each node and round by round (``plan``)."""
-    problem = ZeroProblem(network.nodes, method.least_dim)
+    problem = ZeroProblem(network.nodes, method.capabilities.least_dim)
     ledger = Ledger(_ANY, np.ones(network.nodes), None, 1.0)
     simulation = Simulation(method, problem, network, seed=seed, cohort=cohort, ledger=ledger)
     plan = [ledger.last]

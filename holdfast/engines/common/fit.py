@@ -50,12 +50,12 @@ AGAINST_RULES: dict[Use, str] = {
 def placed(channel: Channel, method: Method, network: Network) -> Channel:
     """``channel`` as ``method`` uses it on ``network``."""
     if not network.is_server:
-        twice = method.integrates_twice if isinstance(method, Algorithm) else 0.0
+        twice = method.capabilities.integrates_twice
         return channel.placed(Mixing("neighbours", network.nodes, network.weights, twice=twice))
     by: Literal["a leading server", "an averaging server"] = "an averaging server"
     if isinstance(method, ServerAlgorithm):
         by = "a leading server"
-    return channel.placed(Mixing(by, network.nodes, compensated=method.compensates))
+    return channel.placed(Mixing(by, network.nodes, compensated=method.capabilities.compensates))
 
 
 def check_fit(
@@ -69,6 +69,7 @@ def check_fit(
     messages = check_method(method, network)
     if channel.transparent and network.trusting:
         return
+    can = method.capabilities
     uses: set[Use] = method_uses(method, network) | {"server" if network.is_server else "graph"}
     if network.sequence is not None or network.activity is not None:
         uses.add("changing graph")
@@ -89,14 +90,14 @@ def check_fit(
         if use in uses - channel.serves:
             reason = REASONS[use].format(method=type(method).__name__)
             raise HoldfastError(f"channel {name} {reason}; or choose another channel")
-    if method.sends_zeros and not channel.chosen.keeps_zeros:
+    if can.sends_zeros and not channel.chosen.keeps_zeros:
         raise HoldfastError(
             f"channel {name} makes numbers of zeros, and those that {type(method).__name__} sends stand for "
             "entries that others send; choose another channel, such as 'top-k'"
         )
     check_channel(channel, method, network, messages)
-    if isinstance(method, ServerAlgorithm) and (method.answers or method.compensates):
-        sender = channel.init(messages[0]) if method.compensates is True else ()
+    if isinstance(method, ServerAlgorithm) and (can.answers or can.compensates):
+        sender = channel.init(messages[0]) if can.compensates is True else ()
         memory = (channel.init_receiver(messages[0]), sender)
         if has_leaves(memory):
             raise HoldfastError(
@@ -107,7 +108,7 @@ def check_fit(
 
 def check_unanswered(method: Method, where: str) -> None:
     """Refuses a method whose server answers at the end of a round; ``where`` is what cannot do that."""
-    if isinstance(method, ServerAlgorithm) and method.answers:
+    if method.capabilities.answers:
         raise HoldfastError(
             f"{type(method).__name__}: its server answers the cohort at the end of a round, and {where} does "
             "not; run it in a simulation, or take SCAFFOLD or FedDyn"
@@ -120,7 +121,7 @@ def check_steps(method: Method, nodes: int, steps: StepsTaken | None) -> None:
         return
     if "local_steps" not in vars(method):
         raise HoldfastError(f"steps: {type(method).__name__} takes no local_steps, so leave them out")
-    if why := method.why_equal_steps:
+    if (why := method.capabilities.unequal_steps) is not True:
         raise HoldfastError(f"steps: they have to be the same for all nodes, as {why}")
     for round, own in enumerate(steps):
         if len(own) != nodes or min(own) < 1:
@@ -164,7 +165,8 @@ def _check_rule(method: Method, network: Network, cohort: Cohort | Cohorts, uses
 
 def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort | Cohorts) -> None:
     name = type(method).__name__
-    leads = isinstance(method, ServerAlgorithm) or (isinstance(method, Algorithm) and method.needs_server)
+    can = method.capabilities
+    leads = isinstance(method, ServerAlgorithm) or can.topology == "server"
     if network.nodes != nodes:
         raise HoldfastError(
             f"network: it has {network.nodes} nodes, but the problem has {nodes}; give both the same number"
@@ -176,7 +178,7 @@ def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort 
         )
     if leads and not network.is_server:
         raise HoldfastError(f"{name} needs a server: use the topology 'server', not a graph")
-    if isinstance(method, Algorithm) and method.needs_graph and network.is_server:
+    if can.topology == "graph" and network.is_server:
         raise HoldfastError(
             f"{name} works along links: use a graph such as the topology 'ring', not a server"
         )
@@ -187,7 +189,7 @@ def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort 
         _check_least(method, nodes if cohort == "all" else cohort)
     if cohort == "all":
         return
-    if not isinstance(method, ServerAlgorithm) or not method.allows_cohorts:
+    if not isinstance(method, ServerAlgorithm):
         raise HoldfastError(f"cohort: {name} needs every node in every round; leave the cohort out")
     if not isinstance(cohort, int):
         for round, chosen in enumerate(cohort):
@@ -202,22 +204,24 @@ def _check_network(method: Method, nodes: int, network: Network, cohort: Cohort 
 
 def _check_least(method: ServerAlgorithm[Any], size: int) -> None:
     """Refuses cohorts of fewer clients than the method needs."""
-    if size < method.least_cohort:
+    least = method.capabilities.least_cohort
+    if size < least:
         raise HoldfastError(
-            f"{type(method).__name__} needs at least {method.least_cohort} clients in every round, and there "
+            f"{type(method).__name__} needs at least {least} clients in every round, and there "
             f"are {size}; take a larger cohort"
         )
 
 
 def _check_weights(method: Algorithm, network: Network) -> None:
     name = type(method).__name__
-    if method.needs_constant_graph and network.sequence is not None:
+    can = method.capabilities
+    if can.constant_graph and network.sequence is not None:
         raise HoldfastError(
             f"{name} needs links and weights that are the same in every round, or it may diverge; use a "
             "constant graph, or a method such as KGT, LocalGECL or GTSGD"
         )
-    if method.least_eigenvalue > -1 and network.least_eigenvalue < method.least_eigenvalue - ROUNDING:
+    if can.least_eigenvalue > -1 and network.least_eigenvalue < can.least_eigenvalue - ROUNDING:
         raise HoldfastError(
-            f"{name} diverges if the mixing matrix has an eigenvalue below {method.least_eigenvalue:.4g}, "
+            f"{name} diverges if the mixing matrix has an eigenvalue below {can.least_eigenvalue:.4g}, "
             f"and this one has {network.least_eigenvalue:.4g}; lower its share, or use mixing 'laplacian'"
         )

@@ -54,7 +54,7 @@ def _fewest_from(first: int, begin: int, method: Method, network: Network) -> in
     """The same of a few rounds from ``first`` on, with coins from ``begin`` on."""
     coins = cycle(COINS[begin:] + COINS[:begin])
     with torch.enable_grad():
-        seen = _Seen(ToldApart(network.nodes, method.least_dim))
+        seen = _Seen(ToldApart(network.nodes, method.capabilities.least_dim))
         if isinstance(method, ServerAlgorithm):
             _client_rounds(method, seen, first, coins)
         else:
@@ -188,7 +188,7 @@ def _client_rounds(method: ServerAlgorithm[Any], seen: _Seen, first: int, coins:
         state, message = now.client(state, now.broadcast(server), oracle)
         seen.note(message)
         server = now.server(server, tree_map(lambda rows: rows.mean(0), message), 1.0)
-        state = now.finish(state, message, now.answer(server) if now.answers else (), oracle)
+        state = now.finish(state, message, now.answer(server) if now.capabilities.answers else (), oracle)
 
 
 def _oracle(seen: _Seen, round: int, coins: Iterator[bool]) -> ProbedOracle:

@@ -71,7 +71,7 @@ class Rounds:
         self.steps = steps
         self.seed, self.recorded = seed, None if isinstance(cohort, int | str) else cohort
         self.cohort_size = cohort if isinstance(cohort, int) else problem.nodes  # recorded ones: at most
-        self.poisson = isinstance(method, ServerAlgorithm) and method.poisson_cohorts
+        self.capabilities = method.capabilities
         own = place.nodes(network)
         self.nodes = own.to(problem.x0.device)
         # The rows here whose nodes do not attack; None: all. Found once, as a GPU would be waited for.
@@ -140,7 +140,7 @@ class Rounds:
             return sorted(self.recorded[round])
         if self.cohort_size == self.problem.nodes:
             return list(range(self.problem.nodes))
-        draw = poisson_cohort if self.poisson else cohort
+        draw = poisson_cohort if self.capabilities.poisson_cohorts else cohort
         return draw(self.seed, round, self.problem.nodes, self.cohort_size).tolist()
 
     def _steps_taken(self, round: int, node: int) -> int:
@@ -216,7 +216,7 @@ class Rounds:
         after, message = method.client(before, answer.arrived, oracle)
         self._note(oracle.losses if takes_part else [])
         sent = channel_run.send(message)
-        asked = len(self.everybody_asked(now.round)) if self.poisson else size
+        asked = len(self.everybody_asked(now.round)) if self.capabilities.poisson_cohorts else size
         counters.traffic.count(asked, answer.message, answer.wire)
         counters.traffic.count(asked, message, sent.wire)
         arrived, kept = sent.arrived, (state.clients, remembered.sender)
@@ -229,11 +229,12 @@ class Rounds:
             mean = aggregated(self.network, received)
         mean, receiver = self.channel.gather(mean, remembered.receiver, share)
         server = method.server(state.server, mean, share)
-        if method.answers:
+        if self.capabilities.answers:
             answer = channel_run.broadcast(method.answer(server), self.problem.nodes, exchange=1)
             counters.traffic.count(size, answer.message, answer.wire)
         if takes_part:
-            after = method.finish(after, sent.arrived, answer.arrived if method.answers else (), oracle)
+            reply = answer.arrived if self.capabilities.answers else ()
+            after = method.finish(after, sent.arrived, reply, oracle)
             kept = put_rows(kept, places, (after, channel_run.last.sender))
         return ServerState(server, kept[0]), ChannelMemory(kept[1], receiver) if memory else ()
 

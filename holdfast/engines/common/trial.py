@@ -159,7 +159,7 @@ def method_uses(method: Method, network: Network) -> set[Use]:
     """What ``method`` asks for beyond ``exchange`` and ``mixed``."""
     if isinstance(method, ServerAlgorithm):
         return set()
-    start, *rounds = _trials(method, network, method.least_dim)
+    start, *rounds = _trials(method, network, method.capabilities.least_dim)
     before: set[Use] = {"warm start"} if start.sent else set()
     return before.union(start.uses, *(peers.uses for peers in rounds))
 
@@ -201,7 +201,7 @@ def grown(method: Method, tree_of: Callable[[int], Any], like: Tensor) -> Any:
 
     The size of every tensor is a number, or grows with the dimension.
     """
-    least = method.least_dim
+    least = method.capabilities.least_dim
 
     def grow(a: Tensor, b: Tensor) -> Tensor:
         sizes = [m + (n - m) * (like.numel() - least) for m, n in zip(a.shape, b.shape, strict=True)]

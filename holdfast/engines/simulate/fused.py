@@ -204,7 +204,7 @@ class FusedRound:
                 piece.done_with.append(name)
 
 
-class _WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _WithoutValues(TorchDispatchMode):
     """Refuses to read a number on the host: what was decided by it would be decided for all rounds."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

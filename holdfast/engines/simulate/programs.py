@@ -63,7 +63,7 @@ def look_recorded(look: Look) -> Look:
 
 
 def _record(program: Program) -> Program:
-    warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    warm = torch.cuda.Stream()
     warm.wait_stream(torch.cuda.current_stream())
     mode = torch.cuda.get_sync_debug_mode()
     try:

@@ -219,7 +219,7 @@ class Replay:
             raise NotReplayableError("the network changes from round to round")
         if isinstance(vars(now.method).get("local_steps"), tuple) or now.steps is not None:
             raise NotReplayableError("nodes take unequal numbers of local steps")
-        if now.poisson:
+        if now.capabilities.poisson_cohorts:
             raise NotReplayableError("how many clients take part differs from round to round")
         if now.recorded is not None:
             raise NotReplayableError("recorded cohorts differ in size")

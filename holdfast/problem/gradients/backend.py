@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.memory import total_memory
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import Tree, tree_map
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
 
@@ -49,13 +49,13 @@ class Backend(Protocol):
     def hessian_products(self, x: Tensor, v: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         """Those Hessians times ``v`` [m, d], without forming them."""
 
-    def tested(self, x: Tensor, samples: Any) -> Tensor:
+    def tested(self, x: Tensor, samples: Tree) -> Tensor:
         """[m, 2]: correct samples and summed losses of every row in eval mode, on the same ``samples``."""
 
     def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
         """The weighted sum of losses [] of one row [d] in eval mode, for a batch [B, ...]."""
 
-    def outputs(self, x: Tensor, samples: Any) -> Any:
+    def outputs(self, x: Tensor, samples: Tree) -> Any:
         """The outputs of every row in eval mode, [m, B, ...], on the same ``samples``."""
 
     def step_bytes(self, nodes: int, batch: int) -> int:

@@ -9,6 +9,7 @@ as the outputs of another convolution. What cuDNN is slow for is left to kernels
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ class PixelConv2d(nn.Conv2d):
             return super().forward(input)
         height, width = input.shape[2:]
         form = Form(self.kernel_size[0], self.stride[0], int(self.padding[0]), (height, width))
-        y: Tensor = _Outputs.apply(input, self.weight, form)  # type: ignore[no-untyped-call]
+        y = _y(input, self.weight, form)
         return y if self.bias is None else y + self.bias[:, None, None]
 
 
@@ -85,9 +86,9 @@ class _Outputs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
-        of_x, of_w, _ = ctx.needs_input_grad
-        dx = _Inputs.apply(g, w, ctx.form) if of_x else None  # type: ignore[no-untyped-call]
-        return dx, _Weights.apply(x, g, ctx.form) if of_w else None, None  # type: ignore[no-untyped-call]
+        for_x, for_w, _ = ctx.needs_input_grad
+        dx = _of_x(g, w, ctx.form) if for_x else None
+        return dx, _of_w(x, g, ctx.form) if for_w else None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, form: Form) -> tuple[Tensor, int]:
@@ -102,7 +103,7 @@ class _Inputs(torch.autograd.Function):
     @staticmethod
     def forward(g: Tensor, w: Tensor, form: Form) -> Tensor:
         shape = (len(g), w.shape[1], *form.size)
-        dx: Tensor = conv2d_input(shape, w, g, form.stride, form.padding)  # type: ignore[no-untyped-call]
+        dx: Tensor = conv2d_input(shape, w, g, form.stride, form.padding)
         return dx
 
     @staticmethod
@@ -113,8 +114,7 @@ class _Inputs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
         g, w = ctx.saved_tensors
-        dg: Tensor = _Outputs.apply(x, w, ctx.form)  # type: ignore[no-untyped-call]
-        return dg, _Weights.apply(x, g, ctx.form), None  # type: ignore[no-untyped-call]
+        return _y(x, w, ctx.form), _of_w(x, g, ctx.form), None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, g: Tensor, w: Tensor, form: Form) -> tuple[Tensor, int]:
@@ -143,7 +143,7 @@ class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, g: Tensor, form: Form) -> Tensor:
         shape = (g.shape[1], x.shape[1], form.kernel, form.kernel)
-        dw: Tensor = conv2d_weight(x, shape, g, form.stride, form.padding)  # type: ignore[no-untyped-call]
+        dw: Tensor = conv2d_weight(x, shape, g, form.stride, form.padding)
         return dw
 
     @staticmethod
@@ -154,8 +154,7 @@ class _Weights(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, w: Tensor) -> tuple[Tensor | None, ...]:
         x, g = ctx.saved_tensors
-        dx: Tensor = _Inputs.apply(g, w, ctx.form)  # type: ignore[no-untyped-call]
-        return dx, _Outputs.apply(x, w, ctx.form), None  # type: ignore[no-untyped-call]
+        return _of_x(g, w, ctx.form), _y(x, w, ctx.form), None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, g: Tensor, form: Form) -> tuple[Tensor, int]:
@@ -165,8 +164,13 @@ class _Weights(torch.autograd.Function):
         if _by_own_kernels(images, planes, k, s):
             return _correlations(images, slopes, n, k, s, p, torch.backends.cudnn.allow_tf32), 0
         shape = (slopes.shape[1], planes, k, k)
-        w: Tensor = conv2d_weight(images, shape, slopes, s, p, groups=n)  # type: ignore[no-untyped-call]
+        w: Tensor = conv2d_weight(images, shape, slopes, s, p, groups=n)
         return w.reshape(n, -1, *shape[1:]), 0
+
+
+_y: Callable[..., Tensor] = _Outputs.apply
+_of_x: Callable[..., Tensor] = _Inputs.apply
+_of_w: Callable[..., Tensor] = _Weights.apply
 
 
 def _images(x: Tensor, dim: int | None, n: int) -> Tensor:

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-not-found]
-import triton.language as tl  # type: ignore[import-not-found]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 Grid = tuple[int, int, int]
@@ -20,8 +20,8 @@ Numbers = tuple[int | str, ...]  # what a kernel is given beside its tensors
 _COMPILER = ThreadPoolExecutor(4, "compiler")
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _products(  # type: ignore[no-untyped-def]  # Triton reads the annotations of its kernels itself
+@triton.jit
+def _products(  # Triton reads the annotations of its kernels itself
     x, w, y, images, height, width, rows, columns, nodes,
     C: tl.constexpr, M: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     PRECISION: tl.constexpr, PIXELS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -48,8 +48,8 @@ def _products(  # type: ignore[no-untyped-def]  # Triton reads the annotations o
     tl.store(y + at[:, None] + m[None, :], total, mask=real[:, None] & (m < M)[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _correlations(  # type: ignore[no-untyped-def]
+@triton.jit
+def _correlations(
     x, g, w, images, height, width, rows, columns, nodes, splits,
     C: tl.constexpr, M: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     PRECISION: tl.constexpr, PIXELS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.problem.gradients.backend import Activations, no_key, row_value_and_gradient
 from holdfast.problem.row_loss import RowLoss, without_fused_layers
 from holdfast.problem.source import Batch
@@ -82,7 +82,7 @@ class Loop:
 
     def hessians(self, x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
         def second(row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-            derivative: Tensor = torch.autograd.functional.hessian(  # type: ignore[no-untyped-call]
+            derivative: Tensor = torch.autograd.functional.hessian(
                 lambda at: self.loss.value(at, batch, key), row.detach()
             )
             return derivative
@@ -99,7 +99,7 @@ class Loop:
         with torch.enable_grad(), without_fused_layers():
             return torch.stack([product(*row) for row in zip(x, v, unbound(batch), keys, strict=True)])
 
-    def tested(self, x: Tensor, samples: Any) -> Tensor:
+    def tested(self, x: Tensor, samples: Tree) -> Tensor:
         pieces = list(self._pieces(samples))
 
         @torch.no_grad()  # not inherited by threads
@@ -115,11 +115,11 @@ class Loop:
 
         return torch.stack(self._spread(of_piece, list(self._pieces(batch)))).sum(0)
 
-    def outputs(self, x: Tensor, samples: Any) -> Any:
+    def outputs(self, x: Tensor, samples: Tree) -> Any:
         samples = laid_out_by_pixel(samples) if self.by_pixel else samples
         return tree_map(lambda *rows: torch.stack(rows), *(self.loss.outputs(row, samples) for row in x))
 
-    def _pieces(self, samples: Any) -> Iterator[Any]:
+    def _pieces(self, samples: Tree) -> Iterator[Tree]:
         """``samples`` as they are computed best: on a CPU a few at a time, images pixel by pixel.
 
         A loss that gives one number for a batch sees all at once.
@@ -150,7 +150,7 @@ def unbound(batch: Batch) -> Iterator[Batch]:
     return (tree_map(lambda part, row=row: part[row], batch) for row in range(len(batch.weight)))
 
 
-def laid_out_by_pixel(tree: Any) -> Any:
+def laid_out_by_pixel(tree: Tree) -> Tree:
     """``tree`` with all images [B, C, H, W] in it copied so that the planes of a pixel lie side by side."""
 
     def by_pixel(part: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def laid_out_by_pixel(tree: Any) -> Any:
     return tree_map(by_pixel, tree)
 
 
-def _as_it_is(tree: Any) -> Any:
+def _as_it_is(tree: Tree) -> Tree:
     return tree
 
 

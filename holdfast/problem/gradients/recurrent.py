@@ -59,7 +59,7 @@ def recurrence(given: Tensor, back: Tensor, bias: Tensor, start: State, mode: st
     ``given`` [T, B, G]: the input's products. There are first derivatives only.
     """
     one = [tensor.unsqueeze(0) for tensor in (given, back, bias, *start)]
-    states: State = _Recurrence.apply(mode, *one)  # type: ignore[no-untyped-call]
+    states = _recurrence(mode, *one)
     return tuple(part.squeeze(0) for part in states)
 
 
@@ -156,6 +156,9 @@ class _Recurrence(torch.autograd.Function):
         of_fed = of_fed.flatten(1, 2)
         of_back = torch.bmm(before[0].flatten(1, 2).mT, of_fed)
         return None, of_given, of_back, of_fed.sum(1), *found[parts:]
+
+
+_recurrence: Callable[..., State] = _Recurrence.apply
 
 
 def _chained(totals: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:

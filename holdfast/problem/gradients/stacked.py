@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.func import grad, grad_and_value, hessian, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.problem.gradients.backend import Activations, in_parts, row_value_and_gradient
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
@@ -81,14 +81,14 @@ class Stacked:
         products: Tensor = vmap(product)(x, v, batch, keys)
         return products
 
-    def tested(self, x: Tensor, samples: Any) -> Tensor:
+    def tested(self, x: Tensor, samples: Tree) -> Tensor:
         figures: Tensor = vmap(self.loss.tested, in_dims=(0, None))(x, samples)
         return figures
 
     def evaluated(self, row: Tensor, batch: Batch) -> Tensor:
         return self.loss.evaluated(row, batch)
 
-    def outputs(self, x: Tensor, samples: Any) -> Any:
+    def outputs(self, x: Tensor, samples: Tree) -> Any:
         return vmap(self.loss.outputs, in_dims=(0, None))(x, samples)
 
     def step_bytes(self, nodes: int, batch: int) -> int:

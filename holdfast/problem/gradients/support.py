@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import is_tree, leaves, tree_map
+from holdfast.core.tree import Tree, is_tree, leaves, tree_map
 from holdfast.data.samples import TARGET_NAMES, Pair, describe, inputs_of
 from holdfast.models import CountedDropout, Dropout, dropout_keys
 from holdfast.problem.gradients.convolution import PixelConv2d, is_regular
@@ -55,7 +55,7 @@ class Called(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, call: Call, samples: Any) -> Any:
+    def forward(self, call: Call, samples: Tree) -> Any:
         return call(self.model, samples)
 
 
@@ -76,7 +76,7 @@ def check_supported(module: nn.Module) -> None:
     _check_parameters({name: p for name, p in module.named_parameters() if p.requires_grad})
 
 
-def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True, calls: str = "") -> Any:
+def probe(module: nn.Module, call: Call, samples: Tree, stacked: bool = True, calls: str = "") -> Any:
     """Tries ``call`` and its gradients with two copies on a batch; errors name the layer that failed.
 
     ``calls``: what is to blame if no layer is, such as the user's step; by default the model.
@@ -96,17 +96,17 @@ def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True, cal
             raise TypeError(f"it must give tensors, got {type(outputs).__name__}")
         return torch.stack([part.sum() for part in leaves(outputs) if part.is_floating_point()]).sum()
 
-    def run(weights: dict[str, Tensor], key: Tensor, samples: Any, call: Call = call) -> Any:
+    def run(weights: dict[str, Tensor], key: Tensor, samples: Tree, call: Call = call) -> Any:
         given = weights | dict.fromkeys(dropout_keys(trial), key)
         with CountedDropout(key):
             named = {f"model.{name}": value for name, value in given.items()}
             return functional_call(called, named, (call, samples))
 
-    def stacked_total(weights: dict[str, Tensor], key: Tensor, samples: Any) -> tuple[Tensor, Any]:
+    def stacked_total(weights: dict[str, Tensor], key: Tensor, samples: Tree) -> tuple[Tensor, Any]:
         outputs = run(weights, key, samples)
         return total(outputs), outputs
 
-    def with_gradient(model: nn.Module, samples: Any) -> Any:
+    def with_gradient(model: nn.Module, samples: Tree) -> Any:
         outputs = call(model, samples)
         torch.autograd.grad(total(outputs), list(row.values()), allow_unused=True)
         return outputs
@@ -123,7 +123,7 @@ def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True, cal
                 row = {name: p.clone().requires_grad_() for name, p in trainable.items()}
                 with _without_trace(trial, device):
                     outputs = run(row, keys[0], samples, with_gradient)
-        except Exception as error:
+        except Exception as error:  # the user's own code
             failed = running[-1] if running else calls or _describe("", module)
             told = reason(error) + _hint(samples, str(error))
             given = describe(samples) if failed == calls else _shapes(samples)
@@ -136,7 +136,7 @@ def probe(module: nn.Module, call: Call, samples: Any, stacked: bool = True, cal
     return outputs
 
 
-def _hint(samples: Any, error: str) -> str:
+def _hint(samples: Tree, error: str) -> str:
     """What may be wrong with ``samples`` if a model fails on them with this ``error``."""
     inputs = list(leaves(inputs_of(samples)))
     if "dtype" in error and any(part.dtype == torch.int64 for part in inputs):
@@ -150,7 +150,7 @@ def _hint(samples: Any, error: str) -> str:
     return ""
 
 
-def _shapes(samples: Any) -> str:
+def _shapes(samples: Tree) -> str:
     if isinstance(samples, Pair) and isinstance(samples.x, Tensor):
         return f"shape {tuple(samples.x.shape)}"
     return describe(samples)
@@ -242,7 +242,7 @@ def _check_parameters(trainable: dict[str, nn.Parameter]) -> None:
 
 
 def _describe(name: str, layer: nn.Module) -> str:
-    kind = layer._get_name()  # type: ignore[no-untyped-call]
+    kind = layer._get_name()
     return f"layer {name!r} ({kind})" if name else f"the model ({kind})"
 
 

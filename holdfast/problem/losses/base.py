@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
+from holdfast.core.tree import Tree
 from holdfast.data.samples import TARGET_NAMES, targets_of
 from holdfast.problem.forward import forward
 
@@ -20,11 +21,11 @@ from holdfast.problem.forward import forward
 class Loss(ABC):
     """The cost of a model's outputs for a batch, given targets ``[B, ...]``."""
 
-    has_accuracy: ClassVar[bool] = True
+    has_accuracy: bool = True
     accuracy_by_trial: ClassVar[bool] = False  # True: ``check`` finds out whether there is an accuracy
     per_sample: bool = True  # whether ``values`` are [B]; or [], one number for the batch, mostly a mean
     calls: str = ""  # what of the user's calls the model, for messages; "": nothing
-    traceable: ClassVar[bool] = False  # True: ``values`` does the same in every call, so it may be traced
+    traceable: bool = False  # True: ``values`` does the same in every call, so it may be traced
     quadratic: ClassVar[bool] = False  # True: its Hessian in the outputs is ``curvature`` everywhere
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -76,15 +77,15 @@ class Loss(ABC):
 
     # --- of a model and a batch of samples, as a row's loss calls them --------------------------------------
 
-    def costs(self, model: nn.Module, samples: Any) -> Tensor:
+    def costs(self, model: nn.Module, samples: Tree) -> Tensor:
         """``values`` of the model's outputs."""
         return self.values(forward(model, samples), self._targets(samples))
 
-    def slopes(self, model: nn.Module, samples: Any) -> Tensor:
+    def slopes(self, model: nn.Module, samples: Tree) -> Tensor:
         """``differentiable`` of the model's outputs."""
         return self.differentiable(forward(model, samples), self._targets(samples))
 
-    def tested(self, model: nn.Module, samples: Any) -> Tensor:
+    def tested(self, model: nn.Module, samples: Tree) -> Tensor:
         """[2]: the number of samples that are classified correctly, and the sum of their losses."""
         outputs, targets = forward(model, samples), self._targets(samples)
         values = self.values(outputs, targets)
@@ -92,7 +93,7 @@ class Loss(ABC):
         correct = self.correct(outputs, targets).sum() if self.has_accuracy else torch.zeros_like(loss)
         return torch.stack([correct, loss])
 
-    def first_part(self, model: nn.Module, samples: Any) -> Any:
+    def first_part(self, model: nn.Module, samples: Tree) -> Any:
         """What is tried before targets are looked at: the outputs."""
         return forward(model, samples)
 
@@ -120,7 +121,7 @@ class Loss(ABC):
             return 2
         return max(outputs.shape[class_dimension(outputs, targets[: len(outputs)])], 2)
 
-    def _targets(self, samples: Any) -> Tensor:
+    def _targets(self, samples: Tree) -> Tensor:
         targets = targets_of(samples)
         assert targets is not None  # see ``check``
         return targets

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,7 +92,7 @@ class _Multiclass(Loss):
 class CrossEntropy(_Multiclass):
     """Cross entropy of the softmax (multinomial logistic regression)."""
 
-    traceable: ClassVar[bool] = True
+    traceable = True
 
     @property
     def curvature(self) -> float:
@@ -125,8 +126,7 @@ class CrossEntropy(_Multiclass):
         right = torch.arange(len(at), device=at.device)[:, None] == targets
         values = total.squeeze(0).log() - torch.where(right, shifted, 0).sum(0)
         slopes = above / total - right.to(at.dtype)
-        losses: Tensor = _WithSlopes.apply(outputs, values, slopes)  # type: ignore[no-untyped-call]
-        return losses
+        return _with_slopes(outputs, values, slopes)
 
 
 class _WithSlopes(torch.autograd.Function):
@@ -148,6 +148,9 @@ class _WithSlopes(torch.autograd.Function):
         return (gradient * slopes).mT, None, None
 
 
+_with_slopes: Callable[..., Tensor] = _WithSlopes.apply
+
+
 @LOSSES.register("hinge")
 @dataclass(frozen=True)
 class Hinge(_Multiclass):
@@ -158,7 +161,7 @@ class Hinge(_Multiclass):
     sample and class, where methods keep and exchange vectors like the model.)
     """
 
-    traceable: ClassVar[bool] = True
+    traceable = True
 
     smoothing: NonNegative = 0.0
 
@@ -184,7 +187,7 @@ class Hinge(_Multiclass):
 class Logistic(Loss):
     """Binary logistic log(1 + exp(-b z)) of one output z; labels b are -1/+1 (float) or 0/1 (int64)."""
 
-    traceable: ClassVar[bool] = True
+    traceable = True
 
     def outputs(self, classes: int | None) -> int:
         if classes not in (None, 2):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import leaves, tree_map
+from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.core.validation import quoted
 from holdfast.data.samples import IGNORED
 from holdfast.problem.losses.base import LOSSES, Loss
@@ -67,7 +67,7 @@ def check_broadcasting(title: str, function: Function, outputs: Tensor, targets:
             warnings.simplefilter("ignore")
             single = torch.stack([function(z[i : i + 1].clone(), pair[i : i + 1]) for i in range(2)]).mean()
             given, alike = function(z.clone(), pair), function(z.clone().view(pair.shape), pair)
-    except Exception:  # it wants outputs of the shape that they have
+    except Exception:  # the user's own code, which wants outputs of the shape that they have
         return
     if torch.isclose(alike, single) and not torch.isclose(given, single):
         raise HoldfastError(
@@ -128,8 +128,8 @@ class OwnLoss(Loss):
 
     def __init__(self, function: LossFunction) -> None:
         self.function = function
-        self.has_accuracy = False  # type: ignore[misc]
-        self.traceable = type(function).__module__.startswith("torch.nn.")  # type: ignore[misc]
+        self.has_accuracy = False
+        self.traceable = type(function).__module__.startswith("torch.nn.")
 
     def __repr__(self) -> str:
         return name_of(self.function)
@@ -139,7 +139,7 @@ class OwnLoss(Loss):
         if not isinstance(self.function, nn.Module):
             return self
         moved = OwnLoss(deepcopy(self.function).to(like.device, like.dtype))
-        moved.per_sample, moved.has_accuracy = self.per_sample, self.has_accuracy  # type: ignore[misc]
+        moved.per_sample, moved.has_accuracy = self.per_sample, self.has_accuracy
         return moved
 
     def outputs(self, classes: int | None) -> int:
@@ -160,7 +160,7 @@ class OwnLoss(Loss):
         self.per_sample = shaped_per_sample(f"loss {self!r}", value, len(next(leaves(outputs))))
         scores = isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[1] > 1
         labels = targets.ndim == 1 and not targets.is_floating_point() and not bool((there == IGNORED).any())
-        self.has_accuracy = scores and labels  # type: ignore[misc]
+        self.has_accuracy = scores and labels
         if isinstance(outputs, Tensor) and not self.per_sample:
             check_broadcasting(f"loss {self!r}", self.function, outputs, there)
 
@@ -179,7 +179,7 @@ class OwnStep(Loss):
     The forward pass is the user's, such as ``lambda model, batch: model(**batch).loss``.
     """
 
-    has_accuracy: ClassVar[bool] = False
+    has_accuracy = False
     per_sample = False  # until ``check`` has seen otherwise
 
     def __init__(self, step: Step) -> None:
@@ -204,7 +204,7 @@ class OwnStep(Loss):
     def values(self, outputs: Any, targets: Tensor) -> Tensor:
         raise NotImplementedError("a step has no outputs")
 
-    def costs(self, model: nn.Module, samples: Any) -> Tensor:
+    def costs(self, model: nn.Module, samples: Tree) -> Tensor:
         loss = self.step(model, samples)
         if not isinstance(loss, Tensor) or not loss.is_floating_point():
             raise TypeError(f"step must return the loss as a tensor, got {quoted(loss)}")
@@ -212,12 +212,12 @@ class OwnStep(Loss):
 
     slopes = costs
 
-    def first_part(self, model: nn.Module, samples: Any) -> Tensor:
+    def first_part(self, model: nn.Module, samples: Tree) -> Tensor:
         loss = self.costs(model, samples)
         shaped_per_sample("step", loss, len(next(leaves(samples))))
         return loss
 
-    def tested(self, model: nn.Module, samples: Any) -> Tensor:
+    def tested(self, model: nn.Module, samples: Tree) -> Tensor:
         loss = self.costs(model, samples)
         total = loss.sum() if self.per_sample else loss * len(next(leaves(samples)))
         return torch.stack([torch.zeros_like(total), total])

@@ -18,7 +18,7 @@ from holdfast.problem.losses.base import LOSSES, Loss, expect
 class _Regression(Loss):
     """Finite floating-point targets [B, ...], outputs of the same shape; [B] and [B, 1] count as the same."""
 
-    has_accuracy: ClassVar[bool] = False
+    has_accuracy = False
 
     def outputs(self, classes: int | None) -> int:
         return 1
@@ -34,7 +34,7 @@ class _Regression(Loss):
 class SquaredError(_Regression):
     """Half the squared error, ||z - y||^2 / 2, of outputs z: regression, no accuracy."""
 
-    traceable: ClassVar[bool] = True
+    traceable = True
     quadratic: ClassVar[bool] = True
 
     @property
@@ -50,7 +50,7 @@ class SquaredError(_Regression):
 class MeanSquaredError(_Regression):
     """The mean of (z - y)^2 over a sample's outputs, as ``torch.nn.MSELoss``."""
 
-    traceable: ClassVar[bool] = True
+    traceable = True
 
     @property
     def curvature(self) -> float:
@@ -65,7 +65,7 @@ class MeanSquaredError(_Regression):
 class AbsoluteError(_Regression):
     """The mean of |z - y| over a sample's outputs, as ``torch.nn.L1Loss``."""
 
-    traceable: ClassVar[bool] = True
+    traceable = True
 
     @property
     def curvature(self) -> float:
@@ -80,7 +80,7 @@ class AbsoluteError(_Regression):
 class Huber(_Regression):
     """(z - y)^2 / 2 up to ``delta``, then delta (|z - y| - delta/2); the mean over a sample's outputs."""
 
-    traceable: ClassVar[bool] = True
+    traceable = True
 
     delta: Positive = 1.0
 
@@ -106,8 +106,8 @@ class BinaryCrossEntropy(_Regression):
     Several outputs per sample are several labels; accuracy is the share of them on the right side of 1/2.
     """
 
-    traceable: ClassVar[bool] = True
-    has_accuracy: ClassVar[bool] = True
+    traceable = True
+    has_accuracy = True
 
     def check_targets(self, targets: Tensor, classes: int | None) -> None:
         super().check_targets(targets, classes)

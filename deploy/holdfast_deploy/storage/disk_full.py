@@ -13,7 +13,7 @@ from typing import TypeVar
 from holdfast.core.errors import DAMAGED, TRY_LATER, HoldfastError
 from holdfast_deploy.ops.events import Events
 
-SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
 PAUSE = 1.0  # seconds between attempts
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class FileGoneError(HoldfastError):
 def explained(error: OSError) -> HoldfastError:
     """``error``, which ends a member, with what people can do about it."""
     again = "and start the same command again"
-    if error.errno in SCARCE:
+    if error.errno in NO_ROOM:
         return NoRoomError(f"{error}: free some disk space, or allow more open files (ulimit -n), {again}")
     if isinstance(error, FileNotFoundError):
         return FileGoneError(
@@ -52,9 +52,9 @@ def raise_file_limit() -> int:
     return 2**20 if limit == resource.RLIM_INFINITY else limit
 
 
-async def insist(action: Callable[[], T], events: Events, limit: float) -> T:
+async def retry_while_full(action: Callable[[], T], events: Events, limit: float) -> T:
     """What ``action`` gives; while there is no room for its files, it is tried again from the start."""
-    shortage = Shortage(events, limit)
+    shortage = DiskFull(events, limit)
     while True:
         try:
             return action()
@@ -62,7 +62,7 @@ async def insist(action: Callable[[], T], events: Events, limit: float) -> T:
             await shortage.pause(error)
 
 
-class Shortage:
+class DiskFull:
     """One operation without room for its files: it warns, pauses, and gives up after ``limit`` seconds."""
 
     def __init__(self, events: Events, limit: float) -> None:
@@ -71,7 +71,7 @@ class Shortage:
 
     async def pause(self, error: OSError) -> None:
         """Waits a moment after ``error``; raises it if it is of another kind."""
-        if error.errno not in SCARCE:
+        if error.errno not in NO_ROOM:
             raise error
         self.events.complain("no room, waiting", reason=str(error.strerror), file=str(error.filename or ""))
         now = time.monotonic()

@@ -21,8 +21,8 @@ from holdfast.core.errors import DAMAGED, HoldfastError
 from holdfast.privacy.budget import DP
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.storage.round_records import RoundRecord
-from holdfast_deploy.storage.spent import Spent
+from holdfast_deploy.storage.privacy_spent import Spent
+from holdfast_deploy.storage.results import RoundRecord
 from holdfast_deploy.wire.doorkeeper import MOST_FROM_ONE_ADDRESS, MOST_OF_ONE_MEMBER, Doorkeeper
 
 FILES = 256  # that a member may open

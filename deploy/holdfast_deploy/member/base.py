@@ -17,12 +17,12 @@ from torch import Tensor
 import holdfast
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.connections import Connections
-from holdfast_deploy.member.epoch_start import epoch_notes
-from holdfast_deploy.member.keeper import EpochChanged
 from holdfast_deploy.member.network import Costs, Hosting, NetworkThread
 from holdfast_deploy.member.recovery import watch_folder
 from holdfast_deploy.member.status import status_of
 from holdfast_deploy.member.waiting import Waiting
+from holdfast_deploy.membership.service import RosterChanged
+from holdfast_deploy.membership.start import roster_notes
 from holdfast_deploy.ops.audit import AuditLog, Head
 from holdfast_deploy.reading import Reading, Readings
 from holdfast_deploy.storage.disk_full import DiskFull, retry_while_full
@@ -66,11 +66,11 @@ class Member:
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
         self.keeper = hosting.get("keeper")
-        place = folder if self.keeper is None else self.keeper.voter.place(federation.epoch)
+        place = folder if self.keeper is None else self.keeper.voter.place(federation.roster_number)
         self.store = Store(place, identity, self.events, federation.first_round)
         self.trail = self.events.trail = AuditLog(folder)
         begun = {"federation": federation.id, "member": name, "incarnation": self.store.incarnation}
-        begun |= {"epoch": str(federation.epoch)} if federation.epoch else {}
+        begun |= {"roster": str(federation.roster_number)} if federation.roster_number else {}
         self.trail.note("begun", **begun, version=holdfast.__version__)
         shared = hosting.get("network")
         self._own_network, self.network = shared is None, shared or NetworkThread()
@@ -148,11 +148,11 @@ class Member:
         self._server, self.port = self.waiting.run(self.service.listen(address, self.credentials))
 
     def attend(self) -> None:
-        """From here on, the keeper says when another epoch begins; perhaps it has."""
+        """From here on, the keeper says when another roster begins; perhaps it has."""
         if self.keeper is not None:
             self.keeper.member = self
             if self.keeper.voter.federation.id != self.federation.id:
-                raise EpochChanged
+                raise RosterChanged
 
     def awaits(self, name: str) -> bool:
         """Whether this member cannot finish its rounds without ``name``."""
@@ -262,7 +262,7 @@ class Member:
         """Goes on from what is saved; None: from the beginning."""
         self.link_digests.slack = math.inf
         self.done, self.costs = self.federation.first_round, Costs()
-        notes = epoch_notes(self) if saved is None else saved.header.notes
+        notes = roster_notes(self) if saved is None else saved.header.notes
         if notes is not None:
             self.costs = Costs.from_notes(notes["costs"], self.x0.element_size())
             if not self.trail.holds(Head(*notes["audit"])):

@@ -26,12 +26,6 @@ from holdfast.problem.statistics import from_moments
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.base import Member
 from holdfast_deploy.member.client import train_with_server
-from holdfast_deploy.member.epoch_start import (
-    epoch_notes,
-    forget_epoch_before,
-    keep_model,
-    starting_model,
-)
 from holdfast_deploy.member.finish import finish
 from holdfast_deploy.member.network import Hosting
 from holdfast_deploy.member.pace import Pace
@@ -42,6 +36,12 @@ from holdfast_deploy.member.recovery import recovering
 from holdfast_deploy.member.statistics import averaged, statistics_like
 from holdfast_deploy.member.template import channel_memories, new_channel_run, state_template
 from holdfast_deploy.member.transport import Transport
+from holdfast_deploy.membership.start import (
+    forget_roster_before,
+    keep_model,
+    roster_notes,
+    starting_model,
+)
 from holdfast_deploy.site import Site
 from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
 from holdfast_deploy.storage.results import read_results, write_model
@@ -137,7 +137,7 @@ class Node(Member):
         self.state = with_channel_state(state, channel_memories(self.federation, self.x0))
         self.measure(method.model(state))
         self.save_round(first)
-        forget_epoch_before(self)
+        forget_roster_before(self)
 
     def _hand_over(self) -> Any:
         """The method's state, held by nobody here: what the round lets go of is freed. It is on disk."""
@@ -187,13 +187,13 @@ class Node(Member):
             raise HoldfastError("the start has to be computed again: start the same command once more")
         self.take_up(saved)
         self.message_round, self.state, self.work = self.done, None, Work()
-        if (notes := epoch_notes(self)) is not None:
+        if (notes := roster_notes(self)) is not None:
             self.work = Work(**notes["work"])
         if saved is not None:
             self.state = saved.read(state_template(self.federation, self.node, self.x0), self.x0.device)
             self.work = Work(**saved.header.notes["work"])
             self.metrics = saved.header.notes["metrics"]
-        if saved is None:  # what is there is of another epoch
+        if saved is None:  # what is there is of another roster
             for name in ("report.json", "parted"):
                 remove(self.folder / name)
         if any(self.done < round <= self.federation.rounds for round in self.outbox.lost):

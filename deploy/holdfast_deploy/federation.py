@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
+import networkx as nx
 import torch
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
@@ -86,7 +87,7 @@ def _seconds(given: Any) -> Any:
 
 
 class MembershipConfig(Section):
-    """That members may change while the federation runs, see ``Epoch``; all agree on it."""
+    """That members may change while the federation runs, see ``Roster``; all agree on it."""
 
     # Seconds after which members go on without one that they do not hear of; None: only if they are told to.
     # Within a second, members that are there would be left out in the time that a question takes.
@@ -140,7 +141,7 @@ class Federation(Section, ABC):
     relay: RelayConfig | None = None
     node: list[NodeConfig] = Field(min_length=1, max_length=MOST_NODES)
 
-    _epoch: int = PrivateAttr(default=0)  # its number, see ``Epoch``
+    _roster_number: int = PrivateAttr(default=0)  # its number, see ``Roster``
     _first_round: int = PrivateAttr(default=0)
     _own_model: OwnModel | None = PrivateAttr(default=None)  # from the command line: no file can set it
     _runs_own_model: bool = PrivateAttr(default=False)  # False: only looked at, for whoever has to agree
@@ -151,8 +152,8 @@ class Federation(Section, ABC):
         """Identifies the federation: a digest of all that members must agree on, in every message."""
 
     @abstractmethod
-    def in_epoch(self, epoch: Any) -> Self:
-        """The same with the members of an ``Epoch``; this one is that of the file."""
+    def in_roster(self, roster: Any) -> Self:
+        """The same with the members of a ``Roster``; this one is that of the file."""
 
     @property
     @abstractmethod
@@ -176,6 +177,16 @@ class Federation(Section, ABC):
 
         The noise is from the seed; a member that draws its own puts that in its place.
         """
+
+    @cached_property
+    def diameter(self) -> int:
+        """Hops between the two nodes that are farthest apart, over the links of all rounds."""
+        network = self.member_network
+        changing = range(self.rounds) if network.sequence is not None else range(1)
+        links = (tuple(link) for r in changing for link in network.at(r).links().tolist())
+        graph: nx.Graph[int] = nx.Graph(links)
+        graph.add_nodes_from(range(network.nodes))
+        return int(nx.diameter(graph))
 
     @property
     def secret_cohorts(self) -> bool:
@@ -205,9 +216,9 @@ class Federation(Section, ABC):
         """Whether models end with BatchNorm's statistics averaged over all nodes, or each with its own."""
 
     @property
-    def epoch(self) -> int:
-        """The number of the epoch whose members these are; 0: those of the file."""
-        return self._epoch
+    def roster_number(self) -> int:
+        """The number of the roster whose members these are; 0: those of the file."""
+        return self._roster_number
 
     @property
     def first_round(self) -> int:

@@ -41,8 +41,8 @@ from holdfast.privacy import Ledger, NodeDP
 from holdfast.privacy.aggregation.shares import default_threshold
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
-from holdfast_deploy.epochs import Epoch
 from holdfast_deploy.federation import Federation
+from holdfast_deploy.membership.roster import Roster
 from holdfast_deploy.own_model import OwnModel, read_own_model
 from holdfast_deploy.private_federation import check_private_federation, federation_ledger, federation_method
 
@@ -307,7 +307,7 @@ class FederationFile(Federation):
     network: NetworkConfig = NetworkConfig()
     algorithm: ChosenAlgorithm
 
-    _members_digest: str = PrivateAttr(default="")  # of the file and the epoch, where it is not the first
+    _members_digest: str = PrivateAttr(default="")  # of the file and the roster, where it is not the first
 
     @property
     def model(self) -> Choice:
@@ -337,22 +337,22 @@ class FederationFile(Federation):
     def id(self) -> str:
         return hashlib.sha256(self.agreement + self._members_digest.encode()).hexdigest()[:32]
 
-    def in_epoch(self, epoch: Epoch) -> Self:
-        """The federation with the members of ``epoch``, of which this one is the file; checked."""
-        if epoch.number == 0:
+    def in_roster(self, roster: Roster) -> Self:
+        """The federation with the members of ``roster``, of which this one is the file; checked."""
+        if roster.number == 0:
             return self
         own = {node.name: node.address for node in self.node}
-        where = {node.name: node.address or own.get(node.name, "") for node in epoch.nodes}
-        nodes = [{**node.model_dump(), "address": where[node.name]} for node in epoch.nodes]
+        where = {node.name: node.address or own.get(node.name, "") for node in roster.nodes}
+        nodes = [{**node.model_dump(), "address": where[node.name]} for node in roster.nodes]
         changes: dict[str, Any] = {"node": nodes}
         if self.relay is not None:
-            there = {*epoch.names, *([self.server.name] if self.server else [])}
+            there = {*roster.names, *([self.server.name] if self.server else [])}
             links = [pair for pair in self.relay.links if there.issuperset(pair)]
             changes["relay"] = {**self.relay.model_dump(), "links": links}
         changed = self.of(self.model_dump() | changes)
         changed._own_model, changed._runs_own_model = self._own_model, self._runs_own_model
-        changed._epoch, changed._first_round = epoch.number, epoch.first
-        changed._members_digest = f"{self.id} {epoch.digest}"
+        changed._roster_number, changed._first_round = roster.number, roster.first
+        changed._members_digest = f"{self.id} {roster.digest}"
         changed.check()
         return changed
 

@@ -69,7 +69,7 @@ def check_private_federation(federation: FederationFile) -> None:
         )
     plan = federation.protection
     assert plan is not None
-    if federation.epoch == 0 and (planned := plan.epsilon_of(plan.safe)) > budget.epsilon:
+    if federation.roster_number == 0 and (planned := plan.epsilon_of(plan.safe)) > budget.epsilon:
         raise HoldfastError(
             f"problem.private: {federation.rounds} rounds with noise_multiplier = {plan.multiplier:g} spend "
             f"epsilon {planned:.4g} of {budget.epsilon:g}; take fewer rounds, or more noise"

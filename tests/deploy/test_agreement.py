@@ -1,4 +1,4 @@
-"""Members agree on one next epoch, whatever crashes, in any order of messages: all are tried."""
+"""Members agree on one next roster, whatever crashes, in any order of messages: all are tried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.core.errors import HoldfastError
-from holdfast_deploy.agreement import (
+from holdfast_deploy.federation import MembershipConfig, NodeConfig
+from holdfast_deploy.membership.agreement import (
     NO_BALLOT,
     Ballot,
     Decision,
@@ -20,19 +21,25 @@ from holdfast_deploy.agreement import (
     Vote,
     is_majority,
 )
-from holdfast_deploy.epochs import Epoch, Order, Standing, check_change, led_epoch, next_epoch
-from holdfast_deploy.federation import MembershipConfig, NodeConfig
+from holdfast_deploy.membership.messages import check_vote, sign_vote
+from holdfast_deploy.membership.roster import (
+    AvailableModels,
+    Order,
+    Roster,
+    check_change,
+    led_roster,
+    next_roster,
+)
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials
-from holdfast_deploy.wire.membership import check_vote, sign_vote
 
 FROM, WINDOW = 6, 0  # how far everybody is at first, and how many models before the newest are kept
 
 HERE = "0" * 16
 
 
-def epoch_of(names: str, number: int = 0, first: int = 0, **fields: object) -> Epoch:
-    return Epoch(number=number, first=first, nodes=[NodeConfig(name=name) for name in names], **fields)
+def roster_of(names: str, number: int = 0, first: int = 0, **fields: object) -> Roster:
+    return Roster(number=number, first=first, nodes=[NodeConfig(name=name) for name in names], **fields)
 
 
 class Ballots(NamedTuple):
@@ -48,18 +55,18 @@ class Ballots(NamedTuple):
 
     @property
     def vote(self) -> Vote:
-        value = EPOCHS[self.value] if self.value else None
+        value = ROSTERS[self.value] if self.value else None
         return Vote(number=1, promised=self.promised, ballot=self.ballot, value=value)
 
 
-EPOCHS: dict[str, Epoch] = {}
+ROSTERS: dict[str, Roster] = {}
 
 
-def text_of(epoch: Epoch | None) -> str:
-    if epoch is None:
+def text_of(roster: Roster | None) -> str:
+    if roster is None:
         return ""
-    text = f"{epoch.first} {epoch.names} {epoch.joined}"
-    EPOCHS.setdefault(text, epoch)
+    text = f"{roster.first} {roster.names} {roster.joined}"
+    ROSTERS.setdefault(text, roster)
     return text
 
 
@@ -70,7 +77,7 @@ def promise(before: Ballots, ballot: Ballot) -> Ballots | None:
 
 @lru_cache(None)
 def cast(before: Ballots, ballot: Ballot, value: str) -> Ballots | None:
-    return Ballots.of(before.vote.cast(ballot, EPOCHS[value]))
+    return Ballots.of(before.vote.cast(ballot, ROSTERS[value]))
 
 
 Promise = tuple[str, Ballots, int, int]  # by whom, what it has voted for, its oldest and newest model
@@ -78,9 +85,9 @@ Promise = tuple[str, Ballots, int, int]  # by whom, what it has voted for, its o
 
 @lru_cache(None)
 def fixed(names: str, ballot: Ballot, promises: tuple[Promise, ...], lost: str) -> str:
-    proposal = Proposal(epoch_of(names), ballot, list(names))
+    proposal = Proposal(roster_of(names), ballot, list(names))
     for name, voted, oldest, newest in promises:
-        proposal.promised(name, voted.vote, Standing(incarnation=HERE, oldest=oldest, newest=newest))
+        proposal.promised(name, voted.vote, AvailableModels(incarnation=HERE, oldest=oldest, newest=newest))
     return text_of(proposal.fix(lost, None))
 
 
@@ -123,19 +130,19 @@ class Explorer:
         while todo:
             for after in self.after(todo.pop()):
                 if after not in seen:
-                    assert len(after.decided) <= 1, after  # nobody goes on in another epoch
+                    assert len(after.decided) <= 1, after  # nobody goes on in another roster
                     for text in after.decided:
-                        self.check(after, EPOCHS[text])
+                        self.check(after, ROSTERS[text])
                         decisions.add(text)
                     seen.add(after)
                     todo.append(after)
         return len(seen), decisions
 
-    def check(self, world: World, epoch: Epoch) -> None:
+    def check(self, world: World, roster: Roster) -> None:
         """Everybody who is to go on has the model that it goes on from, now and later."""
-        for name in set(epoch.names) - set(epoch.joined):
+        for name in set(roster.names) - set(roster.joined):
             i = self.names.index(name)
-            assert world.oldest[i] <= epoch.first <= world.newest[i]
+            assert world.oldest[i] <= roster.first <= world.newest[i]
 
     def after(self, world: World) -> Iterator[World]:
         for p, name in enumerate(self.losses):
@@ -184,7 +191,7 @@ def put(items: tuple, i: int, item: object) -> tuple:
 
 def test_all_orders_of_crashes_and_messages_lead_to_one_decision_at_most() -> None:
     worlds, decisions = Explorer("abc", {"a": "c", "b": "a"}).explore()
-    assert {tuple(EPOCHS[text].names) for text in decisions} == {("a", "b"), ("b", "c"), ("a", "b", "c")}
+    assert {tuple(ROSTERS[text].names) for text in decisions} == {("a", "b"), ("b", "c"), ("a", "b", "c")}
     assert worlds > 1000
 
 
@@ -205,9 +212,9 @@ def test_the_models_of_the_border_are_kept_while_rounds_go_on() -> None:
 
 
 def test_without_a_majority_nobody_goes_on() -> None:
-    halves = Proposal(epoch_of("abcd"), (1, "a"), list("abcd"))
+    halves = Proposal(roster_of("abcd"), (1, "a"), list("abcd"))
     for name in "ab":
-        halves.promised(name, Vote(number=1), Standing(incarnation=HERE, oldest=0, newest=3))
+        halves.promised(name, Vote(number=1), AvailableModels(incarnation=HERE, oldest=0, newest=3))
     assert halves.fix("cd", None) is None
     assert not is_majority({"a", "b"}, "abcd")
     assert not is_majority({"a", "x", "y", "z"}, "abcd")  # strangers do not count
@@ -217,15 +224,15 @@ def test_votes_are_signed_by_the_members_themselves(tmp_path: Path) -> None:
     make_certificates(tmp_path, "test", ["a", "b"], days=1)
     make_certificates(tmp_path / "others", "test", ["a"], days=1)
     credentials, other = load_credentials(tmp_path, "a"), load_credentials(tmp_path / "others", "a")
-    epoch = epoch_of("ab", 1, 4)
-    decision = Decision(epoch=epoch, ballot=(1, "a"), votes={})
-    vote = sign_vote(credentials, "digest", (1, "a"), epoch)
+    roster = roster_of("ab", 1, 4)
+    decision = Decision(roster=roster, ballot=(1, "a"), votes={})
+    vote = sign_vote(credentials, "digest", (1, "a"), roster)
     check_vote(credentials, "digest", "a", vote, decision)
     wrong = [
         ("b", vote, decision),  # a's vote is not b's
-        ("a", sign_vote(other, "digest", (1, "a"), epoch), decision),  # by another authority
-        ("a", sign_vote(credentials, "digest", (2, "a"), epoch), decision),  # in another ballot
-        ("a", vote, decision.model_copy(update={"epoch": epoch_of("ab", 1, 5)})),  # for another border
+        ("a", sign_vote(other, "digest", (1, "a"), roster), decision),  # by another authority
+        ("a", sign_vote(credentials, "digest", (2, "a"), roster), decision),  # in another ballot
+        ("a", vote, decision.model_copy(update={"roster": roster_of("ab", 1, 5)})),  # for another border
         ("a", Signed(), decision),
     ]
     for name, signed, about in wrong:
@@ -233,28 +240,31 @@ def test_votes_are_signed_by_the_members_themselves(tmp_path: Path) -> None:
             check_vote(credentials, "digest", name, signed, about)
 
 
-def test_an_epoch_has_to_follow_by_the_rules() -> None:
-    now, rules = epoch_of("abcd"), MembershipConfig(remove_after=1.0, minimum=3)
-    check_change(now, epoch_of("abd", 1, 4), rules)
-    added = Order(federation="f", epoch=0, change="add", node=NodeConfig(name="e"))
-    check_change(now, epoch_of("abcde", 1, 4, joined=["e"], order=added), rules)
+def test_a_roster_has_to_follow_by_the_rules() -> None:
+    now, rules = roster_of("abcd"), MembershipConfig(remove_after=1.0, minimum=3)
+    check_change(now, roster_of("abd", 1, 4), rules)
+    added = Order(federation="f", roster=0, change="add", node=NodeConfig(name="e"))
+    check_change(now, roster_of("abcde", 1, 4, joined=["e"], order=added), rules)
     for after, complaint in [
-        (epoch_of("ab", 1, 4), "fewer than membership.minimum"),
-        (epoch_of("abcde", 1, 4, joined=["e"]), "nobody has ordered 'e'"),
-        (epoch_of("abdef", 1, 4, order=added), "nobody has ordered 'f'"),
-        (epoch_of("abd", 2, 4), "does not follow 0"),
-        (epoch_of("abd", 1, 4, joined=list("abd")), "nobody who has a model"),
-        (epoch_of("abcde", 1, 4, joined=["e"], order=added.model_copy(update={"epoch": 3})), "for epoch 3"),
+        (roster_of("ab", 1, 4), "fewer than membership.minimum"),
+        (roster_of("abcde", 1, 4, joined=["e"]), "nobody has ordered 'e'"),
+        (roster_of("abdef", 1, 4, order=added), "nobody has ordered 'f'"),
+        (roster_of("abd", 2, 4), "does not follow 0"),
+        (roster_of("abd", 1, 4, joined=list("abd")), "nobody who has a model"),
+        (
+            roster_of("abcde", 1, 4, joined=["e"], order=added.model_copy(update={"roster": 3})),
+            "for roster 3",
+        ),
     ]:
         with pytest.raises(HoldfastError, match=complaint):
             check_change(now, after, rules)
     with pytest.raises(HoldfastError, match="no order says so"):
-        check_change(now, epoch_of("abd", 1, 4), MembershipConfig(minimum=3))
+        check_change(now, roster_of("abd", 1, 4), MembershipConfig(minimum=3))
 
 
 def test_of_several_orders_the_last_one_counts_and_of_equals_all_take_one() -> None:
     first, second = (
-        Order(federation="f", epoch=0, change="remove", node=NodeConfig(name=name)) for name in "cb"
+        Order(federation="f", roster=0, change="remove", node=NodeConfig(name=name)) for name in "cb"
     )
     assert second.counts_before(first)
     assert not first.counts_before(second)
@@ -263,22 +273,22 @@ def test_of_several_orders_the_last_one_counts_and_of_equals_all_take_one() -> N
     assert not second.counts_before(later)
     assert not later.counts_before(later)
     with pytest.raises(ValueError, match="only 'remove'"):
-        Order(federation="f", epoch=0, change="add", node=NodeConfig(name="e"), also=["f"])
+        Order(federation="f", roster=0, change="add", node=NodeConfig(name="e"), also=["f"])
 
 
-def test_where_nobody_stays_with_a_server_there_is_no_next_epoch() -> None:
-    assert led_epoch(epoch_of("abc"), 4, set("abc"), None) is None
-    after = led_epoch(epoch_of("abc"), 4, set("bc"), None)
+def test_where_nobody_stays_with_a_server_there_is_no_next_roster() -> None:
+    assert led_roster(roster_of("abc"), 4, set("abc"), None) is None
+    after = led_roster(roster_of("abc"), 4, set("bc"), None)
     assert after is not None
     assert after.names == ["a"]
 
 
 def test_the_border_is_the_last_round_that_all_who_stay_have_finished() -> None:
     ends = {"a": (4, 6), "b": (3, 5), "c": (0, 2), "d": (6, 8), "e": (None, None)}
-    standing = {name: Standing(incarnation=HERE, oldest=o, newest=n) for name, (o, n) in ends.items()}
-    after = next_epoch(epoch_of("abcde"), standing, {"c"}, None)
+    available = {name: AvailableModels(incarnation=HERE, oldest=o, newest=n) for name, (o, n) in ends.items()}
+    after = next_roster(roster_of("abcde"), available, {"c"}, None)
     assert after is not None
     assert (after.first, after.names) == (5, ["a", "b", "d", "e"])
     assert after.joined == ["d", "e"]  # the one has no model of round 5 any more, the other has none yet
-    del standing["b"]
-    assert next_epoch(epoch_of("abcde"), standing, {"c"}, None) is None  # b may be anywhere
+    del available["b"]
+    assert next_roster(roster_of("abcde"), available, {"c"}, None) is None  # b may be anywhere

@@ -26,9 +26,9 @@ from holdfast_deploy.consent import (
     shown,
     sign_federation,
 )
-from holdfast_deploy.epochs import Epoch, Order
 from holdfast_deploy.exposure import gives_gradients_away
 from holdfast_deploy.federation_file import make_federation, read_federation
+from holdfast_deploy.membership.roster import Order, Roster
 from holdfast_deploy.signing import fingerprint
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 3}
@@ -309,8 +309,8 @@ def test_a_policy_also_holds_for_what_changes_of_members_make_of_a_file(
     federation = make_federation(describe(GECL, nodes=3, **rules), "")
     nodes = [node.model_copy(update={"address": ""}) for node in federation.node]
     nodes[1] = nodes[1].model_copy(update={"local_steps": 1})
-    order = Order(federation=federation.id, epoch=0, change="replace", node=nodes[1])
-    changed = federation.in_epoch(Epoch(number=1, first=1, nodes=nodes, joined=["b"], order=order))
+    order = Order(federation=federation.id, roster=0, change="replace", node=nodes[1])
+    changed = federation.in_roster(Roster(number=1, first=1, nodes=nodes, joined=["b"], order=order))
     require_policies(federation, file, name="b", own_code=False, signed=False)
     with pytest.raises(ConsentError, match="local-gecl with 1 local step in a round sends them"):
         require_policies(changed, file, name="b", own_code=False, signed=False)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from epoch_runs import Threads
 from federation_runs import (
     CLASSES,
     PATIENCE,
@@ -25,6 +24,7 @@ from federation_runs import (
     stopped,
     write_federation,
 )
+from roster_runs import Threads
 from torch import nn
 
 from holdfast.core.errors import HoldfastError
@@ -40,8 +40,8 @@ from holdfast_deploy.cli import orders
 from holdfast_deploy.cli.description import describe_federation
 from holdfast_deploy.consent import Policy
 from holdfast_deploy.federation_file import FederationFile, make_federation
-from holdfast_deploy.member import keeper
 from holdfast_deploy.member.node import Node
+from holdfast_deploy.membership import service as keeper
 from holdfast_deploy.own_noise import OwnNoise, normals, read_key
 from holdfast_deploy.sites import initial_model, open_site
 from holdfast_deploy.storage.messages import MessageFile
@@ -371,7 +371,7 @@ def test_nothing_is_sent_beyond_the_budget(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_other_members_do_not_reset_what_was_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from test_deploy_epochs import KEY, changing, drop_in, order
+    from test_deploy_rosters import KEY, changing, drop_in, order
 
     monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 3, 8, coordinator=KEY.public_key().public_bytes_raw().hex())
@@ -390,7 +390,7 @@ def test_other_members_do_not_reset_what_was_spent(tmp_path: Path, monkeypatch: 
     threads.errors.pop("c")
     threads.end()
     lines = (tmp_path / "a" / "privacy.jsonl").read_text().splitlines()
-    assert len(lines) >= 8  # all rounds of both epochs; those after the border may be there twice
+    assert len(lines) >= 8  # all rounds of both rosters; those after the border may be there twice
     assert len({json.loads(line)["release"] for line in lines}) == len(lines)
 
 

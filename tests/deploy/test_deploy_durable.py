@@ -23,11 +23,11 @@ from recorded_member import is_never, is_renamed, is_written, recorded_member
 
 from holdfast.privacy.aggregation.client import DEALT
 from holdfast.privacy.budget import DP
-from holdfast_deploy.epochs import first_epoch
 from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.membership.kept_models import KeptModels
+from holdfast_deploy.membership.ledger import Ledger
+from holdfast_deploy.membership.roster import first_roster
 from holdfast_deploy.ops.audit import NAME, Head, check_heads, read_audit
-from holdfast_deploy.storage.kept_models import KeptModels
-from holdfast_deploy.storage.ledger import Ledger
 from holdfast_deploy.storage.messages import Header, specs, write_message
 from holdfast_deploy.storage.privacy_spent import Spent
 from holdfast_deploy.storage.snapshots import keep
@@ -171,7 +171,7 @@ def test_what_was_found_in_a_folder_is_durable_before_others_are_told_of_it(tmp_
         return KeptModels(tmp_path, 1, lambda: False, federation.limits)
 
     with watched() as synced:
-        Ledger(tmp_path / "membership", first_epoch(federation)).remember(registered=True)
+        Ledger(tmp_path / "membership", first_roster(federation)).remember(registered=True)
         models().keep(header, torch.zeros(2))
         Spent(tmp_path / "privacy.jsonl", begun=False).charge(
             "x", [(1.0, 1)], 1.0, DP(epsilon=9.0, delta=1e-3, clip=1.0)
@@ -180,7 +180,7 @@ def test_what_was_found_in_a_folder_is_durable_before_others_are_told_of_it(tmp_
         synced.names = {key: names for key, names in synced.names.items() if "memory.json" not in names}
         synced.names = {key: names for key, names in synced.names.items() if "3" not in names}
         synced.files.discard(file_of(tmp_path / "privacy.jsonl"))
-        Ledger(tmp_path / "membership", first_epoch(federation))
+        Ledger(tmp_path / "membership", first_roster(federation))
         models()
         Spent(tmp_path / "privacy.jsonl", begun=True)
         assert [synced.cut(folder) for folder in [*folders, tmp_path]] == [[], [], []]

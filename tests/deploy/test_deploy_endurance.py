@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from cut_links import How, Lines
 from endurance import PATIENCE, Endurance
-from epoch_runs import epochs_of, last_model, simulate_epochs
 from federation_runs import deploy, describe
+from roster_runs import last_model, rosters_of, simulate_rosters
 
 from holdfast_deploy.federation_file import make_federation
 
@@ -53,7 +53,7 @@ def test_where_nobody_is_removed_the_models_are_those_of_the_calm_run(seed: int,
         disturbed = members.folder / name / f"node-{name}"
         calm = tmp_path / "calm" / name / "model.safetensors"
         assert (disturbed / "model.safetensors").read_bytes() == calm.read_bytes(), name
-        assert not epochs_of(disturbed)
+        assert not rosters_of(disturbed)
 
 
 @pytest.mark.slow
@@ -77,13 +77,13 @@ def test_where_members_are_lost_and_replaced_the_models_are_the_simulators(seed:
         print(f"{members.kills} kills, {lines.cuts} cuts")
         assert (members.kills, lines.cuts) == (25, 12)
     left = "abdefgh"
-    epochs = epochs_of(tmp_path / "a" / "node-a")
-    print([(epoch.number, epoch.first, "".join(epoch.names), epoch.joined) for epoch in epochs])
-    assert sorted(epochs[-1].names) == sorted(left)
-    assert any("f" in epoch.joined for epoch in epochs)
-    simulated = simulate_epochs(file, epochs)
+    rosters = rosters_of(tmp_path / "a" / "node-a")
+    print([(roster.number, roster.first, "".join(roster.names), roster.joined) for roster in rosters])
+    assert sorted(rosters[-1].names) == sorted(left)
+    assert any("f" in roster.joined for roster in rosters)
+    simulated = simulate_rosters(file, rosters)
     for name in left:
         folder = tmp_path / name / f"node-{name}"
-        assert epochs_of(folder) == epochs
-        difference = (last_model(folder, epochs) - simulated[name]).abs().max()
+        assert rosters_of(folder) == rosters
+        difference = (last_model(folder, rosters) - simulated[name]).abs().max()
         assert difference <= 1e-12 * simulated[name].abs().max(), (name, float(difference))

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from command_line import holdfast
-from epoch_runs import Threads
 from federation_runs import DeployedRun, Started, deploy, describe, stopped, write_federation
+from roster_runs import Threads
 
 from holdfast.core.errors import DAMAGED, REFUSED, TRY_LATER, HoldfastError
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.member import keeper
 from holdfast_deploy.member.waiting import Stopped
+from holdfast_deploy.membership import service as keeper
 from holdfast_deploy.storage import store
 from holdfast_deploy.storage.disk_full import FileGoneError
 from holdfast_deploy.storage.results import RoundRecord

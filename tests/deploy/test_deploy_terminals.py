@@ -204,7 +204,7 @@ def test_errors_and_log_lines_are_plain_text() -> None:
     assert str(HoldfastError("\x1b[2J")) == r"\x1b[2J"
 
 
-def test_a_member_takes_its_own_trials_of_old_tls_for_no_strangers_in_any_epoch(tmp_path: Path) -> None:
+def test_a_member_takes_its_own_trials_of_old_tls_for_no_strangers_in_any_roster(tmp_path: Path) -> None:
     make_certificates(tmp_path, "test", ["a"], days=1)
     own, log = load_credentials(tmp_path, "a"), list[dict[str, Any]]()
 

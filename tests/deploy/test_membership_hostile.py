@@ -13,34 +13,34 @@ import pytest
 import tomli_w
 from command_line import holdfast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from epoch_runs import Threads, epochs_of
 from federation_runs import PATIENCE, describe
+from roster_runs import Threads, rosters_of
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy import signing
-from holdfast_deploy.agreement import Decision
-from holdfast_deploy.epochs import Epoch, Order, Standing, check_change, next_epoch
 from holdfast_deploy.federation import MembershipConfig, NodeConfig
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.member import keeper
+from holdfast_deploy.membership import service as keeper
+from holdfast_deploy.membership.agreement import Decision
+from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest, check_vote, sign_vote
+from holdfast_deploy.membership.roster import AvailableModels, Order, Roster, check_change, next_roster
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials
-from holdfast_deploy.wire.membership import Reply, Word, check_vote, sign_vote
 from holdfast_deploy.wire.protocol import SERVICE
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 KEY = Ed25519PrivateKey.generate()
-NOW = Epoch(number=0, first=0, nodes=[NodeConfig(name=name, samples=10) for name in "abcd"])
+NOW = Roster(number=0, first=0, nodes=[NodeConfig(name=name, samples=10) for name in "abcd"])
 
 
-def after(names: str = "abcd", joined: str = "", order: Order | None = None, **nodes: NodeConfig) -> Epoch:
-    """An epoch after ``NOW``, with some of its ``nodes`` changed."""
+def after(names: str = "abcd", joined: str = "", order: Order | None = None, **nodes: NodeConfig) -> Roster:
+    """A roster after ``NOW``, with some of its ``nodes`` changed."""
     members = [nodes.get(name, NodeConfig(name=name, samples=None if name == "e" else 10)) for name in names]
-    return Epoch(number=1, first=4, nodes=members, joined=list(joined), order=order)
+    return Roster(number=1, first=4, nodes=members, joined=list(joined), order=order)
 
 
 def ordered(change: str, name: str, **node: Any) -> Order:
-    return Order(federation="f", epoch=0, change=change, node=NodeConfig(name=name, **node))
+    return Order(federation="f", roster=0, change=change, node=NodeConfig(name=name, **node))
 
 
 def test_nothing_changes_but_what_was_ordered_or_lost() -> None:
@@ -75,21 +75,21 @@ def test_nothing_changes_but_what_was_ordered_or_lost() -> None:
             check_change(NOW, ignored, rules, former)
 
 
-def test_votes_are_for_all_of_an_epoch(tmp_path: Path) -> None:
+def test_votes_are_for_all_of_a_roster(tmp_path: Path) -> None:
     """Whoever passes a decision on cannot take its order out, or have others dial elsewhere."""
     make_certificates(tmp_path, "test", ["a"], days=1)
     credentials = load_credentials(tmp_path, "a")
-    epoch = after("abd", order=ordered("remove", "c"))
-    vote = sign_vote(credentials, "digest", (1, "a"), epoch)
-    check_vote(credentials, "digest", "a", vote, Decision(epoch=epoch, ballot=(1, "a"), votes={}))
-    moved = [node.model_copy(update={"address": "there:1"}) for node in epoch.nodes]
+    roster = after("abd", order=ordered("remove", "c"))
+    vote = sign_vote(credentials, "digest", (1, "a"), roster)
+    check_vote(credentials, "digest", "a", vote, Decision(roster=roster, ballot=(1, "a"), votes={}))
+    moved = [node.model_copy(update={"address": "there:1"}) for node in roster.nodes]
     for changes in ({"order": None}, {"nodes": moved}):
-        other = Decision(epoch=epoch.model_copy(update=changes), ballot=(1, "a"), votes={})
+        other = Decision(roster=roster.model_copy(update=changes), ballot=(1, "a"), votes={})
         with pytest.raises(HoldfastError, match="is not signed by it"):
             check_vote(credentials, "digest", "a", vote, other)
 
 
-def say(threads: Threads, who: str, to: str, word: Word) -> grpc.StatusCode:
+def say(threads: Threads, who: str, to: str, word: MembershipRequest) -> grpc.StatusCode:
     """What the member ``to`` thinks of it, if ``who`` says ``word``."""
     options = [("grpc.ssl_target_name_override", to), ("grpc.use_local_subchannel_pool", 1)]
     address, credentials = threads.file.member(to).address, threads.credentials(who).for_client()
@@ -115,19 +115,19 @@ def test_a_liar_about_ballots_and_orders_does_not_keep_the_others_from_agreeing(
     liar, b = (threads.members[name].keeper for name in "ab")
     assert liar is not None
     assert b is not None
-    monkeypatch.setattr(liar.proposer, "due", lambda: False)  # it lies about an order, and begins no epoch
-    about = {"federation": threads.file.id, "epoch": 0, "incarnation": liar.voter.ledger.memory.incarnation}
+    monkeypatch.setattr(liar.proposer, "due", lambda: False)  # it lies about an order, and begins no roster
+    about = {"federation": threads.file.id, "roster": 0, "incarnation": liar.voter.ledger.memory.incarnation}
     for ballot in ((2**31 - 1, "a"), (1, "b")):
         for to in "bcd":
-            word = Word(**about, kind="promise", ballot=ballot)
+            word = MembershipRequest(**about, kind="promise", ballot=ballot)
             assert say(threads, "a", to, word) == grpc.StatusCode.FAILED_PRECONDITION
-    forged = Order(federation=threads.file.id, epoch=0, change="remove", node=NodeConfig(name="b"))
+    forged = Order(federation=threads.file.id, roster=0, change="remove", node=NodeConfig(name="b"))
     liar.voter.ledger.memory = liar.voter.ledger.memory.model_copy(update={"order": forged})
     threads.until(lambda: any("nobody has signed" in str(e.get("reason")) for e in threads.log))
     b.voter.ledger.memory = b.voter.ledger.memory.model_copy(update={"registered": False})
     threads.until(lambda: b.voter.ledger.memory.registered)  # it hears the others all the same
 
-    wanted = Order(federation=threads.file.id, epoch=0, change="remove", node=NodeConfig(name="d"))
+    wanted = Order(federation=threads.file.id, roster=0, change="remove", node=NodeConfig(name="d"))
     signature = signing.sign("membership", wanted.document, KEY)
     signed = wanted.model_copy(update={"signature": signature})
     (tmp_path / "c" / "membership" / "order.json").write_text(signed.model_dump_json())
@@ -139,7 +139,7 @@ def test_a_liar_about_ballots_and_orders_does_not_keep_the_others_from_agreeing(
     assert all(e["peer"] == "a" for e in threads.log if "ballot" in str(e.get("reason")))
 
 
-def test_no_epoch_begins_after_the_last_round(tmp_path: Path) -> None:
+def test_no_roster_begins_after_the_last_round(tmp_path: Path) -> None:
     raw = describe(GECL, 3, 8, membership={"remove_after": "1s"})
     threads = Threads(make_federation(raw, "test"), tmp_path)
     for name in "abc":
@@ -147,7 +147,7 @@ def test_no_epoch_begins_after_the_last_round(tmp_path: Path) -> None:
     threads.hold(2)
     a = threads.members["a"].keeper
     assert a is not None
-    late = Epoch(number=1, first=9, nodes=a.voter.epoch.nodes, joined=["b", "c"])
+    late = Roster(number=1, first=9, nodes=a.voter.roster.nodes, joined=["b", "c"])
     with pytest.raises(HoldfastError, match="does not follow"):
         a.voter.check(late)
     threads.limit = 9
@@ -155,10 +155,10 @@ def test_no_epoch_begins_after_the_last_round(tmp_path: Path) -> None:
 
 
 def test_a_member_that_claims_all_rounds_there_could_be_takes_no_memory() -> None:
-    liar = Standing(incarnation="0" * 16, oldest=0, newest=2**31 - 1)
-    honest = Standing(incarnation="1" * 16, oldest=2, newest=4)
+    liar = AvailableModels(incarnation="0" * 16, oldest=0, newest=2**31 - 1)
+    honest = AvailableModels(incarnation="1" * 16, oldest=2, newest=4)
     tracemalloc.start()
-    value = next_epoch(NOW, {"a": liar, "b": honest, "d": honest}, ["c"], None)
+    value = next_roster(NOW, {"a": liar, "b": honest, "d": honest}, ["c"], None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert value is not None
@@ -169,23 +169,23 @@ def test_a_member_that_claims_all_rounds_there_could_be_takes_no_memory() -> Non
 def _lie(about: str, threads: Threads) -> Callable[[bytes, grpc.ServicerContext], bytes]:
     """What a answers about membership; each of these once kept the coordinator from removing it."""
 
-    def epochs(text: bytes, _: grpc.ServicerContext) -> bytes:
-        """There is always a later epoch, decided by nobody."""
-        number = Word.model_validate_json(text).epoch + 1
-        shown = Decision(epoch=NOW.model_copy(update={"number": number}), ballot=(1, "a"), votes={})
-        shown = shown if number < 50 else shown.model_copy(update={"epoch": NOW})  # for a test that fails
-        return Reply(epoch=number, decisions=[shown]).model_dump_json().encode()
+    def rosters(text: bytes, _: grpc.ServicerContext) -> bytes:
+        """There is always a later roster, decided by nobody."""
+        number = MembershipRequest.model_validate_json(text).roster + 1
+        shown = Decision(roster=NOW.model_copy(update={"number": number}), ballot=(1, "a"), votes={})
+        shown = shown if number < 50 else shown.model_copy(update={"roster": NOW})  # for a test that fails
+        return MembershipReply(roster=number, decisions=[shown]).model_dump_json().encode()
 
     def orders(text: bytes, _: grpc.ServicerContext) -> bytes:
         """There is an order with the highest number of all, signed by nobody."""
-        forged = Order(federation=threads.file.id, epoch=0, change="remove", node=NodeConfig(name="b"))
+        forged = Order(federation=threads.file.id, roster=0, change="remove", node=NodeConfig(name="b"))
         forged = forged.model_copy(update={"number": 2**31 - 1})
-        return Reply(epoch=0, order=forged).model_dump_json().encode()
+        return MembershipReply(roster=0, order=forged).model_dump_json().encode()
 
-    return {"epochs": epochs, "orders": orders}[about]
+    return {"rosters": rosters, "orders": orders}[about]
 
 
-@pytest.mark.parametrize("about", ["epochs", "orders"])
+@pytest.mark.parametrize("about", ["rosters", "orders"])
 def test_a_member_cannot_keep_the_coordinator_from_removing_it(about: str, tmp_path: Path) -> None:
     key = signing.make_key(tmp_path / "certs")
     raw = describe(GECL, 3, 8, membership={}, dtype="float64", coordinator=signing.public_key(key))
@@ -202,10 +202,10 @@ def test_a_member_cannot_keep_the_coordinator_from_removing_it(about: str, tmp_p
     threads.until(lambda: all(name in threads.members for name in "bc"))
     outcome = holdfast("federation", "remove", path, "a", "--name", "b")
     assert outcome.code == 0, outcome
-    assert "remove a, in epoch 0 of 3 nodes" in outcome.out
-    assert ("told b, c;" if about == "epochs" else "told a, b, c;") in outcome.out
-    assert ("a is not believed: " in outcome.err) == (about == "epochs")
+    assert "remove a, in roster 0 of 3 nodes" in outcome.out
+    assert ("told b, c;" if about == "rosters" else "told a, b, c;") in outcome.out
+    assert ("a is not believed: " in outcome.err) == (about == "rosters")
     threads.end()
     liar.stop(0)
     assert threads.errors == {}
-    assert [epoch.names for epoch in epochs_of(tmp_path / "b")] == [["b", "c"]]
+    assert [roster.names for roster in rosters_of(tmp_path / "b")] == [["b", "c"]]

@@ -192,8 +192,8 @@ def test_health_and_figures_by_peer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_monitor_answers_from_the_start_and_through_all_epochs(tmp_path: Path) -> None:
-    """Alone, a is let in by nobody; with b and c it takes part; then c is lost, and another epoch begins."""
+def test_the_monitor_answers_from_the_start_and_through_all_rosters(tmp_path: Path) -> None:
+    """Alone, a is let in by nobody; with b and c it takes part; then c is lost, and another roster begins."""
     raw = describe(GECL, 3, 2000, membership={"remove_after": "2s"}, evaluate_every=2000)
     path = write_federation(raw, tmp_path)
     port = free_ports(1)[0]
@@ -222,7 +222,7 @@ def test_the_monitor_answers_from_the_start_and_through_all_epochs(tmp_path: Pat
         members |= {name: member_process(path, name) for name in "bc"}
         until(lambda: json.loads(ask("health"))["round"] >= 2)
         members["c"].kill()
-        until(lambda: (tmp_path / "node-a" / "membership" / "epoch-1.json").exists())
+        until(lambda: (tmp_path / "node-a" / "membership" / "roster-1.json").exists())
         until(lambda: json.loads(ask("health"))["phase"].startswith("computing"))
     finally:
         for process in members.values():

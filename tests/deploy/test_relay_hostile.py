@@ -31,7 +31,7 @@ from holdfast_deploy.signing import make_key, public_key
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials, serial_of
 from holdfast_deploy.wire.revocations import Known, Revoked, revoke
-from holdfast_deploy.wire.vouching import signature_of
+from holdfast_deploy.wire.signatures import signature_of
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 SOON = 30.0  # seconds

@@ -97,7 +97,7 @@ class Endurance:
     def rot(self, name: str) -> None:
         """One bit of its newest state flips while it is down."""
         self.kill(name)
-        places = [self.folder / name / f"node-{name}", *(self.folder / name).glob("node-*/epoch-*")]
+        places = [self.folder / name / f"node-{name}", *(self.folder / name).glob("node-*/roster-*")]
         state = max((p / "state" for p in places if (p / "state").exists()), key=os.path.getmtime)
         content = bytearray(state.read_bytes())
         content[-5] ^= 4

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from epoch_runs import Threads
 from federation_runs import DeployedRun, free_ports
+from roster_runs import Threads
 
 from holdfast_deploy.member.network import NetworkThread
 from holdfast_deploy.ops.events import Events

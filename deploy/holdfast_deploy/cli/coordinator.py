@@ -9,19 +9,19 @@ from typing import Any, Literal
 
 from holdfast.core.errors import TRY_LATER, HoldfastError
 from holdfast.core.files import private_files, write_atomic
-from holdfast_deploy.agreement import Decision
 from holdfast_deploy.consent import holds_key
-from holdfast_deploy.epochs import Epoch, Order, check_change, led_epoch
 from holdfast_deploy.federation import NodeConfig
 from holdfast_deploy.federation_file import FederationFile, read_federation
-from holdfast_deploy.member.history import History
-from holdfast_deploy.member.membership_links import MembershipLinks
+from holdfast_deploy.membership.agreement import Decision
+from holdfast_deploy.membership.history import History
+from holdfast_deploy.membership.ledger import read_decisions
+from holdfast_deploy.membership.links import MembershipLinks
+from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest
+from holdfast_deploy.membership.roster import Order, Roster, check_change, led_roster
 from holdfast_deploy.ops.events import Events, silence
 from holdfast_deploy.signing import load_key, sign
-from holdfast_deploy.storage.ledger import read_decisions
 from holdfast_deploy.wire.credentials import Credentials, load_credentials
 from holdfast_deploy.wire.listening import require_loopback
-from holdfast_deploy.wire.membership import Reply, Word
 
 Change = Literal["remove", "add", "replace"]
 
@@ -65,25 +65,27 @@ class Coordinator:
     ) -> None:
         """Orders a change of ``members``, NAME or NAME=host:port.
 
-        ``folder``: of a member, which knows what the present epoch is; for when nobody can be reached.
+        ``folder``: of a member, which knows what the present roster is; for when nobody can be reached.
         ``output``: where the signed order is written.
         """
         history, replies = self._look(folder)
-        now = history.epoch
+        now = history.roster
         nodes = [_node(self.file, now, change, member, samples) for member in members]
         names = list(dict.fromkeys(node.name for node in nodes))
-        order = Order(federation=self.file.id, epoch=now.number, change=change, node=nodes[0], also=names[1:])
+        order = Order(
+            federation=self.file.id, roster=now.number, change=change, node=nodes[0], also=names[1:]
+        )
         _foresee(self.file, now, order)
         output = output or self.path.parent / f"{change}-{'-'.join(names)}.json"
         self._give(order, history, replies, output)
 
     def roll_back(self, to: int, *, folder: Path | None = None, output: Path | None = None) -> None:
-        """Orders all members to continue from their models after round ``to``, in an epoch of its own.
+        """Orders all members to continue from their models after round ``to``, in a roster of its own.
 
         ``folder``, ``output``: as for ``change``.
         """
         history, replies = self._look(folder)
-        kept = [its for reply in replies if (its := reply.standing) is not None and its.newest is not None]
+        kept = [its for reply in replies if (its := reply.available) is not None and its.newest is not None]
         if kept and not all(its.has(to) for its in kept):
             newest = min(its.newest for its in kept if its.newest is not None)
             named = {
@@ -94,29 +96,29 @@ class Coordinator:
             raise HoldfastError(
                 f"--to {to}: choose a round whose models all have kept (limits.snapshots): {rounds or 'none'}"
             )
-        order = Order(federation=self.file.id, epoch=history.epoch.number, change="rollback", to=to)
+        order = Order(federation=self.file.id, roster=history.roster.number, change="rollback", to=to)
         self._give(order, history, replies, output or self.path.parent / f"rollback-{to}.json")
 
-    def _look(self, folder: Path | None) -> tuple[History, list[Reply]]:
-        """All epochs so far, from ``folder`` if nobody can be reached; what the members of the last say."""
+    def _look(self, folder: Path | None) -> tuple[History, list[MembershipReply]]:
+        """All rosters so far, from ``folder`` if nobody can be reached; what the members of the last say."""
         answers = self._tell(None, []).values()
-        latest = max((history for history, _ in answers), key=lambda its: its.epoch.number, default=None)
+        latest = max((history for history, _ in answers), key=lambda its: its.roster.number, default=None)
         if latest is None and folder is not None:
             if not (folder / "membership").is_dir():
                 raise HoldfastError(f"--dir: {folder} is not the folder of a member whose members may change")
             latest = History(self.file, self.credentials, read_decisions(folder / "membership"))
         if latest is None:
             raise NobodyError("no member could be reached: start them, or give the folder of one with --dir")
-        number = latest.epoch.number
-        return latest, [reply for history, reply in answers if history.epoch.number == number]
+        number = latest.roster.number
+        return latest, [reply for history, reply in answers if history.roster.number == number]
 
     @private_files()
-    def _give(self, order: Order, history: History, replies: list[Reply], output: Path) -> None:
+    def _give(self, order: Order, history: History, replies: list[MembershipReply], output: Path) -> None:
         """Signs ``order``, writes it to ``output``, and sends it to all members that can be reached.
 
-        It takes the place of all that ``replies`` name for this epoch, which nobody has carried out.
+        It takes the place of all that ``replies`` name for this roster, which nobody has carried out.
         """
-        key, now = load_key(self.folder), history.epoch
+        key, now = load_key(self.folder), history.roster
         before = [other for reply in replies if (other := _given(history, reply)) is not None]
         number = max((other.number + 1 for other in before), default=0)
         order = order.model_copy(update={"number": number})
@@ -124,7 +126,7 @@ class Coordinator:
         write_atomic(output, order.model_dump_json().encode() + b"\n")
         answers = self._tell(order, history.decisions)
         took = sorted(answers)
-        print(f"wrote {output}: {order.summary}, in epoch {now.number} of {len(now.nodes)} nodes")
+        print(f"wrote {output}: {order.summary}, in roster {now.number} of {len(now.nodes)} nodes")
         for summary in sorted({other.summary for other in before if other.document != order.document}):
             print(f"it takes the place of an order that was not carried out yet: {summary}")
         print(f"told {', '.join(took) or 'nobody'}; they tell the others, and change at a round's border")
@@ -137,13 +139,15 @@ class Coordinator:
                     "done, run the same command again"
                 )
 
-    def _tell(self, order: Order | None, decisions: list[Decision]) -> dict[str, tuple[History, Reply]]:
+    def _tell(
+        self, order: Order | None, decisions: list[Decision]
+    ) -> dict[str, tuple[History, MembershipReply]]:
         return asyncio.run(_tell(self.file, self.asker, self.credentials, order, decisions))
 
 
-def _given(history: History, reply: Reply) -> Order | None:
-    """The order for the latest epoch that a member knows of, if the coordinator has given it."""
-    if reply.order is None or reply.order.epoch != history.epoch.number:
+def _given(history: History, reply: MembershipReply) -> Order | None:
+    """The order for the latest roster that a member knows of, if the coordinator has given it."""
+    if reply.order is None or reply.order.roster != history.roster.number:
         return None
     try:
         history.check_order(reply.order)
@@ -152,8 +156,8 @@ def _given(history: History, reply: Reply) -> Order | None:
     return reply.order
 
 
-def _node(file: FederationFile, now: Epoch, change: Change, member: str, samples: int | None) -> NodeConfig:
-    """Whom the order is about, as it is to be in the next epoch."""
+def _node(file: FederationFile, now: Roster, change: Change, member: str, samples: int | None) -> NodeConfig:
+    """Whom the order is about, as it is to be in the next roster."""
     name, _, address = member.partition("=")
     known = {node.name: node for node in [*file.node, *now.nodes]}
     if change != "add" and name not in now.names:
@@ -170,14 +174,14 @@ def _node(file: FederationFile, now: Epoch, change: Change, member: str, samples
     return NodeConfig.of(given | changes)
 
 
-def _foresee(file: FederationFile, now: Epoch, order: Order) -> None:
+def _foresee(file: FederationFile, now: Roster, order: Order) -> None:
     """Complains about an order that members could never carry out."""
     assert file.membership is not None
-    after = led_epoch(now, now.first, (), order)
+    after = led_roster(now, now.first, (), order)
     if after is None:
         raise HoldfastError("nobody would be left who has a model: start a new federation")
     check_change(now, after, file.membership)
-    file.in_epoch(after)  # complains if there is no such network
+    file.in_roster(after)  # complains if there is no such network
 
 
 def only_key(federation: FederationFile, folder: Path) -> str:
@@ -188,10 +192,10 @@ def only_key(federation: FederationFile, folder: Path) -> str:
     return found[0]
 
 
-def latest_epoch(file: FederationFile, asker: str, credentials: Credentials | None) -> Epoch | None:
-    """The epoch under way, as far as the members of the file know who can be reached; None: none can."""
+def latest_roster(file: FederationFile, asker: str, credentials: Credentials | None) -> Roster | None:
+    """The roster under way, as far as the members of the file know who can be reached; None: none can."""
     told = asyncio.run(_tell(file, asker, credentials, None, [])).values()
-    return max((history.epoch for history, _ in told), key=lambda epoch: epoch.number, default=None)
+    return max((history.roster for history, _ in told), key=lambda roster: roster.number, default=None)
 
 
 async def _tell(
@@ -200,20 +204,22 @@ async def _tell(
     credentials: Credentials | None,
     order: Order | None,
     decisions: list[Decision],
-) -> dict[str, tuple[History, Reply]]:
-    """Tells everybody an order, if there is one; all epochs that each can show, and its answer.
+) -> dict[str, tuple[History, MembershipReply]]:
+    """Tells everybody an order, if there is one; all rosters that each can show, and its answer.
 
     ``decisions``: those that are known. What a member shows is checked: it may want to be no part of it.
     """
-    federation = file.in_epoch(History(file, credentials, decisions).epoch)
+    federation = file.in_roster(History(file, credentials, decisions).roster)
     members = [federation.server] if federation.server is not None else federation.node
     links = MembershipLinks(file, asker, credentials, Events(asker, silence))
     links.open()
 
-    async def tell(name: str) -> tuple[History, Reply] | None:
+    async def tell(name: str) -> tuple[History, MembershipReply] | None:
         history = History(file, credentials, list(decisions))
-        while True:  # a member tells about a few epochs at a time
-            word = Word(federation=file.id, epoch=history.epoch.number, incarnation="", order=order)
+        while True:  # a member tells about a few rosters at a time
+            word = MembershipRequest(
+                federation=file.id, roster=history.roster.number, incarnation="", order=order
+            )
             reply = await links.ask(federation, name, word, TIMEOUT)
             if reply is None:
                 return None

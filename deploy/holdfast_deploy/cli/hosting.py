@@ -85,7 +85,7 @@ def host(
     log: Log,
     monitor: str | None,
 ) -> None:
-    """Runs the member that ``make`` makes to the end, through all epochs.
+    """Runs the member that ``make`` makes to the end, through all rosters.
 
     A signal stops it, since every instant is safe to stop at. ``monitor``: a port, or host:port.
     """
@@ -140,7 +140,7 @@ class Watched:
 def _run_member(
     member: Node | Server, watched: Watched, events: Events, listen: str | None, *, progress: bool
 ) -> None:
-    """One epoch, watched."""
+    """One roster, watched."""
     watched.of(member.status)
     with ExitStack() as stack:
         if isinstance(member, Server) or member.federation.server is None:

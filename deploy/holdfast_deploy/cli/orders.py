@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from holdfast_deploy.federation_file import FederationFile
     from holdfast_deploy.storage.messages import MessageFile
 
-EpochFolder = Annotated[
+RosterFolder = Annotated[
     Path | None,
-    typer.Option("--dir", help="A member's folder, which knows the epoch; for when nobody can be reached."),
+    typer.Option("--dir", help="A member's folder, which knows the roster; for when nobody can be reached."),
 ]
 MemberWhere = Annotated[
     str,
@@ -40,7 +40,7 @@ def remove(
     member: Annotated[list[str], typer.Argument(metavar="NAME...", help="The member, or several at once.")],
     name: Asker = None,
     certs: Certs = None,
-    folder: EpochFolder = None,
+    folder: RosterFolder = None,
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
@@ -60,7 +60,7 @@ def add(
     samples: Annotated[
         int | None, typer.Option(help="How many samples it has, where the file says so.")
     ] = None,
-    folder: EpochFolder = None,
+    folder: RosterFolder = None,
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
@@ -77,7 +77,7 @@ def replace(
     member: MemberWhere,
     name: Asker = None,
     certs: Certs = None,
-    folder: EpochFolder = None,
+    folder: RosterFolder = None,
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
@@ -107,15 +107,15 @@ def model(
     from holdfast.engines.common.channel_run import split_channel_state, with_channel_state
     from holdfast_deploy.federation_file import read_federation
     from holdfast_deploy.member.template import channel_memories, state_template
+    from holdfast_deploy.membership.ledger import read_decisions
     from holdfast_deploy.sites import initial_model
-    from holdfast_deploy.storage.ledger import read_decisions
     from holdfast_deploy.storage.results import write_model
 
     federation = read_federation(file, model).running()
     where = _member_folder(federation, file, name, folder)
     for decision in reversed(read_decisions(where / "membership")):
-        if (place := where / f"epoch-{decision.epoch.number}").exists() and any(place.glob("state*")):
-            federation, where = federation.in_epoch(decision.epoch), place
+        if (place := where / f"roster-{decision.roster.number}").exists() and any(place.glob("state*")):
+            federation, where = federation.in_roster(decision.roster), place
             break  # later ones it has not begun, or takes no part in
     federation.member(name)
     target = (output or file.parent / f"{name}.safetensors").resolve()

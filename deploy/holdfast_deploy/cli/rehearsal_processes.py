@@ -106,7 +106,7 @@ class Rehearsal:
 
     def _let_go(self) -> None:
         """Wakes the node that was removed: it learns of that, says so and ends."""
-        if self.leaving and "a new epoch" in self.events_seen:
+        if self.leaving and "a new roster" in self.events_seen:
             self.leaving[0].send_signal(signal.SIGCONT)
 
     def _failed(self) -> str:

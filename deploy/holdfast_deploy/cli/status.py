@@ -38,7 +38,7 @@ def status(
     from holdfast.core.files import json_text
 
     load_grpc_quietly()
-    from holdfast_deploy.cli.coordinator import latest_epoch, only_key
+    from holdfast_deploy.cli.coordinator import latest_roster, only_key
     from holdfast_deploy.federation_file import read_federation
     from holdfast_deploy.relay.switchboard import members_scope
     from holdfast_deploy.wire.credentials import load_credentials
@@ -52,10 +52,10 @@ def status(
     credentials = None if insecure else load_credentials(folder, asker, federation.coordinator)
     scope = ""
     if federation.membership is not None:
-        scope, now = members_scope(federation), latest_epoch(federation, asker, credentials)
-        federation = federation if now is None else federation.in_epoch(now)
+        scope, now = members_scope(federation), latest_roster(federation, asker, credentials)
+        federation = federation if now is None else federation.in_roster(now)
         if name is None and not insecure and asker not in [member.name for member in federation.members]:
-            asker = only_key(federation, folder)  # members talk only to those of the epoch
+            asker = only_key(federation, folder)  # members talk only to those of the roster
             credentials = load_credentials(folder, asker, federation.coordinator)
     answers = asyncio.run(_ask_all(federation, asker, credentials, scope))
     if as_json:
@@ -120,7 +120,7 @@ def _status_table(federation: FederationFile, answers: dict[str, dict[str, Any]]
             name,
             f"{answer['round']}/{federation.rounds}" if known else "-",
             str(furthest - answer["round"]) if known else "-",
-            ", ".join(filter(None, (_epoch_text(answer), answer["phase"], figures_text(_figures(answer))))),
+            ", ".join(filter(None, (_roster_text(answer), answer["phase"], figures_text(_figures(answer))))),
             bytes_text(answer["payload_bytes"]) if "payload_bytes" in answer else "-",
             f"{answer['waiting_seconds']:.0f} s" if "waiting_seconds" in answer else "-",
             "; ".join(filter(None, (_expiry(answer.get("certificate_days")), answer.get("last_error", "")))),
@@ -134,8 +134,8 @@ def _figures(answer: dict[str, Any]) -> dict[str, float]:
     return {**answer.get("metrics", {}), **spent}
 
 
-def _epoch_text(answer: dict[str, Any]) -> str:
-    return f"epoch {answer['epoch']}" if answer.get("epoch") else ""
+def _roster_text(answer: dict[str, Any]) -> str:
+    return f"roster {answer['roster']}" if answer.get("roster") else ""
 
 
 def _expiry(days: float | None) -> str:

@@ -276,7 +276,7 @@ def _round(federation: Federation, model: Header) -> bytes:
     to have a sum in which one stands out, gets nothing that cancels.
     """
     served = (model.sender, model.depends_on.get(model.sender, ""), model.content)
-    parts = (federation.id, str(federation.epoch), str(model.round), *served)
+    parts = (federation.id, str(federation.roster_number), str(model.round), *served)
     return digest_of(*(part.encode() for part in parts))
 
 

@@ -17,13 +17,13 @@ import holdfast
 from holdfast.engines.common.counters import Work
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.connections import Connections
-from holdfast_deploy.member.epoch_start import state_of_epoch_before
-from holdfast_deploy.member.keeper import EpochChanged
 from holdfast_deploy.member.network import Hosting, NetworkThread
 from holdfast_deploy.member.recovery import watch_folder
 from holdfast_deploy.member.state import Costs, Handover, MemberState
 from holdfast_deploy.member.status import status_of
 from holdfast_deploy.member.waiting import Waiting
+from holdfast_deploy.membership.service import RosterChanged
+from holdfast_deploy.membership.start import last_of_roster_before
 from holdfast_deploy.ops.audit import AuditLog
 from holdfast_deploy.reading import Reading, Readings
 from holdfast_deploy.storage.disk_full import DiskFull, retry_while_full
@@ -67,11 +67,11 @@ class Member:
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
         self.keeper = hosting.get("keeper")
-        place = folder if self.keeper is None else self.keeper.voter.place(federation.epoch)
+        place = folder if self.keeper is None else self.keeper.voter.place(federation.roster_number)
         self.store = Store(place, identity, self.events, federation.first_round)
         self.trail = self.events.trail = AuditLog(folder)
         begun = {"federation": federation.id, "member": name, "incarnation": self.store.incarnation}
-        begun |= {"epoch": str(federation.epoch)} if federation.epoch else {}
+        begun |= {"roster": str(federation.roster_number)} if federation.roster_number else {}
         self.trail.note("begun", **begun, version=holdfast.__version__)
         shared = hosting.get("network")
         self._own_network, self.network = shared is None, shared or NetworkThread()
@@ -149,11 +149,11 @@ class Member:
         self._server, self.port = self.waiting.run(self.service.listen(address, self.credentials))
 
     def attend(self) -> None:
-        """From here on, the keeper says when another epoch begins; perhaps it has."""
+        """From here on, the keeper says when another roster begins; perhaps it has."""
         if self.keeper is not None:
             self.keeper.member = self
             if self.keeper.voter.federation.id != self.federation.id:
-                raise EpochChanged
+                raise RosterChanged
 
     def awaits(self, name: str) -> bool:
         """Whether this member cannot finish its rounds without ``name``."""
@@ -263,7 +263,7 @@ class Member:
         """Goes on from what is saved; None: from the beginning."""
         self.link_digests.slack = math.inf
         self.done, self.costs = self.federation.first_round, Costs()
-        before = saved or state_of_epoch_before(self)
+        before = saved or self.before_this_roster()
         if before is not None:
             self.costs = before.costs.copy()
             if not self.trail.holds(before.audit):
@@ -282,6 +282,11 @@ class Member:
             self.record.keep(upto=self.done if saved is not None else self.federation.first_round - 1)
         except DamagedError as error:  # only figures are lost
             self.events.complain("a file is damaged", reason=str(error))
+
+    def before_this_roster(self) -> MemberState | None:
+        """The last state of the roster before, without tensors."""
+        file = last_of_roster_before(self)
+        return None if file is None else MemberState.of_notes(file, self.x0)
 
     def save(self, done: int, tree: Any, work: Work | None = None, **figures: float) -> None:
         """Writes down the state after ``done`` rounds, as soon as there is room."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement, digest_of
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.vouching import check_signature, signature_of
+from holdfast_deploy.wire.signatures import check_signature, signature_of
 
 CARD_BYTES = 4096  # filled up with zeros
 CONFIRMATION_BYTES = 80  # its length, a signature of at most 72 bytes, zeros

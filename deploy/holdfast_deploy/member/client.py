@@ -16,10 +16,10 @@ from holdfast.core.tree import tree_map
 from holdfast.engines.common.channel_run import split_channel_state, wire_like, with_channel_state
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.aggregating import send_masked
-from holdfast_deploy.member.epoch_start import forget_epoch_before, starting_model
 from holdfast_deploy.member.state import MemberState
 from holdfast_deploy.member.template import channel_memories, state_template
 from holdfast_deploy.member.transport import read
+from holdfast_deploy.membership.start import forget_roster_before, starting_model
 from holdfast_deploy.storage.messages import MessageFile
 from holdfast_deploy.wire.protocol import LeftOut
 
@@ -35,7 +35,7 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
         start = starting_model(node)
         node.state = with_channel_state(method.init(start[None]), channel_memories(federation, node.x0))
         node.save_round(federation.first_round)
-        forget_epoch_before(node)
+        forget_roster_before(node)
     node.forget_start()
     row = torch.empty_like(node.x0, device="meta")
     like, down = method.broadcast(method.init_server(row)), federation.wire_channel.down

@@ -51,7 +51,7 @@ async def _finished(node: Node, name: str) -> None:
     """``name`` has finished: it says so, or is known to have, and may be gone."""
     link, until = await node.link(name), time.monotonic() + GRACE
     final = asyncio.ensure_future(link.fetch(node.message_round, 0, []))
-    # Where another epoch begins, it may fail after nobody waits for it: asyncio would write that to the log.
+    # Where another roster begins, it may fail after nobody waits for it: asyncio would write that to the log.
     final.add_done_callback(lambda task: task.cancelled() or task.exception())
     try:
         while not (await asyncio.wait([final], timeout=1.0))[0]:

@@ -1,4 +1,4 @@
-"""A member from its start to its end: one ``Member`` for each epoch, and what lasts through all of them."""
+"""A member from its start to its end: one ``Member`` for each roster, and what lasts through all of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.base import Member
-from holdfast_deploy.member.keeper import EpochChanged, Keeper
 from holdfast_deploy.member.network import Hosting, NetworkThread
 from holdfast_deploy.member.status import status_outside
+from holdfast_deploy.membership.service import Keeper, RosterChanged
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.messages import BeyondRepairError
 from holdfast_deploy.wire.credentials import Credentials
@@ -51,16 +51,16 @@ def run_through_epochs(
     network: NetworkThread | None = None,
     outside: Callable[[Callable[[], dict[str, Any]]], None] = lambda _: None,
 ) -> T:
-    """What ``run`` gives for the member that ``make`` makes; both are called again in every epoch.
+    """What ``run`` gives for the member that ``make`` makes; both are called again in every roster.
 
-    ``make`` gets the federation as it is in that epoch. ``listen``: where others reach the member.
+    ``make`` gets the federation as it is in that roster. ``listen``: where others reach the member.
     ``outside`` is given what tells the status of a member that has to wait until it takes part.
     """
     if federation.membership is None:
         with make(federation, Hosting(credentials=credentials, events=events, network=network)) as member:
             return run(member)
     shared = network or NetworkThread()
-    keeper = Keeper(federation, name, folder, credentials, events, shared)
+    keeper = Keeper(federation, name, folder, credentials, events, shared.loop)
     try:
         while True:
             outside(partial(status_outside, keeper, keeper.now))
@@ -69,7 +69,7 @@ def run_through_epochs(
             try:
                 with make(keeper.voter.federation, hosting) as member:
                     return run(member)
-            except EpochChanged:
+            except RosterChanged:
                 continue
             except BeyondRepairError as error:
                 keeper.begin_anew(error)
@@ -87,7 +87,7 @@ def _wait(network: NetworkThread, waiting: Any) -> None:
         future.cancel()
 
 
-# --- until it is let in, or the epoch begins that it can go on in ------------------------------------------
+# --- until it is let in, or the roster begins that it can go on in ------------------------------------------
 
 
 async def _admission(keeper: Keeper, listen: str | None) -> None:

@@ -10,7 +10,7 @@ from holdfast_deploy.ops.events import Events
 from holdfast_deploy.wire.credentials import Credentials
 
 if TYPE_CHECKING:
-    from holdfast_deploy.member.keeper import Keeper
+    from holdfast_deploy.membership.service import Keeper
 
 
 class NetworkThread:

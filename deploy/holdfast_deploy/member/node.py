@@ -26,12 +26,6 @@ from holdfast.problem.statistics import from_moments
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.base import Member
 from holdfast_deploy.member.client import train_with_server
-from holdfast_deploy.member.epoch_start import (
-    forget_epoch_before,
-    keep_model,
-    starting_model,
-    state_of_epoch_before,
-)
 from holdfast_deploy.member.finish import finish
 from holdfast_deploy.member.network import Hosting
 from holdfast_deploy.member.pace import Pace
@@ -43,6 +37,11 @@ from holdfast_deploy.member.state import MemberState
 from holdfast_deploy.member.statistics import averaged, statistics_like
 from holdfast_deploy.member.template import channel_memories, new_channel_run, state_template
 from holdfast_deploy.member.transport import Transport
+from holdfast_deploy.membership.start import (
+    forget_roster_before,
+    keep_model,
+    starting_model,
+)
 from holdfast_deploy.site import Site
 from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
 from holdfast_deploy.storage.results import read_results, write_model
@@ -138,7 +137,7 @@ class Node(Member):
         self.state = with_channel_state(state, channel_memories(self.federation, self.x0))
         self.measure(method.model(state))
         self.save_round(first)
-        forget_epoch_before(self)
+        forget_roster_before(self)
 
     def _hand_over(self) -> Any:
         """The method's state, held by nobody here: what the round lets go of is freed. It is on disk."""
@@ -189,13 +188,13 @@ class Node(Member):
         like = state_template(self.federation, self.node, self.x0)
         state = None if saved is None else MemberState.read(saved, like, self.x0)
         self.take_up(state)
-        before = state or state_of_epoch_before(self)
+        before = state or self.before_this_roster()
         self.message_round, self.state, self.work = self.done, None, Work()
         if before is not None and before.work is not None:
             self.work = replace(before.work)
         if state is not None:
             self.state, self.metrics = state.method.take(), dict(state.metrics)
-        else:  # what is there is of another epoch
+        else:  # what is there is of another roster
             for name in ("report.json", "parted"):
                 remove(self.folder / name)
         if any(self.done < round <= self.federation.rounds for round in self.outbox.lost):

@@ -22,7 +22,6 @@ from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.adding import add_up
 from holdfast_deploy.member.averaging import average
 from holdfast_deploy.member.base import GRACE, Member
-from holdfast_deploy.member.epoch_start import keep_model
 from holdfast_deploy.member.network import Hosting
 from holdfast_deploy.member.privacy import server_privacy, with_own_noise
 from holdfast_deploy.member.quorum import Quorum
@@ -33,6 +32,7 @@ from holdfast_deploy.member.server_rounds import lead
 from holdfast_deploy.member.state import MemberState
 from holdfast_deploy.member.status import hidden_from_others, status_of_server
 from holdfast_deploy.member.template import new_channel_run
+from holdfast_deploy.membership.start import keep_model
 from holdfast_deploy.storage.links import ForgedError, MixedRunsError
 from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
 from holdfast_deploy.storage.results import RoundRecord

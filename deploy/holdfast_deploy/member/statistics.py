@@ -9,13 +9,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import networkx as nx
 import torch
 from torch import Tensor
 
 from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.problem.flat import FlatModel
-from holdfast.topology import Network
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.template import state_template
 
@@ -61,7 +59,7 @@ def _flooded(node: Node, own: Tensor) -> Tensor:
     nodes = len(federation.node)
     table = Table(own.new_zeros(nodes, 1), own.new_zeros(nodes, own.numel()))
     table.known[here], table.moments[here] = 1, own.flatten()
-    for exchange in range(diameter(federation.member_network, federation.rounds)):
+    for exchange in range(federation.diameter):
         _, received = node.transport.broadcast(exchange, table, node.all_neighbours)
         node.costs.traffic.count(len(received), table, table)
         for file in received.values():
@@ -70,11 +68,3 @@ def _flooded(node: Node, own: Tensor) -> Tensor:
             known = torch.where(news, told.known, table.known)
             table = Table(known, torch.where(news, told.moments, table.moments))
     return table.moments.mean(0).view_as(own)
-
-
-def diameter(network: Network, rounds: int = 1) -> int:
-    """Hops between the two nodes that are farthest apart, over the links of all rounds."""
-    changing = range(rounds) if network.sequence is not None else range(1)
-    graph: nx.Graph[int] = nx.Graph(tuple(link) for r in changing for link in network.at(r).links().tolist())
-    graph.add_nodes_from(range(network.nodes))
-    return int(nx.diameter(graph))

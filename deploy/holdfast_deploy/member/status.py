@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast_deploy.federation import Federation
     from holdfast_deploy.member.base import Member
-    from holdfast_deploy.member.keeper import Keeper
     from holdfast_deploy.member.server import Server
+    from holdfast_deploy.membership.service import Keeper
 
 
 def blank_status(federation: Federation, name: str) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def blank_status(federation: Federation, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "federation": federation.id,
-        "epoch": federation.epoch,
+        "roster": federation.roster_number,
         "rounds": federation.rounds,
         "phase": "starting",
         **dict.fromkeys(nothing, 0),
@@ -40,7 +40,7 @@ def status_outside(keeper: Keeper, since: float) -> dict[str, Any]:
     figures = {"waiting_seconds": waiting, "round": 0, "bytes_sent": 0, "bytes_received": 0, "retries": 0}
     return blank_status(keeper.voter.federation, keeper.name) | {
         "phase": keeper.problem or "waiting to be let in",
-        "round": keeper.voter.epoch.first,
+        "round": keeper.voter.roster.first,
         "waiting_seconds": waiting,
         "uptime_seconds": waiting,
         "refused": dict(keeper.events.complaints),

@@ -31,7 +31,7 @@ Code = grpc.StatusCode
 
 PAIR = 8 * LARGEST_FRAME  # bytes that may wait from one member to another
 # Of one member that may be connected: the node itself, twice where members may change, what it was in the
-# epoch before or before a crash, and people who ask for its status.
+# roster before or before a crash, and people who ask for its status.
 PROCESSES = 8
 CALLS = 256  # of one member at a time
 HOLD = 60.0  # seconds that what comes for a process is kept after its connection broke

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.storage.messages import parse
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.vouching import check_signature, signature_of
+from holdfast_deploy.wire.signatures import check_signature, signature_of
 
 PURPOSE = b"holdfast relay 1"
 LIFETIME = 24 * 3600.0  # seconds that a card is accepted for

@@ -3,8 +3,8 @@
 ``channel`` gives what a ``Connection`` needs of a gRPC channel, and ``Service`` gets its questions with a
 context like gRPC's. So all that members check about one another is checked here, too, and once.
 
-Where members may change, every epoch is a federation of its own, so it has a switchboard and keys of its own.
-One more lasts through all epochs: over it members agree who takes part (``members_scope``).
+Where members may change, every roster is a federation of its own, with a switchboard and keys of its own.
+One more lasts through all rosters: over it members agree who takes part (``members_scope``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def members_scope(file: Federation) -> str:
 class Switchboard:
     """One member's connection to the relay. All of it runs on the event loop.
 
-    Only switchboards of the same ``scope`` talk to one another: by default of one federation, in one epoch.
+    Only switchboards of the same ``scope`` talk to one another: by default of one federation, in one roster.
     """
 
     def __init__(

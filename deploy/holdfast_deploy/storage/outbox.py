@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from holdfast_deploy.epochs import HANDED_OVER
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.messages import (
+    HANDED_OVER,
     DamagedError,
     Header,
     MessageFile,

@@ -1,6 +1,6 @@
 """``privacy.jsonl``: what a member has released of private data so far, one line before each release.
 
-The file only grows. Going back to an earlier round, or to another epoch, does not take back what others have.
+The file only grows: going back to an earlier round or to another roster does not take back what others have.
 Each line ends with a hash of itself and of the one before, so that a changed or missing line shows.
 
 A secret sample may be released more than once: a round that is computed again after a crash draws the same

@@ -228,7 +228,7 @@ class Service:
         ask: Ask = parse(Ask, body)
         if ask.federation != self.federation.id:
             if self.membership is not None:  # soon both are in the same
-                raise RefusedError(Kind.NOT_YET, "in another epoch, or with another federation file")
+                raise RefusedError(Kind.NOT_YET, "in another roster, or with another federation file")
             raise RefusedError(Kind.DISAGREE, "another federation file; compare yours with theirs")
         if ask.start != self.start:
             reason = "another initial model; compare the versions of torch and of your model"

@@ -48,7 +48,7 @@ class StatusAnswer(BaseModel):
 
     name: Words
     federation: Words
-    epoch: Number = 0
+    roster: Number = 0
     round: Number
     rounds: Number
     phase: Words

@@ -21,7 +21,7 @@ from holdfast_deploy.storage.store import remove
 class KeptModels:
     """The files ``models/ROUND``; those more than ``window`` rounds old go, unless they are ``needed``.
 
-    ``needed``: whether the member has promised to keep all, until the next epoch is decided. ``limits`` say
+    ``needed``: whether the member has promised to keep all, until the next roster is decided. ``limits`` say
     which earlier ones stay: the last ``snapshots`` ones of every ``snapshot_every``-th round.
     """
 
@@ -50,7 +50,7 @@ class KeptModels:
         return marked[-self.limits.snapshots :] if self.limits.snapshots else []
 
     def inherit(self, before: KeptModels, first: int) -> None:
-        """Of the epoch ``before``, what all might go back to from an epoch that begins with ``first``."""
+        """Of the roster ``before``, what all might go back to from a roster that begins with ``first``."""
         for round in before._snapshots([round for round in before.rounds if round < first]):
             with suppress(FileExistsError):  # this was begun before, and broke off
                 os.link(before.folder / str(round), self.folder / str(round))

@@ -1,4 +1,4 @@
-"""The simulator with the epochs that a deployed federation went through, and members in threads."""
+"""The simulator with the rosters that a deployed federation went through, and members in threads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelProblem
-from holdfast_deploy.agreement import Decision
-from holdfast_deploy.epochs import Epoch, first_epoch
 from holdfast_deploy.federation import LimitsConfig
 from holdfast_deploy.federation_file import FederationFile
 from holdfast_deploy.member.base import Member
@@ -25,9 +23,11 @@ from holdfast_deploy.member.lifetime import run_through_epochs
 from holdfast_deploy.member.node import Node
 from holdfast_deploy.member.server import Server
 from holdfast_deploy.member.waiting import Stopped
+from holdfast_deploy.membership.agreement import Decision
+from holdfast_deploy.membership.kept_models import KeptModels
+from holdfast_deploy.membership.roster import Roster, first_roster
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.sites import initial_model, open_site
-from holdfast_deploy.storage.kept_models import KeptModels
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import Credentials, load_credentials
 
@@ -48,13 +48,13 @@ def problem_of(federation: FederationFile) -> ModelProblem:
     )
 
 
-def simulate_epochs(file: FederationFile, epochs: list[Epoch]) -> dict[str, Tensor]:
+def simulate_rosters(file: FederationFile, rosters: list[Roster]) -> dict[str, Tensor]:
     """The simulator's models after all rounds, by name."""
-    simulation, now, lasting = None, first_epoch(file), list[Epoch]()
-    for epoch in epochs:  # all that came after the round that everybody goes back to is forgotten
-        lasting = [*(before for before in lasting if before.first <= epoch.first), epoch]
-    for epoch in [now, *lasting]:
-        federation = file.in_epoch(epoch)
+    simulation, now, lasting = None, first_roster(file), list[Roster]()
+    for roster in rosters:  # all that came after the round that everybody goes back to is forgotten
+        lasting = [*(before for before in lasting if before.first <= roster.first), roster]
+    for roster in [now, *lasting]:
+        federation = file.in_roster(roster)
         cohort: Any = federation.network.cohort
         if simulation is None:
             simulation = Simulation(
@@ -66,27 +66,29 @@ def simulate_epochs(file: FederationFile, epochs: list[Epoch]) -> dict[str, Tens
                 channel=federation.wire_channel.chosen,
             )
         else:
-            while simulation.round < epoch.first:
+            while simulation.round < roster.first:
                 simulation.step()
             network = federation.member_network
-            donors = [0 if federation.led else now.names.index(epoch.donor(n, network)) for n in epoch.names]
+            donors = [
+                0 if federation.led else now.names.index(roster.donor(n, network)) for n in roster.names
+            ]
             simulation = simulation.with_members(problem_of(federation), network, donors, cohort)
-        now = epoch
+        now = roster
     assert simulation is not None
     while simulation.round < file.rounds:
         simulation.step()
     return dict(zip(now.names, simulation.models, strict=True))
 
 
-def epochs_of(folder: Path) -> list[Epoch]:
+def rosters_of(folder: Path) -> list[Roster]:
     """Those that a member has written down."""
-    paths = sorted((folder / "membership").glob("epoch-*.json"), key=lambda path: int(path.stem[6:]))
-    return [Decision.model_validate_json(path.read_bytes()).epoch for path in paths]
+    paths = sorted((folder / "membership").glob("roster-*.json"), key=lambda path: int(path.stem[7:]))
+    return [Decision.model_validate_json(path.read_bytes()).roster for path in paths]
 
 
-def last_model(folder: Path, epochs: list[Epoch]) -> Tensor:
+def last_model(folder: Path, rosters: list[Roster]) -> Tensor:
     """A node's model after its last round, in full precision: the newest that it keeps."""
-    place = folder / f"epoch-{epochs[-1].number}" if epochs else folder
+    place = folder / f"roster-{rosters[-1].number}" if rosters else folder
     kept = KeptModels(place, 0, lambda: True, LimitsConfig())
     file = kept.find(kept.rounds[-1])
     assert file is not None
@@ -156,7 +158,7 @@ class Threads:
             time.sleep(0.005)
 
     def leaving(self, name: str) -> bool:
-        """Whether the member is to stop, or to go on in another epoch."""
+        """Whether the member is to stop, or to go on in another roster."""
         waiting = self.members[name].waiting if name in self.members else None
         return waiting is not None and (waiting.stopping or waiting.failure is not None)
 
@@ -165,11 +167,11 @@ class Threads:
         self.limit = rounds
         self.until(lambda: any(e["event"] == "round done" and e["round"] == rounds for e in self.log))
 
-    def agreed(self, epoch: int) -> None:
-        """Waits until everybody who is here knows that an epoch is decided."""
+    def agreed(self, roster: int) -> None:
+        """Waits until everybody who is here knows that a roster is decided."""
 
         def knows(name: str) -> bool:
-            about = {"event": "a new epoch", "epoch": epoch, "node": name}
+            about = {"event": "a new roster", "roster": roster, "node": name}
             return any(about.items() <= entry.items() for entry in list(self.log))
 
         self.until(lambda: all(knows(name) for name, thread in self.threads.items() if thread.is_alive()))
@@ -193,15 +195,15 @@ class Threads:
         if self.errors:
             raise next(iter(self.errors.values()))
 
-    def check(self, names: str) -> list[Epoch]:
-        """All who are left agree about the epochs, and have the simulator's models of them."""
-        epochs = epochs_of(self.folder / names[0])
+    def check(self, names: str) -> list[Roster]:
+        """All who are left agree about the rosters, and have the simulator's models of them."""
+        rosters = rosters_of(self.folder / names[0])
         for name in names:
-            assert epochs_of(self.folder / name) == epochs
-        simulated = simulate_epochs(self.file, epochs)
+            assert rosters_of(self.folder / name) == rosters
+        simulated = simulate_rosters(self.file, rosters)
         assert sorted(simulated) == sorted(names)
         for name in names:
             difference = (self.models[name] - simulated[name]).abs().max()
             assert difference <= 1e-12 * simulated[name].abs().max(), (name, float(difference))
         assert torch.stack([self.models[name] for name in names]).isfinite().all()
-        return epochs
+        return rosters

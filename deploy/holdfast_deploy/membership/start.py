@@ -1,4 +1,4 @@
-"""How a member begins an epoch: with its own model at the border, or with that of another."""
+"""How a member begins a roster: with its own model at the border, or with that of another."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holdfast_deploy.epochs import HANDED_OVER
-from holdfast_deploy.member.keeper import EpochChanged
-from holdfast_deploy.member.state import MemberState
-from holdfast_deploy.storage.kept_models import KeptModels
-from holdfast_deploy.storage.messages import BeyondRepairError, DamagedError, MessageFile, specs
+from holdfast_deploy.membership.kept_models import KeptModels
+from holdfast_deploy.membership.service import RosterChanged
+from holdfast_deploy.storage.messages import (
+    HANDED_OVER,
+    BeyondRepairError,
+    DamagedError,
+    MessageFile,
+    specs,
+)
 from holdfast_deploy.storage.store import clear
 
 if TYPE_CHECKING:
@@ -20,50 +24,50 @@ if TYPE_CHECKING:
 
 
 def keep_model(member: Member, done: int, row: Tensor) -> None:
-    """Keeps the model ``row`` [d] after ``done`` rounds, in case the next epoch begins there."""
+    """Keeps the model ``row`` [d] after ``done`` rounds, in case the next roster begins there."""
     assert member.keeper is not None
     voter = member.keeper.voter
     kept = voter.kept
-    if kept.folder.parent != voter.place(member.federation.epoch):
-        raise EpochChanged  # the next has begun: what this one still computes is none of its models
+    if kept.folder.parent != voter.place(member.federation.roster_number):
+        raise RosterChanged  # the next has begun: what this one still computes is none of its models
     header = member.header(HANDED_OVER, row).model_copy(update={"round": done})
     member.retry_while_full(lambda: kept.keep(header, row))
 
 
 def starting_model(member: Member) -> Tensor:
-    """The model [d] that ``member`` begins its epoch with."""
+    """The model [d] that ``member`` begins its roster with."""
     federation, keeper = member.federation, member.keeper
     if keeper is None:
         return member.x0
-    if federation.epoch == 0:
+    if federation.roster_number == 0:
         _keep_start(member, member.x0)
         return member.x0
-    epoch, member.message_round = keeper.voter.epoch, federation.first_round
-    keeper.voter.kept.inherit(_before(member), epoch.first)
+    roster, member.message_round = keeper.voter.roster, federation.first_round
+    keeper.voter.kept.inherit(_before(member), roster.first)
     serves = federation.server is not None and federation.server.name == member.name
     if federation.server is not None:
         donor = federation.server.name
     else:
-        donor = epoch.donor(member.name, federation.member_network)
+        donor = roster.donor(member.name, federation.member_network)
     row = _own_model(member) if donor == member.name else _model_of(member, donor)
-    asked = epoch.names if serves else epoch.joined
+    asked = roster.names if serves else roster.joined
     network = federation.member_network
-    if serves or member.name in [epoch.donor(name, network) for name in asked if federation.server is None]:
+    if serves or member.name in [roster.donor(name, network) for name in asked if federation.server is None]:
         member.publish(member.header(HANDED_OVER, row), row)
     _keep_start(member, row)
     return row
 
 
 def _keep_start(member: Member, row: Tensor) -> None:
-    """If somebody is lost while the method begins, the next epoch begins with the same models."""
+    """If somebody is lost while the method begins, the next roster begins with the same models."""
     if not member.federation.led:  # a server keeps its own at once
         keep_model(member, member.federation.first_round, row)
 
 
 def _before(member: Member) -> KeptModels:
-    """What the member has of the epoch before."""
+    """What the member has of the roster before."""
     assert member.keeper is not None
-    place, limits = member.keeper.voter.place(member.federation.epoch - 1), member.federation.limits
+    place, limits = member.keeper.voter.place(member.federation.roster_number - 1), member.federation.limits
     return KeptModels(place, 0, lambda: True, limits)
 
 
@@ -95,21 +99,21 @@ def _model_of(member: Member, donor: str) -> Tensor:
     return member.run_on_loop(fetch)
 
 
-def state_of_epoch_before(member: Member) -> MemberState | None:
-    """The last state of the epoch before, without tensors: what taking part has cost so far."""
-    number, keeper = member.federation.epoch, member.keeper
+def last_of_roster_before(member: Member) -> MessageFile | None:
+    """The last state of the roster before, which tells what taking part has cost so far."""
+    number, keeper = member.federation.roster_number, member.keeper
     if keeper is None or number == 0:
         return None
     path = keeper.voter.place(number - 1) / "state"
     try:
-        return MemberState.of_notes(MessageFile(path), member.x0) if path.exists() else None
+        return MessageFile(path) if path.exists() else None
     except DamagedError:  # only figures are lost
         return None
 
 
-def forget_epoch_before(member: Member) -> None:
-    """Removes what the epoch before has left: from here on, nobody needs it."""
-    number, keeper = member.federation.epoch, member.keeper
+def forget_roster_before(member: Member) -> None:
+    """Removes what the roster before has left: from here on, nobody needs it."""
+    number, keeper = member.federation.roster_number, member.keeper
     if keeper is None or number == 0:
         return
     place = keeper.voter.place(number - 1)

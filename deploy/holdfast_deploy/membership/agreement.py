@@ -1,6 +1,6 @@
-"""How members agree on the next epoch although any of them may crash at any instant: Paxos, once per epoch.
+"""How members agree on the next roster although any of them may crash at any instant: Paxos, once per roster.
 
-The members of an epoch vote about the next one. Whoever wants a change draws a ballot higher than all it has
+The members of a roster vote about the next one. Whoever wants a change draws a ballot higher than all it has
 heard of. First it asks for promises. A member that gives one writes it down before it answers: from then on
 it takes no lower ballot, and it keeps all models that it has. Its answer says what it has voted for before,
 and how far it is. With the promises of a majority the proposal is fixed: what was voted for in the highest
@@ -19,8 +19,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from holdfast_deploy.epochs import Checked, Epoch, Order, Standing, next_epoch
 from holdfast_deploy.federation import NodeConfig
+from holdfast_deploy.membership.roster import AvailableModels, Checked, Order, Roster, next_roster
 from holdfast_deploy.storage.messages import Number
 
 # A count, then the name of who drew it; they are ordered.
@@ -31,18 +31,18 @@ NO_BALLOT: Ballot = (0, "")
 
 
 class Vote(Checked):
-    """What a member has promised, and what it has voted for, about the epoch called ``number``."""
+    """What a member has promised, and what it has voted for, about the roster called ``number``."""
 
     number: Number
     promised: Ballot = NO_BALLOT  # no lower ballot counts
     ballot: Ballot = NO_BALLOT  # in which it voted last
-    value: Epoch | None = None  # for what
+    value: Roster | None = None  # for what
 
     def promise(self, ballot: Ballot) -> Vote | None:
         """The promise to take no ballot below ``ballot``; None where a higher one was promised."""
         return self.model_copy(update={"promised": ballot}) if ballot >= self.promised else None
 
-    def cast(self, ballot: Ballot, value: Epoch) -> Vote | None:
+    def cast(self, ballot: Ballot, value: Roster) -> Vote | None:
         """The vote for ``value``; None where a higher ballot was promised."""
         if ballot < self.promised:
             return None
@@ -58,20 +58,20 @@ def is_majority(some: Collection[str], voters: Collection[str]) -> bool:
 class Proposal:
     """One attempt to agree on what follows ``now``. It is lost in a crash, which does no harm."""
 
-    now: Epoch
+    now: Roster
     ballot: Ballot
     voters: list[str]
     votes: dict[str, Vote] = field(default_factory=dict)  # by whom a promise was given
-    standing: dict[str, Standing] = field(default_factory=dict)
-    value: Epoch | None = None  # once it is fixed
+    available: dict[str, AvailableModels] = field(default_factory=dict)
+    value: Roster | None = None  # once it is fixed
 
-    def promised(self, name: str, vote: Vote, standing: Standing) -> None:
+    def promised(self, name: str, vote: Vote, available: AvailableModels) -> None:
         """``name`` has promised to take no lower ballot."""
-        self.votes[name], self.standing[name] = vote, standing
+        self.votes[name], self.available[name] = vote, available
 
     def fix(
         self, lost: Collection[str], order: Order | None, returning: Sequence[NodeConfig] = ()
-    ) -> Epoch | None:
+    ) -> Roster | None:
         """What is to be voted for; None as long as too few have promised, or one who stays is missing."""
         if self.value is None and is_majority(self.votes, self.voters):
             before = max(self.votes.values(), key=lambda vote: vote.ballot)
@@ -79,7 +79,7 @@ class Proposal:
                 self.value = before.value
             else:
                 gone = set(lost) - set(self.votes)
-                self.value = next_epoch(self.now, self.standing, gone, order, returning)
+                self.value = next_roster(self.now, self.available, gone, order, returning)
         return self.value
 
 
@@ -91,8 +91,8 @@ class Signed(Checked):
 
 
 class Decision(Checked):
-    """An epoch that was decided, and the votes that show it, also to those who were not there."""
+    """A roster that was decided, and the votes that show it, also to those who were not there."""
 
-    epoch: Epoch
+    roster: Roster
     ballot: Ballot
     votes: dict[str, Signed] = Field(max_length=10_000)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast_deploy.agreement import Decision, Proposal, is_majority
-from holdfast_deploy.epochs import Epoch, led_epoch
 from holdfast_deploy.federation import NodeConfig
-from holdfast_deploy.wire.membership import Reply, Word
+from holdfast_deploy.membership.agreement import Decision, Proposal, is_majority
+from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest
+from holdfast_deploy.membership.roster import Roster, led_roster
 
 if TYPE_CHECKING:
-    from holdfast_deploy.member.keeper import Keeper
+    from holdfast_deploy.membership.service import Keeper
 
 TURN = 4  # pauses after which the next member takes up what the one before has not brought to an end
 
 
 class Proposer:
-    """Proposes the next epoch when one is due. All of it runs on the event loop."""
+    """Proposes the next roster when one is due. All of it runs on the event loop."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
@@ -31,10 +31,10 @@ class Proposer:
         voter, member = self.keeper.voter, self.keeper.member
         if voter.pending or voter.order is not None or self._back():
             return True
-        if self.keeper.broken & {*voter.epoch.names, *voter.voters}:
+        if self.keeper.broken & {*voter.roster.names, *voter.voters}:
             return True
         return member is not None and any(
-            self.keeper.lost(name) and member.awaits(name) for name in voter.epoch.names
+            self.keeper.lost(name) and member.awaits(name) for name in voter.roster.names
         )
 
     def _back(self) -> list[NodeConfig]:
@@ -46,7 +46,7 @@ class Proposer:
         return [node for name, node in self.keeper.voter.former.items() if name in here]
 
     async def act(self) -> None:
-        """Proposes the next epoch if one is due, and it is this member's turn."""
+        """Proposes the next roster if one is due, and it is this member's turn."""
         voter = self.keeper.voter
         taking_part = self.keeper.member is not None or self.keeper.waits_for_another
         if not (voter.admitted and self.keeper.name in voter.voters and taking_part and self.due()):
@@ -67,39 +67,41 @@ class Proposer:
         return sorted(present, key=lambda name: name not in near).index(self.keeper.name)
 
     async def _propose(self) -> None:
-        voter, epoch = self.keeper.voter, self.keeper.voter.epoch
+        voter, roster = self.keeper.voter, self.keeper.voter.roster
         ballot = (max(voter.highest, voter.ledger.vote.promised[0]) + 1, self.keeper.name)
-        proposal = Proposal(epoch, ballot, voter.voters)
+        proposal = Proposal(roster, ballot, voter.voters)
         for name, reply in await self._ask_voters(self.keeper.word(kind="promise", ballot=ballot)):
-            self.keeper.take_over(name, reply)  # an order that came meanwhile would be void in the next epoch
-            if reply.vote is not None and reply.standing is not None:
-                proposal.promised(name, reply.vote, reply.standing)
-        lost = {name for name in epoch.names if self.keeper.lost(name)}
+            self.keeper.take_over(
+                name, reply
+            )  # an order that came meanwhile would be void in the next roster
+            if reply.vote is not None and reply.available is not None:
+                proposal.promised(name, reply.vote, reply.available)
+        lost = {name for name in roster.names if self.keeper.lost(name)}
         value = self._of_server(lost) if voter.serves else proposal.fix(lost, voter.order, self._back())
-        if value is None or voter.epoch is not epoch:
+        if value is None or voter.roster is not roster:
             return
         voter.check(value)
         word = self.keeper.word(kind="vote", ballot=ballot, value=value)
         agreed = [(name, reply.signed) for name, reply in await self._ask_voters(word)]
         votes = dict(agreed[: len(voter.voters) // 2 + 1])  # as many as it takes
-        if is_majority(votes, voter.voters) and voter.epoch is epoch:
-            decision, told = Decision(epoch=value, ballot=ballot, votes=votes), self.keeper.others()
+        if is_majority(votes, voter.voters) and voter.roster is roster:
+            decision, told = Decision(roster=value, ballot=ballot, votes=votes), self.keeper.others()
             word = self.keeper.word(decision=decision)
             self.keeper.take_up(decision)
             await asyncio.gather(*(self.keeper.ask(name, word) for name in told))
 
-    async def _ask_voters(self, word: Word) -> list[tuple[str, Reply]]:
+    async def _ask_voters(self, word: MembershipRequest) -> list[tuple[str, MembershipReply]]:
         """Those of the voters who give what is asked for."""
         voters = self.keeper.voter.voters
         replies = await asyncio.gather(*(self.keeper.ask(name, word) for name in voters))
         found = [(name, reply) for name, reply in zip(voters, replies, strict=True) if reply is not None]
-        return [(name, reply) for name, reply in found if reply.epoch == word.epoch and reply.granted]
+        return [(name, reply) for name, reply in found if reply.roster == word.roster and reply.granted]
 
-    def _of_server(self, lost: set[str]) -> Epoch | None:
+    def _of_server(self, lost: set[str]) -> Roster | None:
         """What a server decides by itself: it holds the model, and nobody can go on without it."""
         voter = self.keeper.voter
-        before, standing, order = voter.ledger.vote.value, voter.standing, voter.order
-        first = standing.newest if order is None or order.to is None else order.to
-        if before is not None or first is None or not standing.has(first):
+        before, available, order = voter.ledger.vote.value, voter.available, voter.order
+        first = available.newest if order is None or order.to is None else order.to
+        if before is not None or first is None or not available.has(first):
             return before
-        return led_epoch(voter.epoch, first, lost, order, self._back())
+        return led_roster(voter.roster, first, lost, order, self._back())

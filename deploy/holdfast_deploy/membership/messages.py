@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field
 
 from holdfast.core.errors import HoldfastError
-from holdfast_deploy.agreement import Ballot, Decision, Signed, Vote
-from holdfast_deploy.epochs import Checked, Epoch, Order, Standing
+from holdfast_deploy.membership.agreement import Ballot, Decision, Signed, Vote
+from holdfast_deploy.membership.roster import AvailableModels, Checked, Order, Roster
 from holdfast_deploy.storage.messages import LONGEST_HEADER, Number, parse
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.protocol import NAME_KEY, SERVICE
@@ -22,34 +22,36 @@ from holdfast_deploy.wire.protocol import NAME_KEY, SERVICE
 MOST_DECISIONS = 2  # in one answer; who is further behind asks again
 
 
-class Word(Checked):
+class MembershipRequest(Checked):
     """What a member asks: whether there is anything new, for a promise, or for a vote."""
 
     federation: str = Field(max_length=64)  # the digest of the file
-    epoch: Number  # where the asker is
+    roster: Number  # where the asker is
     incarnation: str = Field(pattern="^([0-9a-f]{16})?$")  # of its folder; "": it only looks on
     kind: Literal["hello", "promise", "vote"] = "hello"
     ballot: Ballot = (0, "")
-    value: Epoch | None = None  # what to vote for
+    value: Roster | None = None  # what to vote for
     order: Order | None = None  # the coordinator's latest
-    broken: bool = False  # the asker's files are beyond repair: it can go on in another epoch only
-    decision: Decision | None = None  # about what follows the asker's epoch; it need not be asked for then
+    broken: bool = False  # the asker's files are beyond repair: it can go on in another roster only
+    decision: Decision | None = None  # about what follows the asker's roster; it need not be asked for then
 
 
-class Reply(Checked):
+class MembershipReply(Checked):
     """What it is answered."""
 
-    epoch: Number  # where the one who answers is
-    decisions: list[Decision] = Field(default=[], max_length=MOST_DECISIONS)  # after the asker's epoch
+    roster: Number  # where the one who answers is
+    decisions: list[Decision] = Field(default=[], max_length=MOST_DECISIONS)  # after the asker's roster
     known: str = ""  # the incarnation of the asker that is known here
     order: Order | None = None
     granted: bool = False  # the promise, or the vote
     vote: Vote | None = None  # as it is written down now
-    standing: Standing | None = None
+    available: AvailableModels | None = None
     signed: Signed = Signed()
 
 
-async def ask(channel: Any, name: str, word: Word, secure: bool, timeout: float) -> Reply | None:
+async def ask(
+    channel: Any, name: str, word: MembershipRequest, secure: bool, timeout: float
+) -> MembershipReply | None:
     """What the member behind ``channel`` answers to ``name``; None: nothing."""
     call = channel.unary_unary(f"/{SERVICE}/Membership")
     metadata = None if secure else ((NAME_KEY, name),)
@@ -59,26 +61,26 @@ async def ask(channel: Any, name: str, word: Word, secure: bool, timeout: float)
         return None
     if len(text) > 4 * LONGEST_HEADER:
         raise HoldfastError("an answer about membership is too long")
-    reply: Reply = parse(Reply, text)
+    reply: MembershipReply = parse(MembershipReply, text)
     return reply
 
 
 # --- votes are signed, so that a decision can be shown to others --------------------------------------------
 
 
-def _document(federation: str, ballot: Ballot, epoch: Epoch) -> bytes:
-    """All of ``epoch``, also its order, and addresses that the order gives."""
-    whole = hashlib.sha256(epoch.model_dump_json().encode()).hexdigest()
+def _document(federation: str, ballot: Ballot, roster: Roster) -> bytes:
+    """All of ``roster``, also its order, and addresses that the order gives."""
+    whole = hashlib.sha256(roster.model_dump_json().encode()).hexdigest()
     return f"holdfast vote {federation} {ballot[0]} {ballot[1]} {whole}".encode()
 
 
-def sign_vote(credentials: Credentials | None, federation: str, ballot: Ballot, epoch: Epoch) -> Signed:
-    """The vote for ``epoch``, with the member's own key."""
+def sign_vote(credentials: Credentials | None, federation: str, ballot: Ballot, roster: Roster) -> Signed:
+    """The vote for ``roster``, with the member's own key."""
     if credentials is None:
         return Signed()
     key = serialization.load_pem_private_key(credentials.key, password=None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    signature = key.sign(_document(federation, ballot, epoch), ec.ECDSA(hashes.SHA256()))
+    signature = key.sign(_document(federation, ballot, roster), ec.ECDSA(hashes.SHA256()))
     return Signed(certificate=credentials.certificate.decode(), signature=signature.hex())
 
 
@@ -99,9 +101,9 @@ def check_vote(
             key, ec.EllipticCurvePublicKey
         ):
             raise ValueError("of another member")
-        document = _document(federation, decision.ballot, decision.epoch)
+        document = _document(federation, decision.ballot, decision.roster)
         key.verify(bytes.fromhex(signed.signature), document, ec.ECDSA(hashes.SHA256()))
     except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
         raise HoldfastError(
-            f"epoch {decision.epoch.number}: the vote of {name!r} is not signed by it"
+            f"roster {decision.roster.number}: the vote of {name!r} is not signed by it"
         ) from None

@@ -1,4 +1,4 @@
-"""Members come and go while a federation runs: in epochs, with the simulator's models of the same epochs."""
+"""Members come and go while a federation runs, with the models of the simulator with the same rosters."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import epoch_runs
 import pytest
+import roster_runs
 import tomli_w
 import torch
 from command_line import holdfast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from epoch_runs import Threads
 from federation_runs import PATIENCE, describe, free_ports
+from roster_runs import Threads
 
 from holdfast.core.errors import REFUSED, TRY_LATER, HoldfastError
 from holdfast_deploy import signing
-from holdfast_deploy.agreement import Decision, Signed
-from holdfast_deploy.epochs import Order
 from holdfast_deploy.federation import LimitsConfig, NodeConfig
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.member import keeper
-from holdfast_deploy.member.epoch_start import keep_model
-from holdfast_deploy.member.voter import Voter
+from holdfast_deploy.membership import service as keeper
+from holdfast_deploy.membership.agreement import Decision, Signed
+from holdfast_deploy.membership.kept_models import KeptModels
+from holdfast_deploy.membership.log import Voter
+from holdfast_deploy.membership.messages import MembershipRequest
+from holdfast_deploy.membership.roster import Order
+from holdfast_deploy.membership.start import keep_model
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.storage.kept_models import KeptModels
-from holdfast_deploy.wire.membership import Word
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 KEY = Ed25519PrivateKey.generate()
@@ -40,10 +40,10 @@ def changing(algorithm: dict[str, Any], nodes: int, rounds: int, **changes: Any)
 
 
 def order(
-    threads: Threads, change: str, name: str, epoch: int = 0, address: str = "", key: Any = None
+    threads: Threads, change: str, name: str, roster: int = 0, address: str = "", key: Any = None
 ) -> Order:
     node = NodeConfig(name=name, address=address)
-    wanted = Order(federation=threads.file.id, epoch=epoch, change=change, node=node)
+    wanted = Order(federation=threads.file.id, roster=roster, change=change, node=node)
     signature = signing.sign("membership", wanted.document, key or KEY)
     return wanted.model_copy(update={"signature": signature})
 
@@ -71,9 +71,9 @@ def test_members_go_on_without_one_that_is_removed(tmp_path: Path, monkeypatch: 
     threads.threads.pop("c").join(PATIENCE)
     assert str(threads.errors.pop("c")).startswith("the coordinator has removed c after round")
     threads.end()
-    (epoch,) = threads.check("ab")
-    assert (epoch.names, epoch.joined) == (["a", "b"], [])
-    assert 2 <= epoch.first <= 3
+    (roster,) = threads.check("ab")
+    assert (roster.names, roster.joined) == (["a", "b"], [])
+    assert 2 <= roster.first <= 3
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_the_coordinator_removes_adds_and_replaces_members(
     threads.hold(15)
     threads.threads.pop("c").join(PATIENCE)
     assert str(threads.errors.pop("c")).startswith("the coordinator has removed c after round 5")
-    new = order(threads, "add", "e", epoch=1, address=f"127.0.0.1:{free_ports(1)[0]}")
+    new = order(threads, "add", "e", roster=1, address=f"127.0.0.1:{free_ports(1)[0]}")
     drop_in(threads, "b", new)
     threads.start("e")
     threads.agreed(2)
@@ -119,7 +119,7 @@ def test_the_coordinator_removes_adds_and_replaces_members(
     shutil.rmtree(tmp_path / "b")
     threads.start("b")
     threads.until(lambda: any("lost its folder" in str(entry.get("reason")) for entry in threads.log))
-    drop_in(threads, "a", order(threads, "replace", "b", epoch=2, address=threads.file.member("b").address))
+    drop_in(threads, "a", order(threads, "replace", "b", roster=2, address=threads.file.member("b").address))
     threads.end()
     removed, added, replaced = threads.check("abde")
     assert (removed.names, removed.joined) == (["a", "b", "d"], [])
@@ -147,12 +147,12 @@ def test_whom_the_coordinator_has_removed_it_can_add_again(
     removed = threads.errors.pop("c")
     assert isinstance(removed, HoldfastError)
     assert removed.exit_code == REFUSED
-    drop_in(threads, "b", order(threads, "add", "c", epoch=1, address=threads.file.member("c").address))
+    drop_in(threads, "b", order(threads, "add", "c", roster=1, address=threads.file.member("c").address))
     threads.agreed(2)
     threads.limit = 21
     threads.start("c")
     threads.end()
-    assert [epoch.joined for epoch in threads.check("abcd")] == [[], ["c"]]
+    assert [roster.joined for roster in threads.check("abcd")] == [[], ["c"]]
 
 
 @pytest.mark.slow
@@ -170,15 +170,15 @@ def test_who_was_away_while_it_was_removed_and_added_again_goes_on(
     threads.hold(3)
     threads.stop("c")
     del threads.threads["c"]
-    for epoch, name in enumerate(["c", *later]):
-        drop_in(threads, "a", order(threads, "remove", name, epoch=epoch))
-        threads.agreed(epoch + 1)
+    for roster, name in enumerate(["c", *later]):
+        drop_in(threads, "a", order(threads, "remove", name, roster=roster))
+        threads.agreed(roster + 1)
         if name != "c":
             threads.threads.pop(name).join(PATIENCE)
             assert "has removed" in str(threads.errors.pop(name))
-    epoch = len(later) + 1
-    drop_in(threads, "b", order(threads, "add", "c", epoch=epoch, address=threads.file.member("c").address))
-    threads.agreed(epoch + 1)
+    roster = len(later) + 1
+    drop_in(threads, "b", order(threads, "add", "c", roster=roster, address=threads.file.member("c").address))
+    threads.agreed(roster + 1)
     threads.limit = 21
     stopped = threads.members["c"]
     threads.start("c")
@@ -231,8 +231,8 @@ def test_two_that_are_lost_at_once_are_removed_by_one_order_whatever_was_ordered
     threads.agreed(1)
     threads.limit = 13
     threads.end()
-    (epoch,) = threads.check("ace")
-    assert epoch.names == ["a", "c", "e"]
+    (roster,) = threads.check("ace")
+    assert roster.names == ["a", "c", "e"]
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_who_was_removed_is_told_so_also_after_other_changes(
     del threads.threads["c"]
     drop_in(threads, "a", order(threads, "remove", "c"))
     threads.agreed(1)
-    drop_in(threads, "a", order(threads, "remove", "d", epoch=1))
+    drop_in(threads, "a", order(threads, "remove", "d", roster=1))
     threads.agreed(2)
     threads.threads.pop("d").join(PATIENCE)
     assert "has removed d" in str(threads.errors.pop("d"))
@@ -286,8 +286,8 @@ def test_a_server_that_has_lost_all_its_nodes_goes_on_with_those_that_are_back(
     for name in "ab":
         threads.start(name)
     threads.end()
-    (epoch,) = threads.check("ab")
-    assert epoch.names == ["a", "b"]
+    (roster,) = threads.check("ab")
+    assert roster.names == ["a", "b"]
 
 
 def test_a_file_that_is_no_order_keeps_nobody_from_hearing_of_the_others(
@@ -297,7 +297,7 @@ def test_a_file_that_is_no_order_keeps_nobody_from_hearing_of_the_others(
     raw = changing(GECL, 3, 6, coordinator=KEY.public_key().public_bytes_raw().hex())
     raw["membership"] = {}
     threads = Threads(make_federation(raw, "test"), tmp_path)
-    late = order(threads, "remove", "c", epoch=7)
+    late = order(threads, "remove", "c", roster=7)
     for name, text in {"a": '{"half": ', "b": late.model_dump_json()}.items():
         place = tmp_path / name / "membership"
         place.mkdir(parents=True)
@@ -308,10 +308,10 @@ def test_a_file_that_is_no_order_keeps_nobody_from_hearing_of_the_others(
     threads.check("abc")
     told = {entry["node"]: entry["reason"] for entry in threads.log if entry["event"] == "membership"}
     assert "not a valid order" in told["a"]
-    assert "an order for epoch 7, but this is 0" in told["b"]
+    assert "an order for roster 7, but this is 0" in told["b"]
 
 
-def test_an_epoch_that_a_member_hears_of_while_it_reads_its_data_is_begun(
+def test_a_roster_that_a_member_hears_of_while_it_reads_its_data_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.1)
@@ -319,14 +319,14 @@ def test_an_epoch_that_a_member_hears_of_while_it_reads_its_data_is_begun(
     raw = changing(fedavg, 3, 6, network={"topology": "server"}, limits={"wait": 9.0})
     raw |= {"coordinator": KEY.public_key().public_bytes_raw().hex(), "membership": {}}
     threads = Threads(make_federation(raw, "test"), tmp_path)
-    read = epoch_runs.open_site
+    read = roster_runs.open_site
 
     def slowly(now: Any, name: str, *data: Any) -> Any:
-        if name == "b" and now.epoch == 0 and threads.limit == 7:
-            threads.until(lambda: any((e["event"], e["node"]) == ("a new epoch", "b") for e in threads.log))
+        if name == "b" and now.roster_number == 0 and threads.limit == 7:
+            threads.until(lambda: any((e["event"], e["node"]) == ("a new roster", "b") for e in threads.log))
         return read(now, name, *data)
 
-    monkeypatch.setattr(epoch_runs, "open_site", slowly)
+    monkeypatch.setattr(roster_runs, "open_site", slowly)
     for name in ("hub", *"abc"):
         threads.start(name)
     threads.limit = 2
@@ -342,11 +342,13 @@ def test_an_epoch_that_a_member_hears_of_while_it_reads_its_data_is_begun(
     assert threads.check("ab")[0].names == ["a", "b"]
 
 
-def test_what_an_epoch_still_computes_is_no_model_of_the_next(tmp_path: Path) -> None:
-    kept = KeptModels(tmp_path / "epoch-1", 0, lambda: False, LimitsConfig())
-    voter = SimpleNamespace(kept=kept, place=lambda number: tmp_path / f"epoch-{number}")
-    member: Any = SimpleNamespace(keeper=SimpleNamespace(voter=voter), federation=SimpleNamespace(epoch=0))
-    with pytest.raises(keeper.EpochChanged):
+def test_what_a_roster_still_computes_is_no_model_of_the_next(tmp_path: Path) -> None:
+    kept = KeptModels(tmp_path / "roster-1", 0, lambda: False, LimitsConfig())
+    voter = SimpleNamespace(kept=kept, place=lambda number: tmp_path / f"roster-{number}")
+    member: Any = SimpleNamespace(
+        keeper=SimpleNamespace(voter=voter), federation=SimpleNamespace(roster_number=0)
+    )
+    with pytest.raises(keeper.RosterChanged):
         keep_model(member, 7, torch.zeros(2))
     assert kept.rounds == []
 
@@ -378,27 +380,27 @@ def test_the_coordinators_commands_say_what_becomes_of_an_order(
     assert (second.code, "takes the place of an order" in second.out) == (0, True)
     del threads.threads["a"]
     threads.agreed(1)
-    threads.until(lambda: [threads.members[name].federation.epoch for name in "bcd"] == [1, 1, 1])
+    threads.until(lambda: [threads.members[name].federation.roster_number for name in "bcd"] == [1, 1, 1])
     status = json.loads(holdfast("federation", "status", path, "--json").out)
-    assert {name: told.get("epoch") for name, told in status.items()} == {"b": 1, "c": 1, "d": 1}
+    assert {name: told.get("roster") for name, told in status.items()} == {"b": 1, "c": 1, "d": 1}
     threads.limit = 10
     threads.end()
     assert threads.check("bcd")[0].names == ["b", "c", "d"]
     alone = holdfast("federation", "remove", path, "c", "--dir", tmp_path / "b")
-    assert (alone.code, "in epoch 1 of 3 nodes" in alone.out) == (0, True)
+    assert (alone.code, "in roster 1 of 3 nodes" in alone.out) == (0, True)
     for name, words in {"a": "after 2 rounds", "b": "after 9 rounds"}.items():
         written = holdfast("federation", "model", path, "--name", name, "--dir", tmp_path / name)
         assert words in written.out, written
     assert holdfast("federation", "model", path, "--name", "zz").code == 2
 
 
-def test_an_order_that_an_epoch_began_without_is_called_void(tmp_path: Path) -> None:
+def test_an_order_that_a_roster_began_without_is_called_void(tmp_path: Path) -> None:
     raw = changing(GECL, 3, 6, coordinator=KEY.public_key().public_bytes_raw().hex())
     threads, log = Threads(make_federation(raw, "test"), tmp_path), list[dict[str, Any]]()
     voter = Voter(threads.file, "a", tmp_path / "a", None, Events("a", log.append), lambda _: None)
     voter.consider(order(threads, "remove", "c"))
-    epoch = voter.epoch.model_copy(update={"number": 1})
-    voter.learn(Decision(epoch=epoch, ballot=(1, "b"), votes={"a": Signed(), "b": Signed()}))
+    roster = voter.roster.model_copy(update={"number": 1})
+    voter.learn(Decision(roster=roster, ballot=(1, "b"), votes={"a": Signed(), "b": Signed()}))
     (void,) = (entry for entry in log if entry["event"] == "an order is void")
     assert void["order"] == "remove c"
     assert "once more" in void["reason"]
@@ -412,7 +414,7 @@ def test_who_proposes_takes_over_an_order_that_others_have_heard_of_before_it(
     threads = Threads(make_federation(raw, "test"), tmp_path)
     wanted, promise = order(threads, "remove", "c"), Voter._vote
 
-    def hears_just_before(voter: Voter, who: str, word: Word) -> Signed | None:
+    def hears_just_before(voter: Voter, who: str, word: MembershipRequest) -> Signed | None:
         if voter.name == "b" and word.kind == "promise":
             voter.consider(wanted)
         return promise(voter, who, word)

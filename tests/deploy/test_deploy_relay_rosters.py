@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from epoch_runs import Threads
 from federation_runs import PATIENCE
 from relay_runs import relayed, relaying
-from test_deploy_epochs import GECL, KEY, changing, drop_in, order
+from roster_runs import Threads
+from test_deploy_rosters import GECL, KEY, changing, drop_in, order
 
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.member import keeper
+from holdfast_deploy.membership import service as keeper
 
 
 def test_members_behind_a_relay_go_on_without_one_that_is_removed(
@@ -34,6 +34,6 @@ def test_members_behind_a_relay_go_on_without_one_that_is_removed(
         assert str(threads.errors.pop("c")).startswith("the coordinator has removed c after round")
         threads.end()
         assert relay.parcels > passed + 5
-    (epoch,) = threads.check("ab")
-    assert epoch.names == ["a", "b"]
+    (roster,) = threads.check("ab")
+    assert roster.names == ["a", "b"]
     assert not [entry for entry in threads.log if entry["event"] == "a parcel was refused"]

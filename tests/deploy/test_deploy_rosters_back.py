@@ -1,4 +1,4 @@
-"""All go back to an earlier round, or on with one whose files are rotten: by themselves, in a new epoch."""
+"""All go back to an earlier round, or on with one whose files are rotten: by themselves, in a new roster."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from epoch_runs import Threads
 from federation_runs import PATIENCE
+from roster_runs import Threads
 from test_deploy_damage import flip
-from test_deploy_epochs import GECL, KEY, changing, drop_in, order
+from test_deploy_rosters import GECL, KEY, changing, drop_in, order
 
 from holdfast_deploy import signing
-from holdfast_deploy.epochs import Order
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.member import keeper
+from holdfast_deploy.membership import service as keeper
+from holdfast_deploy.membership.roster import Order
 
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
 SERVER = {"network": {"topology": "server"}}
@@ -28,13 +28,13 @@ def members(folder: Path, algorithm: dict[str, Any], rounds: int, **changes: Any
     return Threads(make_federation(raw | {"membership": {}, "limits": limits}, "test"), folder)
 
 
-def rollback(threads: Threads, to: int, epoch: int = 0) -> Order:
-    wanted = Order(federation=threads.file.id, epoch=epoch, change="rollback", to=to)
+def rollback(threads: Threads, to: int, roster: int = 0) -> Order:
+    wanted = Order(federation=threads.file.id, roster=roster, change="rollback", to=to)
     return wanted.model_copy(update={"signature": signing.sign("membership", wanted.document, KEY)})
 
 
 def test_all_go_back_to_an_earlier_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also to one of the epoch before; figures of rounds that were done again stand in metrics.csv once."""
+    """Also to one of the roster before; figures of rounds that were done again stand in metrics.csv once."""
     monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
     threads = members(tmp_path, GECL, 11)
     for name in "abc":
@@ -43,12 +43,12 @@ def test_all_go_back_to_an_earlier_round(tmp_path: Path, monkeypatch: pytest.Mon
     drop_in(threads, "b", rollback(threads, 8))
     threads.agreed(1)
     threads.hold(10)
-    drop_in(threads, "c", rollback(threads, 4, epoch=1))
+    drop_in(threads, "c", rollback(threads, 4, roster=1))
     threads.agreed(2)
     threads.limit = 12
     threads.end()
-    epochs = threads.check("abc")
-    assert [(epoch.first, epoch.joined) for epoch in epochs] == [(8, []), (4, [])]
+    rosters = threads.check("abc")
+    assert [(roster.first, roster.joined) for roster in rosters] == [(8, []), (4, [])]
     rows = list(csv.DictReader((tmp_path / "a" / "metrics.csv").open()))
     assert [int(row["round"]) for row in rows] == list(range(12))
 
@@ -64,8 +64,8 @@ def test_a_server_goes_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     threads.agreed(1)
     threads.limit = 10
     threads.end()
-    (epoch,) = threads.check("abc")
-    assert epoch.first == 4
+    (roster,) = threads.check("abc")
+    assert roster.first == 4
 
 
 @pytest.mark.parametrize("models", ["intact", pytest.param("rotten, too", marks=pytest.mark.slow)])
@@ -86,8 +86,8 @@ def test_a_member_whose_states_are_rotten_goes_on_by_itself(
     threads.limit = 11
     threads.start("c")
     threads.end()
-    (epoch,) = threads.check("abc")
-    assert (epoch.names, epoch.joined) == (["a", "b", "c"], [] if models == "intact" else ["c"])
+    (roster,) = threads.check("abc")
+    assert (roster.names, roster.joined) == (["a", "b", "c"], [] if models == "intact" else ["c"])
     assert any("neither" in str(entry.get("reason")) for entry in threads.log)
 
 
@@ -104,7 +104,7 @@ def test_a_lost_decision_is_told_by_others_before_anybody_votes(
     threads.agreed(1)
     threads.hold(5)
     threads.stop("b")
-    path = tmp_path / "b" / "membership" / "epoch-1.json"
+    path = tmp_path / "b" / "membership" / "roster-1.json"
     written = path.read_bytes()
     path.write_bytes(written[:-9])
     threads.limit = 11

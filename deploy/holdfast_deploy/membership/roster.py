@@ -1,7 +1,7 @@
-"""Who takes part from which round on: members may change while a federation runs, in epochs.
+"""Who takes part from which round on: members may change while a federation runs, in rosters.
 
-Epoch 0 has the members of the federation file. Each later one has other members, begins at a round's border
-and is a federation of its own: its digest stands in every message, so that no message of one epoch is taken
+Roster 0 has the members of the federation file. Each later one has other members, begins at a round's border
+and is a federation of its own: its digest stands in every message, so that no message of one roster is taken
 for one of another. The graph is built anew by the rule of the file, and the method starts anew with ``init``
 from the members' models at the border.
 """
@@ -20,8 +20,6 @@ from holdfast_deploy.federation import Federation, MembershipConfig, NodeConfig
 from holdfast_deploy.signing import Signature
 from holdfast_deploy.storage.messages import Incarnations, Number
 
-HANDED_OVER = 2**30  # the number of the exchange in which a member that joins is given a model
-
 
 class Checked(BaseModel):
     """What others say: checked, and never changed."""
@@ -30,14 +28,14 @@ class Checked(BaseModel):
 
 
 class Order(Checked):
-    """What the coordinator wants changed. It counts in one epoch only, so it cannot be carried out twice.
+    """What the coordinator wants changed. It counts in one roster only, so it cannot be carried out twice.
 
-    Of several for one epoch, the one with the highest ``number`` counts: one that cannot be carried out,
+    Of several for one roster, the one with the highest ``number`` counts: one that cannot be carried out,
     since somebody else is away, must not stand in the way of the next.
     """
 
     federation: str = Field(max_length=64)  # the digest of the file
-    epoch: Number  # the epoch that it ends
+    roster: Number  # the roster that it ends
     change: Literal["remove", "add", "replace", "rollback"]
     node: NodeConfig | None = None  # whom it is about, unless everybody is to go back
     also: list[str] = Field(default=[], max_length=10_000)  # who is removed with it
@@ -70,7 +68,7 @@ class Order(Checked):
         return f"{self.change} {about}"
 
     def counts_before(self, other: Order | None) -> bool:
-        """Whether this one counts, and not ``other``, if both are for one epoch. Of equals, all take one."""
+        """Whether this one counts, and not ``other``, if both are for one roster. Of equals, all take one."""
         return other is None or (-self.number, self.document) < (-other.number, other.document)
 
     @property
@@ -84,8 +82,8 @@ class Order(Checked):
         return self.model_copy(update={"signature": None}).model_dump_json().encode()
 
 
-class Epoch(Checked):
-    """The members of one epoch, and the round that it begins with."""
+class Roster(Checked):
+    """The members of one roster, and the round that it begins with."""
 
     number: Number
     first: Number  # rounds that were done before it
@@ -118,7 +116,7 @@ class Epoch(Checked):
         return next(other for other in [*near, *names] if other not in self.joined)
 
 
-class Standing(Checked):
+class AvailableModels(Checked):
     """Which folder a member goes on from, and after which rounds it has its model there, if any."""
 
     incarnation: str = Field(pattern="^[0-9a-f]{16}$")
@@ -133,23 +131,23 @@ class Standing(Checked):
         return self.oldest <= round <= self.newest or round in self.earlier
 
 
-def first_epoch(federation: Federation) -> Epoch:
+def first_roster(federation: Federation) -> Roster:
     """The members of the file."""
     nodes = [node.model_copy(update={"address": ""}) for node in federation.node]
-    return Epoch(number=0, first=0, nodes=nodes)
+    return Roster(number=0, first=0, nodes=nodes)
 
 
-def next_epoch(
-    now: Epoch,
-    standing: Mapping[str, Standing],
+def next_roster(
+    now: Roster,
+    available: Mapping[str, AvailableModels],
     lost: Collection[str],
     order: Order | None,
     returning: Sequence[NodeConfig] = (),
-) -> Epoch | None:
+) -> Roster | None:
     """What follows ``now`` without the ``lost`` ones, with those who are back, and with what is ordered.
 
-    ``standing``: of those who were heard of. The border is the last round that all who stay have finished, or
-    the one that they are ordered to go back to.
+    ``available``: of those who were heard of. The border is the last round that all who stay have finished,
+    or the one that they are ordered to go back to.
     The result is None where nobody who stays has a model, or where one who stays was not heard of yet: only
     it knows how far it is.
     """
@@ -158,9 +156,9 @@ def next_epoch(
     newcomers += [node for node in returning if order is None or node.name != order.name]
     fresh = {node.name for node in newcomers}
     staying = [node for node in now.nodes if node.name not in removed | fresh | set(lost)]
-    if any(node.name not in standing for node in staying):
+    if any(node.name not in available for node in staying):
         return None
-    known = {node.name: standing[node.name] for node in staying}
+    known = {node.name: available[node.name] for node in staying}
     if not (newest := [its.newest for its in known.values() if its.newest is not None]):
         return None
     first = min(newest) if order is None or order.to is None else order.to
@@ -170,7 +168,7 @@ def next_epoch(
     joined = [node.name for node in nodes if node.name in fresh]
     if len(joined) == len(nodes):
         return None
-    return Epoch(
+    return Roster(
         number=now.number + 1,
         first=first,
         nodes=nodes,
@@ -180,29 +178,31 @@ def next_epoch(
     )
 
 
-def led_epoch(
-    now: Epoch,
+def led_roster(
+    now: Roster,
     first: int,
     lost: Collection[str],
     order: Order | None,
     returning: Sequence[NodeConfig] = (),
-) -> Epoch | None:
+) -> Roster | None:
     """What follows ``now`` where a server holds the model: nodes have nothing of their own to go on from.
 
     The result is None where nobody stays.
     """
-    everybody = {node.name: Standing(incarnation="0" * 16, oldest=first, newest=first) for node in now.nodes}
-    after = next_epoch(now, everybody, lost, order, returning)
+    everybody = {
+        node.name: AvailableModels(incarnation="0" * 16, oldest=first, newest=first) for node in now.nodes
+    }
+    after = next_roster(now, everybody, lost, order, returning)
     return None if after is None else after.model_copy(update={"incarnations": {}})
 
 
 def check_change(
-    now: Epoch,
-    after: Epoch,
+    now: Roster,
+    after: Roster,
     membership: MembershipConfig,
     former: Mapping[str, NodeConfig] | None = None,
 ) -> None:
-    """Refuses an epoch that does not follow from ``now`` by an order, or as the file allows.
+    """Refuses a roster that does not follow from ``now`` by an order, or as the file allows.
 
     It may allow to leave out who was lost, and to take in ``former`` members that nobody has ordered away.
     """
@@ -210,31 +210,31 @@ def check_change(
     names, order = after.names, after.order
     follows = after.first >= now.first if order is None or order.to is None else after.first == order.to
     if after.number != now.number + 1 or not follows:
-        raise HoldfastError(f"epoch {after.number} from round {after.first} does not follow {now.number}")
+        raise HoldfastError(f"roster {after.number} from round {after.first} does not follow {now.number}")
     if len(set(names)) < len(names) or not set(after.joined) < set(names):
-        raise HoldfastError(f"epoch {after.number}: names twice, or nobody who has a model")
-    if order is not None and order.epoch != now.number:
-        raise HoldfastError(f"epoch {after.number}: its order is for epoch {order.epoch}")
+        raise HoldfastError(f"roster {after.number}: names twice, or nobody who has a model")
+    if order is not None and order.roster != now.number:
+        raise HoldfastError(f"roster {after.number}: its order is for roster {order.roster}")
     ordered = {order.name, *order.also} if order is not None else set()
     adds = ordered if order is not None and order.change == "add" else set()
     back = set(former) & set(after.joined) if membership.rejoin else set()
     if added := sorted(set(names) - set(now.names) - adds - back):
-        raise HoldfastError(f"epoch {after.number}: nobody has ordered {added[0]!r} to be added")
+        raise HoldfastError(f"roster {after.number}: nobody has ordered {added[0]!r} to be added")
     if order is not None and order.node is not None and not _carries_out(after, order):
-        raise HoldfastError(f"epoch {after.number} does not do what its order says ({order.change})")
+        raise HoldfastError(f"roster {after.number} does not do what its order says ({order.change})")
     known = {**former, **{node.name: node for node in now.nodes}}
     if order is not None and order.newcomer is not None:
         known[order.name] = order.newcomer
     if changed := [node.name for node in after.nodes if node != known[node.name]]:
-        raise HoldfastError(f"epoch {after.number}: {changed[0]!r} is not as it was, and no order says so")
+        raise HoldfastError(f"roster {after.number}: {changed[0]!r} is not as it was, and no order says so")
     lost = set(now.names) - set(names) - ordered
     if lost and membership.remove_after is None:
-        raise HoldfastError(f"epoch {after.number}: {sorted(lost)[0]!r} is left out, and no order says so")
+        raise HoldfastError(f"roster {after.number}: {sorted(lost)[0]!r} is left out, and no order says so")
     if len(names) < membership.minimum:
-        raise HoldfastError(f"epoch {after.number}: {len(names)} members are fewer than membership.minimum")
+        raise HoldfastError(f"roster {after.number}: {len(names)} members are fewer than membership.minimum")
 
 
-def _carries_out(after: Epoch, order: Order) -> bool:
+def _carries_out(after: Roster, order: Order) -> bool:
     """Whether whom the order is about is out, or begins anew."""
     if order.newcomer is None:
         return order.removed.isdisjoint(after.names)

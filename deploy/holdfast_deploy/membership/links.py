@@ -1,4 +1,4 @@
-"""How members ask one another who takes part: at their addresses, or through the relay, in all epochs."""
+"""How members ask one another who takes part: at their addresses, or through the relay, in all rosters."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import Federation
+from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest, ask
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.relay.switchboard import Switchboard, members_scope
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.dialling import open_channel
-from holdfast_deploy.wire.membership import Reply, Word, ask
 from holdfast_deploy.wire.protocol import Answerer
 
 
@@ -33,7 +33,7 @@ class MembershipLinks:
         self.board.open(service)
 
     def channel(self, federation: Federation, peer: str) -> Any:
-        """To ``peer``, a member of ``federation``, which is that of the file or of an epoch."""
+        """To ``peer``, a member of ``federation``, which is that of the file or of a roster."""
         if self.board is not None and federation.relayed(self.name, peer):
             return self.board.channel_to(peer)
         where = (peer, federation.member(peer).address)
@@ -41,7 +41,9 @@ class MembershipLinks:
             self.channels[where] = open_channel(federation, peer, self.credentials)
         return self.channels[where]
 
-    async def ask(self, federation: Federation, peer: str, word: Word, timeout: float) -> Reply | None:
+    async def ask(
+        self, federation: Federation, peer: str, word: MembershipRequest, timeout: float
+    ) -> MembershipReply | None:
         """What ``peer`` answers; None: nothing, or nothing that makes sense."""
         try:
             channel = self.channel(federation, peer)

@@ -1,8 +1,8 @@
 """Audit by insertion: a lower bound of epsilon from one run (Steinke, Nasr and Jagielski 2023).
 
-Made-up samples, canaries, are put into one node's data, each or not by a coin. Whoever hears all messages of
-that node guesses which are in. Under (epsilon, delta)-privacy the number of right guesses is bounded, so
-many right guesses refute a small epsilon.
+Made-up samples, canaries, are put into one node's data, each with probability 1/2. An attacker that hears all
+messages of that node guesses which are in. Under (epsilon, delta)-privacy the number of right guesses is
+bounded, so many right guesses refute a small epsilon.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def invert(subject: Subject, of_mean: bool = False) -> Inversion:
             torch.cat(parts) for parts in zip(*(_samples(problem, i) for i in owners), strict=True)
         )
         found.append(_best(subject, heard, row, inputs, targets, of_mean))
-    everybody = [_samples(problem, i)[0] for i in range(problem.nodes)]
-    guess = min(_distance(torch.cat(everybody).mean(0), everybody[row]).min().item() for row in nodes)
+    all_samples = [_samples(problem, i)[0] for i in range(problem.nodes)]
+    guess = min(_distance(torch.cat(all_samples).mean(0), all_samples[row]).min().item() for row in nodes)
     attacks = {attack for _, _, attack in found}
     return Inversion(
         [error for error, _, _ in found],

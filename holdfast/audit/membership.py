@@ -34,7 +34,7 @@ class Figure(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """How well members are told from others; 0.5 and the rates themselves are what guessing gives."""
+    """How well members are told from others; guessing reaches an area of 0.5 and the rates themselves."""
 
     auc: Figure
     tpr: dict[float, Figure]  # share of members found, by the share of others that are taken for members

@@ -115,9 +115,9 @@ class Subject:
 
 
 class Overheard(NamedTuple):
-    """What one round gave away of the nodes."""
+    """What one round reveals of the nodes."""
 
-    before: Tensor  # [n, d]: their models before the round, which those who mix with them know
+    before: Tensor  # [n, d]: their models before the round, which the nodes that mix with them know
     messages: Tensor  # [v, n, d]: every vector like a model that each of them sent, as it arrived
     sent: Tensor  # [n] bool: whether it took part
     after: Tensor  # [n, d]: their models after the round; with a server, what it made of all messages
@@ -126,26 +126,27 @@ class Overheard(NamedTuple):
     def models(self) -> Tensor:
         """[n, d]: the nodes' own models after their local work, which the first vector of a message tells.
 
-        Methods send models, or changes of them; who knows the method knows which. Changes are smaller.
+        Methods send models, or changes of them, which are smaller. An attacker that knows the method knows
+        which.
         """
-        told = self.messages[0]
-        changes = told.norm(dim=1) < (told - self.before).norm(dim=1)
-        return torch.where(changes.unsqueeze(1), self.before + told, told)
+        sent = self.messages[0]
+        changes = sent.norm(dim=1) < (sent - self.before).norm(dim=1)
+        return torch.where(changes.unsqueeze(1), self.before + sent, sent)
 
 
 def overheard(simulation: Simulation) -> Overheard:
     """Runs the next round and keeps what was sent in it."""
     nodes, dim = simulation.problem.nodes, simulation.problem.dim
-    before, told = simulation.models.detach().clone(), []
+    before, heard = simulation.models.detach().clone(), []
     sent = torch.zeros(nodes, dtype=torch.bool)
 
     def listen(message: Any, senders: Tensor) -> None:
         sent[senders] = True
         for vectors in leaves(message):
             if vectors.shape[-1] == dim:
-                told.append(torch.zeros_like(before).index_copy(0, senders, vectors.detach()))
+                heard.append(torch.zeros_like(before).index_copy(0, senders, vectors.detach()))
 
     simulation.rounds.listener = listen
     simulation.step()
     simulation.rounds.listener = None
-    return Overheard(before, torch.stack(told) if told else before[None], sent, simulation.models.detach())
+    return Overheard(before, torch.stack(heard) if heard else before[None], sent, simulation.models.detach())

@@ -73,7 +73,7 @@ class FederatedData:
     held: np.ndarray | None = None
     """[m] int64, ascending: the nodes whose samples are here; None: all."""
     description: str = ""
-    """How they came here, for people."""
+    """How they were read, in words."""
     names: tuple[str, ...] | None = None
     """What the nodes are called, such as hospitals; None: by their numbers."""
     table: TableForm | None = None

@@ -336,7 +336,7 @@ def leaf(
 
 
 def _roots(data_dir: Folder) -> list[Path]:
-    """Folders the user told us about: the argument first, then the environment."""
+    """Folders that the user names: the argument first, then the environment."""
     check("data_dir", Folder, data_dir)
     return [Path(given).expanduser() for given in (data_dir, os.environ.get(DATA_VARIABLE)) if given]
 

@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LazyData:
-    """A map-style data set per node. Items are read whenever they are drawn, with transforms drawn anew.
+    """A map-style data set per node. Items are read whenever they are drawn, with new random transforms.
 
     While a batch is read, the global generators of Python, numpy and torch are seeded for (seed, node, round,
     step), so that it is the same in every engine and after a resume.
@@ -106,7 +106,7 @@ class LazyData:
 
     @property
     def description(self) -> str:
-        """Where samples come from, for people."""
+        """Where samples come from, in words."""
         by = {0: "", 1: " by a process"}.get(self.workers, f" by {self.workers} processes")
         return f"items read{by} when they are drawn, {self.why}"
 
@@ -155,8 +155,8 @@ class LazyData:
 class Stream:
     """Data without an end: ``batch(node, round, step)`` makes what a node sees in a step.
 
-    It gives a pair (x, y) or a dictionary of tensors, always of as many samples. It may draw from the global
-    generators of Python, numpy and torch, which are seeded for (seed, node, round, step).
+    It returns a pair (x, y) or a dictionary of tensors, always of the same number of samples. It may draw
+    from the global generators of Python, numpy and torch, which are seeded for (seed, node, round, step).
     ``workers``: processes that make batches, also ahead of the step.
     """
 

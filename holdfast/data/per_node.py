@@ -59,7 +59,7 @@ def from_datasets(
     """One map-style data set (torch, Hugging Face), pair (x, y) or dictionary per node, ready for ``train``.
 
     Items that are the same on every read and fit into a quarter of the free memory are read once; otherwise
-    they are read when they are drawn, with random transforms drawn anew for every batch. ``streaming``: True
+    they are read when they are drawn, with new random transforms for every batch. ``streaming``: True
     reads when drawn, False reads once. ``collate_fn`` and ``workers`` are for items that are read when drawn,
     see ``LazyData``. ``classes``: how many there are, which a model by name has to know.
     """

@@ -218,10 +218,10 @@ def described(samples: Tree) -> dict[str, str]:
     """Type and shape of one sample in every column: ``{"x": "torch.float32 [3]", "y": "torch.int64 []"}``."""
     columns = samples if isinstance(samples, Mapping) else samples._asdict()
 
-    def told(column: Any) -> str:
+    def form(column: Any) -> str:
         return ", ".join(f"{part.dtype} {list(part.shape[1:])}" for part in leaves(column))
 
-    return {name: told(column) for name, column in columns.items()}
+    return {name: form(column) for name, column in columns.items()}
 
 
 def describe(samples: Tree) -> str:

@@ -73,7 +73,7 @@ class Memory:
         return as_tree(from_record(self.records.array_records[_record(stage)]), like, "the client's state")
 
     def clear(self) -> None:
-        """The client begins anew: the server has taken in nothing of it."""
+        """The client starts again: the server has used nothing of it."""
         self._keep([])
 
     def write(self, stage: int, state: Tree) -> None:
@@ -101,7 +101,7 @@ M = TypeVar("M")
 
 
 class _MeanWantedError(Exception):
-    """The round goes on when the mean of everybody's ``message`` is known."""
+    """The round continues once the mean of all clients' ``message`` is known."""
 
     def __init__(self, message: Any) -> None:
         self.message = message
@@ -159,7 +159,7 @@ def replay(
 
 
 def partition_id(context: Context) -> int:
-    """The node's number as Flower's simulator gives it, and as a SuperNode is told by --node-config."""
+    """The node's number as Flower's simulator gives it, and as a SuperNode receives it by --node-config."""
     if "partition-id" not in context.node_config:
         raise HoldfastError(
             "the SuperNode does not know its number: start it with --node-config 'partition-id=0', 1, ... up "

@@ -39,7 +39,7 @@ from holdfast.topology import server
 
 log = logging.getLogger("flwr")
 
-POLL = 1.0  # seconds between looks at who is connected
+POLL = 1.0  # seconds between looks at which clients are connected
 Reply = tuple[Answer, Message]
 
 
@@ -217,7 +217,7 @@ class Strategy(FlowerStrategy):
         """Whether a round can do without some clients of its cohort."""
         return isinstance(self.method, ServerAlgorithm)
 
-    # --- who takes part -------------------------------------------------------------------------------
+    # --- which clients take part ---------------------------------------------------------------------------
 
     def _meet(self, grid: Grid) -> None:
         """Finds out which number each connected client has; waits for those that the method needs."""

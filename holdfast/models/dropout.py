@@ -28,7 +28,7 @@ from holdfast.core.validation import Whole, check
 class Dropout(nn.Module):
     """Zeroes each element with probability ``p`` while training and scales the others by 1 / (1 - p).
 
-    Torch's own ``nn.Dropout`` trains as well here; this layer is for those who call models by themselves.
+    Torch's own ``nn.Dropout`` trains as well here; this layer is for code that calls models itself.
     Give each layer of a model its own number ``layer``, or their masks coincide. The training step supplies
     the buffer ``key`` = (seed, node, round, step); without it every mask is the same.
     """
@@ -116,7 +116,7 @@ class CountedDropout(TorchFunctionMode):
 
     @contextmanager
     def of_node(self, key: Tensor) -> Iterator[None]:
-        """Goes on with the ``key`` [4] of one node, inside a function that is mapped over nodes."""
+        """Continues with the ``key`` [4] of one node, inside a function that is mapped over nodes."""
         keys, self.key = self.key, key
         try:
             yield

@@ -48,11 +48,11 @@ class NodeDP:
     ``clip``: the largest Euclidean norm that a client's message keeps; larger ones are scaled down.
     ``noise_multiplier``: standard deviation of the noise in the sum of messages over ``clip``; None: the
     smallest with which all planned rounds stay within the budget.
-    ``noise``: who adds it. "server": others are protected, by a server that is trusted. "clients": each to
-    its own message, which protects from the server, too. "distributed": each adds a share, and the server
-    sees nothing but the noised sum, which takes secure aggregation in a real federation.
+    ``noise``: where it is added. "server": by a trusted server, which protects from all others. "clients": by
+    each to its own message, which protects from the server, too. "distributed": each adds a share, and the
+    server sees only the noised sum, which takes secure aggregation in a real federation.
     ``cohorts``: "fixed", of the size that is given, known to all; or "poisson": each client takes part
-    with probability cohort / n, which nobody but the server knows, and which makes rounds cheaper.
+    with probability cohort / n, which only the server knows, and which makes rounds cheaper.
     ``quantile``: None; or the share of messages that are not to be clipped: ``clip`` is then adapted from
     round to round, with a noisy count (Andrew et al. 2021).
     ``accountant``: "pld" or "rdp", as for ``DP``.

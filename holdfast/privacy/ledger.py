@@ -58,7 +58,7 @@ class Ledger:
         """A round's ``accesses``, to minibatches and to all data, by ``nodes``, or by all."""
         if isinstance(self.budget, NodeDP):
             accesses = (1, 0)
-            nodes = nodes if self.batch_size is None else None  # nobody knows who was in a Poisson cohort
+            nodes = nodes if self.batch_size is None else None  # who was in a Poisson cohort stays secret
         self.last = np.array(accesses, dtype=np.int64)
         self.accesses[slice(None) if nodes is None else list(nodes)] += self.last
 
@@ -67,7 +67,7 @@ class Ledger:
         return [*self.accesses.tolist(), self.last.tolist()]
 
     def restore(self, saved: list[list[int]]) -> None:
-        """Goes on from what was saved."""
+        """Continues from what was saved."""
         *accesses, last = saved
         self.accesses, self.last = np.array(accesses, dtype=np.int64), np.array(last, dtype=np.int64)
 

@@ -79,7 +79,7 @@ def _draw_curves(curves: Sequence[tuple[Series, Style]], metric: str, axis: str)
 
 
 def draw_curves(axes: Axes, curves: Sequence[tuple[Series, Style]], metric: str, axis: str) -> None:
-    """Means with their bands, axes labelled for people; the legend is left to the figure."""
+    """Means with their bands, axes labelled in words; the legend is left to the figure."""
     in_percent = 100.0 if quantity(metric).kind == "accuracy" else 1.0
     x_unit, x_name = _x_unit(axis, [x for curve, _ in curves for x in curve.x])
     _set_range(axes, [curve for curve, _ in curves], metric, in_percent)

@@ -81,7 +81,7 @@ def thinning(record: RunRecord, most: int | None) -> int:
 
 
 def setting_data(record: RunRecord) -> dict[str, Any] | None:
-    """The network and who owns what; None for a member of a federation, which does not know."""
+    """The network and which node owns which data; None for a member of a federation, which does not know."""
     if record.partition is None:
         return None
     partition = record.partition

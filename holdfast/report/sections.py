@@ -154,7 +154,7 @@ REMEDIES = {  # by data set; those that are not here always have test data, or n
 
 
 def untested(records: Sequence[RunRecord]) -> str:
-    """One sentence with the remedy; empty if there are test data, or if nobody would expect them."""
+    """One sentence with the remedy; empty if there are test data, or if none are to be expected."""
     remedies = list(dict.fromkeys(filter(None, map(_remedy, records))))
     if not remedies:
         return ""
@@ -166,7 +166,7 @@ def _remedy(record: RunRecord) -> str | None:
     config, facts = record.config, record.summary["facts"]
     if record.member is not None or facts.get("test_samples") != 0:
         return None
-    if config.get("metrics", "default") != "default":  # whoever chose them knows what is there
+    if config.get("metrics", "default") != "default":  # the user chose them
         return None
     if record.origin is not None:
         return f"give {record.origin} some with test="
@@ -256,12 +256,12 @@ def _note(rows: Sequence[FinalRow], deployed: bool, rivals: bool) -> str:
     return " ".join(words)
 
 
-# --- the members of a federation, for people: who is how far, and what they wait for --------------------
+# --- the members of a federation: how far each one is, and what it waits for ----------------------------
 
 
 @dataclass(frozen=True)
 class Member:
-    """Where a member stands; None where nobody knows."""
+    """How far a member is; None where that is not known."""
 
     name: str
     round: int | None = None
@@ -277,8 +277,8 @@ class Member:
     def of_status(cls, status: Mapping[str, Any]) -> Member:
         """From what a member tells about itself."""
         names = {field.name for field in fields(cls)}
-        told = {key: value for key, value in status.items() if key in names}
-        return cls(**told, doing=status["phase"])
+        given = {key: value for key, value in status.items() if key in names}
+        return cls(**given, doing=status["phase"])
 
     @classmethod
     def of_record(cls, record: RunRecord, doing: str = "") -> Member:

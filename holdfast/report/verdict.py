@@ -1,4 +1,4 @@
-"""A run in words: who came out best, and what did not go as planned."""
+"""A run in words: which method came out best, and what did not go as planned."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def exchanged(private: bytes, other: bytes) -> bytes:
 
 
 def seal(key: bytes, text: bytes, context: bytes) -> bytes:
-    """``text`` such that only who has ``key`` can read or change it. One text for a key."""
+    """``text`` such that only an owner of ``key`` can read or change it. A key seals one text."""
     return ChaCha20Poly1305(key).encrypt(_NONCE, text, context)
 
 
@@ -105,7 +105,7 @@ def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes | None:
 
 
 def mask(seed: bytes, size: int) -> Tensor:
-    """``size`` numbers, each of the 2^64 as likely as any other to who does not have ``seed``: int64."""
+    """``size`` numbers, int64, each of the 2^64 equally likely to anyone without ``seed``."""
     numbers = np.frombuffer(bytearray(keystream(seed, 8 * size)), dtype="<i8")
     return torch.from_numpy(numbers)
 

@@ -1,4 +1,4 @@
-"""The run that is audited: what it can be run with, and what an eavesdropper hears of it."""
+"""The run that is audited, its variants, and what an eavesdropper hears of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Subject:
         return subject
 
     def check(self) -> None:
-        """Refuses what the attacks cannot be tried on, with a reason."""
+        """Refuses a run on which the attacks cannot be tried, with the reason."""
         data = self.setting.data
         if not isinstance(data, FederatedData) or not isinstance(data.x, Tensor) or data.y is None:
             raise HoldfastError(
@@ -80,7 +80,7 @@ class Subject:
 
     @property
     def protections(self) -> list[str]:
-        """What is meant to protect samples, in words."""
+        """The protections of samples, in words."""
         private, rule, channel = self.setting.terms.private, self.setting.network.aggregation, self.channel
         found = []
         if private is not None:
@@ -124,7 +124,7 @@ class Overheard(NamedTuple):
 
     @property
     def models(self) -> Tensor:
-        """[n, d]: the nodes' own models after their local work, which the first vector of a message tells.
+        """[n, d]: the nodes' own models after their local work, found from the first vector of a message.
 
         Methods send models, or changes of them, which are smaller. An attacker that knows the method knows
         which.

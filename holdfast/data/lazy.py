@@ -21,7 +21,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Part(NamedTuple):
-    """What is to be read of one node."""
+    """A request for samples of one node."""
 
     node: int
     round: int
@@ -140,7 +140,7 @@ class LazyData:
         return self.read(Part(node, 0, 0, items, ((0, 0, 0, 0),), len(items)))
 
     def known_by(self) -> dict[str, Any]:
-        """What tells these data from others without reading them all: sizes and every node's first item."""
+        """What identifies these data without reading them all: sizes and every node's first item."""
         kinds = [type(dataset).__qualname__ for dataset in self.datasets]
         first = [tuple(leaves(self.first(1, node))) for node in self.here.tolist()]
         return {"counts": self.counts, "kinds": kinds, "first": first, "collate_fn": self.collate_fn}
@@ -165,7 +165,7 @@ class Stream:
     workers: int = 0
     names: tuple[str, ...] | None = None
     held: np.ndarray | None = None
-    """[m] int64, ascending: the nodes that are asked for here; None: all."""
+    """[m] int64, ascending: the nodes for which batches are made here; None: all."""
     classes: int | None = None
     """How many there are, if that is known."""
     unused: int = 0
@@ -182,17 +182,17 @@ class Stream:
         return f"Stream(for {self.nodes} nodes, {self.description})"
 
     def __len__(self) -> int:
-        """Samples that can be counted: none."""
+        """0: samples of a stream are not counted."""
         return 0
 
     @property
     def counts(self) -> np.ndarray:
-        """[n] int64: the same of each node."""
+        """[n] int64: the same for each node."""
         return np.zeros(self.nodes, dtype=np.int64)
 
     @property
     def here(self) -> np.ndarray:
-        """[m] int64: the nodes that are asked for here."""
+        """[m] int64: the nodes for which batches are made here."""
         return np.arange(self.nodes) if self.held is None else self.held
 
     @property
@@ -201,7 +201,7 @@ class Stream:
         return shape_of_inputs(self.first(1))
 
     def hold(self, nodes: Sequence[int]) -> Stream:
-        """The same stream, of which only ``nodes`` are asked for here."""
+        """The same stream, which makes batches for only ``nodes`` here."""
         return replace(self, held=np.unique(np.asarray(nodes, dtype=np.int64)))
 
     def at_site(self, node: int, counts: np.ndarray) -> Stream:
@@ -214,7 +214,7 @@ class Stream:
         return tree_map(lambda part: part[:count], made)
 
     def known_by(self) -> dict[str, Any]:
-        """What tells this stream from others."""
+        """What identifies this stream."""
         return {"nodes": self.nodes, "batch": self.batch}
 
     def read(self, part: Part) -> Tree:

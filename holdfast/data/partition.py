@@ -288,7 +288,7 @@ class Unequal(Partitioner):
 
 
 def _rows_by_class(name: str, labels: np.ndarray) -> list[np.ndarray]:
-    """The rows of each class present, in ascending order of label."""
+    """The rows of each class that occurs, in ascending order of label."""
     if labels.shape[1:] == (0,):  # they are not known
         raise HoldfastError(
             f"partition {name!r} needs one class label per sample, and was given none: give y, or labels= to "
@@ -383,7 +383,7 @@ def _rows(
 
 
 def _names(rows: list[np.ndarray], owners: Grouping | None) -> tuple[str, ...]:
-    """What nodes are called: the names of the groups that each consists of."""
+    """The names of the nodes: those of the groups of which each consists."""
     assert owners is not None
     groups = [np.unique(owners.of_row[of_node]) for of_node in rows]
     return tuple(", ".join(owners.names[group] for group in of_node) for of_node in groups)

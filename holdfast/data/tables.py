@@ -64,7 +64,7 @@ def from_frame(
 
 
 def divided(data: FederatedData) -> FederatedData:
-    """``data`` among the nodes that their rows belong to, if they are in the order of a table that tells."""
+    """``data`` among the nodes of their rows, if they are in the order of a table that names these."""
     if data.whose is None:
         return data
     assert data.y is not None
@@ -174,7 +174,7 @@ def _by_organisation(
 
 
 def _read(frame: Any, words: Sequence[str] = ()) -> Any:
-    """A table; of a file, columns of ``words`` are text even where all are numbers, as in part of a file."""
+    """A table; in a file, columns of ``words`` are text even where all are numbers."""
     try:
         import pandas
     except ImportError:
@@ -250,7 +250,7 @@ def has_columns(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             return any(name.startswith("train/") for name in archive.namelist())
     except (OSError, zipfile.BadZipFile):
-        return False  # reading the file will tell
+        return False  # reading the file will show
 
 
 def read_columns(path: Path) -> Columns:

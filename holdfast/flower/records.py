@@ -36,8 +36,8 @@ class Control(BaseModel):
     seed: int
     dtype: str
     counts: list[int]  # [n]: every node's samples, 0 where that is not known yet
-    taken: int = -1  # the last stage whose message of this client the server has taken in; -1: none
-    means: int = 0  # so many exchanges of this stage are averaged already
+    taken: int = -1  # the last stage whose message of this client the server has used; -1: none
+    means: int = 0  # the number of exchanges of this stage that are averaged already
     ahead: bool = False  # whether a method that is averaged continues to the next stage, as far as it can
 
 

@@ -153,7 +153,7 @@ def _may_draw(layer: nn.Module) -> bool:
 def _is_checkpointed() -> bool:
     """Whether this runs in a part whose activations are computed again in the backward pass."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    if top is None:  # torch 2.6 does not tell; its functions are among those that called this one
+    if top is None:  # torch 2.6 has no answer; its functions are among those that called this one
         frame = inspect.currentframe()
         while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
             frame = frame.f_back
@@ -218,7 +218,7 @@ def _attention(
 
 @cache
 def _counted() -> dict[Any, Callable[..., Any]]:
-    """What runs in place of each function of torch that drops something."""
+    """The function that runs in place of each function of torch that drops something."""
     library = {
         name + suffix: _function(drop, name.startswith("feature"), suffix == "_")
         for name, drop in (

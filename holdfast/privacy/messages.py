@@ -36,14 +36,14 @@ class Noised(NamedTuple):
 
 
 class SentWithClip(NamedTuple):
-    """What clients are sent where the clipping norm adapts."""
+    """The message to clients where the clipping norm adapts."""
 
     inner: Any
     clip: Tensor
 
 
 class Clipped(NamedTuple):
-    """What they send there."""
+    """The clients' message there."""
 
     inner: Any
     within: Tensor  # [..., 1]: 1/2 if the message was not clipped, -1/2 if it was

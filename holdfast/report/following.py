@@ -80,8 +80,8 @@ def _stamp(file: Path) -> tuple[int, int, int]:
 class Following:
     """Some run directories together, and how much of them each reader has seen.
 
-    ``find`` says which there are; more may come. ``hidden`` metrics are left out. ``lock`` is held by whoever
-    asks, as requests come in several threads.
+    ``find`` says which there are; more may come. ``hidden`` metrics are left out. Readers hold ``lock``, as
+    requests come in several threads.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Following:
         self.runs: dict[Path, Followed] = {}
         self.shown: list[RunRecord] = []
         self.log: list[LogLine] = []
-        self.trouble = ""  # what keeps us from reading on, if anything
+        self.trouble = ""  # why no more can be read, if so
         self.version = 0  # of everything that readers see
         self.lock = Lock()
         # Rows are appended only within an epoch. The first is the time: no other process has the same.
@@ -127,7 +127,7 @@ class Following:
     def _shown(self, record: RunRecord) -> RunRecord:
         """A member goes by its own name, not by that of the federation, which all of them share.
 
-        Rows come more often than the summary is written, so they say how far a job is.
+        Rows come more often than the summary is written, so they show how far a job is.
         """
         metrics = [metric for metric in record.metrics if not self.hidden(metric)]
         jobs: list[JobSummary] = [
@@ -188,7 +188,7 @@ class Following:
         }
 
     def _note_changes(self) -> None:
-        """Writes into the log what became of the jobs since the last time."""
+        """Logs how the jobs have changed since the last time."""
         for run, record in zip(self.runs.values(), self.shown, strict=True):
             noted = datetime.fromtimestamp(run.stamps[0][0] / 1e9)
             for place, job in enumerate(record.summary["jobs"]):

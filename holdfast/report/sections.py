@@ -71,7 +71,7 @@ def _file(record: RunRecord) -> list[str]:
 
 
 def _owners(record: RunRecord) -> list[str]:
-    """How the data were divided where they say themselves which node a sample belongs to; else nothing."""
+    """How the data were divided, where they name the node of each sample themselves; else nothing."""
     if record.partition is None or record.partition.names is None:
         return []
     dataset = record.config.get("problem", {}).get("dataset")
@@ -84,13 +84,13 @@ def _value(value: Any) -> str:
 
 
 def listed(warnings: Sequence[str]) -> str:
-    """What a reader must know, as a list that is hard to overlook; nothing for nothing."""
+    """Warnings to the reader, as a list that is hard to overlook; "" without any."""
     lines = "".join(f"<li>{escape(one)}</li>" for one in warnings)
     return f'<ul class="trouble">{lines}</ul>' if lines else ""
 
 
 def curves_note(records: Sequence[RunRecord]) -> str:
-    """What holds for all curves."""
+    """A note that holds for all curves."""
     groups = [group for record in records for group in record.groups]
     words = ["Every recorded round; the colours are those of the table."]
     if any(len(group.seeds) > 1 for group in groups):
@@ -103,7 +103,7 @@ def curves_note(records: Sequence[RunRecord]) -> str:
 
 
 def setting_facts(record: RunRecord) -> str:
-    """What is known of the network and the data, in figures and in words."""
+    """The facts about the network and the data, in figures and in words."""
     facts = record.summary["facts"]
     names = {key: FACTS.get(key, key.replace("_", " ")) for key in sorted(facts, key=_place)}
     tiles = "".join(
@@ -275,7 +275,7 @@ class Member:
 
     @classmethod
     def of_status(cls, status: Mapping[str, Any]) -> Member:
-        """From what a member tells about itself."""
+        """From a member's answer about itself."""
         names = {field.name for field in fields(cls)}
         given = {key: value for key, value in status.items() if key in names}
         return cls(**given, doing=status["phase"])

@@ -101,7 +101,7 @@ class LiveServer:
         threading.Thread(target=self.server.serve_forever, name="live page", daemon=True).start()
 
     def close(self, patience: float = 2.5) -> None:
-        """Ends; a browser that looks on gets the chance to ask once more."""
+        """Ends; a browser that shows the page gets the chance to ask once more."""
         answered, looked_on = self.answered, time.monotonic() - self.asked < patience
         end = time.monotonic() + patience
         while looked_on and self.answered == answered and time.monotonic() < end:

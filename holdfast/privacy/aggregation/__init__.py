@@ -2,7 +2,7 @@
 
 The protocol is that of Bonawitz et al. (2017), "Practical secure aggregation for privacy-preserving machine
 learning", with the round of signatures that it has against servers that lie. Every secret of a round follows
-from one that a client keeps, so that a client that was killed says the same again. A round has five phases,
+from one that a client keeps, so that a client that was killed sends the same again. A round has five phases,
 in each of which clients send and the server answers:
 
 1. Every client publishes keys (``Secrets.announcement``). The caller signs them for the client.

@@ -15,8 +15,8 @@ from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.channel_run import split_channel_state
-from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement
+from holdfast.privacy.aggregation.protocol import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member import aggregating
 from holdfast_deploy.member.aggregating import secrets_for

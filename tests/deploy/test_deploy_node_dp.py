@@ -25,7 +25,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.privacy import NodeDP
-from holdfast.privacy.aggregation.ring import PRECISION, encode
+from holdfast.privacy.aggregation.arithmetic import PRECISION, encode
 from holdfast.privacy.ledger import composed_epsilon, epsilon_of
 from holdfast.privacy.messages import PrivateMessages
 from holdfast.problem.losses import CrossEntropy

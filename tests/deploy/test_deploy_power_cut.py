@@ -13,7 +13,7 @@ from power_cut import watched
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.channel_run import split_channel_state
-from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED
+from holdfast.privacy.aggregation.protocol import ANNOUNCED, CONFIRMED, DEALT, MASKED
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.noise import read_key
 from holdfast_deploy.storage.results import read_cohorts

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.aggregation.client import MASKED
+from holdfast.privacy.aggregation.protocol import MASKED
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.reading import Reading, Readings

@@ -22,7 +22,7 @@ from holdfast_deploy.member import aggregating
 from holdfast_deploy.member.aggregating import secrets_for
 from holdfast_deploy.member.cards import make_card
 from holdfast_deploy.member.server import Server
-from holdfast_deploy.sites import initial_model
+from holdfast_deploy.site import initial_model
 from holdfast_deploy.storage.messages import MessageFile, digest
 from holdfast_deploy.storage.results import read_cohorts, read_model
 

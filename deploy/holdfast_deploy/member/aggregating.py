@@ -42,7 +42,7 @@ from holdfast_deploy.member.cards import (
     make_card,
     make_confirmation,
 )
-from holdfast_deploy.own_noise import read_key
+from holdfast_deploy.noise import read_key
 from holdfast_deploy.storage.messages import (
     DamagedError,
     Header,

@@ -94,7 +94,7 @@ class Connection:
         said = {
             NAME_KEY: "" if self.credentials else self.name,
             MODEL_KEY: self.federation.model_identity,
-            READING_KEY: self.readings.told,
+            READING_KEY: self.readings.header,
             AUDIT_KEY: "" if trail is None else str(trail.durable),
         }
         return tuple((key, value) for key, value in said.items() if value) or None

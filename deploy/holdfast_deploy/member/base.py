@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+import torch
 from torch import Tensor
 
 import holdfast
@@ -21,8 +22,8 @@ from holdfast_deploy.member.network import Costs, Hosting, NetworkThread
 from holdfast_deploy.member.recovery import watch_folder
 from holdfast_deploy.member.status import status_of
 from holdfast_deploy.member.waiting import Waiting
-from holdfast_deploy.membership.service import RosterChanged
-from holdfast_deploy.membership.start import roster_notes
+from holdfast_deploy.membership.roster import RosterChanged, roster_folder
+from holdfast_deploy.membership.start import keep_model, starting_model, state_before
 from holdfast_deploy.ops.audit import AuditLog, Head
 from holdfast_deploy.reading import Reading, Readings
 from holdfast_deploy.storage.disk_full import DiskFull, retry_while_full
@@ -66,7 +67,8 @@ class Member:
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
         self.keeper = hosting.get("keeper")
-        place = folder if self.keeper is None else self.keeper.voter.place(federation.roster_number)
+        self.membership = None if self.keeper is None else self.keeper.view
+        place = roster_folder(folder, federation.roster_number)
         self.store = Store(place, identity, self.events, federation.first_round)
         self.trail = self.events.trail = AuditLog(folder)
         begun = {"federation": federation.id, "member": name, "incarnation": self.store.incarnation}
@@ -151,7 +153,7 @@ class Member:
         """From here on, the keeper says when another roster begins; perhaps it has."""
         if self.keeper is not None:
             self.keeper.member = self
-            if self.keeper.voter.federation.id != self.federation.id:
+            if self.keeper.view.log.federation.id != self.federation.id:
                 raise RosterChanged
 
     def awaits(self, name: str) -> bool:
@@ -262,7 +264,7 @@ class Member:
         """Goes on from what is saved; None: from the beginning."""
         self.link_digests.slack = math.inf
         self.done, self.costs = self.federation.first_round, Costs()
-        notes = roster_notes(self) if saved is None else saved.header.notes
+        notes = self.notes_before() if saved is None else saved.header.notes
         if notes is not None:
             self.costs = Costs.from_notes(notes["costs"], self.x0.element_size())
             if not self.trail.holds(Head(*notes["audit"])):
@@ -282,6 +284,32 @@ class Member:
             self.record.keep(upto=self.done if saved is not None else self.federation.first_round - 1)
         except DamagedError as error:  # only figures are lost
             self.events.complain("a file is damaged", reason=str(error))
+
+    def notes_before(self) -> dict[str, Any] | None:
+        """What stands beside the last state of the roster before: what it has cost so far. None: nothing."""
+        before = state_before(self.membership, self.federation)
+        return None if before is None else before.header.notes
+
+    def starting_model(self) -> Tensor:
+        """The model [d] that the method begins with; where members have changed, from a member's model."""
+        if self.membership is None:
+            return self.x0
+        self.message_round = self.federation.first_round
+        return starting_model(self.membership, self.federation, self, self.x0)
+
+    def keep_model(self, done: int, row: Tensor) -> None:
+        """Keeps the model ``row`` [d] after ``done`` rounds, where members may change."""
+        if self.membership is not None:
+            keep_model(self.membership, self.federation, self, done, row)
+
+    def fetch(self, peer: str, exchange: int, like: Any, device: torch.device) -> Any:
+        """A message of ``peer`` in the message round under way; ``like``: a tree on the device "meta"."""
+
+        async def fetch() -> Any:
+            file = await (await self.link(peer)).fetch(self.message_round, exchange, specs(like))
+            return file.read(like, device)
+
+        return self.run_on_loop(fetch)
 
     def save(self, done: int, state: Any, **notes: Any) -> None:
         """Writes down the state after ``done`` rounds, as soon as there is room."""

@@ -5,30 +5,52 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from holdfast.audit import Audit, Subject, audit
-from holdfast.audit.leakage import View
-from holdfast.audit.membership import Figure
-from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import read_experiment
+import typer
+
+from holdfast.cli.options import AsJson, DataDir, ExperimentPath, Overrides, split_overrides
+
+if TYPE_CHECKING:
+    from holdfast.audit import Audit
+    from holdfast.audit.leakage import View
+    from holdfast.audit.membership import Figure
 
 RECOVERED = 0.1  # a relative error below which people recognise a sample
 
 
-def audit_experiment(
-    path: Path | None, overrides: list[str], data_dir: Path | None, shadows: int, *, as_json: bool
+def audit(
+    experiment: ExperimentPath = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    shadows: Annotated[
+        int, typer.Option(min=4, help="Runs on a random half of the data, for membership inference.")
+    ] = 16,
+    as_json: AsJson = False,
 ) -> None:
-    """Prints what was found for every algorithm, with its first seed and at the first point of a sweep."""
-    plan = Plan(read_experiment(path, overrides), data_dir, "cpu")
+    """Attack an experiment: what a neighbour, a server and a stranger learn about its samples.
+
+    Tries to rebuild samples from messages and to tell who was in the training data, with and without what
+    protects the experiment, and measures epsilon from below where it is private.
+
+    [bold]holdfast audit mine.toml rounds=20 problem.batch_size=1[/bold]
+    """
+    from holdfast.audit import Subject
+    from holdfast.audit import audit as attack
+    from holdfast.experiments.plan import Plan
+    from holdfast.experiments.spec import read_experiment
+
+    path, changes = split_overrides(experiment, overrides)
+    plan = Plan(read_experiment(path, changes), data_dir, "cpu")
     plan.check()
+    # each algorithm with its first seed, at the first point of a sweep
     first = {job.label: job for job in reversed(plan.jobs)}
     subjects = [Subject.of(plan, job) for job in reversed(first.values())]
     found = []
     for subject in subjects:
         if not as_json:
             print(f"auditing {subject.label}: {shadows} shadow runs ...", file=sys.stderr)
-        found.append(audit(subject, shadows))
+        found.append(attack(subject, shadows))
     if as_json:
         print(json.dumps([each.as_dict() for each in found], indent=2))
     else:
@@ -36,7 +58,7 @@ def audit_experiment(
 
 
 def lines(found: Audit) -> Iterator[str]:
-    """The audit of one method for people."""
+    """The audit of one method in sentences."""
     yield f"{found.label}: {', '.join(found.protections) or 'nothing protects the messages'}"
     for title, views in (("as configured", found.views), ("without protection", found.unprotected)):
         if not views:

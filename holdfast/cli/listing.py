@@ -5,44 +5,36 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
+import typer
 
-from holdfast.algorithms import ALGORITHMS
-from holdfast.channels import CHANNELS
-from holdfast.contract import Algorithm, ServerAlgorithm
-from holdfast.contract.parameters import SCHEDULES
+from holdfast.cli.options import AsJson
 from holdfast.core.errors import unknown
-from holdfast.core.registry import Registry
-from holdfast.core.validation import accepts, hints
-from holdfast.data import DATASETS, PARTITIONERS
-from holdfast.engines.common.dry_run import dry_run
-from holdfast.experiments.metrics import METRICS
-from holdfast.models import MODELS
-from holdfast.optimizers import OPTIMIZERS
-from holdfast.problem.losses import LOSSES
-from holdfast.robust import AGGREGATIONS, ATTACKS
-from holdfast.solvers import SOLVERS
-from holdfast.topology import DISTRIBUTIONS, MIXINGS, TOPOLOGIES, Network, ring, server
 
-REGISTRIES: dict[str, Registry[Any]] = {
-    "algorithms": ALGORITHMS,
-    "topologies": TOPOLOGIES,
-    "mixings": MIXINGS,
-    "datasets": DATASETS,
-    "partitions": PARTITIONERS,
-    "models": MODELS,
-    "losses": LOSSES,
-    "schedules": SCHEDULES,
-    "optimizers": OPTIMIZERS,
-    "solvers": SOLVERS,
-    "channels": CHANNELS,
-    "aggregations": AGGREGATIONS,
-    "attacks": ATTACKS,
-    "distributions": DISTRIBUTIONS,
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from holdfast.contract import Algorithm
+    from holdfast.core.registry import Registry
+
+REGISTRIES = {  # in which module, under which name
+    "algorithms": ("holdfast.algorithms", "ALGORITHMS"),
+    "topologies": ("holdfast.topology", "TOPOLOGIES"),
+    "mixings": ("holdfast.topology", "MIXINGS"),
+    "datasets": ("holdfast.data", "DATASETS"),
+    "partitions": ("holdfast.data", "PARTITIONERS"),
+    "models": ("holdfast.models", "MODELS"),
+    "losses": ("holdfast.problem.losses", "LOSSES"),
+    "schedules": ("holdfast.contract.parameters", "SCHEDULES"),
+    "optimizers": ("holdfast.optimizers", "OPTIMIZERS"),
+    "solvers": ("holdfast.solvers", "SOLVERS"),
+    "channels": ("holdfast.channels", "CHANNELS"),
+    "aggregations": ("holdfast.robust", "AGGREGATIONS"),
+    "attacks": ("holdfast.robust", "ATTACKS"),
+    "distributions": ("holdfast.topology", "DISTRIBUTIONS"),
 }
 KINDS = [*REGISTRIES, "metrics"]
 FAMILIES = [
@@ -94,8 +86,28 @@ TYPES = {  # what parameters are, in words; others are shown as they are written
 }
 
 
-def list_choices(kind: str | None, *, as_json: bool) -> None:
-    """Prints the choices of one kind, or of all."""
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="algorithms, topologies, datasets, models, partitions ... (all, if left out); or runs.",
+            autocompletion=lambda: [*KINDS, "runs"],
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    runs_dir: Annotated[Path, typer.Option(help="Where 'holdfast list runs' looks.")] = Path("runs"),
+) -> None:
+    """List what can be chosen in an experiment, with parameters, defaults and one line on each.
+
+    [bold]holdfast list runs[/bold]   the runs made so far, with what became of them
+    """
+    from rich.console import Console
+
+    if kind == "runs":
+        from holdfast.cli.runs import list_runs
+
+        list_runs(runs_dir, as_json=as_json)
+        return
     if kind is not None and kind not in KINDS:
         raise unknown("kind of choice", kind, KINDS)
     kinds = [kind] if kind else KINDS
@@ -111,6 +123,8 @@ def list_choices(kind: str | None, *, as_json: bool) -> None:
 def entries(kind: str) -> list[dict[str, Any]]:
     """Name, summary and parameters of every choice of one kind."""
     if kind == "metrics":
+        from holdfast.experiments.metrics import METRICS
+
         return [
             {
                 "name": name,
@@ -120,7 +134,8 @@ def entries(kind: str) -> list[dict[str, Any]]:
             }
             for name, metric in METRICS.items()
         ]
-    registry = REGISTRIES[kind]
+    module, attribute = REGISTRIES[kind]
+    registry: Registry[Any] = getattr(import_module(module), attribute)
     listed = [registry.describe(name) for name in registry]
     for entry in listed:
         notes = _notes(registry[entry["name"]])
@@ -167,6 +182,11 @@ def _costs(maker: Any, parameters: list[dict[str, Any]]) -> dict[str, Any]:
 
     Nothing if it demands a hyperparameter that is not a number: there is no telling which value is sensible.
     """
+    from holdfast.contract import ServerAlgorithm
+    from holdfast.core.validation import accepts, hints
+    from holdfast.engines.common.dry_run import dry_run
+    from holdfast.topology import Network, ring, server
+
     sample: dict[str, float] = {}
     for parameter in parameters:
         name, annotation = parameter["name"], hints(maker)[parameter["name"]]
@@ -194,6 +214,9 @@ def _graphs(method: Algorithm) -> str:
 
 
 def _print(console: Console, kind: str, listed: list[dict[str, Any]]) -> None:
+    from rich.markup import escape
+    from rich.padding import Padding
+
     console.print(f"\n[bold underline]{kind}[/bold underline]")
     family = None
     for entry in listed:

@@ -41,3 +41,11 @@ Processes = Annotated[
     typer.Option(help="Spread the nodes over so many processes of this machine; on GPUs, one for each."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def split_overrides(experiment: Path | None, overrides: list[str] | None) -> tuple[Path | None, list[str]]:
+    """``holdfast run key=value`` has no file: its first argument is already an override."""
+    changes = list(overrides or [])
+    if experiment is not None and "=" in str(experiment) and not experiment.exists():
+        return None, [str(experiment), *changes]
+    return experiment, changes

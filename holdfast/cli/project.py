@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
+import typer
 
-from holdfast.cli.project_table import MOST_CLASSES, Table, Wishes, read_table
 from holdfast.cli.project_templates import (
     EXPERIMENT,
     MODEL,
@@ -19,10 +18,11 @@ from holdfast.cli.project_templates import (
     TEST,
 )
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_atomic
 
 if TYPE_CHECKING:
     import pandas
+
+    from holdfast.cli.project_table import Table
 
 TEST_SHARE = 0.2  # of each organisation's rows
 MOST_IN_ONE_CLASS = 0.8  # of the rows; with more, accuracy alone says little
@@ -30,8 +30,30 @@ STEP_SIZE = 0.1  # for classes
 STEP_SIZE_OF_NUMBERS = 0.05  # for a target with variance 1; the curvature grows with the variance
 
 
-def new_project(folder: Path, csv: Path | None, target: str | None, node: str | None, wishes: Wishes) -> None:
-    """Writes the project; the rows of ``csv``, or made-up ones, are divided into training and test data."""
+def project(
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    csv: Annotated[Path | None, typer.Option(help="Your table; without one, made-up payments.")] = None,
+    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="The column with the organisations.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of names or codes, even if they look like numbers; may be repeated."),
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help="A column that is not used, such as dates; may be repeated.")
+    ] = None,
+    fill: Annotated[
+        bool, typer.Option("--fill", help='Fill gaps: numbers by the median, words by "unknown".')
+    ] = False,
+) -> None:
+    """Lay out a project of your own: an experiment, a model, a test, and a table in two parts.
+
+    [bold]holdfast new project fraud --csv payments.csv --target fraud --node bank[/bold]
+    """
+    from holdfast.cli.project_table import Wishes, read_table
+    from holdfast.core.files import write_atomic
+
+    wishes = Wishes(words or (), leave_out or (), fill)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HoldfastError(f"{folder} exists already and is not empty; choose another name")
     if csv is None:
@@ -72,6 +94,8 @@ def new_project(folder: Path, csv: Path | None, target: str | None, node: str | 
 
 def _notes(table: Table, test: pandas.DataFrame) -> list[str]:
     """What can be learned from, but would mislead whoever does not know it."""
+    from holdfast.cli.project_table import MOST_CLASSES
+
     notes = list(table.notes)
     for name in table.words:
         if (different := table.rows[name].nunique()) > MOST_CLASSES:
@@ -90,10 +114,11 @@ def _notes(table: Table, test: pandas.DataFrame) -> list[str]:
 
 def _made_up() -> Table:
     """Payments at five banks; fraud is rare, and customers differ from bank to bank."""
-    try:
-        import pandas
-    except ImportError:
-        raise HoldfastError("pandas is not installed: pip install 'holdfast[pandas]'") from None
+    import numpy as np
+
+    from holdfast.cli.project_table import Table, require_pandas
+
+    pandas = require_pandas()
     draw = np.random.default_rng(0)
     parts = []
     for number, (bank, count) in enumerate(

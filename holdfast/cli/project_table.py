@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ class Table:
     rows: pandas.DataFrame
     target: str
     node: str
-    notes: list[str] = field(default_factory=list)  # what was done to the rows, for people
+    notes: list[str] = field(default_factory=list)  # what was done to the rows, in words
 
     @property
     def words(self) -> list[str]:
@@ -73,6 +74,15 @@ class Wishes:
         return bool(self.words or self.leave_out or self.fill)
 
 
+def require_pandas() -> ModuleType:
+    """pandas, or an error that says how to install it."""
+    try:
+        import pandas
+    except ImportError:
+        raise HoldfastError("pandas is not installed: pip install 'holdfast[pandas]'") from None
+    return pandas
+
+
 def read_table(csv: Path, target: str, node: str, wishes: Wishes) -> Table:
     """The rows of ``csv``, checked."""
     rows, notes = _rows(csv, wishes.words)
@@ -98,10 +108,7 @@ def read_table(csv: Path, target: str, node: str, wishes: Wishes) -> Table:
 
 def _rows(csv: Path, words: Sequence[str]) -> tuple[pandas.DataFrame, list[str]]:
     """What is in the file, and a note if its format is not the usual one."""
-    try:
-        import pandas
-    except ImportError:
-        raise HoldfastError("pandas is not installed: pip install 'holdfast[pandas]'") from None
+    pandas = require_pandas()
     kept = dict.fromkeys(words, "str")
     try:
         with csv.open(encoding="utf-8-sig") as file:

@@ -6,21 +6,21 @@ import json
 import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+import typer
 
+from holdfast.cli.options import AsJson, DataDir, ExperimentPath, Overrides, split_overrides
 from holdfast.core.errors import HoldfastError
-from holdfast.experiments.advice import Advice, advise, compression
-from holdfast.experiments.choices import as_network
-from holdfast.experiments.payload import planned_bytes
-from holdfast.experiments.plan import Job, Plan
-from holdfast.experiments.recommendation import Facts
-from holdfast.experiments.setting import Setting
-from holdfast.experiments.spec import read_experiment
-from holdfast.topology import Network
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from holdfast.experiments.advice import Advice
+    from holdfast.experiments.plan import Job
+    from holdfast.experiments.recommendation import Facts
+    from holdfast.experiments.setting import Setting
+    from holdfast.topology import Network
 
 SITE = "docs"
 DEFAULT_STEPS = 8
@@ -44,25 +44,32 @@ class Proposal:
         return [self.method, self.control, self.graph, self.compression]
 
 
-def recommend_experiment(
-    path: Path | None,
-    overrides: list[str],
-    data_dir: Path | None,
-    *,
-    megabytes: float | None = None,
-    as_json: bool = False,
+def recommend(
+    experiment: ExperimentPath = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    megabytes: Annotated[
+        float | None, typer.Option(help="What all nodes together may send in all rounds.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Looks at the data, the model and the network of the experiment's first job; trains nothing."""
+    """Say which method, graph and compression to start with on this network, and why; trains nothing."""
+    from rich.console import Console
+
+    from holdfast.experiments.plan import Plan
+    from holdfast.experiments.spec import read_experiment
+
     if megabytes is not None and megabytes <= 0:
         raise HoldfastError(f"--megabytes: should be greater than 0, got {megabytes:g}")
-    plan = Plan(read_experiment(path, overrides), data_dir, "cpu")
+    path, own = split_overrides(experiment, overrides)
+    plan = Plan(read_experiment(path, own), data_dir, "cpu")
     job = plan.jobs[0]
     setting = plan.setting(job)
     proposal = propose(setting, job, None if megabytes is None else 1e6 * megabytes)
     changes = _changes(proposal, job, beside=True)
-    refused = _refused(path, [*overrides, *changes], data_dir)
-    command = _command(path, [*overrides, *changes], data_dir)
-    alone = _command(path, [*overrides, *_changes(proposal, job, beside=False)], data_dir)
+    refused = _refused(path, [*own, *changes], data_dir)
+    command = _command(path, [*own, *changes], data_dir)
+    alone = _command(path, [*own, *_changes(proposal, job, beside=False)], data_dir)
     if as_json:
         described = {
             "facts": asdict(proposal.facts),
@@ -86,6 +93,9 @@ def recommend_experiment(
 
 def propose(setting: Setting, job: Job, budget: float | None) -> Proposal:
     """What the rules say; ``budget`` is in bytes."""
+    from holdfast.experiments.advice import advise, compression
+    from holdfast.experiments.payload import planned_bytes
+
     facts = _facts(setting, job)
     graph = advise("graph", facts)
     network = _network(setting, graph)
@@ -104,6 +114,8 @@ def propose(setting: Setting, job: Job, budget: float | None) -> Proposal:
 
 
 def _facts(setting: Setting, job: Job) -> Facts:
+    from holdfast.experiments.recommendation import Facts
+
     network, algorithm = setting.network, job.experiment.algorithm
     epochs, steps = algorithm.local_epochs, algorithm.parameters.get("local_steps", DEFAULT_STEPS)
     return Facts(
@@ -133,6 +145,8 @@ def _links(network: Network) -> float:
 
 def _skew(labels: np.ndarray) -> float | None:
     """Mean total variation distance of the nodes' labels [n, classes] from all labels, 0 to 1."""
+    import numpy as np
+
     if not labels.size:
         return None
     shares = labels / labels.sum(1, keepdims=True)
@@ -140,6 +154,8 @@ def _skew(labels: np.ndarray) -> float | None:
 
 
 def _network(setting: Setting, graph: Advice) -> Network:
+    from holdfast.experiments.choices import as_network
+
     chosen = graph.settings.get("network")
     return as_network(chosen["topology"], setting.network.nodes) if chosen else setting.network
 
@@ -165,6 +181,9 @@ def _algorithm(advice: Advice) -> dict[str, Any]:
 
 def _refused(path: Path | None, overrides: list[str], data_dir: Path | None) -> str:
     """Why what is advised cannot run, in words; empty if it can."""
+    from holdfast.experiments.plan import Plan
+    from holdfast.experiments.spec import read_experiment
+
     try:
         Plan(read_experiment(path, overrides), data_dir, "cpu").check()
     except HoldfastError as error:
@@ -189,6 +208,9 @@ def _toml(value: Any) -> str:
 
 
 def _show(setting: Setting, job: Job, proposal: Proposal) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     facts = proposal.facts
     if facts.server:
         where = "a server" + (f", {job.cohort} of them in a round" if facts.cohort else "")

@@ -9,56 +9,58 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
+import typer
 
-from holdfast.algorithms.load import algorithm_class
+from holdfast.cli.options import DataDir, Device, ExperimentPath, Overrides, Quiet, split_overrides
 from holdfast.cli.run import print_path
 from holdfast.core.errors import HoldfastError
-from holdfast.core.files import write_atomic
-from holdfast.core.precision import switches_restored
-from holdfast.engines.cluster.launch import INTERRUPTED
-from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.execution import stop_signals
-from holdfast.experiments.plan import Plan
-from holdfast.experiments.record_files import Mode
-from holdfast.experiments.runner import Interrupted, new_folder
-from holdfast.experiments.spec import read_experiment
-from holdfast.experiments.tuning import (
-    Goal,
-    Grids,
-    Tuned,
-    axis_of,
-    chosen_goal,
-    first_grid,
-    open_folder,
-    read_notes,
-    takes_whole_numbers,
-    tune,
-)
-from holdfast.report.figures import save_figure
-from holdfast.report.progress import Progress, run_watched
-from holdfast.report.tuning import tuning_figure, tuning_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from holdfast.experiments.plan import Plan
+    from holdfast.experiments.tuning import Goal, Grids, Tuned
 
 
-@switches_restored()
-def tune_experiment(
-    path: Path | None,
-    overrides: list[str],
-    data_dir: Path | None,
-    device: str,
-    runs_dir: Path,
-    *,
-    parameter: str,
-    values: str | None,
-    metric: str | None,
-    mode: Mode | None,
-    widen: int,
-    quiet: bool,
+def tune(
+    experiment: ExperimentPath = None,
+    overrides: Overrides = None,
+    parameter: Annotated[str, typer.Option(help="The hyperparameter, a positive number.")] = "lr",
+    values: Annotated[
+        str | None,
+        typer.Option(help="The first values, such as 0.01,0.1,1; by default 1/4 to 4 times the present one."),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="What is compared; by default test_accuracy, else train_loss.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="max or min; known for the metrics that holdfast lists.")
+    ] = None,
+    widen: Annotated[
+        int, typer.Option(min=0, help="How often at most a value is added beyond the edge of the grid.")
+    ] = 4,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    runs_dir: Annotated[Path, typer.Option(help="Where the folder is made.")] = Path("runs"),
+    quiet: Quiet = False,
 ) -> None:
-    """``holdfast tune``"""
-    raw = read_experiment(path, overrides)
+    """Find the best step size of every algorithm, on a grid that widens while the best lies on its edge.
+
+    Values that diverge count as worst. Ctrl-C saves and stops; [bold]holdfast resume[/bold] continues.
+
+    [bold]holdfast tune mine.toml --values 0.01,0.1,1 seeds=[0,1,2][/bold]
+    """
+    from holdfast.core.precision import switches_restored
+    from holdfast.experiments.record_files import checked_mode
+    from holdfast.experiments.runner import new_folder
+    from holdfast.experiments.spec import read_experiment
+    from holdfast.experiments.tuning import chosen_goal, open_folder
+
+    path, changes = split_overrides(experiment, overrides)
+    mode = checked_mode(mode)
+    raw = read_experiment(path, changes)
     grids = {_label(entry): _grid(entry, parameter, values) for entry in raw["algorithm"]}
     plan = _plan(raw, grids, parameter, data_dir, device)
     goal = chosen_goal(parameter, metric, mode, widen, plan)
@@ -68,12 +70,15 @@ def tune_experiment(
     where = {"data_dir": None if data_dir is None else str(data_dir.resolve()), "device": device}
     notes = {"parameter": parameter, "metric": goal.metric, "mode": goal.mode, "widen": widen}
     open_folder(folder, {**notes, "grids": grids, "experiment": raw, **where}, resume=False)
-    _run(folder, goal, grids, raw, data_dir, device, quiet=quiet)
+    with switches_restored():
+        _run(folder, goal, grids, raw, data_dir, device, quiet=quiet)
 
 
-@switches_restored()
 def resume_tuning(folder: Path, device: str | None, *, quiet: bool) -> None:
-    """``holdfast resume`` of a tuning"""
+    """``holdfast resume`` of a tuning."""
+    from holdfast.core.precision import switches_restored
+    from holdfast.experiments.tuning import Goal, read_notes
+
     notes = read_notes(folder)
     if "origin" in notes:
         raise HoldfastError(
@@ -82,7 +87,9 @@ def resume_tuning(folder: Path, device: str | None, *, quiet: bool) -> None:
         )
     goal = Goal(notes["parameter"], notes["metric"], notes["mode"], notes["widen"])
     data_dir = Path(notes["data_dir"]) if notes["data_dir"] else None
-    _run(folder, goal, notes["grids"], notes["experiment"], data_dir, device or notes["device"], quiet=quiet)
+    grids, raw, device = notes["grids"], notes["experiment"], device or notes["device"]
+    with switches_restored():
+        _run(folder, goal, grids, raw, data_dir, device, quiet=quiet)
 
 
 def _run(
@@ -95,6 +102,15 @@ def _run(
     *,
     quiet: bool,
 ) -> None:
+    from rich.console import Console
+
+    from holdfast.engines.cluster.launch import INTERRUPTED
+    from holdfast.experiments.callbacks import Callback
+    from holdfast.experiments.execution import stop_signals
+    from holdfast.experiments.runner import Interrupted
+    from holdfast.experiments.tuning import tune as run_tuning
+    from holdfast.report.progress import Progress, run_watched
+
     console = Console(quiet=quiet)
     print_path(console, "tuning", folder)
     watching: list[Callback] = [] if quiet else [Progress(console=console, leave=False)]
@@ -104,7 +120,7 @@ def _run(
 
     try:
         with stop_signals(signal.SIGINT, signal.SIGTERM) as asked:
-            tuned = tune(goal, grids, make_plan, folder, run_watched(watching, asked))
+            tuned = run_tuning(goal, grids, make_plan, folder, run_watched(watching, asked))
     except Interrupted:
         command = f"holdfast resume {shlex.quote(str(folder))}"
         print(f"stopped, all is saved; continue with: {command}", file=sys.stderr, flush=True)
@@ -118,6 +134,10 @@ def _run(
 
 def _show(tuned: Tuned, folder: Path, console: Console) -> None:
     """Writes the figure and the trials, and prints what was found."""
+    from holdfast.core.files import write_atomic
+    from holdfast.report.figures import save_figure
+    from holdfast.report.tuning import tuning_figure, tuning_table
+
     save_figure(tuning_figure(tuned), folder / "tuning")
     text = io.StringIO(newline="")
     lines = csv.writer(text, lineterminator="\n")
@@ -136,6 +156,9 @@ def _show(tuned: Tuned, folder: Path, console: Console) -> None:
 
 def _plan(raw: dict[str, Any], grids: Grids, parameter: str, data_dir: Path | None, device: str) -> Plan:
     """A sweep over the grids, checked."""
+    from holdfast.experiments.plan import Plan
+    from holdfast.experiments.tuning import axis_of
+
     entries = [
         {**entry, parameter: list(grids[_label(entry)])}
         for entry in raw["algorithm"]
@@ -154,6 +177,9 @@ def _label(entry: dict[str, Any]) -> str:
 
 def _grid(entry: dict[str, Any], parameter: str, text: str | None) -> list[float]:
     """The first values of one algorithm: those given, a list in the experiment, or around its value."""
+    from holdfast.algorithms.load import algorithm_class
+    from holdfast.experiments.tuning import first_grid, takes_whole_numbers
+
     whole = takes_whole_numbers(algorithm_class(entry["name"]), parameter)
     present = entry.get(parameter)
     values: Sequence[float] | None = present if isinstance(present, list) else None

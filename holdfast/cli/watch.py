@@ -1,4 +1,4 @@
-"""``holdfast watch``, and ``holdfast run --watch``."""
+"""``holdfast watch``, and the page that ``holdfast run --watch`` serves."""
 
 from __future__ import annotations
 
@@ -6,18 +6,35 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.text import Text
+import typer
 
 from holdfast.core.errors import HoldfastError
-from holdfast.experiments.record import RECORD_FILES
-from holdfast.report.live import open_view
-from holdfast.report.serving import LiveServer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
-def watch_runs(folders: Sequence[Path], runs_dir: Path, port: int) -> None:
-    """``holdfast watch``: until Ctrl-C."""
+def watch(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Run directories, or one rehearsal of a federation."),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of the page, on 127.0.0.1; 0 is a free one.")
+    ] = 0,
+    runs_dir: Annotated[
+        Path, typer.Option(help="Where the newest run is looked for, if none is named.")
+    ] = Path("runs"),
+) -> None:
+    """Follow a run in the browser: curves, table, network, partition and log, as they grow.
+
+    Prints the address of a page that only this machine can open. The run itself is not touched: it may have
+    been started elsewhere, be resumed, or have ended.
+    """
+    from rich.console import Console
+
     with live_page(folders or [_newest(runs_dir)], Console(), port), suppress(KeyboardInterrupt):
         print("Ctrl-C ends this page; the run goes on without it", flush=True)
         threading.Event().wait()
@@ -26,6 +43,11 @@ def watch_runs(folders: Sequence[Path], runs_dir: Path, port: int) -> None:
 @contextmanager
 def live_page(folders: Sequence[Path], console: Console, port: int = 0) -> Iterator[None]:
     """Serves a page that follows ``folders``, and says where."""
+    from rich.text import Text
+
+    from holdfast.report.live import open_view
+    from holdfast.report.serving import LiveServer
+
     server = LiveServer(open_view(folders), port)
     console.print(Text.assemble("live page: ", (server.url, "bold")), soft_wrap=True)
     try:
@@ -36,6 +58,8 @@ def live_page(folders: Sequence[Path], console: Console, port: int = 0) -> Itera
 
 def _newest(runs_dir: Path) -> Path:
     """The run that was begun last."""
+    from holdfast.experiments.record import RECORD_FILES
+
     runs = [path.parent for path in runs_dir.glob(f"*/{RECORD_FILES[0]}")]
     begun = [run for run in runs if (run / "environment.json").is_file()]
     if not begun:

@@ -70,6 +70,18 @@ def weights_of(drawn: Drawn, scale: Tensor) -> Tensor:
     return weight if drawn.inside is None else weight * drawn.inside
 
 
+class WholeBatches:
+    """All ``width`` samples of batches that a stream makes."""
+
+    padded = False
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def draw(self, nodes: Tensor, round: Word, step: Word) -> Drawn:
+        return Drawn(torch.arange(self.width, device=nodes.device).expand(len(nodes), -1), self.width)
+
+
 class WithReplacement:
     """Each sample of a batch drawn from all of the node's."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from federation_runs import DeployedRun, deploy, describe, stopped
 
-from holdfast.cli.run import report_runs
+from holdfast.cli.run import report
 from holdfast.experiments.record import load_record, overlaid
 from holdfast.report.verdict import troubles
 from holdfast_deploy.federation_file import make_federation
@@ -22,13 +22,13 @@ def test_three_nodes_end_in_one_report_and_in_one_each(
 ) -> None:
     run = deploy(describe(GECL, rounds=4, evaluate_every=2), tmp_path)
     folders = [tmp_path / name for name in "abc"]
-    report_runs(folders[:1], None)
+    report(folders[:1], None)
     alone = (tmp_path / "a" / "report.html").read_text()
     assert "local-gecl" in alone
     assert "As a sees it" in alone
     assert "holdfast run" not in alone  # it would need everybody's data
     assert (tmp_path / "a" / "plots" / "local_loss.svg").exists()
-    report_runs(folders, tmp_path / "all.html")
+    report(folders, tmp_path / "all.html")
     together = (tmp_path / "all.html").read_text()
     for name in "abc":
         assert f"{name}: local-gecl" in together
@@ -45,7 +45,7 @@ def test_three_nodes_end_in_one_report_and_in_one_each(
 def test_a_server_and_its_clients_have_records_too(tmp_path: Path) -> None:
     scaffold = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
     run = deploy(describe(scaffold, rounds=3, network={"topology": "server"}), tmp_path)
-    report_runs([tmp_path / name for name in ("a", "hub")], tmp_path / "all.html")
+    report([tmp_path / name for name in ("a", "hub")], tmp_path / "all.html")
     client, server = load_record(tmp_path / "a"), load_record(tmp_path / "hub")
     assert client.final_table()[0].round == server.final_table()[0].round == 3
     assert server.series("wire_bytes_received")[0].x == [0, 1, 2, 3]

@@ -10,7 +10,7 @@ import torch
 from federation_runs import describe
 
 from holdfast.core.errors import HoldfastError
-from holdfast_deploy import signing
+from holdfast_deploy import keys
 from holdfast_deploy.federation import NodeConfig
 from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.membership.agreement import Decision, Signed
@@ -133,7 +133,7 @@ def test_a_vote_counts_whichever_of_two_authorities_of_one_name_has_vouched_for_
 
 def test_a_vote_outlasts_the_certificate_that_signed_it_and_other_signatures_do_not(tmp_path: Path) -> None:
     """A vote says nothing about its time, so a decision of a year ago can still be checked."""
-    coordinator = signing.public_key(signing.make_key(tmp_path))
+    coordinator = keys.public_key(keys.make_key(tmp_path))
     make_certificates(tmp_path, "test", ["a", "b"], days=1)
     a, b = (load_credentials(tmp_path, name, coordinator) for name in "ab")
     roster = Roster(number=1, first=2, nodes=[NodeConfig(name=name) for name in "ab"])

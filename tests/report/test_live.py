@@ -349,8 +349,10 @@ def test_answers_know_no_files(good_run: RunRecord) -> None:
 
 def test_watching_needs_neither_torch_nor_matplotlib(good_run: RunRecord) -> None:
     code = (
-        "import sys; from pathlib import Path; import holdfast.cli.watch as watch\n"
-        "watch.open_view([Path(sys.argv[1])]).page()\n"
+        "import sys; from pathlib import Path; from rich.console import Console\n"
+        "from holdfast.cli.watch import live_page; from holdfast.report.live import open_view\n"
+        "with live_page([Path(sys.argv[1])], Console(quiet=True)):\n"
+        "    open_view([Path(sys.argv[1])]).page()\n"
         "assert not {'torch', 'matplotlib', 'networkx'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(good_run.path)], check=True)

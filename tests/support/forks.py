@@ -20,7 +20,10 @@ import torch
 FORKS = multiprocessing.get_context("forkserver")
 # torch imports its compiler, which takes as long as torch itself, at the first gradient of torch.func.
 FORKS.set_forkserver_preload(
-    ["torch._dynamo", "holdfast.cli.run", "holdfast_deploy.cli.hosting", "federation_runs", "cluster_ranks"]
+    [
+        *("torch._dynamo", "holdfast.engines.cluster.launch", "holdfast.report.html"),
+        *("holdfast.report.progress", "holdfast_deploy.cli.hosting", "federation_runs", "cluster_ranks"),
+    ]
 )
 
 # Where the server process finds these modules, and what they import.

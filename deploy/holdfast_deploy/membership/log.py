@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import make_folder, sync_folder, write_atomic
-from holdfast_deploy import signing
+from holdfast_deploy import keys
 from holdfast_deploy.federation import Federation, NodeConfig
 from holdfast_deploy.membership.agreement import MOST_AHEAD, Ballot, Decision, Signed, Vote, is_majority
 from holdfast_deploy.membership.messages import check_vote, sign_vote
@@ -158,7 +158,7 @@ class MembershipLog:
             raise HoldfastError("an order, and the federation file names no coordinator's key")
         if order.signature is None:
             raise HoldfastError("an order that nobody has signed")
-        signing.verify("membership", order.document, order.signature, self.file.coordinator)
+        keys.verify("membership", order.document, order.signature, self.file.coordinator)
 
     def check(self, after: Roster) -> None:
         """Refuses a roster that cannot follow the latest one."""

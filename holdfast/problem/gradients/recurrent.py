@@ -2,7 +2,7 @@
 
 The input's products are computed for all times at once; what is left is in ``recurrence``. Rows that are
 computed one by one keep torch's kernels. Dropout between layers is torch's function in both, so that it is
-counted (``holdfast.models.drawing``).
+counted (``holdfast.models.dropout``).
 """
 
 from __future__ import annotations

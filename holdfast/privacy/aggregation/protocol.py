@@ -1,4 +1,4 @@
-"""A client's five phases. Everything it says follows from its secrets and from what it was told."""
+"""The protocol's two parts: a client's five phases, and the server's sum."""
 
 from __future__ import annotations
 
@@ -6,11 +6,25 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.aggregation.keys import Announcement, Secrets, agreed, digest_of, mask, seal, unseal
-from holdfast.privacy.aggregation.shares import SHARE_BYTES, check_threshold, split
+from holdfast.privacy.aggregation.arithmetic import SHARE_BYTES, check_threshold, join, split
+from holdfast.privacy.aggregation.keys import (
+    Announcement,
+    Secrets,
+    agreed,
+    commitment,
+    digest_of,
+    mask,
+    public,
+    seal,
+    unseal,
+)
+
+# --- a client's part ------------------------------------------------------------------------------------
+
 
 ANNOUNCED, DEALT, MASKED, CONFIRMED, REVEALED = range(5)  # what a client has said after each phase
 
@@ -140,3 +154,52 @@ def pair_mask(name: str, key: bytes, other: str, public: bytes, view: bytes, siz
     use = b"\0".join((b"pair", *sorted((name.encode(), other.encode()))))
     numbers = mask(agreed(key, public, view, use), size)
     return numbers if name < other else -numbers
+
+
+# --- the server's part: it passes on what clients say to each other, and takes the masks off the sum ----
+
+
+Revealed = Mapping[str, Mapping[str, bytes]]  # who revealed, of whom, which share
+
+
+def total(
+    masked: Mapping[str, Tensor],
+    dealt: Set[str],
+    announced: Announcements,
+    revealed: Revealed,
+    threshold: int,
+    context: bytes,
+) -> Tensor:
+    """The sum int64 [d] of the messages in ``masked``, without their masks.
+
+    ``dealt``: who went through phase 2, and so has masks with everybody in ``masked``.
+    """
+    if len(revealed) < threshold:
+        raise HoldfastError(
+            f"secure aggregation: {len(revealed)} clients revealed their shares, {threshold} are needed"
+        )
+    messages = list(masked.values())
+    size, sum_ = len(messages[0]), torch.zeros_like(messages[0])
+    for message in messages:
+        sum_ += message
+    view = among(roster(announced, threshold, context), dealt)
+    place = {name: x for x, name in enumerate(announced, 1)}
+    for name in dealt:
+        shares = {place[holder]: said[name] for holder, said in revealed.items()}
+        secret = join(shares, threshold)
+        if secret is None or not _is_of(announced[name], secret, name in masked, context):
+            raise HoldfastError(
+                f"secure aggregation: the shares of {name}'s secret do not fit. One of "
+                f"{', '.join(sorted(revealed))} or {name} itself does not keep to the protocol"
+            )
+        if name in masked:
+            sum_ -= mask(secret, size)
+        else:  # those who arrived have added masks for it that nothing cancels
+            for other in masked:
+                sum_ += pair_mask(name, secret, other, announced[other].masks, view, size)
+    return sum_
+
+
+def _is_of(announcement: Announcement, secret: bytes, own: bool, context: bytes) -> bool:
+    """Whether ``secret`` is the seed of the own mask, or the key, that was announced."""
+    return (commitment(secret, context) == announcement.own) if own else public(secret) == announcement.masks

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import typer
 
+from holdfast.cli.options import AsJson, DataDir, Device, ExperimentPath, Overrides, split_overrides
 from holdfast.cli.run import print_path
-from holdfast.experiments.plan import Job, Plan
-from holdfast.experiments.setting import Setting
-from holdfast.experiments.spec import read_experiment
-from holdfast.report.figures import save_figure
-from holdfast.report.format import bytes_text, count_text, seconds_text
-from holdfast.report.setting_figures import network_figure, partition_figure
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from holdfast.experiments.plan import Job, Plan
+    from holdfast.experiments.setting import Setting
 
 SHOWN_NODES = 30
 
 
-def inspect_experiment(
-    path: Path | None,
-    overrides: list[str],
-    data_dir: Path | None,
-    device: str,
-    output: Path,
-    *,
-    as_json: bool = False,
+def inspect(
+    experiment: ExperimentPath = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path(
+        "inspect"
+    ),
+    as_json: AsJson = False,
 ) -> None:
-    """Shows partition, network, traffic, memory and time of the experiment's first seed and setting."""
-    plan = Plan(read_experiment(path, overrides), data_dir, device)
+    """Look before training: who holds which labels, the graph, how fast it mixes, what a run will cost."""
+    import json
+
+    from rich.console import Console
+
+    from holdfast.experiments.plan import Plan
+    from holdfast.experiments.spec import read_experiment
+    from holdfast.report.format import bytes_text
+
+    path, changes = split_overrides(experiment, overrides)
+    plan = Plan(read_experiment(path, changes), data_dir, device)
     plan.check()
     if as_json:
         print(json.dumps(_as_data(plan), indent=2))
@@ -49,7 +58,7 @@ def inspect_experiment(
     console.print(f"partition: {len(data):,} samples on {data.nodes} nodes, {data.unused:,} unused")
     if data.description:
         console.print(f"data: {data.description}")
-    console.print(partition_table(setting, console.width))
+    console.print(_partition_table(setting, console.width))
     console.print(_network_lines(setting))
     problem = setting.problem
     size = bytes_text(problem.dim * problem.x0.element_size())
@@ -83,8 +92,10 @@ def _as_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def partition_table(setting: Setting, width: int) -> Table:
+def _partition_table(setting: Setting, width: int) -> Table:
     """Samples of every class on every node, the darker the more; for many classes only how many it holds."""
+    from rich.table import Table
+
     data, labels = setting.data, setting.labels
     most = int(labels.max(initial=1))
     cell = len(f" {most:,} ")
@@ -102,6 +113,8 @@ def partition_table(setting: Setting, width: int) -> Table:
 
 
 def _heat(count: int, darkest: int) -> Text:
+    from rich.text import Text
+
     if count == 0:
         return Text("· ", style="dim")
     shade = 235 - round(155 * (count / darkest) ** 0.5)
@@ -129,6 +142,10 @@ def _network_lines(setting: Setting) -> str:
 
 
 def _cost_table(plan: Plan, jobs: list[Job]) -> Table:
+    from rich.table import Table
+
+    from holdfast.report.format import bytes_text, count_text, seconds_text
+
     table = Table(box=None, pad_edge=False, collapse_padding=True, caption_justify="left")
     table.add_column("algorithm", overflow="fold", vertical="bottom", min_width=10)
     for column in (
@@ -205,6 +222,9 @@ def _tried(plan: Plan, job: Job) -> tuple[float, float]:
 
 
 def _save_pictures(setting: Setting, output: Path) -> list[Path]:
+    from holdfast.report.figures import save_figure
+    from holdfast.report.setting_figures import network_figure, partition_figure
+
     network, names = setting.network, setting.data.names
     figures = {"network": network_figure(network.nodes, network.weighted_links(), network.is_server, names)}
     if setting.labels.size:

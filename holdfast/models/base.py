@@ -55,7 +55,7 @@ def image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]
 # --- models by name: ours, or ``module:Class`` of the user's own ----------------------------------------
 
 
-LONGEST_REASON = 500  # characters of somebody else's complaint
+LONGEST_REASON = 500  # characters of another program's message
 
 
 def load_model(

@@ -28,7 +28,7 @@ from holdfast.core.validation import Whole, check
 class Dropout(nn.Module):
     """Zeroes each element with probability ``p`` while training and scales the others by 1 / (1 - p).
 
-    Torch's own ``nn.Dropout`` trains as well here; this layer is for those who call models by themselves.
+    Torch's own ``nn.Dropout`` trains as well here; this layer is for code that calls models itself.
     Give each layer of a model its own number ``layer``, or their masks coincide. The training step supplies
     the buffer ``key`` = (seed, node, round, step); without it every mask is the same.
     """
@@ -116,7 +116,7 @@ class CountedDropout(TorchFunctionMode):
 
     @contextmanager
     def of_node(self, key: Tensor) -> Iterator[None]:
-        """Goes on with the ``key`` [4] of one node, inside a function that is mapped over nodes."""
+        """Continues with the ``key`` [4] of one node, inside a function that is mapped over nodes."""
         keys, self.key = self.key, key
         try:
             yield
@@ -153,7 +153,7 @@ def _may_draw(layer: nn.Module) -> bool:
 def _is_checkpointed() -> bool:
     """Whether this runs in a part whose activations are computed again in the backward pass."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    if top is None:  # torch 2.6 does not tell; its functions are among those that called this one
+    if top is None:  # torch 2.6 has no answer; its functions are among those that called this one
         frame = inspect.currentframe()
         while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
             frame = frame.f_back
@@ -218,7 +218,7 @@ def _attention(
 
 @cache
 def _counted() -> dict[Any, Callable[..., Any]]:
-    """What runs in place of each function of torch that drops something."""
+    """The function that runs in place of each function of torch that drops something."""
     library = {
         name + suffix: _function(drop, name.startswith("feature"), suffix == "_")
         for name, drop in (

@@ -65,7 +65,7 @@ class BatchReader:
         return [future.result() for future in futures]
 
     def prefetch(self, groups: Sequence[Group]) -> None:
-        """Has other processes read what is most likely asked for next; nothing if there are none."""
+        """Lets other processes read what is most likely needed next; without any it does nothing."""
         if not self.workers:
             return
         for wrong in self._ahead.values():
@@ -74,7 +74,7 @@ class BatchReader:
 
     def _submit(self, group: Group) -> Future[Any]:
         if self._pool is None:
-            # Forked, where that is possible, so that data sets need not be sent, as torch's loaders do.
+            # Forked where possible, as by torch's loaders, so that data sets need not be sent.
             ways = multiprocessing.get_all_start_methods()
             context = multiprocessing.get_context("fork" if "fork" in ways else "spawn")
             self._pool = ProcessPoolExecutor(self.workers, context, _start, (self.read,))
@@ -83,7 +83,7 @@ class BatchReader:
 
 
 def read_group(read: ReadPart, group: Group) -> Tree:
-    """All parts, one below the other."""
+    """All parts in one tree [parts, rows, ...]."""
     trees = [read(part) for part in group]
     first = describe(trees[0])
     for part, tree in zip(group, trees, strict=True):
@@ -96,7 +96,7 @@ def read_group(read: ReadPart, group: Group) -> Tree:
 
 
 def joined(trees: Sequence[Tree], dim: int = 0) -> Tree:
-    """What several groups gave, as one tree."""
+    """The trees of several groups as one."""
     try:
         return tree_map(lambda *columns: torch.cat(columns, dim=dim), *trees)
     except RuntimeError:
@@ -123,7 +123,7 @@ def _read_there(group: Group) -> Tree:
 # --- the source that reads so -----------------------------------------------------------------------------
 
 
-# What is read for evaluation has the number of no round, and so random transforms of its own.
+# The round number of reads for evaluation: that of no round, so their random transforms are their own.
 EVALUATION = 2**32 - 1
 SOME = 64  # items whose targets are checked before training
 
@@ -180,14 +180,6 @@ class LazySource:
             self.draws = build_sampling(sampling, seed, self.counts, batch_size)
         self._checks: list[Callable[[Tensor], None]] = []  # of targets that are read; copies share the list
         self._asked: tuple[Tensor, int, Tensor] | None = None
-
-    @property
-    def width(self) -> int | None:
-        return None if self.draws is None else self.draws.width
-
-    @property
-    def padded(self) -> bool:
-        return self.draws is not None and self.draws.padded
 
     @property
     def targets(self) -> Tensor | None:
@@ -253,9 +245,6 @@ class LazySource:
     def test_set(self, samples: Tree) -> Tree:
         self.input_transform.check_alike(samples, described(self._first(1)))
         return self.input_transform.place(samples)
-
-    def prepared(self, stored: Tree, at_once: int) -> Iterator[Tree]:
-        return self.input_transform.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> LazySource:
         return LazySource(self.data, self.like.to(dtype), **self._options, reader=self.reader)

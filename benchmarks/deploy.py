@@ -42,7 +42,7 @@ from rich.table import Table
 from holdfast_deploy.federation_file import make_federation, read_federation
 from holdfast_deploy.member.node import Node
 from holdfast_deploy.ops.events import Events, silence
-from holdfast_deploy.sites import open_site, read_data
+from holdfast_deploy.site import open_site, read_data
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials
 from holdfast_deploy.wire.protocol import CONNECTION

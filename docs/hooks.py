@@ -299,7 +299,9 @@ ROOMS = {
 
 def names() -> str:
     """Every public name of ``holdfast``, by room; what no room claims comes last."""
-    left = dict(_HOMES)
+    left: dict[str, list[str]] = {}
+    for name, home in _HOMES.items():
+        left.setdefault(home, []).append(name)
     rooms = {title: [(home, left.pop(home)) for home in homes] for title, homes in ROOMS.items()}
     rooms["The rest"] = list(left.items())
     lines = [
@@ -311,7 +313,7 @@ def names() -> str:
     for title, homes in rooms.items():
         lines += [f"## {title}", ""]
         for home, listed in homes:
-            for name in listed.split():
+            for name in listed:
                 if not isinstance(getattr(holdfast, name), Registry):
                     lines += [f"::: {home}.{name}", "    options:", "      heading_level: 3", ""]
     return "\n".join(lines) + "\n"

@@ -17,7 +17,7 @@ from holdfast.core.validation import Positive, Section, Whole
 from holdfast.experiments.spec import check_keys, read_toml
 from holdfast_deploy.exposure import as_configured, gives_gradients_away, most_delta
 from holdfast_deploy.federation_file import FederationFile
-from holdfast_deploy.signing import (
+from holdfast_deploy.keys import (
     KEY_NAME,
     Signature,
     fingerprint,

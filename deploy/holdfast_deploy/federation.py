@@ -131,7 +131,7 @@ class Federation(Section, ABC):
     seed: Seed = 0
     dtype: Literal["float32", "float64"] = "float32"
     compression: Annotated[Literal["none", "lossless"], BeforeValidator(_no_channel)] = "none"
-    # Public key of whoever signs for all: this file, changes of members, revocations (signing.py).
+    # Public key of whoever signs for all: this file, changes of members, revocations (keys.py).
     coordinator: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     evaluate_every: Count = 1  # rounds between measurements at home
     shared_metrics: list[NodeMetric] = Field(default=[])  # what of those others may see

@@ -39,7 +39,7 @@ from holdfast.experiments.spec import (
 from holdfast.models import load_model
 from holdfast.models.base import MODELS
 from holdfast.privacy import Ledger, NodeDP
-from holdfast.privacy.aggregation.shares import default_threshold
+from holdfast.privacy.aggregation.arithmetic import default_threshold
 from holdfast.problem.losses import LOSSES, Loss
 from holdfast.topology import Network
 from holdfast_deploy.federation import Federation

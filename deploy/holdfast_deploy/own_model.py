@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.own_source import OwnSource, find_source
-from holdfast.models.load import import_model
+from holdfast.models.base import import_model
 
 SHOWN = 12  # hexadecimal digits of a hash in messages to people
 LONGEST_NAME = 40  # characters of a class's name

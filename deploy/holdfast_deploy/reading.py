@@ -1,8 +1,8 @@
 """How members read their tables: column j of the samples, and class c, must mean the same at all of them.
 
-The shape of samples says nothing of that: a text column may have equally many, but other words at two sites.
-So members tell one another digests of what their columns are called, of the words, and of the classes'
-names, and whoever reads otherwise is refused. Names and words themselves stay at home.
+The shape of samples does not show that: a text column may have equally many, but different words at two
+sites. So members send each other digests of the names of their columns, of the words, and of the names of the
+classes. A member whose digests differ is refused. The names and words themselves are not sent.
 """
 
 from __future__ import annotations
@@ -31,49 +31,49 @@ DO = (
 
 @dataclass(frozen=True)
 class Reading:
-    """What a site knows about its samples: for each kind of ``KINDS`` that it knows, what others are told."""
+    """What a site knows about its samples: digests, for each kind of ``KINDS`` that it knows."""
 
-    told: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
     texts: tuple[Any, ...] = ()  # the names of text columns
 
     @classmethod
     def of(cls, table: TableForm | None, class_names: Sequence[str] | None) -> Reading:
         """Of samples that came from ``table``, and whose classes have these names, if they are known."""
-        told: dict[str, str] = {}
+        digests: dict[str, str] = {}
         texts: tuple[Any, ...] = ()
         if table is not None:
             texts = tuple(name for name in table.inputs if name in table.words)
             words = [list(map(str, table.words[name])) for name in texts]
-            told["columns"] = _digest([*map(str, table.inputs), str(table.target)], WHOLE)
+            digests["columns"] = _digest([*map(str, table.inputs), str(table.target)], WHOLE)
             each = [_digest(column, EACH) for column in words[:MOST_TEXTS]]
-            told["words"] = ",".join([_digest(words, WHOLE), *each])
+            digests["words"] = ",".join([_digest(words, WHOLE), *each])
         if class_names is not None:
-            told["classes"] = _digest(list(map(str, class_names)), WHOLE)
-        return cls(told, texts)
+            digests["classes"] = _digest(list(map(str, class_names)), WHOLE)
+        return cls(digests, texts)
 
 
 class Readings:
-    """What all members must share: the own reading, and of what is not known here, the first that is heard.
+    """What all members must share: the own reading, and of what is not known here, the first that arrives.
 
-    A server has no table, nor has every node; yet what two of its peers have must be the same.
+    A server has no table, nor has every node, but those of its peers must agree.
     """
 
     def __init__(self, name: str, own: Reading) -> None:
-        self._own, self._told = own, dict(own.told)
-        self._whose = dict.fromkeys(own.told, name)
+        self._own, self._digests = own, dict(own.digests)
+        self._whose = dict.fromkeys(own.digests, name)
 
     @property
-    def told(self) -> str:
-        """What stands beside every question of this member; "": it knows nothing."""
-        return " ".join(f"{kind}={self._told[kind]}" for kind in KINDS if kind in self._told)
+    def header(self) -> str:
+        """What is sent beside every question of this member; "": it knows nothing."""
+        return " ".join(f"{kind}={self._digests[kind]}" for kind in KINDS if kind in self._digests)
 
     def compare(self, who: str, theirs: str) -> None:
-        """Complains if ``who``, who says ``theirs``, has read its table in another way."""
+        """Raises an error if the member ``who``, with the header ``theirs``, reads its table differently."""
         for part in theirs.split():
             kind, _, said = part.partition("=")
             if kind not in KINDS:  # of a later version, perhaps
                 continue
-            if self._told.setdefault(kind, said) != said:
+            if self._digests.setdefault(kind, said) != said:
                 raise HoldfastError(
                     f"another reading of the table: {who} and {self._whose[kind]} differ in "
                     f"{self._what_differs(kind, said)}; {DO}"
@@ -81,9 +81,10 @@ class Readings:
             self._whose.setdefault(kind, who)
 
     def _what_differs(self, kind: str, said: str) -> str:
-        """In people's words; the first text column, where this member knows what it is called."""
+        """In words; the first text column that differs, where this member knows its name."""
         if kind == "words":
-            pairs = zip(self._own.texts, said.split(",")[1:], self._told[kind].split(",")[1:], strict=False)
+            own = self._digests[kind].split(",")[1:]
+            pairs = zip(self._own.texts, said.split(",")[1:], own, strict=False)
             for name, theirs, ours in pairs:
                 if theirs != ours:
                     return f"the words of column {str(name)!r}"

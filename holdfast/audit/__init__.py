@@ -1,4 +1,4 @@
-"""What others learn about the samples of an experiment: attacks on its own messages and models."""
+"""Attacks on the messages and models of an experiment: what others could learn about its samples."""
 
 from holdfast.audit.leakage import Audit, audit
 from holdfast.audit.subject import Subject

@@ -1,8 +1,8 @@
 """Audit by insertion: a lower bound of epsilon from one run (Steinke, Nasr and Jagielski 2023).
 
-Made-up samples, canaries, are put into one node's data, each or not by a coin. Whoever hears all messages of
-that node guesses which are in. Under (epsilon, delta)-privacy the number of right guesses is bounded, so
-many right guesses refute a small epsilon.
+Made-up samples, canaries, are put into one node's data, each with probability 1/2. An attacker that hears all
+messages of that node guesses which are in. Under (epsilon, delta)-privacy the number of right guesses is
+bounded, so many right guesses refute a small epsilon.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from holdfast.privacy import DP
 from holdfast.problem.source import Batch
 
 MOST_CANARIES = 128
-LARGE = 10.0  # their norms, over that of a common sample: so large that gradients are clipped
-GUESSED = 0.8  # the share of canaries that are guessed; of the others one says nothing
+LARGE = 10.0  # their norms relative to an ordinary sample's: so large that gradients are clipped
+GUESSED = 0.8  # the share of canaries that are guessed; on the others there is no guess
 UNCERTAINTY = 0.05
 PENALTY = 0.1  # of squared shares
 
@@ -85,7 +85,7 @@ def insert_canaries(subject: Subject, seed: int = 0) -> Bound:
 
 
 def without_noise(subject: Subject) -> Subject:
-    """The same with clipped gradients, and no noise: what the test must not miss."""
+    """The same with clipped gradients and no noise, which the test must notice."""
     assert isinstance(subject.setting.terms.private, DP)
     return replace(subject, noiseless=True)
 
@@ -120,7 +120,7 @@ def with_canaries(data: FederatedData, made: Pair, inside: np.ndarray) -> Federa
 
 
 def _shares(subject: Subject, made: Pair, moved: Tensor) -> Tensor:
-    """[m]: how much of every canary's gradient is in the direction ``moved`` [d].
+    """[m]: the component of every canary's gradient in the direction ``moved`` [d].
 
     The node's other samples are known to the strongest adversary, so their gradients are fitted, too: least
     squares, with a small penalty.

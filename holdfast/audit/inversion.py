@@ -18,18 +18,18 @@ from holdfast.data.samples import Pair
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.source import Batch
 
-MOST_NODES = 5  # whose messages are tried
-MOST_SAMPLES = 4  # that are looked for together by optimisation
+MOST_NODES = 5  # nodes whose messages are tried
+MOST_SAMPLES = 4  # samples that are reconstructed together by optimisation
 STEPS = 300
 SMALL = 200_000  # parameters up to which optimisation is tried
 
 
 class Inversion(NamedTuple):
-    """How near an attacker comes to a sample of a node: Euclidean distance over the sample's own norm."""
+    """How close an attacker comes to a node's samples: Euclidean distance over the sample's own norm."""
 
     errors: list[float]  # of the best candidate of each node that was tried
-    labels: int  # of so many nodes the class of that sample was guessed, too
-    guess: float  # what the mean of all samples gives, without any message
+    labels: int  # the number of nodes whose sample's class was guessed, too
+    guess: float  # the error of the mean of all samples, without any message
     attack: str
 
 
@@ -57,8 +57,8 @@ def invert(subject: Subject, of_mean: bool = False) -> Inversion:
             torch.cat(parts) for parts in zip(*(_samples(problem, i) for i in owners), strict=True)
         )
         found.append(_best(subject, heard, row, inputs, targets, of_mean))
-    everybody = [_samples(problem, i)[0] for i in range(problem.nodes)]
-    guess = min(_distance(torch.cat(everybody).mean(0), everybody[row]).min().item() for row in nodes)
+    all_samples = [_samples(problem, i)[0] for i in range(problem.nodes)]
+    guess = min(_distance(torch.cat(all_samples).mean(0), all_samples[row]).min().item() for row in nodes)
     attacks = {attack for _, _, attack in found}
     return Inversion(
         [error for error, _, _ in found],
@@ -93,13 +93,13 @@ def _best(
 
 
 def directions(heard: Overheard, row: int) -> list[Tensor]:
-    """What may be a gradient but for its scale: vectors as they were sent, and less the model before."""
+    """Candidates for a gradient up to its scale: vectors as they were sent, and minus the model before."""
     both = [vector for sent in heard.messages for vector in (sent[row], sent[row] - heard.before[row])]
     return [vector for vector in both if vector.isfinite().all() and vector.norm() > 0]
 
 
 def analytic(vector: Tensor, first: Layer, last: Layer | None) -> list[tuple[Tensor, int | None]]:
-    """Inputs, flat, with the class that the last bias tells of a single sample."""
+    """Inputs, flat, with the class of a single sample, as the last bias shows it."""
     weight, bias = first.split(vector)
     strong = torch.nonzero(bias.abs() > 1e-9 * bias.abs().max())[:, 0]
     label = None if last is None else odd_one(vector[last.bias])
@@ -107,7 +107,7 @@ def analytic(vector: Tensor, first: Layer, last: Layer | None) -> list[tuple[Ten
 
 
 def odd_one(gradient: Tensor) -> int | None:
-    """The class whose entry [C] has another sign than all others: probabilities less 1 at the class."""
+    """The class whose entry [C] differs in sign from all others: probabilities, minus 1 at the class."""
     for signs in (gradient < 0, gradient > 0):
         if int(signs.sum()) == 1:
             return int(signs.nonzero()[0, 0])
@@ -141,7 +141,7 @@ def optimised(
 
 
 def linear_layers(problem: ModelProblem) -> tuple[Layer | None, Layer | None]:
-    """The layer that sees the inputs, and the one that gives the outputs, if they are linear with a bias."""
+    """The layer that reads the inputs, and the one that makes the outputs, if they are linear with a bias."""
     with_parameters = [
         (name, module)
         for name, module in problem.model.template.named_modules()

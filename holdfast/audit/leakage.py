@@ -1,4 +1,4 @@
-"""The audit of an experiment: every attack, from every place it can be made from, and what came of it."""
+"""The audit of an experiment: every attack, for every observer that can make it, and its results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class View:
 
     observer: str  # such as "the server"
     sees: str
-    inversion: Inversion | None  # None: it gets no message
+    inversion: Inversion | None  # None: it receives no message
     membership: Membership | None  # None: not tried from there
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found for one method."""
+    """The results for one method."""
 
     label: str
     protections: list[str]  # in words; none: there is only one list of views
@@ -34,7 +34,7 @@ class Audit:
     unprotected: list[View]  # the same without the protections
     canaries: Bound | None  # with the promised noise; None: nothing is promised
     canaries_without_noise: Bound | None
-    epsilon: float | None  # what the ledger says
+    epsilon: float | None  # as the ledger computes it
 
     def as_dict(self) -> dict[str, Any]:
         """For programs."""
@@ -67,7 +67,7 @@ class Audit:
 
 
 def audit(subject: Subject, shadows: int = 16) -> Audit:
-    """Attacks ``subject``, with and without what protects it; so many ``shadows`` are trained each time."""
+    """Attacks ``subject``, with and without its protections; trains ``shadows`` runs each time."""
     protections = subject.protections
     bounds: tuple[Bound | None, Bound | None] = (None, None)
     if isinstance(subject.setting.terms.private, DP):  # canaries are samples: they say nothing of whole nodes
@@ -97,7 +97,7 @@ def _views(subject: Subject, shadows: int) -> list[View]:
 
 
 def promised_epsilon(subject: Subject) -> float | None:
-    """What the ledger will say of single samples after all rounds."""
+    """The epsilon of single samples after all rounds, as the ledger computes it."""
     ledger = planned_ledger(subject.setting, subject.method, subject.cohort, subject.rounds)
     if ledger is None or not isinstance(ledger.budget, DP):
         return None

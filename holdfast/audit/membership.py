@@ -34,14 +34,14 @@ class Figure(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """How well members are told from others; 0.5 and the rates themselves are what guessing gives."""
+    """How well members are told from others; guessing reaches an area of 0.5 and the rates themselves."""
 
     auc: Figure
     tpr: dict[float, Figure]  # share of members found, by the share of others that are taken for members
 
 
 def infer(subject: Subject, shadows: int) -> dict[str, Membership]:
-    """What the final common model gives away ("model"), and what nodes' last messages do ("messages")."""
+    """What the final common model ("model") and the nodes' last messages ("messages") reveal."""
     rng = np.random.default_rng(subject.setting.seed)
     data, members = subject.data, []
     confidences: dict[str, list[Tensor]] = {"model": [], "messages": []}
@@ -72,7 +72,7 @@ def chosen(data: FederatedData, member: NDArray[np.bool_]) -> FederatedData:
 
 
 def trained(subject: Subject) -> tuple[Tensor, Tensor]:
-    """The common model [d] after all rounds, and the nodes' own [n, d] as the last messages tell them."""
+    """The common model [d] after all rounds, and the nodes' own [n, d] according to the last messages."""
     simulation = subject.simulation()
     own = simulation.models.clone()
     for _ in range(subject.rounds):

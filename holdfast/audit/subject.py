@@ -1,4 +1,4 @@
-"""The run that is audited: what it can be run with, and what an eavesdropper hears of it."""
+"""The run that is audited, its variants, and what an eavesdropper hears of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Subject:
         return subject
 
     def check(self) -> None:
-        """Refuses what the attacks cannot be tried on, with a reason."""
+        """Refuses a run on which the attacks cannot be tried, with the reason."""
         data = self.setting.data
         if not isinstance(data, FederatedData) or not isinstance(data.x, Tensor) or data.y is None:
             raise HoldfastError(
@@ -80,7 +80,7 @@ class Subject:
 
     @property
     def protections(self) -> list[str]:
-        """What is meant to protect samples, in words."""
+        """The protections of samples, in words."""
         private, rule, channel = self.setting.terms.private, self.setting.network.aggregation, self.channel
         found = []
         if private is not None:
@@ -115,37 +115,38 @@ class Subject:
 
 
 class Overheard(NamedTuple):
-    """What one round gave away of the nodes."""
+    """What one round reveals of the nodes."""
 
-    before: Tensor  # [n, d]: their models before the round, which those who mix with them know
+    before: Tensor  # [n, d]: their models before the round, which the nodes that mix with them know
     messages: Tensor  # [v, n, d]: every vector like a model that each of them sent, as it arrived
     sent: Tensor  # [n] bool: whether it took part
     after: Tensor  # [n, d]: their models after the round; with a server, what it made of all messages
 
     @property
     def models(self) -> Tensor:
-        """[n, d]: the nodes' own models after their local work, which the first vector of a message tells.
+        """[n, d]: the nodes' own models after their local work, found from the first vector of a message.
 
-        Methods send models, or changes of them; who knows the method knows which. Changes are smaller.
+        Methods send models, or changes of them, which are smaller. An attacker that knows the method knows
+        which.
         """
-        told = self.messages[0]
-        changes = told.norm(dim=1) < (told - self.before).norm(dim=1)
-        return torch.where(changes.unsqueeze(1), self.before + told, told)
+        sent = self.messages[0]
+        changes = sent.norm(dim=1) < (sent - self.before).norm(dim=1)
+        return torch.where(changes.unsqueeze(1), self.before + sent, sent)
 
 
 def overheard(simulation: Simulation) -> Overheard:
     """Runs the next round and keeps what was sent in it."""
     nodes, dim = simulation.problem.nodes, simulation.problem.dim
-    before, told = simulation.models.detach().clone(), []
+    before, heard = simulation.models.detach().clone(), []
     sent = torch.zeros(nodes, dtype=torch.bool)
 
     def listen(message: Any, senders: Tensor) -> None:
         sent[senders] = True
         for vectors in leaves(message):
             if vectors.shape[-1] == dim:
-                told.append(torch.zeros_like(before).index_copy(0, senders, vectors.detach()))
+                heard.append(torch.zeros_like(before).index_copy(0, senders, vectors.detach()))
 
     simulation.rounds.listener = listen
     simulation.step()
     simulation.rounds.listener = None
-    return Overheard(before, torch.stack(told) if told else before[None], sent, simulation.models.detach())
+    return Overheard(before, torch.stack(heard) if heard else before[None], sent, simulation.models.detach())

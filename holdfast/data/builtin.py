@@ -1,4 +1,4 @@
-"""Problems made on the spot, whose nodes disagree by construction: group i is the data of node i."""
+"""Data that need no download: scikit-learn's, and synthetic problems with heterogeneous nodes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _split(x: np.ndarray, y: np.ndarray, *, classes: int, standardise: bool) -> 
     )
 
 
-# --- problems made on the spot, whose nodes disagree by construction ------------------------------------
+# --- synthetic problems with heterogeneous nodes: group i is the data of node i ------------------------
 
 
 AtLeastTwo = Annotated[int, Field(ge=2)]

@@ -1,4 +1,4 @@
-"""A data set before it is divided among nodes, and the registry of those we can load by name."""
+"""A data set before it is divided among nodes, and the registry of those that have a name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Dataset:
     std: float = 1.0
     """``mean`` and ``std`` are for :func:`prepare`, which takes uint8 to [0, 1] first."""
     class_names: tuple[str, ...] | None = None
-    """What the classes are called, for the report; None: by their numbers."""
+    """The names of the classes, for the report; None: their numbers."""
 
     def __post_init__(self) -> None:
         check("classes", Count | None, self.classes)
@@ -77,8 +77,8 @@ def prepare(x: Tensor, mean: float, std: float, dtype: torch.dtype = torch.float
     """Stored samples as a model sees them: (x/255 - mean)/std for uint8, (x - mean)/std for floats."""
     if x.dtype in (torch.int64, torch.bool):  # tokens, which an embedding looks up, and masks
         return x
-    # This runs in every training step: nothing that changes nothing, and in place, which on a CPU is many
-    # times faster than into fresh memory.
+    # This runs in every training step: operations without effect are left out, and others work in place,
+    # which on a CPU is many times faster than writing to new memory.
     divisor = 255 * std if x.dtype == torch.uint8 else std
     own = x.to(dtype, copy=divisor != 1 or mean != 0)
     if divisor != 1:

@@ -1,4 +1,4 @@
-"""The data of nodes, as engines want them: one tensor, each node a run of rows."""
+"""The data of nodes in the form that engines use: one tensor, in which each node owns a range of rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.data.samples import (
 )
 
 Counted = Callable[[Tensor], Tensor | None]
-"""From targets [N, ...] to the samples that count, [N] bool; None: all."""
+"""A function from targets [N, ...] to the samples that count, [N] bool; None: all."""
 
 ITEMS_READ_AGAIN = 8  # of a Dataset: a transform that changes every second item is noticed too
 
@@ -51,7 +51,7 @@ class Whose:
 
     of_row: np.ndarray  # [N] words or whole numbers, as in the table
     node: str
-    names: tuple[str, ...]  # what the nodes are called that the rows are to belong to
+    names: tuple[str, ...]  # the names of the nodes to which the rows are to belong
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,15 +73,15 @@ class FederatedData:
     held: np.ndarray | None = None
     """[m] int64, ascending: the nodes whose samples are here; None: all."""
     description: str = ""
-    """How they came here, for people."""
+    """How they were read, in words."""
     names: tuple[str, ...] | None = None
-    """What the nodes are called, such as hospitals; None: by their numbers."""
+    """The names of the nodes, such as hospitals; None: their numbers."""
     table: TableForm | None = None
     """How they were read from a frame, if they were."""
     class_names: tuple[str, ...] | None = None
-    """What the classes are called, each at the place of its label; None: by their numbers."""
+    """The names of the classes, each at the place of its label; None: their numbers."""
     whose: Whose | None = None
-    """Of rows in the order of their table, as those of one node: whose each is, if the table tells."""
+    """Where all rows are in the order of their table: the owner of each, if the table has it."""
     finite = True
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class FederatedData:
 
     @property
     def bytes_everywhere(self) -> int:
-        """What the inputs of all nodes take, those held elsewhere included."""
+        """Bytes of the inputs of all nodes, those held elsewhere included."""
         sizes = sum(part[0].numel() * part.element_size() for part in leaves(self.x))
         return int(self.counts.sum()) * sizes
 
@@ -177,7 +177,7 @@ class FederatedData:
         return replace(self, x=x, y=None if self.y is None else self.y[rows], held=held)
 
     def at_site(self, node: int, counts: np.ndarray) -> FederatedData:
-        """The samples of a single node, as those of ``node`` among nodes with ``counts`` [n] samples."""
+        """The samples of a single node as those of ``node`` among nodes with ``counts`` [n] samples."""
         everywhere = counts.copy()
         everywhere[node] = len(self)
         return replace(self, counts=everywhere, held=np.array([node]))
@@ -243,7 +243,7 @@ class FederatedData:
 
     @classmethod
     def of_nodes(cls, parts: Sequence[Any]) -> FederatedData:
-        """From what each node owns: a pair (x, y), a dictionary of columns, or a map-style torch Dataset.
+        """From each node's samples: a pair (x, y), a dictionary of columns, or a map-style torch Dataset.
 
         A torch Dataset is read once, so random transforms in it are drawn once; then there is a warning.
         """
@@ -274,12 +274,12 @@ class FederatedData:
 
 
 def _is_pair(parts: Sequence[Any]) -> bool:
-    """Whether ``parts`` are the samples and targets of one data set."""
+    """Whether ``parts`` look like the samples and targets of one data set."""
     return len(parts) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in parts)
 
 
 def _dividing(whole: Tree) -> str:
-    """How a data set becomes one for each node."""
+    """How to divide a data set among nodes, for messages."""
     if isinstance(whole, Sequence):
         return "; divide it by hf.partition(x, y, hf.IID(), nodes=10)"
     if hasattr(whole, "iloc"):
@@ -292,7 +292,7 @@ def _dividing(whole: Tree) -> str:
 
 
 def no_empty_node(counts: np.ndarray) -> None:
-    """Complains, naming the first one, if a node has no sample."""
+    """Raises, naming the first one, if a node has no sample."""
     empty = np.flatnonzero(counts < 1)
     if len(empty):
         raise HoldfastError(
@@ -309,7 +309,7 @@ def read_samples(where: str, part: Any) -> Tree:
 
 
 def warn_if_random(where: str, part: Any, samples: Tree) -> bool:
-    """Warns if ``part`` is a torch Dataset whose items are not what they were when ``samples`` were read."""
+    """Warns if ``part`` is a torch Dataset whose items differ from those read into ``samples``."""
     if not is_dataset(part):
         return False
     for i in range(min(ITEMS_READ_AGAIN, len(part))):
@@ -326,7 +326,7 @@ def warn_if_random(where: str, part: Any, samples: Tree) -> bool:
 
 
 def alike(one: Any, samples: Tree, row: int) -> bool:
-    """Whether a tree of a single sample is what ``samples`` have at ``row``."""
+    """Whether a tree of a single sample equals ``samples`` at ``row``."""
     pairs = zip(leaves(one), leaves(samples), strict=True)
     return all(a.shape[1:] == b.shape[1:] and torch.equal(a[0], b[row]) for a, b in pairs)
 

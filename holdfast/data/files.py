@@ -1,4 +1,4 @@
-"""Data sets read from files that the user has. Nothing is downloaded."""
+"""Data sets that are read from the user's files. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ GROUP_KEYS = ("writer", "group", "groups")
 
 
 def in_short(error: Exception) -> str:
-    """What another library complained about, in part of a line: it may quote whole files."""
+    """Another library's message, cut to part of a line, since it may quote whole files."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return textwrap.shorten(text, 120)
 
 
 class Arrays(NamedTuple):
-    """What a file held, still as numpy arrays and in the layout of the file."""
+    """The content of a file, still as numpy arrays and in the layout of the file."""
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -336,7 +336,7 @@ def leaf(
 
 
 def _roots(data_dir: Folder) -> list[Path]:
-    """Folders the user told us about: the argument first, then the environment."""
+    """Folders that the user names: the argument first, then the environment."""
     check("data_dir", Folder, data_dir)
     return [Path(given).expanduser() for given in (data_dir, os.environ.get(DATA_VARIABLE)) if given]
 
@@ -361,7 +361,7 @@ def _load(
 
 
 def given_path(where: str, given: str, data_dir: Folder) -> Path:
-    """The file or folder a user named: as it stands, or within the data folders."""
+    """The file or folder that the user named: by itself, or within the data folders."""
     check(where, str, given)
     places = [Path(given).expanduser(), *(root / given for root in _roots(data_dir))]
     for place in places:
@@ -378,7 +378,7 @@ def _listed(places: list[Path]) -> str:
 def _dataset(
     path: Path, arrays: Arrays, classes: int | None, mean: float | None, std: float | None
 ) -> Dataset:
-    """Checked tensors, channels first; complaints name ``path``. No ``classes``: as many as labels say."""
+    """Checked tensors, channels first; errors name ``path``. No ``classes``: as many as the labels have."""
     try:
         x_train = as_samples("x_train", _channels_first(arrays.x_train))
         y_train, y_test = as_targets("y_train", arrays.y_train), as_targets("y_test", arrays.y_test)

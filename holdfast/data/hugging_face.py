@@ -72,7 +72,7 @@ def _partitions(source: Any, split: str) -> list[Any]:
     from flwr_datasets.partitioner import Partitioner
 
     if isinstance(source, FederatedDataset):
-        first = source.load_partition(0, split)  # gives the partitioner its data set
+        first = source.load_partition(0, split)  # this call lets the partitioner load its data set
         count = source.partitioners[split].num_partitions
         return [first, *(source.load_partition(i, split) for i in range(1, count))]
     if isinstance(source, Partitioner):

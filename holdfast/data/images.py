@@ -69,7 +69,7 @@ def image_folder(
     """The images in ``path/class/...``, as a Dataset; classes are numbered in the order of their names.
 
     ``size``: (height, width) to which all are resized. ``mode``: of Pillow, "RGB" or "L" for grey.
-    ``transform``: done to every image; it may draw from the global generators.
+    ``transform``: applied to every image; it may draw from the global generators.
     """
     classes = _folders(Path(path), "class")
     return _images(Path(path), classes, size, mode, transform)
@@ -86,7 +86,7 @@ def image_folders(
 ) -> FederatedData | LazyData:
     """The images in ``path/node/class/...``, a node for each folder, whose names are kept in ``names``.
 
-    Classes are numbered in the order of all their names, those that a node lacks included. ``workers`` and
+    Classes are numbered in the order of all names, those that a node lacks included. ``workers`` and
     ``streaming``: see ``from_datasets``; other arguments as for ``image_folder``.
     """
     nodes = _folders(Path(path), "node")
@@ -108,7 +108,7 @@ def named_image_folder(
 ) -> TrainTest:
     """Images in FOLDER/class/..., to be divided; ``size`` [height, width]; ``transform`` of module:function.
 
-    The transform is done to the images that are trained on, ``test_transform`` to those in ``test_folder``.
+    The transform is applied to the training images, ``test_transform`` to those in ``test_folder``.
     """
     path, dimensions = given_path("dataset 'image-folder'", folder, data_dir), _dimensions(size)
     classes = _folders(path, "class")
@@ -132,8 +132,8 @@ def named_image_folders(
 ) -> TrainTest:
     """Images in FOLDER/node/class/..., a node for each folder; other keys as for image-folder.
 
-    ``test_folder`` has a folder for every node, too, which each is tested on. ``workers``: processes that
-    read images.
+    ``test_folder`` has a folder for every node, too, on which that node is tested. ``workers``: processes
+    that read images.
     """
     path, dimensions = given_path("dataset 'image-folders'", folder, data_dir), _dimensions(size)
     train = image_folders(path, size=dimensions, mode=mode, transform=_transform(transform), workers=workers)

@@ -21,7 +21,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Part(NamedTuple):
-    """What is to be read of one node."""
+    """A request for samples of one node."""
 
     node: int
     round: int
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LazyData:
-    """A map-style data set per node. Items are read whenever they are drawn, with transforms drawn anew.
+    """A map-style data set per node. Items are read whenever they are drawn, with new random transforms.
 
     While a batch is read, the global generators of Python, numpy and torch are seeded for (seed, node, round,
     step), so that it is the same in every engine and after a resume.
@@ -106,7 +106,7 @@ class LazyData:
 
     @property
     def description(self) -> str:
-        """Where samples come from, for people."""
+        """Where samples come from, in words."""
         by = {0: "", 1: " by a process"}.get(self.workers, f" by {self.workers} processes")
         return f"items read{by} when they are drawn, {self.why}"
 
@@ -140,7 +140,7 @@ class LazyData:
         return self.read(Part(node, 0, 0, items, ((0, 0, 0, 0),), len(items)))
 
     def known_by(self) -> dict[str, Any]:
-        """What tells these data from others without reading them all: sizes and every node's first item."""
+        """What identifies these data without reading them all: sizes and every node's first item."""
         kinds = [type(dataset).__qualname__ for dataset in self.datasets]
         first = [tuple(leaves(self.first(1, node))) for node in self.here.tolist()]
         return {"counts": self.counts, "kinds": kinds, "first": first, "collate_fn": self.collate_fn}
@@ -155,8 +155,8 @@ class LazyData:
 class Stream:
     """Data without an end: ``batch(node, round, step)`` makes what a node sees in a step.
 
-    It gives a pair (x, y) or a dictionary of tensors, always of as many samples. It may draw from the global
-    generators of Python, numpy and torch, which are seeded for (seed, node, round, step).
+    It returns a pair (x, y) or a dictionary of tensors, always of the same number of samples. It may draw
+    from the global generators of Python, numpy and torch, which are seeded for (seed, node, round, step).
     ``workers``: processes that make batches, also ahead of the step.
     """
 
@@ -165,7 +165,7 @@ class Stream:
     workers: int = 0
     names: tuple[str, ...] | None = None
     held: np.ndarray | None = None
-    """[m] int64, ascending: the nodes that are asked for here; None: all."""
+    """[m] int64, ascending: the nodes for which batches are made here; None: all."""
     classes: int | None = None
     """How many there are, if that is known."""
     unused: int = 0
@@ -182,17 +182,17 @@ class Stream:
         return f"Stream(for {self.nodes} nodes, {self.description})"
 
     def __len__(self) -> int:
-        """Samples that can be counted: none."""
+        """0: samples of a stream are not counted."""
         return 0
 
     @property
     def counts(self) -> np.ndarray:
-        """[n] int64: the same of each node."""
+        """[n] int64: the same for each node."""
         return np.zeros(self.nodes, dtype=np.int64)
 
     @property
     def here(self) -> np.ndarray:
-        """[m] int64: the nodes that are asked for here."""
+        """[m] int64: the nodes for which batches are made here."""
         return np.arange(self.nodes) if self.held is None else self.held
 
     @property
@@ -201,7 +201,7 @@ class Stream:
         return shape_of_inputs(self.first(1))
 
     def hold(self, nodes: Sequence[int]) -> Stream:
-        """The same stream, of which only ``nodes`` are asked for here."""
+        """The same stream, which makes batches for only ``nodes`` here."""
         return replace(self, held=np.unique(np.asarray(nodes, dtype=np.int64)))
 
     def at_site(self, node: int, counts: np.ndarray) -> Stream:
@@ -214,7 +214,7 @@ class Stream:
         return tree_map(lambda part: part[:count], made)
 
     def known_by(self) -> dict[str, Any]:
-        """What tells this stream from others."""
+        """What identifies this stream."""
         return {"nodes": self.nodes, "batch": self.batch}
 
     def read(self, part: Part) -> Tree:

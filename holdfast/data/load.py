@@ -24,7 +24,7 @@ from holdfast.data.samples import Pair, is_dataset
 
 @dataclass(frozen=True)
 class NodesData:
-    """What all nodes learn from, and what their models are tested on."""
+    """The training data of all nodes, and the samples on which their models are tested."""
 
     train: AnyData
     test: Any = None  # a tree of samples; None: no test set
@@ -71,7 +71,7 @@ def load_data(
 
 
 def call_own(kind: str, name: str, given: Mapping[str, Any], context: Mapping[str, Any]) -> Any:
-    """What the user's ``module:function`` returns, given ``given`` and what it asks for of ``context``."""
+    """The result of the user's ``module:function`` for ``given`` and its parameters in ``context``."""
     function = import_named(kind, name, "my_module:load")
     if not callable(function):
         raise HoldfastError(f"{kind} {name!r}: expected a function, got {quoted(function)}")
@@ -90,7 +90,7 @@ def call_own(kind: str, name: str, given: Mapping[str, Any], context: Mapping[st
 def divide(
     name: str, found: Dataset | TrainTest, rule: Callable[[], Partitioner] | None, *, nodes: int, seed: int
 ) -> NodesData:
-    """``found``, which is called ``name``, spread over ``nodes`` by ``rule()``, or as it is divided already.
+    """``found``, whose name is ``name``, divided among ``nodes`` by ``rule()``, or as it is divided already.
 
     Without a rule, what is not divided yet is shuffled and divided evenly. A map-style Dataset may have the
     labels of its items in ``targets``, and the names of the classes in ``classes``, as those of torchvision.

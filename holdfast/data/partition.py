@@ -288,8 +288,8 @@ class Unequal(Partitioner):
 
 
 def _rows_by_class(name: str, labels: np.ndarray) -> list[np.ndarray]:
-    """The rows of each class present, in ascending order of label."""
-    if labels.shape[1:] == (0,):  # nobody knows them
+    """The rows of each class that occurs, in ascending order of label."""
+    if labels.shape[1:] == (0,):  # they are not known
         raise HoldfastError(
             f"partition {name!r} needs one class label per sample, and was given none: give y, or labels= to "
             "hf.partition_dataset; or use iid, unequal or groups"
@@ -316,7 +316,7 @@ def partition(
     """Divides samples x [N, ...] and targets y [N, ...] (numpy or torch) among ``nodes`` as ``how`` says.
 
     x may be a dictionary or tuple of inputs; with ``y = None`` a dictionary of all columns, targets included,
-    or ``FederatedData``, such as a whole frame, that are divided anew.
+    or ``FederatedData``, such as a whole frame, that are divided again.
     ``groups`` [N]: the natural owner of every sample, whole numbers or words. If nodes are made of them,
     ``names`` of the result tells which.
     """
@@ -383,7 +383,7 @@ def _rows(
 
 
 def _names(rows: list[np.ndarray], owners: Grouping | None) -> tuple[str, ...]:
-    """What nodes are called: the names of the groups that each consists of."""
+    """The names of the nodes: those of the groups of which each consists."""
     assert owners is not None
     groups = [np.unique(owners.of_row[of_node]) for of_node in rows]
     return tuple(", ".join(owners.names[group] for group in of_node) for of_node in groups)

@@ -1,4 +1,4 @@
-"""Data as users hand them over: one part per node, read once or whenever items are drawn."""
+"""Data as users give them: one part per node, read once or whenever items are drawn."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 
-# --- data as users hand them over: one part per node, read once or whenever items are drawn -------------
+# --- data as users give them: one part per node, read once or whenever items are drawn ------------------
 
 
-# Of the memory that is free, what items of Datasets may take that are read at once.
+# The share of free memory that items of Datasets may take if they are read at once.
 SHARE_FOR_ITEMS = 0.25
 
 
@@ -59,7 +59,7 @@ def from_datasets(
     """One map-style data set (torch, Hugging Face), pair (x, y) or dictionary per node, ready for ``train``.
 
     Items that are the same on every read and fit into a quarter of the free memory are read once; otherwise
-    they are read when they are drawn, with random transforms drawn anew for every batch. ``streaming``: True
+    they are read when they are drawn, with new random transforms for every batch. ``streaming``: True
     reads when drawn, False reads once. ``collate_fn`` and ``workers`` are for items that are read when drawn,
     see ``LazyData``. ``classes``: how many there are, which a model by name has to know.
     """
@@ -90,21 +90,21 @@ def from_datasets(
 
 
 def as_data(data: AnyData | Sequence[Any]) -> AnyData:
-    """``data`` themselves, divided among nodes if they were not yet, or what is made of one part per node."""
+    """``data`` themselves, divided among nodes if they were not yet, or made from one part per node."""
     if isinstance(data, FederatedData):
         return divided(data)
     return data if isinstance(data, AnyData) else from_datasets(data)
 
 
 def with_class_names(data: FederatedData | LazyData, names: Sequence[Any] | None) -> FederatedData | LazyData:
-    """``data`` that know what their classes are called, if their labels are in memory and can be counted."""
+    """``data`` with the names of their classes, if their labels are in memory and can be counted."""
     if names is None or not isinstance(data, FederatedData):
         return data
     return replace(data, class_names=tuple(map(str, names)))
 
 
 def _why_lazy(parts: Sequence[Any]) -> str | None:
-    """Why items cannot be read once, as far as the first ones tell."""
+    """Why items cannot be read once, as far as the first ones show."""
     size = 0
     for node, part in enumerate(parts):
         count, where, watch = items_in(f"node {node}", part), f"node {node}", DrawsWatched()
@@ -139,7 +139,7 @@ def _equal(one: Any, other: Any) -> bool:
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
-# --- what models are tested on: one set for all nodes, or one for each ----------------------------------
+# --- test samples: one set for all nodes, or one for each -----------------------------------------------
 
 
 TestSamples: TypeAlias = "tuple[Any, Any] | Mapping[str, Any] | Dataset[Any]"
@@ -150,7 +150,7 @@ Tests: TypeAlias = "TestSamples | Sequence[TestSamples] | FederatedData | pandas
 
 
 def read_tests(test: Tests | None, data: AnyData) -> tuple[Any, list[int] | None]:
-    """All test samples, or None, and how many are each node's own if there is a set for every node.
+    """All test samples, or None; and the number of each node's own, if there is a set for every node.
 
     ``data`` are those for training: a frame is read as they were.
     """

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import Tree, leaves, tree_map
 
-# --- what users hand in as samples and targets (numpy or torch), turned into checked tensors ------------
+# --- samples and targets of users (numpy or torch), turned into checked tensors -------------------------
 
 
 SAMPLE_DTYPES = (torch.uint8, torch.bool, torch.int64, torch.float32, torch.float64)
@@ -66,14 +66,14 @@ def as_owners(where: str, values: Any) -> Tensor:
 
 
 def same_length(**columns: Tensor) -> None:
-    """Complains unless all named tensors have the same number of rows."""
+    """Raises unless all named tensors have the same number of rows."""
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise HoldfastError("lengths differ: " + ", ".join(f"{name} has {n}" for name, n in lengths.items()))
 
 
 def labels_below(where: str, labels: Tensor, classes: int) -> None:
-    """Complains, naming the label, unless all ``labels`` are in 0..classes-1."""
+    """Raises, naming the label, unless all ``labels`` are in 0..classes-1."""
     beyond = torch.nonzero(labels >= classes)
     if len(beyond):
         row = int(beyond[0])
@@ -117,7 +117,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")
-"""A column of one of these names, the first that there is, is what the loss compares the outputs with."""
+"""The names of the column of targets, in this order; the loss compares the outputs with the first present."""
 
 
 class Pair(NamedTuple):
@@ -155,7 +155,7 @@ def as_tree(where: str, part: Any) -> Tree:
 
 
 def _instead(part: Any) -> str:
-    """What to give instead of what is no samples."""
+    """What to give instead of ``part``, which is no samples."""
     if isinstance(part, DataLoader):
         return "; give its dataset, loader.dataset"
     if isinstance(part, Tensor | np.ndarray):
@@ -218,10 +218,10 @@ def described(samples: Tree) -> dict[str, str]:
     """Type and shape of one sample in every column: ``{"x": "torch.float32 [3]", "y": "torch.int64 []"}``."""
     columns = samples if isinstance(samples, Mapping) else samples._asdict()
 
-    def told(column: Any) -> str:
+    def form(column: Any) -> str:
         return ", ".join(f"{part.dtype} {list(part.shape[1:])}" for part in leaves(column))
 
-    return {name: told(column) for name, column in columns.items()}
+    return {name: form(column) for name, column in columns.items()}
 
 
 def describe(samples: Tree) -> str:

@@ -64,7 +64,7 @@ def from_frame(
 
 
 def divided(data: FederatedData) -> FederatedData:
-    """``data`` among the nodes that their rows belong to, if they are in the order of a table that tells."""
+    """``data`` among the nodes of their rows, if they are in the order of a table that names these."""
     if data.whose is None:
         return data
     assert data.y is not None
@@ -75,7 +75,7 @@ def divided(data: FederatedData) -> FederatedData:
 
 def is_table(value: Any) -> TypeGuard[pandas.DataFrame | str | Path]:
     """Whether ``value`` is a pandas frame or the path of a file."""
-    library = sys.modules.get("pandas")  # whoever has a frame has imported it
+    library = sys.modules.get("pandas")  # to have a frame, it must have been imported
     return isinstance(value, str | Path) or (library is not None and isinstance(value, library.DataFrame))
 
 
@@ -125,9 +125,9 @@ def csv(
     train = _read(given_path(where, file, data_dir), words)
     test = None if test_file is None else _read(given_path(where, test_file, data_dir), words)
     table = _checked(train if test is None else _both(train, test), node)
-    told: dict[str, Any] = {"target": target, "one_hot": words}
+    options: dict[str, Any] = {"target": target, "one_hot": words}
     # Words are numbered, and spread over columns, in both files together.
-    together = from_frame(table if node is None else table.drop(columns=node), **told)
+    together = from_frame(table if node is None else table.drop(columns=node), **options)
     x, y, names, cut = together.x, together.y, together.class_names, len(train)
     assert y is not None
     if node is None:
@@ -144,8 +144,8 @@ def _checked(table: Any, *names: Any) -> Any:
             raise unknown("column", name, list(map(str, table.columns)))
     missing = {name: int(count) for name, count in table.isna().sum().items() if count}
     if missing:
-        told = ", ".join(f"{name!r} in {count} rows" for name, count in missing.items())
-        raise HoldfastError(f"values are missing: {told}; fill them, or drop these rows or columns")
+        missed = ", ".join(f"{name!r} in {count} rows" for name, count in missing.items())
+        raise HoldfastError(f"values are missing: {missed}; fill them, or drop these rows or columns")
     return table
 
 
@@ -174,7 +174,7 @@ def _by_organisation(
 
 
 def _read(frame: Any, words: Sequence[str] = ()) -> Any:
-    """A table; of a file, columns of ``words`` are text even where all are numbers, as in part of a file."""
+    """A table; in a file, columns of ``words`` are text even where all are numbers."""
     try:
         import pandas
     except ImportError:
@@ -250,7 +250,7 @@ def has_columns(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             return any(name.startswith("train/") for name in archive.namelist())
     except (OSError, zipfile.BadZipFile):
-        return False  # reading the file will tell
+        return False  # reading the file will show
 
 
 def read_columns(path: Path) -> Columns:

@@ -12,7 +12,7 @@ from holdfast.core.validation import Cohort
 from holdfast.engines.common.dry_run import dry_ledger, planned_messages
 from holdfast.engines.common.profile import Profile
 from holdfast.privacy import Ledger, NodeDP, protection
-from holdfast.privacy.aggregation.shares import default_threshold
+from holdfast.privacy.aggregation.arithmetic import default_threshold
 from holdfast.privacy.messages import PrivateMessages, check_clippable
 from holdfast.problem.private import Release, check_releasable, counted_noise
 from holdfast.problem.problem import Problem

@@ -41,8 +41,8 @@ from holdfast.topology import server
 # --- what a client keeps between messages, in the state that Flower keeps for it ------------------------
 #
 # A client computes a new state before it knows whether its message reaches the server. So it keeps the state
-# before as well, and the server says with every message which one it has taken in. A message that got lost
-# thus never leaves a client and the server with different ideas of the client's state.
+# before as well, and every message of the server says which one it has used. So after a lost message, client
+# and server still agree on the client's state.
 
 
 KEPT = "holdfast.kept"
@@ -58,7 +58,7 @@ class Memory:
     def __init__(self, context: Context) -> None:
         self.records, self.run = context.state, str(context.run_id)
         kept = self.records.config_records.get(KEPT)
-        # Flower may hand over what an earlier run left.
+        # Flower may pass on states of an earlier run.
         same_run = kept is not None and kept["run"] == self.run
         self.stages: list[int] = list(kept["stages"]) if same_run else []
 
@@ -73,7 +73,7 @@ class Memory:
         return as_tree(from_record(self.records.array_records[_record(stage)]), like, "the client's state")
 
     def clear(self) -> None:
-        """The client begins anew: the server has taken in nothing of it."""
+        """The client starts again: the server has used nothing of it."""
         self._keep([])
 
     def write(self, stage: int, state: Tree) -> None:
@@ -101,7 +101,7 @@ M = TypeVar("M")
 
 
 class _MeanWantedError(Exception):
-    """The round goes on when the mean of everybody's ``message`` is known."""
+    """The round continues once the mean of all clients' ``message`` is known."""
 
     def __init__(self, message: Any) -> None:
         self.message = message
@@ -159,7 +159,7 @@ def replay(
 
 
 def partition_id(context: Context) -> int:
-    """The node's number as Flower's simulator gives it, and as a SuperNode is told by --node-config."""
+    """The node's number as Flower's simulator gives it, and as a SuperNode receives it by --node-config."""
     if "partition-id" not in context.node_config:
         raise HoldfastError(
             "the SuperNode does not know its number: start it with --node-config 'partition-id=0', 1, ... up "
@@ -172,12 +172,12 @@ class Client:
     """Trains as the method says, and keeps the method's client state in ``context.state``.
 
     ``method``: the same as the strategy's. ``model``: a module like the strategy's; frozen parameters are
-    taken from it, trained ones come from the server. ``data``: a function of Flower's context that gives
+    taken from it, trained ones come from the server. ``data``: a function of Flower's context that returns
     this node's samples as ``hf.train`` takes those of one: a pair (x, y), a dictionary of tensors or a
-    map-style Dataset. ``node``: a function that gives its number, 0 to n - 1. ``options``: ``loss``,
+    map-style Dataset. ``node``: a function that returns its number, 0 to n - 1. ``options``: ``loss``,
     ``step``, ``batch_size``, ``l2`` and so on, and ``device``, as ``hf.build_problem`` has them.
 
-    An object is what ``ClientApp.train`` registers: ``app.train()(flower.Client(...))``.
+    Register it with ``ClientApp.train``: ``app.train()(flower.Client(...))``.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class _Stage:
         self.memory, self.losses = memory, list[Tensor]()
 
     def run(self, named: Named) -> tuple[bool, Any]:
-        """Whether the stage is done, and what the server is sent."""
+        """Whether the stage is done, and the message to the server."""
         if (x0 := named.get("x0")) is not None:
             self.memory.clear()
         if isinstance(self.method, ServerAlgorithm):
@@ -268,7 +268,7 @@ class _Stage:
             return False, {"message": message}
         self.memory.write(control.stage, after)
         answer = {"model": method.at(max(control.stage - 1, 0)).model(after)[0]}
-        if control.ahead:  # saves a message for every round; a client that hears nothing more loses nothing
+        if control.ahead:  # saves a message for every round; without further messages, nothing is lost
             following = control.stage + 1
             _, message = self._replay(method, following, after, None, self._oracle(following), {}, 0)
             answer |= {} if message is None else {"message": message}

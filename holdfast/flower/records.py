@@ -26,7 +26,7 @@ M = TypeVar("M", bound=BaseModel)
 class Control(BaseModel):
     """What the server asks of a client.
 
-    Stage 0 is the start of a method, and stage r + 1 its round r. ``JOIN`` only asks who the client is.
+    Stage 0 is the start of a method, and stage r + 1 its round r. ``JOIN`` only asks for the client's name.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -36,9 +36,9 @@ class Control(BaseModel):
     seed: int
     dtype: str
     counts: list[int]  # [n]: every node's samples, 0 where that is not known yet
-    taken: int = -1  # the last stage whose message of this client the server has taken in; -1: none
-    means: int = 0  # so many exchanges of this stage are averaged already
-    ahead: bool = False  # whether a method that is averaged goes on to the next stage, as far as it can
+    taken: int = -1  # the last stage whose message of this client the server has used; -1: none
+    means: int = 0  # the number of exchanges of this stage that are averaged already
+    ahead: bool = False  # whether a method that is averaged continues to the next stage, as far as it can
 
 
 JOIN = -1

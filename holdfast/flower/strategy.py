@@ -39,7 +39,7 @@ from holdfast.topology import server
 
 log = logging.getLogger("flwr")
 
-POLL = 1.0  # seconds between looks at who is connected
+POLL = 1.0  # seconds between looks at which clients are connected
 Reply = tuple[Answer, Message]
 
 
@@ -82,7 +82,7 @@ class Strategy(FlowerStrategy):
         self.evaluation, self.timeout, self.rounds = evaluation, 3600.0, 0
         self.members: dict[int, int] = {}  # Flower's id of each node, by number
         self.counts = [0] * nodes
-        self.taken: dict[int, int] = {}  # by number: the last stage whose message was taken in
+        self.taken: dict[int, int] = {}  # by number: the last stage whose message was used
         self.x0: Tensor | None = None
         self.state: Tree = None  # the server's, of a method that it leads
         self.answered: list[Reply] = []  # the last replies of a stage that was averaged
@@ -218,10 +218,10 @@ class Strategy(FlowerStrategy):
         """Whether a round can do without some clients of its cohort."""
         return isinstance(self.method, ServerAlgorithm)
 
-    # --- who takes part -------------------------------------------------------------------------------
+    # --- which clients take part ---------------------------------------------------------------------------
 
     def _meet(self, grid: Grid) -> None:
-        """Finds out which number each connected client has; waits for those that the method needs."""
+        """Asks each connected client for its number; waits for those that the method needs."""
         until = time.monotonic() + self.timeout
         while True:
             ids = set(grid.get_node_ids())

@@ -1,11 +1,9 @@
 """The papers' models: ordinary ``torch.nn.Module``s, chosen by name or made by calling the factory."""
 
-from holdfast.models.base import MODELS
+from holdfast.models.base import MODELS, import_model, load_model
 from holdfast.models.cnn import dspodfl_cnn, femnist_cnn, lenet, netfleet_cnn
 from holdfast.models.dense import linear, mlp
-from holdfast.models.drawing import CountedDropout, may_draw
-from holdfast.models.dropout import Dropout, dropout_keys
-from holdfast.models.load import import_model, load_model
+from holdfast.models.dropout import CountedDropout, Dropout, dropout_keys, may_draw
 from holdfast.models.resnet import resnet18
 
 __all__ = [

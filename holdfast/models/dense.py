@@ -17,7 +17,7 @@ Widths = Annotated[list[Count], Field(min_length=1, max_length=1000)]
 
 @model("linear")
 def linear(input_shape: InputShape, outputs: Count, bias: bool = True, zero: bool = False) -> nn.Module:
-    """One linear layer: logistic regression, support vector machine or least squares, as the loss has it.
+    """One linear layer: logistic regression, support vector machine or least squares, depending on the loss.
 
     It starts at random, or at ``zero``, as is usual for convex problems.
     """

@@ -1,4 +1,4 @@
-"""ResNet-18 (He et al., 2016), normalised by groups: unlike batch normalisation, that keeps no statistics."""
+"""ResNet-18 (He et al., 2016) with group normalisation, which keeps no statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differential privacy: what was promised, what every access to the data costs, and the noise in between."""
+"""Differential privacy: budgets, the cost of every access to the data, and noised messages."""
 
 from holdfast.privacy.budget import DP, Budget, NodeDP
 from holdfast.privacy.ledger import Ledger, protection

@@ -1,4 +1,4 @@
-"""What a user asks for: the budget (epsilon, delta) of every sample or node, and where is clipped."""
+"""The user's requirement: the budget (epsilon, delta) of every sample or node, and the clipping norm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.core.validation import Positive, check_fields
 
 Accountant = Literal["pld", "rdp"]
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
-# Beyond these nothing is promised, and what is spent could not be computed, or only in a long time.
+# Beyond these, budgets promise nothing, and the spending cannot be computed, or only in a long time.
 Epsilon = Annotated[Positive, Field(le=1e4)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
 Noise = Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)]
@@ -26,8 +26,8 @@ class DP:
     ``clip``: the largest Euclidean norm that the gradient of a sample keeps; larger ones are scaled down.
     ``noise_multiplier``: standard deviation of the noise over the sensitivity; None: the smallest with which
     all planned rounds stay within the budget. Training ends before a round that would exceed it.
-    ``accountant``: how what was spent is computed, with privacy loss distributions ("pld") or with Rényi
-    divergences ("rdp"), which say more, for comparison with others.
+    ``accountant``: how the spending is computed, with privacy loss distributions ("pld") or with Rényi
+    divergences ("rdp"), whose bounds are larger, for comparison with others.
     """
 
     epsilon: Epsilon
@@ -48,11 +48,11 @@ class NodeDP:
     ``clip``: the largest Euclidean norm that a client's message keeps; larger ones are scaled down.
     ``noise_multiplier``: standard deviation of the noise in the sum of messages over ``clip``; None: the
     smallest with which all planned rounds stay within the budget.
-    ``noise``: who adds it. "server": others are protected, by a server that is trusted. "clients": each to
-    its own message, which protects from the server, too. "distributed": each adds a share, and the server
-    sees nothing but the noised sum, which takes secure aggregation in a real federation.
+    ``noise``: where it is added. "server": by a trusted server, which protects from all others. "clients": by
+    each to its own message, which protects from the server, too. "distributed": each adds a share, and the
+    server sees only the noised sum, which takes secure aggregation in a real federation.
     ``cohorts``: "fixed", of the size that is given, known to all; or "poisson": each client takes part
-    with probability cohort / n, which nobody but the server knows, and which makes rounds cheaper.
+    with probability cohort / n, which only the server knows, and which makes rounds cheaper.
     ``quantile``: None; or the share of messages that are not to be clipped: ``clip`` is then adapted from
     round to round, with a noisy count (Andrew et al. 2021).
     ``accountant``: "pld" or "rdp", as for ``DP``.

@@ -20,7 +20,7 @@ from holdfast.problem.sampling import OVERFLOW
 # --- what was released so far, and its epsilon: every access is a Gaussian mechanism on a Poisson sample
 
 
-MOST_ROUNDS = 4096  # that are looked ahead at once
+MOST_ROUNDS = 4096  # rounds that are checked ahead at once
 INTERVAL = 2e-4  # at which privacy losses are discretised, rounded up; more where they are large
 POINTS = 2**18  # of them, about, at most
 
@@ -45,10 +45,10 @@ class Ledger:
         self.plan: np.ndarray | None = (
             None  # [rounds + 1, 2]: of each round, as planned, and before the first
         )
-        self.safe = self.accesses.copy()  # so many are known to be within the budget
+        self.safe = self.accesses.copy()  # the number of rounds known to be within the budget
 
     def begin(self, accesses: Sequence[int]) -> None:
-        """What is accessed before the first round; no message depends on it yet."""
+        """Accesses before the first round; no message depends on them yet."""
         if isinstance(self.budget, DP):
             self.record(accesses)
         else:
@@ -58,7 +58,7 @@ class Ledger:
         """A round's ``accesses``, to minibatches and to all data, by ``nodes``, or by all."""
         if isinstance(self.budget, NodeDP):
             accesses = (1, 0)
-            nodes = nodes if self.batch_size is None else None  # nobody knows who was in a Poisson cohort
+            nodes = nodes if self.batch_size is None else None  # who was in a Poisson cohort stays secret
         self.last = np.array(accesses, dtype=np.int64)
         self.accesses[slice(None) if nodes is None else list(nodes)] += self.last
 
@@ -67,7 +67,7 @@ class Ledger:
         return [*self.accesses.tolist(), self.last.tolist()]
 
     def restore(self, saved: list[list[int]]) -> None:
-        """Goes on from what was saved."""
+        """Continues from what was saved."""
         *accesses, last = saved
         self.accesses, self.last = np.array(accesses, dtype=np.int64), np.array(last, dtype=np.int64)
 
@@ -91,7 +91,7 @@ class Ledger:
         return planned if (self.last <= self.plan[done]).all() else np.maximum(planned, self.last)
 
     def _rounds_left(self, ahead: np.ndarray) -> int:
-        """How many of the rounds ``ahead`` are within the budget: asked once for all of them."""
+        """How many of the rounds ``ahead`` are within the budget, computed once for all of them."""
         sums = np.cumsum(ahead, axis=0)
 
         def within(rounds: int) -> bool:
@@ -108,7 +108,7 @@ class Ledger:
 
     @property
     def farewell(self) -> str:
-        """What to tell the user when the budget is spent."""
+        """The message when the budget is spent."""
         asked = self.budget
         return (
             f"another round would exceed the privacy budget: epsilon {self.epsilon:.4g} of {asked.epsilon:g} "
@@ -192,7 +192,7 @@ def _single(sigma: float, rate: float, interval: float) -> Any:
 
 
 def _interval(mechanisms: Mechanisms) -> float:
-    """At which losses are discretised: any gives an upper bound, but many points take memory and time.
+    """The step at which losses are discretised: any gives an upper bound, small ones take memory and time.
 
     Where losses of all ``mechanisms`` together end, for the tails that count, is estimated by Rényi
     divergences of sampled Gaussian mechanisms (Mironov et al. 2019) of a few orders, and that of one access.
@@ -228,7 +228,7 @@ def _by_divergence(delta: float, mechanisms: Mechanisms) -> float:
 
 
 def accounting() -> Any:
-    """The library that knows what mechanisms cost."""
+    """The library that computes the cost of mechanisms."""
     try:
         import dp_accounting
         import dp_accounting.pld.privacy_loss_distribution
@@ -249,7 +249,7 @@ CLOSE = 1.003  # how near the smallest multiplier is found
 def protection(
     budget: DP | NodeDP, planned: np.ndarray, samples: np.ndarray, batch_size: int | None
 ) -> Ledger:
-    """A ledger whose noise keeps ``planned`` [n, 2] accesses within ``budget``, unless that says which noise.
+    """A ledger whose noise keeps ``planned`` [n, 2] accesses within ``budget``, unless that gives the noise.
 
     ``samples`` [n]: of every node.
     """

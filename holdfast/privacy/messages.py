@@ -1,4 +1,4 @@
-"""A method whose messages are clipped and noised, so that nobody sees whether a node took part with its data.
+"""A method whose messages are clipped and noised, which hides whether a node took part with its data.
 
 McMahan et al., "Learning differentially private recurrent language models" (2018): the server takes in the
 sum of clipped messages with normal noise, over the expected size of the cohort. The noise is the server's, or
@@ -35,15 +35,15 @@ class Noised(NamedTuple):
     round: Tensor  # [1]: how many were noised
 
 
-class Told(NamedTuple):
-    """What clients are sent where the clipping norm adapts."""
+class SentWithClip(NamedTuple):
+    """The message to clients where the clipping norm adapts."""
 
     inner: Any
     clip: Tensor
 
 
 class Clipped(NamedTuple):
-    """What they send there."""
+    """The clients' message there."""
 
     inner: Any
     within: Tensor  # [..., 1]: 1/2 if the message was not clipped, -1/2 if it was
@@ -54,8 +54,8 @@ class PrivateMessages(ServerAlgorithm[Noised]):
     """``inner`` with messages as ``budget`` allows, in rounds of ``expected`` clients.
 
     ``multiplier``: the noise of all that a round releases. ``contributors``: where noise is distributed, how
-    many clients' shares amount to that. ``own``: what draws noise that nobody else can draw, at a real server
-    or client; None: noise from the ``seed``, as in every simulation, which whoever knows it can take away.
+    many clients' shares amount to that. ``own``: noise that only this server or client can draw, for a real
+    federation; None: noise from the ``seed``, as in every simulation, which anyone with it can subtract.
     """
 
     inner: Any
@@ -107,11 +107,11 @@ class PrivateMessages(ServerAlgorithm[Noised]):
 
     def broadcast(self, server: Noised) -> Tree:
         sent = self.inner.broadcast(server.inner)
-        return Told(sent, server.clip) if self.adaptive else sent
+        return SentWithClip(sent, server.clip) if self.adaptive else sent
 
     def client(self, s: Tree, received: Any, oracle: Any) -> tuple[Any, Any]:
-        told, clip = received if self.adaptive else (received, self.budget.clip)
-        after, message = self.inner.client(s, told, oracle)
+        given, clip = received if self.adaptive else (received, self.budget.clip)
+        after, message = self.inner.client(s, given, oracle)
         squares = [part.square().sum(-1, keepdim=True) for part in leaves(message)]
         norm = torch.stack(squares).sum(0).sqrt()  # [..., 1]
         # A message that is not finite must not show: it counts as if it were zero.

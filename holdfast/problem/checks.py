@@ -80,12 +80,12 @@ def check_augment(augment: Augment, samples: Tree, key: Tensor, stacked: bool) -
     try:
         once, again = (augmented(augment, twice, keys, stacked) for _ in range(2))
     except Exception as error:  # the user's own code
-        told = reason(error)
-        if told == RANDOM:
-            told = "it draws random numbers by itself; draw from its key, with hf.random_uniform"
-        elif "must only return Tensors" in told:
-            told = "it must return samples like those that it is given"
-        raise HoldfastError(f"augment fails on a batch of {describe(samples)}: {told}") from error
+        why = reason(error)
+        if why == RANDOM:
+            why = "it draws random numbers by itself; draw from its key, with hf.random_uniform"
+        elif "must only return Tensors" in why:
+            why = "it must return samples like those that it is given"
+        raise HoldfastError(f"augment fails on a batch of {describe(samples)}: {why}") from error
     if describe(once) != describe(twice):
         raise HoldfastError(f"augment gives {describe(once)}; expected, as before, {describe(twice)}")
     if not all(torch.equal(a, b) for a, b in zip(leaves(once), leaves(again), strict=True)):

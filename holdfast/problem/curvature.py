@@ -1,4 +1,4 @@
-"""Convexity and curvature of objectives: what step sizes and rates of convex methods are made of."""
+"""Convexity and curvature of objectives, on which step sizes and rates of convex methods depend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.problem.row_loss import RowLoss
 def convexity_of(
     loss: RowLoss, regulariser: Regulariser, samples: Tree, gram: Callable[[], Problem]
 ) -> Convexity:
-    """Of a loss of a model, tried on ``samples``; in float64."""
+    """The convexity of a model's loss, found by trying it on ``samples`` in float64."""
     cost, curvature = loss.loss, loss.loss.curvature
     attained = regulariser.l2 > 0 or cost.quadratic
     if regulariser.nonconvex:
@@ -37,7 +37,7 @@ def convexity_of(
 
 
 def _is_affine(loss: RowLoss, samples: Tree) -> bool:
-    """Whether model(x + y) + model(0) = model(x) + model(y) at two random points, which decides it."""
+    """Whether model(x + y) + model(0) = model(x) + model(y) at two random points."""
     generator, x0 = torch.Generator().manual_seed(0), loss.model.x0
     x, y = torch.randn(2, len(x0), dtype=torch.float64, generator=generator).to(x0)
     with torch.no_grad():
@@ -88,8 +88,8 @@ def estimate_curvature(problem: Problem, world: World = ALONE) -> Curvature:
     Where a convex loss meets a model that is linear in its parameters, both are bounds for all points: mu is
     the regulariser's (for few parameters and squared errors, also that of the data), L the regulariser's plus
     the loss's bound on second derivatives times the largest eigenvalue of the nodes' Gram matrices. Otherwise
-    L, and mu of given functions, are eigenvalues of the Hessians at the initial model: that tells all about
-    quadratics and little about others.
+    L, and mu of given functions, are eigenvalues of the Hessians at the initial model: exact for quadratics,
+    and only a hint for others.
     """
     if not problem.smooth:
         raise HoldfastError(
@@ -127,7 +127,7 @@ def _extreme_eigenvalues(problem: Problem, world: World) -> tuple[float, float]:
 
 
 def _largest_eigenvalue(problem: Problem, node: Tensor) -> float:
-    """By Lanczos' method, the power iteration that remembers: Hessian-vector products alone."""
+    """By Lanczos' method, from Hessian-vector products alone."""
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     x = problem.x0.unsqueeze(0)

@@ -1,4 +1,4 @@
-"""What models are worth: accuracy, loss and outputs on samples, with the statistics that BatchNorm needs."""
+"""Accuracy, loss and outputs of models on samples, with the statistics that BatchNorm needs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SAMPLES = 256  # of every node; at least a minibatch
 def node_statistics(loss: RowLoss, source: Source, vmapped: bool, rows: Tensor, nodes: Tensor) -> Tensor:
     """Means and variances [m, 2, s] in the model ``rows`` [m, d] of each of ``nodes`` on its own data.
 
-    They are those of the minibatches of the first steps, whichever the round. ``vmapped``: whether the model
-    can be run for all rows at once.
+    They are those of the minibatches of the first steps, the same in every round. ``vmapped``: whether the
+    model can be run for all rows at once.
     """
     size = source.batch_size
     if size is None:  # one by one: shorter nodes are padded
@@ -48,7 +48,7 @@ def _measured(loss: RowLoss, vmapped: bool, rows: Tensor, samples: Tree) -> Tens
     return torch.stack([loss.measured(row, part) for row, part in zip(rows, own, strict=True)])
 
 
-# --- what models are worth ------------------------------------------------------------------------------
+# --- accuracy, loss and outputs of models ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class SampleTester:
         return node_statistics(self.row_loss, self.source, self.backend.vmapped, rows, nodes)
 
     def _completed(self, rows: Tensor) -> Tensor:
-        """``rows`` with statistics: their own if they bring them, otherwise those of a common model."""
+        """``rows`` with statistics: their own if they have them, otherwise those of a common model."""
         return self.complete(rows) if rows.shape[1] == self.row_loss.model.dim else rows
 
     def _prepared(self, rows: Tensor, samples: Tree) -> Iterator[Tree]:

@@ -19,9 +19,9 @@ from holdfast.problem.gradients.support import reason
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import ArraySource, Batch, Source
 
-# Of all parameters, what the frozen beginning must have for features to be kept.
+# The share of all parameters that the frozen beginning must have if features are to be kept.
 MOST_OF_THE_MODEL = 0.5
-# Of the parameters that are left, what must be trained: frozen ones are better run once for all nodes.
+# The share of the rest that must be trained: frozen layers are better run once for all nodes.
 TRAINED_OF_THE_REST = 0.25
 SHARE_FOR_FEATURES = 0.1  # of all memory
 SAMPLES_AT_ONCE = 256  # whose features are computed together
@@ -35,7 +35,7 @@ OBSTACLES = (
 
 
 class Kept(NamedTuple):
-    """Where samples come from, and whether their features are kept, for people."""
+    """Where samples come from, and whether their features are kept."""
 
     source: Source
     description: str
@@ -129,7 +129,7 @@ def _check_independence(frozen: Frozen, samples: Tree) -> None:
 
 
 def _check_results(row_loss: RowLoss, example: Batch, frozen: Frozen) -> None:
-    """Refuses a model whose losses or gradients are others with features than without."""
+    """Refuses a model whose losses or gradients differ with features and without."""
     model = row_loss.model
     key = torch.zeros(4, dtype=torch.int64, device=model.x0.device)
     results = []

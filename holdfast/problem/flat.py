@@ -31,13 +31,13 @@ from holdfast.problem.problem import PADDED_TO
 from holdfast.problem.statistics import by_batch, measuring, pooled, to_measure, tracked
 
 Run = Callable[[dict[str, Tensor], tuple[Any, ...], dict[str, Any]], Any]
-"""Stands for a call of the module: the tensors that it is given by name, and its arguments."""
+"""Called instead of the module: with the tensors that it has by name, and its arguments."""
 
 
 class FlatModel:
     """The trainable parameters of ``module`` laid end to end; frozen ones and buffers stay inside.
 
-    Modules are run as they are handed over: a part that the user has put into eval mode stays there. Frozen
+    Modules run as they are given: a part that the user has put into eval mode stays in it. Frozen
     parameters and buffers of another type than the trainable ones keep it, such as a bfloat16 backbone; all
     copies of the model share them.
 
@@ -116,7 +116,7 @@ class FlatModel:
         return self.dim / sum(p.numel() for p in self.template.parameters())
 
     def forget_start(self) -> None:
-        """Lets go of the initial parameters: what is left of ``x0`` is its form, type and device."""
+        """Frees the initial parameters; ``x0`` keeps its shape, type and device."""
         self.x0 = self.x0.new_zeros(()).expand(self.dim)
         for module in (self.template, self._training):  # the evaluation's are those of training
             for name, shape in self.shapes.items():
@@ -124,14 +124,15 @@ class FlatModel:
                 parameter.data = parameter.data.new_zeros(()).expand(shape)
 
     def probe(self, call: Call, samples: Tree, stacked: bool = True, calls: str = "") -> Any:
-        """What ``call`` gives for a batch; raises, naming the layer, if copies cannot be trained.
+        """The result of ``call`` for a batch; raises, naming the layer, if copies cannot be trained.
 
-        ``stacked``: side by side in one call; or one after the other. ``calls``: who is named if no layer is.
+        ``stacked``: side by side in one call, or else one after the other. ``calls``: what the message names
+        if no layer failed.
         """
         return probe(self._training, call, samples, stacked, calls)
 
     def probe_evaluation(self, call: Call, samples: Tree, calls: str = "") -> None:
-        """Raises, naming the layer, if models in eval mode cannot be called, or not twice with one result."""
+        """Raises, naming the layer, if models in eval mode cannot be called, or differ between two calls."""
         run = partial(self.evaluate, self.trial_row, call, samples)
         probe_evaluation(self._evaluation, run, self.x0.device, calls)
 
@@ -158,7 +159,7 @@ class FlatModel:
             samples = map_inputs(
                 lambda part: part.to(self.compute) if part.is_floating_point() else part, samples
             )
-        # Who gives ``run`` also has dropout draw: it is not known here for how many nodes.
+        # Where ``run`` is given, its owner also draws dropout: for how many nodes is not known here.
         counted = self.draws and run is None
         with CountedDropout(key) if counted else nullcontext():
             return self._run(True, given, call, samples, run)
@@ -224,7 +225,7 @@ class FlatModel:
         return result
 
     def _entering(self, training: bool, samples: Tree) -> AbstractContextManager[Any]:
-        """What the module is called with: ``samples``, or what stands in for them if these are features."""
+        """The module's arguments: ``samples``, or what replaces them if these are features."""
         if isinstance(samples, Pair) and isinstance(samples.x, Features):
             assert self.frozen is not None
             return self.frozen.standing_in(training, samples)

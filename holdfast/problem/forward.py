@@ -1,4 +1,4 @@
-"""The forward pass: samples into a model, and what of its answer a loss looks at."""
+"""The forward pass: how samples enter a model, and which part of its answer a loss reads."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Up to the first trained layer, a forward pass depends on frozen parameters and the sample alone. What the rest
 reads of it, the features, is kept in place of the inputs. The user's own forward pass runs as it is, and a
 ``TorchFunctionMode`` answers every call of torch whose arguments are frozen. A first run on tensors without
-numbers notes the answers. In later runs nothing frozen is computed, and a call that mixes frozen values with
-trained ones gets the features of the batch.
+numbers records the answers. In later runs nothing frozen is computed, and a call that mixes frozen values
+with trained ones gets the features of the batch.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from holdfast.problem.forward import forward
 
 
 class Features(NamedTuple):
-    """Stands for the inputs of samples: what the trained part of a model reads of them, [B, ...] each."""
+    """In place of the inputs of samples: what the trained part of a model reads of them, [B, ...] each."""
 
     kept: tuple[Tensor, ...]
 
 
 @dataclass
 class Noted:
-    """What a forward pass on so many samples does with frozen values."""
+    """A record of what a forward pass on so many samples does with frozen values."""
 
     samples: Tree  # without numbers
-    answers: list[tuple[Any, Any]] = field(default_factory=list)  # functions and what they give, in order
+    answers: list[tuple[Any, Any]] = field(default_factory=list)  # functions and their results, in order
     shadows: dict[int, Tensor] = field(default_factory=dict)  # all tensors without numbers, by their ids
     features: dict[int, int] = field(default_factory=dict)  # of those the trained part reads: their numbers
-    views: dict[int, tuple[Any, Any, Any]] = field(default_factory=dict)  # calls that give views of others
+    views: dict[int, tuple[Any, Any, Any]] = field(default_factory=dict)  # calls that return views of others
     last_use: dict[int, int] = field(default_factory=dict)  # numbers of the answers that read others last
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ Handle = Callable[[Any, Any, Any], Any]
 
 
 class _Walk(TorchFunctionMode):
-    """Tells the calls of torch in a forward pass apart by what they read.
+    """Sorts the calls of torch in a forward pass by what they read.
 
     ``frozen(func, args, kwargs)`` answers those that read ``shadows`` and what does not depend on samples
     alone, ``trained`` those that read shadows and something else. Others are computed as they are.
@@ -132,7 +132,7 @@ class Frozen:
         self._lock = threading.Lock()
 
     def noted(self, training: bool, size: int) -> Noted:
-        """What a forward pass on ``size`` samples does; found where it is first asked for."""
+        """The record of a forward pass on ``size`` samples; made on first use."""
         with self._lock:
             if (training, size) not in self._noted:
                 self._noted[training, size] = self._note(training, size)
@@ -187,7 +187,7 @@ class Frozen:
 
     @contextmanager
     def standing_in(self, training: bool, samples: Pair) -> Iterator[Tree]:
-        """What to give a model in place of samples of which there are the features, [B, ...]."""
+        """A model's inputs in place of samples whose features are known, [B, ...]."""
         noted = self.noted(training, len(samples.y))
         values = {key: samples.x.kept[number] for key, number in noted.features.items()}
         with self._walk(noted, values, lambda *_: None):
@@ -249,7 +249,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _is_view(result: Any, read: Any) -> bool:
-    """Whether ``result`` is another look at a tensor that was ``read``."""
+    """Whether ``result`` is a view of a tensor that was ``read``."""
     if not isinstance(result, Tensor) or any(result is part for part in _tensors(read)):
         return False
     return any(_memory(result) == _memory(part) for part in _tensors(read))

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from copy import copy
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,18 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import RandomStream as Purpose
 from holdfast.core.randomness import Word, philox
 from holdfast.core.tree import Tree, leaves, tree_map
+from holdfast.data.federated import FederatedData
 from holdfast.data.lazy import AnyData, LazyData, Part, Stream
 from holdfast.data.samples import describe, described, targets_of
-from holdfast.problem.sampling import SamplingName, Shuffle, build_sampling, drawn_by, weights_of
+from holdfast.problem.sampling import (
+    Sampling,
+    SamplingName,
+    Shuffle,
+    WholeBatches,
+    build_sampling,
+    drawn_by,
+    weights_of,
+)
 from holdfast.problem.source import (
     ArraySource,
     Batch,
@@ -56,7 +65,7 @@ class BatchReader:
         return [future.result() for future in futures]
 
     def prefetch(self, groups: Sequence[Group]) -> None:
-        """Has other processes read what is most likely asked for next; nothing if there are none."""
+        """Lets other processes read what is most likely needed next; without any it does nothing."""
         if not self.workers:
             return
         for wrong in self._ahead.values():
@@ -65,7 +74,7 @@ class BatchReader:
 
     def _submit(self, group: Group) -> Future[Any]:
         if self._pool is None:
-            # Forked, where that is possible, so that data sets need not be sent, as torch's loaders do.
+            # Forked where possible, as by torch's loaders, so that data sets need not be sent.
             ways = multiprocessing.get_all_start_methods()
             context = multiprocessing.get_context("fork" if "fork" in ways else "spawn")
             self._pool = ProcessPoolExecutor(self.workers, context, _start, (self.read,))
@@ -74,7 +83,7 @@ class BatchReader:
 
 
 def read_group(read: ReadPart, group: Group) -> Tree:
-    """All parts, one below the other."""
+    """All parts in one tree [parts, rows, ...]."""
     trees = [read(part) for part in group]
     first = describe(trees[0])
     for part, tree in zip(group, trees, strict=True):
@@ -87,7 +96,7 @@ def read_group(read: ReadPart, group: Group) -> Tree:
 
 
 def joined(trees: Sequence[Tree], dim: int = 0) -> Tree:
-    """What several groups gave, as one tree."""
+    """The trees of several groups as one."""
     try:
         return tree_map(lambda *columns: torch.cat(columns, dim=dim), *trees)
     except RuntimeError:
@@ -111,16 +120,16 @@ def _read_there(group: Group) -> Tree:
     return read_group(_read, group)
 
 
-# --- sources whose batches are read on the host when a step asks for them: data sets and streams --------
+# --- the source that reads so -----------------------------------------------------------------------------
 
 
-# What is read for evaluation has the number of no round, and so random transforms of its own.
+# The round number of reads for evaluation: that of no round, so their random transforms are their own.
 EVALUATION = 2**32 - 1
 SOME = 64  # items whose targets are checked before training
 
 
 class Schedule:
-    """Which step most likely follows: the next of the round, whose number of steps the last round tells."""
+    """Which step most likely follows: the next of the round, which has as many steps as the last round."""
 
     def __init__(self) -> None:
         self._last, self._steps = (-1, -1), 2**31
@@ -133,60 +142,16 @@ class Schedule:
         return (round, step + 1) if step + 1 < self._steps else (round + 1, 0)
 
 
-class HostSource:
-    """What sources that are read on the host have in common: minibatches, and how they reach the device."""
-
-    def __init__(self, input_transform: InputTransform, seed: int, reader: BatchReader) -> None:
-        self.input_transform, self.seed, self.reader = input_transform, seed, reader
-        self.schedule = Schedule()
-        self.check: Callable[[Tensor], None] | None = None
-        self._asked: tuple[Tensor, int, Tensor] | None = None
-
-    def fetch(self, nodes: Tensor, round: Word, step: Word, items: Any, rows: int) -> Tree:
-        """Samples [m, rows, ...] on the device; ``items`` (nodes, round, step) -> [m] tuples to read."""
-        if isinstance(round, Tensor) or isinstance(step, Tensor):
-            raise HoldfastError("samples are read on the host, step by step")
-        there = self.on_host(nodes)
-        numbers = there.tolist()
-
-        def groups(round: int, step: int) -> Any:
-            seeds = philox((0, step, round, there), (self.seed, int(Purpose.TRANSFORM))).tolist()
-            picked = items(there, round, step)
-            parts = [
-                Part(node, round, step, own, (tuple(words),), rows)
-                for node, words, own in zip(numbers, seeds, picked, strict=True)
-            ]
-            return self.reader.groups(parts)
-
-        trees = self.reader(groups(round, step))
-        self.reader.prefetch(groups(*self.schedule.after(round, step)) if self.reader.workers else [])
-        return self.enter(joined(trees), by_node=True)
-
-    def enter(self, samples: Tree, by_node: bool = False) -> Tree:
-        """``samples`` [N, ...] on the device, their targets checked; ``by_node``: they are [m, B, ...]."""
-        targets = targets_of(samples)
-        if self.check is not None and targets is not None:
-            self.check(targets.flatten(0, 1) if by_node else targets)
-        return self.input_transform.enter(samples)
-
-    def on_host(self, nodes: Tensor) -> Tensor:
-        """``nodes`` [m] on the host, kept while the same are asked for: fetching them waits for a GPU."""
-        if self._asked is None or self._asked[0] is not nodes or self._asked[1] != nodes._version:
-            self._asked = (nodes, nodes._version, nodes.to("cpu", copy=True))
-        return self._asked[2]
-
-    def test_set(self, samples: Tree, own: Tree) -> Tree:
-        """``samples`` where the model is, if they are like ``own``."""
-        self.input_transform.check_alike(samples, described(own))
-        return self.input_transform.place(samples)
-
-
 class LazySource:
-    """A data set per node; see ``LazyData`` and ``ArraySource``, whose samples and numbers are the same."""
+    """Samples that are read on the host when a step asks for them, and sent to the model's device.
+
+    ``LazyData`` have the samples and numbers of an ``ArraySource``. A ``Stream`` has batches of its own size
+    and no end, so nothing can read all samples of a node.
+    """
 
     def __init__(
         self,
-        data: LazyData,
+        data: LazyData | Stream,
         like: Tensor,
         *,
         seed: int = 0,
@@ -199,14 +164,22 @@ class LazySource:
     ) -> None:
         self._options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "sampling": sampling}
         self._options |= {"weights": weights, "mean": mean, "std": std}
-        self.data, self.batch_size, self.like = data, batch_size, like
-        self.sampling = sampling
-        self.host = HostSource(InputTransform(like, mean, std), seed, reader or BatchReader(data))
-        self.nodes, self.description, self.finite = data.nodes, data.description, True
+        self.data, self.like, self.seed, self.sampling = data, like, seed, sampling
+        self.input_transform = InputTransform(like, mean, std)
+        self.reader, self.schedule = reader or BatchReader(data), Schedule()
+        self.nodes, self.description, self.finite = data.nodes, data.description, data.finite
         self.here = torch.as_tensor(data.here, device=like.device)
         self.counts = torch.as_tensor(data.counts)
         self.scale = scale_of(self.counts, weights, like.dtype)
-        self.draws = build_sampling(sampling, seed, self.counts, batch_size)
+        if isinstance(data, Stream):
+            self._first_batch = data.read(self._parts(torch.as_tensor(data.here[:1]), 0, 0, [()], 0)[0])
+            self.batch_size: int | None = len(next(leaves(self._first_batch)))
+            self.draws: Sampling | None = WholeBatches(self.batch_size)
+        else:
+            self.batch_size = batch_size
+            self.draws = build_sampling(sampling, seed, self.counts, batch_size)
+        self._checks: list[Callable[[Tensor], None]] = []  # of targets that are read; copies share the list
+        self._asked: tuple[Tensor, int, Tensor] | None = None
 
     @property
     def width(self) -> int | None:
@@ -218,24 +191,29 @@ class LazySource:
 
     @property
     def targets(self) -> Tensor | None:
-        return targets_of(self.some(SOME).samples)
+        return targets_of(self.some(SOME).samples if self.finite else self._first_batch)
 
     def watch(self, check: Callable[[Tensor], None]) -> None:
-        self.host.check = check
+        self._checks[:] = [check]
 
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
-        draws = self.draws
+        if isinstance(round, Tensor) or isinstance(step, Tensor):
+            raise HoldfastError("samples are read on the host, step by step")
+        there, draws = self._on_host(nodes), self.draws
         assert draws is not None
 
-        def items(nodes: Tensor, round: int, step: int) -> list[tuple[int, ...]]:
-            return [tuple(row) for row in draws.draw(nodes, round, step).places.tolist()]
+        def groups(round: int, step: int) -> list[Group]:
+            items = [tuple(row) for row in draws.draw(there, round, step).places.tolist()]
+            return self.reader.groups(self._parts(there, round, step, items, draws.width))
 
-        samples = self.host.fetch(nodes, round, step, items, draws.width)
-        there = self.host.on_host(nodes)
+        trees = self.reader(groups(round, step))
+        self.reader.prefetch(groups(*self.schedule.after(round, step)) if self.reader.workers else [])
         weight = weights_of(draws.draw(there, round, step), self.scale[there])
-        return Batch(samples, self.host.input_transform.send(weight.contiguous()))
+        samples = self._enter(joined(trees), by_node=True)
+        return Batch(samples, self.input_transform.send(weight.contiguous()))
 
     def all_of(self, nodes: Tensor, at_once: int) -> Iterator[Batch]:
+        self._check_end()
         there = nodes.cpu()
         counts, scale = self.counts[there].unsqueeze(-1), self.scale[there].unsqueeze(-1)
         size, longest = max(1, at_once // len(nodes)), int(counts.max())
@@ -246,24 +224,24 @@ class LazySource:
                 self._part(node, range(min(first, count - 1), min(last, count)), last - first)
                 for node, count in zip(there.tolist(), counts.flatten().tolist(), strict=True)
             ]
-            trees = self.host.reader(self.host.reader.groups(parts))
+            trees = self.reader(self.reader.groups(parts))
             weight = weight.to(self.like.dtype).to(nodes.device)
-            yield Batch(self.host.enter(joined(trees), by_node=True), weight)
+            yield Batch(self._enter(joined(trees), by_node=True), weight)
 
     def everything(self, at_once: int) -> Iterator[Batch]:
+        self._check_end()
         for node in self.here.tolist():
             count = int(self.counts[node])
             per_sample = float(self.scale[node]) / (self.nodes * count)
             for first in range(0, count, at_once):
                 samples = self._items(node, range(first, min(first + at_once, count)))
                 weight = self.like.new_full((len(next(leaves(samples))),), per_sample)
-                yield Batch(self.host.enter(samples), weight)
+                yield Batch(self._enter(samples), weight)
 
     def some(self, count: int) -> Batch:
-        node = int(self.here[0])
-        samples = self._items(node, range(min(count, int(self.counts[node]))))
+        samples = self._first(count)
         weight = self.like.new_ones(len(next(leaves(samples))))
-        return Batch(self.host.enter(samples), weight)
+        return Batch(self._enter(samples), weight)
 
     def samples(self, nodes: Tensor) -> int:
         return int(self.counts[nodes.cpu()].sum())
@@ -273,14 +251,14 @@ class LazySource:
         return weight_of_one(self.counts[there], self.scale[there], size).to(self.like)
 
     def test_set(self, samples: Tree) -> Tree:
-        own = self._items(int(self.here[0]), range(1))
-        return self.host.test_set(samples, own)
+        self.input_transform.check_alike(samples, described(self._first(1)))
+        return self.input_transform.place(samples)
 
     def prepared(self, stored: Tree, at_once: int) -> Iterator[Tree]:
-        return self.host.input_transform.in_parts(stored, at_once)
+        return self.input_transform.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> LazySource:
-        return LazySource(self.data, self.like.to(dtype), **self._options, reader=self.host.reader)
+        return LazySource(self.data, self.like.to(dtype), **self._options, reader=self.reader)
 
     def drawn_by(self, shuffle: Shuffle | None) -> LazySource:
         twin = copy(self)
@@ -290,100 +268,56 @@ class LazySource:
     def identity(self) -> None:
         return None  # what data sets hold is not known without reading them
 
+    def _check_end(self) -> None:
+        if not self.finite:
+            raise HoldfastError(
+                "a Stream has no end, so what reads all of a node's data (full gradients, exact solves, "
+                "metrics such as train_loss) is not possible on it"
+            )
+
+    def _enter(self, samples: Tree, by_node: bool = False) -> Tree:
+        """``samples`` [N, ...] on the device, their targets checked; ``by_node``: they are [m, B, ...]."""
+        targets = targets_of(samples)
+        if targets is not None:
+            for check in self._checks:
+                check(targets.flatten(0, 1) if by_node else targets)
+        return self.input_transform.enter(samples)
+
+    def _on_host(self, nodes: Tensor) -> Tensor:
+        """``nodes`` [m] on the host, kept while the same are asked for: fetching them waits for a GPU."""
+        if self._asked is None or self._asked[0] is not nodes or self._asked[1] != nodes._version:
+            self._asked = (nodes, nodes._version, nodes.to("cpu", copy=True))
+        return self._asked[2]
+
+    def _first(self, count: int) -> Tree:
+        """At most ``count`` samples of the first node here, on the host."""
+        if not self.finite:
+            return tree_map(lambda part: part[:count], self._first_batch)
+        node = int(self.here[0])
+        return self._items(node, range(min(count, int(self.counts[node]))))
+
     def _items(self, node: int, items: range) -> Tree:
         """The items of one node as evaluation sees them, [B, ...], on the host."""
-        piece = -(-len(items) // max(1, self.host.reader.workers))
+        piece = -(-len(items) // max(1, self.reader.workers))
         pieces = [items[first : first + piece] for first in range(0, len(items), piece)]
-        trees = self.host.reader([(self._part(node, own, len(own)),) for own in pieces])
+        trees = self.reader([(self._part(node, own, len(own)),) for own in pieces])
         return tree_map(lambda part: part[0], joined(trees, dim=1))
+
+    def _parts(
+        self, nodes: Tensor, round: int, step: int, items: Sequence[tuple[int, ...]], rows: int
+    ) -> list[Part]:
+        """What each of ``nodes`` [m], which lie on the host, reads in a step."""
+        seeds = philox((0, step, round, nodes), (self.seed, int(Purpose.TRANSFORM))).tolist()
+        return [
+            Part(node, round, step, own, (tuple(words),), rows)
+            for node, words, own in zip(nodes.tolist(), seeds, items, strict=True)
+        ]
 
     def _part(self, node: int, items: Sequence[int], rows: int) -> Part:
         """Items of a node for evaluation: their transforms depend on the item alone, and never change."""
         counter = (torch.tensor(list(items)), 0, EVALUATION, node)
-        seeds = philox(counter, (self.host.seed, int(Purpose.TRANSFORM))).tolist()
+        seeds = philox(counter, (self.seed, int(Purpose.TRANSFORM))).tolist()
         return Part(node, EVALUATION, 0, tuple(items), tuple(map(tuple, seeds)), rows)
-
-
-class StreamSource:
-    """Batches that a function makes; there is no end of samples, so nothing can read them all."""
-
-    padded = False
-    finite = False
-    sampling: SamplingName = "replacement"
-
-    def __init__(
-        self,
-        data: Stream,
-        like: Tensor,
-        *,
-        seed: int = 0,
-        mean: float = 0.0,
-        std: float = 1.0,
-        reader: BatchReader | None = None,
-    ) -> None:
-        self.data, self.like = data, like
-        self._options: dict[str, Any] = {"seed": seed, "mean": mean, "std": std}
-        self.host = HostSource(InputTransform(like, mean, std), seed, reader or BatchReader(data))
-        self.nodes, self.description = data.nodes, data.description
-        self.here = torch.as_tensor(data.here, device=like.device)
-        node = int(data.here[0])
-        words = philox((0, 0, 0, node), (seed, int(Purpose.TRANSFORM))).tolist()
-        self._first = data.read(Part(node, 0, 0, (), (tuple(words),), 0))
-        self.batch_size: int | None = len(next(leaves(self._first)))
-
-    @property
-    def width(self) -> int | None:
-        return self.batch_size
-
-    @property
-    def targets(self) -> Tensor | None:
-        return targets_of(self._first)
-
-    def watch(self, check: Callable[[Tensor], None]) -> None:
-        self.host.check = check
-
-    def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
-        assert self.batch_size is not None
-        samples = self.host.fetch(nodes, round, step, lambda nodes, *_: [()] * len(nodes), self.batch_size)
-        return Batch(samples, self.like.new_full((len(nodes), self.batch_size), 1 / self.batch_size))
-
-    def all_of(self, nodes: Tensor, at_once: int) -> Iterator[Batch]:
-        self._no_end()
-
-    def everything(self, at_once: int) -> Iterator[Batch]:
-        self._no_end()
-
-    def some(self, count: int) -> Batch:
-        samples = tree_map(lambda part: part[:count], self._first)
-        return Batch(self.host.enter(samples), self.like.new_ones(len(next(leaves(samples)))))
-
-    def samples(self, nodes: Tensor) -> int:
-        return 0  # that could be counted
-
-    def sample_weight(self, nodes: Tensor, of_all_data: bool = False) -> Tensor:
-        self._no_end()
-
-    def test_set(self, samples: Tree) -> Tree:
-        return self.host.test_set(samples, self._first)
-
-    def prepared(self, stored: Tree, at_once: int) -> Iterator[Tree]:
-        return self.host.input_transform.in_parts(stored, at_once)
-
-    def in_dtype(self, dtype: torch.dtype) -> StreamSource:
-        return StreamSource(self.data, self.like.to(dtype), **self._options, reader=self.host.reader)
-
-    def drawn_by(self, shuffle: Shuffle | None) -> StreamSource:
-        self._no_end()
-
-    def identity(self) -> None:
-        return None
-
-    @staticmethod
-    def _no_end() -> NoReturn:
-        raise HoldfastError(
-            "a Stream has no end, so what reads all of a node's data (full gradients, exact solves, metrics "
-            "such as train_loss) is not possible on it"
-        )
 
 
 # --- which source reads which kind of data --------------------------------------------------------------
@@ -394,14 +328,17 @@ def source_of(data: AnyData, like: Tensor, seed: int, word: Word, options: Any) 
 
     ``options``: see ``SourceOptions``.
     """
-    if isinstance(data, LazyData):
-        return LazySource(data, like, seed=seed, **options)
-    if not isinstance(data, Stream):
+    if isinstance(data, FederatedData):
         return ArraySource(data, like, seed=word, **options)
+    if isinstance(data, Stream):
+        _check_stream(options)
+    return LazySource(data, like, seed=seed, **options)
+
+
+def _check_stream(options: Any) -> None:
+    """Refuses options that a stream cannot have; its batches have a size of their own."""
     if options.get("batch_size", 0) is None:
         raise HoldfastError("batch_size = 'full': a Stream has no end; its function says how many samples")
     for name, default in (("weights", "uniform"), ("sampling", "replacement")):
         if options.get(name, default) != default:
             raise HoldfastError(f"{name} = {options[name]!r}: a Stream has no samples to count or draw from")
-    kept = {name: options[name] for name in ("mean", "std") if name in options}
-    return StreamSource(data, like, seed=seed, **kept)

@@ -61,11 +61,11 @@ class ModelProblem:
     ``augment``: what is done to the samples of a minibatch on the device, never where all data are read.
     ``backend``: how many rows are computed, "stacked", "loop" or "adapters"; "auto" lets a rule choose, and
     keeps the outputs of a frozen part of the model where it can (``problem/features.py``).
-    ``buffers``: whose running statistics BatchNorm has where a node's model is evaluated, see ``Buffers``.
-    ``samples_at_once``: so many samples of all nodes are computed together; by default what memory allows.
+    ``buffers``: with which running statistics of BatchNorm a node's model is evaluated, see ``Buffers``.
+    ``samples_at_once``: how many samples of all nodes are computed together; by default what memory allows.
 
-    Where the source holds only some nodes, so does the objective: the others can't be asked for, and what is
-    common (``global_value`` ...) is those nodes' share, (1/n) sum over them.
+    Where the source holds only some nodes, so does the objective: the others cannot be computed, and what is
+    common (``global_value`` ...) is the share of those nodes, (1/n) sum over them.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class ModelProblem:
     @cached_property
     @untried()
     def backend(self) -> Backend:
-        """How everything is computed that is computed for many rows."""
+        """It computes everything that is computed for many rows."""
         return choose_backend(self.row_loss, self.activations, self._wanted[0])
 
     def forget_start(self) -> None:
-        """Lets go of the initial model: from here on, ``x0`` tells only what it was like."""
+        """Frees the initial model; ``x0`` keeps its shape, type and device."""
         self.model.forget_start()
         self.x0 = self.model.x0
 
@@ -149,7 +149,7 @@ class ModelProblem:
     ) -> list[tuple[Tensor, Tensor]]:
         """At each of ``points``, losses, [m], and gradients, [m, d], over all of each node's data.
 
-        ``draws``: where the numbers begin that tell the noise of points apart.
+        ``draws``: the first of the numbers that distinguish the noise of points.
         """
         answers = []
         for draw, x in enumerate(points, draws):
@@ -177,10 +177,10 @@ class ModelProblem:
         return self._sum(start, nodes, self.backend.hessian_products, x, v)
 
     def _sum(self, start: T, nodes: Tensor, part: Callable[..., T], *rows: Tensor) -> T:
-        """``start`` plus what ``part`` gives for ``rows`` on all samples of ``nodes``, some at a time.
+        """``start`` plus the sums of ``part`` for ``rows`` over all samples of ``nodes``, some at a time.
 
         Shorter nodes are padded. A loss that gives one number for a batch would count the padding, and so
-        would BatchNorm; then nodes are asked one by one.
+        would BatchNorm; then nodes are computed one by one.
         """
         if (not self.loss.per_sample or self.model.statistics) and len(nodes) > 1:
             alone: list[T] = []
@@ -248,7 +248,7 @@ class ModelProblem:
 
     @property
     def step_bytes(self) -> int:
-        """What the activations take while all nodes here compute a gradient."""
+        """Bytes of the activations while all nodes here compute a gradient."""
         if self.source.batch_size is None:
             return self.backend.step_bytes(1, min(self.samples(self.here), self._at_once))
         return self.backend.step_bytes(len(self.here), self.source.width or self.source.batch_size)

@@ -19,7 +19,7 @@ from holdfast.core.files import read_tensors, write_tensors
 from holdfast.core.world import ALONE, World
 from holdfast.problem.problem import Problem
 
-GRADIENT_NORM = 1e-10  # that a reference optimum has to reach
+GRADIENT_NORM = 1e-10  # gradient norm that a reference optimum has to reach
 NEWTON_STEPS = 100
 PRODUCTS = 5000  # Hessian-vector products in a Newton step
 SHORTEST_STEP = 1e-6
@@ -167,13 +167,13 @@ def fingerprint(problem: Problem) -> str:
 
 
 def _read(path: Path, problem: Problem) -> Reference | None:
-    """What the cache holds, if that is an optimum of this very objective."""
+    """The optimum in the cache, if it is one of this very objective."""
     if not path.exists():
         return None
     try:
         x = read_tensors(path)[0]["x"].to(problem.x0)
         value, gradient = problem.global_value_and_grad(x)
-    except (HoldfastError, KeyError, RuntimeError):  # damaged, or not ours: it will be written anew
+    except (HoldfastError, KeyError, RuntimeError):  # damaged, or not ours: it will be written again
         return None
     norm = float(gradient.norm())
     return Reference(x, float(value), norm) if norm < GRADIENT_NORM else None

@@ -32,10 +32,10 @@ from holdfast.problem.source import Batch, Source
 
 # --- clipped gradients layer by layer, without the gradient of any single sample ------------------------
 #
-# The gradient of a sample in the weights of a layer is made of what enters the layer, a, and of the gradient
-# in what leaves it, g. In a linear layer it is g aᵀ, whose norm is |g| |a|, and a weighted sum over samples
-# is one product. So one backward pass to the layers' outputs is enough for all norms and for the clipped sum
-# (Bu et al., "Differentially private optimization on large model at small cost", 2023).
+# The gradient of a sample in the weights of a layer is made of the layer's input, a, and of the gradient in
+# its output, g. In a linear layer it is g aᵀ, whose norm is |g| |a|, and a weighted sum over samples is one
+# product. So one backward pass to the layers' outputs is enough for all norms and for the clipped sum (Bu et
+# al., "Differentially private optimization on large model at small cost", 2023).
 
 
 LINEAR, CONVOLUTIONS = (nn.Linear, NarrowLinear), (nn.Conv2d, PlaneConv2d, PixelConv2d)
@@ -50,8 +50,8 @@ class Layerwise:
         self.loss = loss
         [[module, _], _] = loss.model.parts
         self.module = deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
-        self._entered: dict[str, Tensor] = {}  # what the layers are given, while the module runs
-        self._moved: dict[str, Tensor] = {}  # zeros that are added to what they give
+        self._entered: dict[str, Tensor] = {}  # the inputs of the layers, while the module runs
+        self._moved: dict[str, Tensor] = {}  # zeros that are added to their outputs
         self.layers = {
             name: layer
             for name, layer in self.module.named_modules()
@@ -59,10 +59,10 @@ class Layerwise:
         }
         for name, layer in self.layers.items():
             layer.forward = partial(self._observed, name, layer)
-        self.shapes: dict[str, torch.Size] = {}  # of what they give for a sample
+        self.shapes: dict[str, torch.Size] = {}  # of their outputs for a sample
 
     def try_on(self, batch: Batch) -> None:
-        """Finds the shapes of what layers give, on a batch [B, ...] of any samples."""
+        """Finds the shapes of the layers' outputs, on a batch [B, ...] of any samples."""
         with torch.no_grad():
             self.losses(self.loss.model.x0, batch, no_key(self.loss.model.x0))
 
@@ -75,7 +75,7 @@ class Layerwise:
         return y + self._moved[name]
 
     def losses(self, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        """Of each sample, [B]; leaves what entered the layers in ``_entered``."""
+        """The loss of each sample, [B]; leaves the layers' inputs in ``_entered``."""
         model, loss = self.loss.model, self.loss.loss
 
         def run(named: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
@@ -113,15 +113,15 @@ class Layerwise:
 
 
 def clipping(norms: Tensor, clip: float) -> Tensor:
-    """What gradients of these ``norms`` are multiplied by: at most 1, and 0 for those that are not finite.
+    """The factors of gradients with these ``norms``: at most 1, and 0 for those that are not finite.
 
-    A sample whose gradient is not finite must not show: it counts as if it were not there.
+    A sample whose gradient is not finite must not show, so it counts as if it were absent.
     """
     return torch.where(norms.isfinite(), clip / norms.clamp(min=clip), 0.0)
 
 
 class _Product:
-    """Gradients g aᵀ [B, out, in] of a layer that is given a [B, T, in], and g [B, T, out] of its outputs."""
+    """Gradients g aᵀ [B, out, in] of a layer with inputs a [B, T, in], and g [B, T, out] in its outputs."""
 
     def __init__(self, layer: nn.Linear | nn.Conv2d, a: Tensor, g: Tensor) -> None:
         self.shape, self.biased = layer.weight.shape, layer.bias is not None
@@ -163,7 +163,7 @@ def _of_layer(layer: nn.Module, a: Tensor, g: Tensor) -> _Product:
 
 
 def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """What each output pixel of a convolution of images [B, C, H, W] sees: [B, P Q, C k k]."""
+    """The input pixels of each output pixel of a convolution of images [B, C, H, W]: [B, P Q, C k k]."""
     assert not isinstance(layer.padding, str)
     (down, across), (s, t), (u, v) = layer.padding, layer.stride, layer.dilation
     padded = functional.pad(x, (across, across, down, down))
@@ -179,7 +179,7 @@ def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def fits(loss: RowLoss) -> bool:
-    """Whether all that is trained lies in linear and convolutional layers, called as torch calls them."""
+    """Whether all trained parameters lie in linear and convolutional layers, called as torch calls them."""
     model = loss.model
     [[module, _], _] = model.parts
     if model.draws or model.frozen is not None or model.compute != model.x0.dtype or not loss.loss.traceable:
@@ -210,7 +210,7 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 def _is_chain(module: nn.Module) -> bool:
-    """Whether each layer runs once, after the other, and each sample by itself."""
+    """Whether the layers run once each, one after the other, and samples do not mix."""
     if type(module) is not nn.Sequential:
         return type(module) in (*LINEAR, *CONVOLUTIONS, *BY_SAMPLE) or (
             type(module) is nn.Flatten and module.start_dim == 1
@@ -221,8 +221,8 @@ def _is_chain(module: nn.Module) -> bool:
 # --- gradients that a method may see under differential privacy -----------------------------------------
 
 
-SHARE_FOR_GRADIENTS = 0.25  # of all memory, what the gradients of single samples may take
-COPIES = 3  # of them that are alive at once: as computed, without those that are not finite, multiplied
+SHARE_FOR_GRADIENTS = 0.25  # the share of memory that the gradients of single samples may take
+COPIES = 3  # of them that exist at once: as computed, without those that are not finite, multiplied
 OF_ALL_DATA = 1 << 16  # draws for gradients of all data; minibatches have those below
 WHOLE_BATCHES = OF_ALL_DATA + (1 << 15)  # and for minibatches that are all data: steps are counted apart
 WEYL = 0x9E3779B1  # an odd number that tells samples' keys apart
@@ -286,8 +286,8 @@ class PrivateGradients:
     def noised(self, sums: Tensor, nodes: Tensor, round: Word, step: Word, draw: int, points: int) -> Tensor:
         """``sums`` [m, d] of one access, in which ``points`` gradients of the same samples are released.
 
-        All of them together have the sensitivity of one, times the root of their number, and so the noise
-        has: an access costs the same, however many points it has.
+        Together they have the sensitivity of one times the root of their number, and the noise is scaled
+        likewise. So an access costs the same, however many points it has.
         """
         release = self.release
         weight = self.source.sample_weight(nodes, of_all_data=draw >= OF_ALL_DATA)
@@ -361,7 +361,7 @@ def check_releasable(loss: RowLoss, source: Source) -> None:
 def counted_noise(seed: Word) -> Noise:
     """Noise from our counters, the same in every engine: for simulations, not for a real federation.
 
-    Whoever knows the seed can take it away again.
+    Anyone with the seed can subtract it.
     """
 
     def noise(nodes: Tensor, round: Word, step: Word, draw: int, dim: int) -> Tensor:

@@ -1,7 +1,7 @@
 """What the nodes minimise together: f(x) = (1/n) sum_i f_i(x), with one f_i per node.
 
 A ``Problem`` answers for any subset of nodes at once, with one row ``[d]`` of parameters per node. Which
-minibatch a node sees depends only on (seed, node, round, step), never on who else is asked.
+minibatch a node sees depends only on (seed, node, round, step), never on which other nodes are asked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Bounds(NamedTuple):
 
 
 class Convexity(NamedTuple):
-    """By default what is assumed of given functions: that they are convex and have a minimum."""
+    """What is known of an objective; by default, that it is convex and has a minimum."""
 
     obstacle: str | None = None  # what keeps the objective from being convex
     mu: float | None = None  # of strong convexity; None: only Hessians tell
@@ -44,7 +44,7 @@ class Convexity(NamedTuple):
 
 
 class ModelTester(Protocol):
-    """What models are worth on samples."""
+    """Measures models on samples."""
 
     def test(self, rows: Tensor, samples: Tree) -> tuple[Tensor, Tensor]:
         """Accuracy and mean loss, each [m], of every model in ``rows`` [m, d] on a tree of ``samples``.
@@ -55,10 +55,10 @@ class ModelTester(Protocol):
     def complete(
         self, rows: Tensor, nodes: Tensor | None = None, total: Callable[[Tensor], Tensor] = torch.clone
     ) -> Tensor:
-        """``rows`` [m, d] with what evaluation needs behind: the running statistics of BatchNorm, if any.
+        """``rows`` [m, d], followed by what evaluation needs: the running statistics of BatchNorm, if any.
 
         ``nodes`` [m]: whose models these are, all of them here; None: one model [1, d] that all share.
-        ``total`` sums a tensor over all processes. What has no statistics gives ``rows`` back.
+        ``total`` sums a tensor over all processes. Without statistics, the result is ``rows``.
         """
 
     def outputs(self, rows: Tensor, samples: Tree) -> Iterator[tuple[Any, Tensor]]:
@@ -73,21 +73,21 @@ class Problem(Protocol):
 
     nodes: int
     dim: int
-    x0: Tensor  # [d]: the model everybody starts from; its dtype and device are the objective's
+    x0: Tensor  # [d]: the model that all nodes start from; its dtype and device are the objective's
     l1: float  # the weight of ||x||_1 in every f_i; its share in gradients is l1 sign(x), with sign(0) = 0
     smooth: bool  # whether every f_i is differentiable apart from that
 
     @property
     def here(self) -> Tensor:
-        """[m]: the nodes that can be asked for in this process; mostly all."""
+        """[m]: the nodes that this process can compute; mostly all."""
 
     @property
     def stochastic(self) -> bool:
-        """Whether gradients are of minibatches, another one in every step."""
+        """Whether gradients are of minibatches, with a new one in every step."""
 
     @property
     def private(self) -> bool:
-        """Whether gradients are clipped and noised, so that nothing else may be asked of the data."""
+        """Whether gradients are clipped and noised, so that nothing else of the data may be read."""
 
     @property
     def stacked(self) -> bool:
@@ -103,23 +103,23 @@ class Problem(Protocol):
 
     @property
     def description(self) -> str:
-        """How gradients are computed, for people."""
+        """How gradients are computed, in words."""
 
     def get_ready(self) -> None:
-        """Makes what gradients need and keep, so that computing one allocates nothing that stays."""
+        """Allocates all that gradients keep, so that computing one allocates nothing that stays."""
 
     def minibatch_values_and_grads(
         self, points: Sequence[Tensor], nodes: Tensor, round: Word, step: Word
     ) -> list[tuple[Tensor, Tensor]]:
         """At each of ``points``, on one minibatch per node: the loss, [m], and the gradient of f_i, [m, d].
 
-        i in ``nodes`` [m]. The loss is f_i without its regulariser, whose gradient is contained.
+        i in ``nodes`` [m]. The loss is f_i without its regulariser; the gradient contains the regulariser's.
         """
 
     def full_grads(self, x: Tensor, nodes: Tensor, round: Word = 0, step: Word = 0) -> Tensor:
         """Gradients [m, d] of f_i at ``x`` [m, d] over all of each node's data.
 
-        ``round`` and ``step`` tell calls apart: the noise of private gradients differs between them.
+        ``round`` and ``step`` distinguish calls: the noise of private gradients differs between them.
         """
 
     def values(self, x: Tensor, nodes: Tensor) -> Tensor:
@@ -321,7 +321,7 @@ def step_threads(problem: Problem) -> int:
 
 @contextmanager
 def on_threads(count: int) -> Iterator[None]:
-    """Has torch use so many threads meanwhile."""
+    """Lets torch use ``count`` threads inside the block."""
     before = torch.get_num_threads()
     if count == before:
         yield

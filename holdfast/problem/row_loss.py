@@ -1,4 +1,4 @@
-"""What one row of parameters costs on a batch: a model and a loss together, as backends see them."""
+"""The loss of one row of parameters on a batch: a model and a loss together, as backends use them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from holdfast.problem.source import Batch
 class RowLoss:
     """A loss of a model: weighted sums over the samples of a batch.
 
-    A loss gives a number for each sample, [B], which are weighted one by one; or, where it is not
-    ``per_sample``, one number [] for the batch, which counts with the sum of all weights. ``run``, if it is
-    given, is called instead of the model's module.
+    A loss returns a number for each sample, [B], which are weighted one by one; or, where it is not
+    ``per_sample``, one number [] for the batch, which is weighted by the sum of all weights. ``run``, if it
+    is given, is called instead of the model's module.
     """
 
     def __init__(self, model: FlatModel, loss: Loss) -> None:

@@ -26,14 +26,14 @@ PICKS_DRAWN_AT_ONCE = 2**15
 Shuffle = Callable[[Tensor, Tensor, int, Word, Word], tuple[Tensor, Tensor]]
 """(nodes [m], counts [m], longest, round, draw) -> words and sample numbers, as ``shuffled`` gives them."""
 
-OVERFLOW = 1e-12  # bounds how likely a Poisson draw fills all rows, whatever one of its samples does
+OVERFLOW = 1e-12  # bounds the probability that a Poisson draw fills all rows, with or without any one sample
 
 
 class Drawn(NamedTuple):
     """A minibatch of each of m nodes."""
 
     places: Tensor  # [m, width] int64: sample numbers within the node
-    size: int | Tensor  # what the sum of losses is divided by: [m, 1] where nodes differ
+    size: int | Tensor  # the divisor of the sum of losses: [m, 1] where nodes differ
     inside: Tensor | None = None  # [m, width] bool: the rows that count; None: all
 
 
@@ -70,6 +70,18 @@ def weights_of(drawn: Drawn, scale: Tensor) -> Tensor:
     return weight if drawn.inside is None else weight * drawn.inside
 
 
+class WholeBatches:
+    """All ``width`` samples of batches that a stream makes."""
+
+    padded = False
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def draw(self, nodes: Tensor, round: Word, step: Word) -> Drawn:
+        return Drawn(torch.arange(self.width, device=nodes.device).expand(len(nodes), -1), self.width)
+
+
 class WithReplacement:
     """Each sample of a batch drawn from all of the node's."""
 
@@ -96,7 +108,7 @@ class WithReplacement:
 
 
 class Epochs:
-    """Every sample once before any is taken again, in an order drawn anew for every round and epoch of it."""
+    """Every sample once before any is taken again, in a new order for every round and epoch of it."""
 
     def __init__(self, seed: Word, counts: Tensor, batch_size: int) -> None:
         self.seed, self.counts, self.width = seed, counts, batch_size
@@ -146,7 +158,7 @@ class Poisson:
         self.shuffle: Shuffle = partial(shuffled, seed)
         self.longest = int(counts.max())
         self.width = min(self.longest, rows_for(batch_size, self.longest))
-        self.trims = False  # whether rows that no node needs are left out, which shows in how long it takes
+        self.trims = False  # whether rows that no node needs are left out, which shows in the time taken
 
     def draw(self, nodes: Tensor, round: Word, step: Word) -> Drawn:
         counts = self.counts.index_select(0, nodes)
@@ -161,7 +173,7 @@ class Poisson:
 
 
 def drawn_by(shuffle: Shuffle | None, draws: Sampling | None) -> Sampling | None:
-    """``draws`` with the random numbers of ``shuffle``; None, where nothing is drawn, stays None.
+    """``draws`` with the random numbers of ``shuffle``; None where nothing is drawn.
 
     Without a ``shuffle``, draws are as they were, but on a CPU without rows that no node needs.
     """

@@ -30,7 +30,7 @@ class InputTransform:
         self._copying = torch.cuda.Stream(self.device) if like.is_cuda else None
 
     def place(self, samples: Tree) -> Tree:
-        """Samples as they are stored where the model is; real targets in its type of numbers."""
+        """Samples as they are stored on the model's device; real targets in its type of numbers."""
         there = tree_map(lambda part: part.to(self.device), samples)
         target = targets_of(there)
         if target is None or not target.is_floating_point() or target.dtype == self.dtype:
@@ -43,9 +43,9 @@ class InputTransform:
         return map_inputs(self.prepare, self.place(self.send(samples)))
 
     def send(self, tree: Tree) -> Tree:
-        """What lies on the host, on the device.
+        """``tree``, which lies on the host, on the device.
 
-        A GPU copies it beside what it computes, so that neither it nor the host waits for the other.
+        A GPU copies it while it computes, so that neither it nor the host waits for the other.
         """
         if self._copying is None:
             return tree
@@ -65,7 +65,7 @@ class InputTransform:
 
     @staticmethod
     def check_alike(samples: Tree, expected: dict[str, str]) -> None:
-        """Refuses a test set whose samples are not as those for training, which are ``described`` so."""
+        """Refuses a test set whose samples differ in form from those for training, ``expected``."""
         given = described(samples)
         if list(given) != list(expected):
             raise HoldfastError(f"test: columns are {list(given)}, for training {list(expected)}")
@@ -102,7 +102,7 @@ class Source(Protocol):
     batch_size: int | None  # samples of a node in a step, on average if that varies; None: all
     sampling: SamplingName  # how minibatches are drawn
     finite: bool  # whether there is an end of samples, so that they can all be read
-    description: str  # where samples come from, for people; empty: they lie in memory
+    description: str  # where samples come from, in words; empty: they lie in memory
 
     @property
     def width(self) -> int | None:
@@ -157,7 +157,7 @@ class Source(Protocol):
 
 
 def scale_of(counts: Tensor, weights: Weighting, dtype: torch.dtype) -> Tensor:
-    """[n]: what the mean loss of each node counts."""
+    """[n]: the weight of each node's mean loss."""
     if weights == "uniform":
         return torch.ones(len(counts), device=counts.device, dtype=dtype)
     return (counts.double() * len(counts) / counts.sum()).to(dtype)
@@ -169,9 +169,9 @@ def weight_of_one(counts: Tensor, scale: Tensor, batch_size: int | None) -> Tens
 
 
 class ArraySource:
-    """Samples of all nodes in one tree of tensors, gathered where the model is.
+    """Samples of all nodes in one tree of tensors, gathered on the model's device.
 
-    ``weights = "uniform"`` counts every node alike (scale 1); ``"samples"`` counts every sample alike: then
+    ``weights = "uniform"`` weighs all nodes equally (scale 1); ``"samples"`` weighs all samples equally: then
     scale_i = n N_i / N, so that (1/n) sum_i f_i is the mean over all samples, whatever the method.
     ``like``: a tensor with the type and device of the model. ``sampling``: see ``build_sampling``.
     """
@@ -218,7 +218,7 @@ class ArraySource:
         return targets_of(self.stored)
 
     def watch(self, check: Callable[[Tensor], None]) -> None:
-        """They were read before, and all of them were checked."""
+        """Nothing to do: all targets are known and were checked."""
 
     def batch(self, nodes: Tensor, round: Word, step: Word) -> Batch:
         assert self.draws is not None
@@ -241,7 +241,7 @@ class ArraySource:
 
     def everything(self, at_once: int) -> Iterator[Batch]:
         counts, scale = self.counts[self.here], self.scale[self.here]
-        # With the size given, a GPU is not asked for it.
+        # With the size given, it is not read from the GPU.
         weight = torch.repeat_interleave(scale / (self.nodes * counts), counts, output_size=self.size)
         stored = self.stored if self._ready is None else self._ready
         for first in range(0, self.size, at_once):

@@ -1,11 +1,11 @@
 """Running statistics of BatchNorm, estimated from data where models are evaluated.
 
 While a model trains, BatchNorm normalises by the statistics of the batch, here as in torch. The means and
-variances that it uses in eval mode are not averaged along the way: they are computed from a fixed number of
-a node's training samples for the model as it then is ("precise BatchNorm", Wu and Johnson, "Rethinking Batch
-in BatchNorm", 2021). A model that was averaged with others is another one, whose statistics no running
-average of its parents' would know. And a training step stays a function of the parameters alone: methods,
-checkpoints and engines need to know nothing of statistics.
+variances that it uses in eval mode are not averaged along the way: they are computed from a fixed number of a
+node's training samples for the model as it then is ("precise BatchNorm", Wu and Johnson, "Rethinking Batch in
+BatchNorm", 2021). An average of models is a new model, whose statistics are no average of theirs. And a
+training step stays a function of the parameters alone: methods, checkpoints and engines need no knowledge of
+statistics.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def save_figure(figure: Figure, stem: Path) -> str:
 
 def svg_text(figure: Figure) -> str:
     """The figure as SVG, its text kept as text; the same figure always gives the same bytes."""
-    if figure.get_layout_engine() is not None:  # places things once; else each format would do so again
+    if figure.get_layout_engine() is not None:  # lays the figure out once; else each format would do so again
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
     out = io.StringIO()
@@ -79,7 +79,7 @@ def _draw_curves(curves: Sequence[tuple[Series, Style]], metric: str, axis: str)
 
 
 def draw_curves(axes: Axes, curves: Sequence[tuple[Series, Style]], metric: str, axis: str) -> None:
-    """Means with their bands, axes labelled for people; the legend is left to the figure."""
+    """Means with their bands, axes labelled in words; the legend is left to the figure."""
     in_percent = 100.0 if quantity(metric).kind == "accuracy" else 1.0
     x_unit, x_name = _x_unit(axis, [x for curve, _ in curves for x in curve.x])
     _set_range(axes, [curve for curve, _ in curves], metric, in_percent)
@@ -162,13 +162,13 @@ def _log_scale(axes: Axes, low: float, high: float) -> None:
 
 
 def _visible(axes: Axes, values: Sequence[float], in_percent: float) -> np.ndarray:
-    """What to draw of a curve: on a logarithmic axis nothing below its lower end."""
+    """The part of a curve to draw: on a logarithmic axis nothing below its lower end."""
     y = np.array(values) * in_percent
     return np.where(y < axes.get_ylim()[0], np.nan, y) if axes.get_yscale() == "log" else y
 
 
 def _x_unit(axis: str, values: Sequence[float]) -> tuple[float, str]:
-    """What to divide x by, and the label of the x axis."""
+    """The divisor of x, and the label of the x axis."""
     if quantity(axis).kind != "bytes":
         return 1, quantity(axis).title
     size, name = byte_unit(max(values, default=0.0))

@@ -78,10 +78,10 @@ def _stamp(file: Path) -> tuple[int, int, int]:
 
 
 class Following:
-    """Some run directories together, and who has been told how much of them.
+    """Some run directories together, and how much of them each reader has seen.
 
-    ``find`` says which there are; more may come. ``hidden`` metrics are left out. ``lock`` is held by whoever
-    asks, as requests come in several threads.
+    ``find`` says which there are; more may come. ``hidden`` metrics are left out. Readers hold ``lock``, as
+    requests come in several threads.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Following:
         self.runs: dict[Path, Followed] = {}
         self.shown: list[RunRecord] = []
         self.log: list[LogLine] = []
-        self.trouble = ""  # what keeps us from reading on, if anything
-        self.version = 0  # of everything that is told
+        self.trouble = ""  # why no more can be read, if so
+        self.version = 0  # of everything that readers see
         self.lock = Lock()
         # Rows are appended only within an epoch. The first is the time: no other process has the same.
         self._epoch = int(time.time()) % 10**9
@@ -127,7 +127,7 @@ class Following:
     def _shown(self, record: RunRecord) -> RunRecord:
         """A member goes by its own name, not by that of the federation, which all of them share.
 
-        Rows come more often than the summary is written, so they say how far a job is.
+        Rows come more often than the summary is written, so they show how far a job is.
         """
         metrics = [metric for metric in record.metrics if not self.hidden(metric)]
         jobs: list[JobSummary] = [
@@ -138,9 +138,9 @@ class Following:
         return replace(record, name=record.member or record.name, metrics=metrics, summary=summary)
 
     def news(self, since: str) -> dict[str, Any]:
-        """What somebody has to know who was told everything up to ``since``; else all of it."""
-        told = re.fullmatch(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", since)
-        epoch, count, version = map(int, told.groups()) if told else (-1, 0, -1)
+        """What is new to a reader that has seen everything up to ``since``; otherwise all of it."""
+        seen = re.fullmatch(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", since)
+        epoch, count, version = map(int, seen.groups()) if seen else (-1, 0, -1)
         reset = epoch != self._epoch
         return {
             "since": f"{self._epoch}.{len(self._rows)}.{self.version}",
@@ -154,7 +154,7 @@ class Following:
         return curves_data(self.shown)
 
     def _take_rows(self) -> None:
-        """Rows are numbered as they come; if that cannot go on, it begins anew."""
+        """Rows are numbered as they come; if that cannot continue, numbering starts again."""
         self._names = columns(self.shown)
         shape = (
             self._names,
@@ -188,7 +188,7 @@ class Following:
         }
 
     def _note_changes(self) -> None:
-        """Writes into the log what became of the jobs since the last time."""
+        """Logs how the jobs have changed since the last time."""
         for run, record in zip(self.runs.values(), self.shown, strict=True):
             noted = datetime.fromtimestamp(run.stamps[0][0] / 1e9)
             for place, job in enumerate(record.summary["jobs"]):

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them, the same in terminal, figures and HTML."""
+"""Numbers and names in readable form, the same in terminal, figures and HTML."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ QUANTITIES: dict[str, Quantity] = {
 
 
 def quantity(column: str) -> Quantity:
-    """How ``column`` is shown; one that we have no words for shows its own name."""
+    """How ``column`` is shown; one without an entry shows its own name."""
     return QUANTITIES.get(column) or Quantity(column.replace("_", " "), column.replace("_", " "))
 
 
@@ -161,7 +161,7 @@ def recorded_metrics(records: Sequence[RunRecord]) -> list[str]:
 
 
 def metric_title(column: str) -> str:
-    """What stands over a column of a table, such as 'accuracy (%)'."""
+    """The heading of a column of a table, such as 'accuracy (%)'."""
     return quantity(column).short + (" (%)" if quantity(column).kind == "accuracy" else "")
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves to look at: a report in one HTML file, with nothing fetched, and plots.
+"""The report of a run: one HTML file that fetches nothing, and plots.
 
 Its script draws curves that can be explored. Without the script the report has the same curves as pictures.
 """
@@ -160,7 +160,7 @@ the same figures, wall times aside.</p>
 
 
 def _command(record: RunRecord) -> str:
-    """What made the run."""
+    """The versions and the machine of the run."""
     if record.origin:
         return f"<p>Made in Python by <code>{escape(record.origin)}</code>; its arguments, in words:</p>"
     file = shlex.quote(f"{record.path.resolve().name}/experiment.toml")

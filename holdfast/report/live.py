@@ -88,7 +88,7 @@ again for newer figures.</p></noscript>
         with self.following.lock:
             self.following.refresh()
             news = self.following.news(since)
-            changed = news.pop("changed") or bool(self.members)  # what they do is in no file
+            changed = news.pop("changed") or bool(self.members)  # their activity is in no file
             return news | {
                 "about": self._about() if changed else {},
                 "parts": self._parts() if changed else {},

@@ -1,4 +1,4 @@
-"""What the script of a page draws: rows of figures, which of them make a curve, networks and partitions.
+"""The data that the script of a page draws: rows of figures, the curves they make, networks and partitions.
 
 Plain data for JSON. The script averages over seeds, as ``RunRecord.series`` does; a test compares the two.
 """
@@ -25,8 +25,8 @@ from holdfast.report.styles import COLOURS, DRAWN_UP_TO, curve_styles, node_plac
 
 
 AXES = ("round", "payload_bytes", "gradient_evaluations", "seconds", *DELAY_COLUMNS)
-COSTS = (*DELAY_COLUMNS, *SOLVER_COLUMNS)  # recorded as metrics are, but nothing to look at by itself
-LINKS_UP_TO = 5000  # more are a blot, and slow
+COSTS = (*DELAY_COLUMNS, *SOLVER_COLUMNS)  # recorded as metrics are, but not drawn by themselves
+LINKS_UP_TO = 5000  # more would be a blot, and slow
 
 
 def curves_data(records: Sequence[RunRecord]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def curves_data(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def columns(records: Sequence[RunRecord]) -> list[str]:
-    """What the numbers of a row are, after the number of its job."""
+    """The names of the numbers in a row, after that of its job."""
     recorded = recorded_metrics(records)
     axes = [axis for axis in AXES if axis not in DELAY_COLUMNS or axis in recorded]
     return list(dict.fromkeys([*axes, *recorded]))
@@ -75,13 +75,13 @@ def row_data(job: int, row: RecordedRow, names: Sequence[str]) -> list[float | N
 
 
 def thinning(record: RunRecord, most: int | None) -> int:
-    """Every which row is taken: the same for all jobs, as seeds are averaged round by round."""
+    """Take every k-th row, k: the same for all jobs, as seeds are averaged round by round."""
     longest = max(map(len, record.counted_rows), default=0)
     return 1 if most is None else max(1, math.ceil(longest / most))
 
 
 def setting_data(record: RunRecord) -> dict[str, Any] | None:
-    """The network and who owns what; None for a member of a federation, which does not know."""
+    """The network and which node owns which data; None for a member of a federation, which does not know."""
     if record.partition is None:
         return None
     partition = record.partition

@@ -1,4 +1,4 @@
-"""What a terminal or a notebook shows while a run is under way."""
+"""Progress of a run in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Progress(Callback):
     ) -> None:
         self.latest: dict[JobInfo, Measurements] = {}
         self.status: dict[JobInfo, JobStatus] = {}
-        self.how = Text()  # the job under way is run
+        self.how = Text()  # how the current job is computed
         self.jobs = list(jobs)
         self.leave = leave
         notebook = console is None and in_notebook()
@@ -129,7 +129,7 @@ class Progress(Callback):
 
 
 def run_watched(callbacks: Sequence[Callback], asked: Callable[[], bool]) -> Callable[[Runner], None]:
-    """Runs what is left of one run directory after the other; progress bars learn of the jobs first."""
+    """Runs the rest of one run directory after the other; progress bars get to know the jobs first."""
 
     def run(runner: Runner) -> None:
         if asked():

@@ -71,7 +71,7 @@ def _file(record: RunRecord) -> list[str]:
 
 
 def _owners(record: RunRecord) -> list[str]:
-    """How the data were divided where they say themselves which node a sample belongs to; else nothing."""
+    """How the data were divided, where they name the node of each sample themselves; else nothing."""
     if record.partition is None or record.partition.names is None:
         return []
     dataset = record.config.get("problem", {}).get("dataset")
@@ -84,13 +84,13 @@ def _value(value: Any) -> str:
 
 
 def listed(warnings: Sequence[str]) -> str:
-    """What a reader must know, as a list that is hard to overlook; nothing for nothing."""
+    """Warnings to the reader, as a list that is hard to overlook; "" without any."""
     lines = "".join(f"<li>{escape(one)}</li>" for one in warnings)
     return f'<ul class="trouble">{lines}</ul>' if lines else ""
 
 
 def curves_note(records: Sequence[RunRecord]) -> str:
-    """What holds for all curves."""
+    """A note that holds for all curves."""
     groups = [group for record in records for group in record.groups]
     words = ["Every recorded round; the colours are those of the table."]
     if any(len(group.seeds) > 1 for group in groups):
@@ -103,7 +103,7 @@ def curves_note(records: Sequence[RunRecord]) -> str:
 
 
 def setting_facts(record: RunRecord) -> str:
-    """What is known of the network and the data, in figures and in words."""
+    """The facts about the network and the data, in figures and in words."""
     facts = record.summary["facts"]
     names = {key: FACTS.get(key, key.replace("_", " ")) for key in sorted(facts, key=_place)}
     tiles = "".join(
@@ -154,7 +154,7 @@ REMEDIES = {  # by data set; those that are not here always have test data, or n
 
 
 def untested(records: Sequence[RunRecord]) -> str:
-    """One sentence with the remedy; empty if there are test data, or if nobody would expect them."""
+    """One sentence with the remedy; empty if there are test data, or if none are to be expected."""
     remedies = list(dict.fromkeys(filter(None, map(_remedy, records))))
     if not remedies:
         return ""
@@ -166,7 +166,7 @@ def _remedy(record: RunRecord) -> str | None:
     config, facts = record.config, record.summary["facts"]
     if record.member is not None or facts.get("test_samples") != 0:
         return None
-    if config.get("metrics", "default") != "default":  # whoever chose them knows what is there
+    if config.get("metrics", "default") != "default":  # the user chose them
         return None
     if record.origin is not None:
         return f"give {record.origin} some with test="
@@ -256,12 +256,12 @@ def _note(rows: Sequence[FinalRow], deployed: bool, rivals: bool) -> str:
     return " ".join(words)
 
 
-# --- the members of a federation, for people: who is how far, and what they wait for --------------------
+# --- the members of a federation: how far each one is, and what it waits for ----------------------------
 
 
 @dataclass(frozen=True)
 class Member:
-    """Where a member stands; None where nobody knows."""
+    """How far a member is; None where that is not known."""
 
     name: str
     round: int | None = None
@@ -275,10 +275,10 @@ class Member:
 
     @classmethod
     def of_status(cls, status: Mapping[str, Any]) -> Member:
-        """From what a member tells about itself."""
+        """From a member's answer about itself."""
         names = {field.name for field in fields(cls)}
-        told = {key: value for key, value in status.items() if key in names}
-        return cls(**told, doing=status["phase"])
+        given = {key: value for key, value in status.items() if key in names}
+        return cls(**given, doing=status["phase"])
 
     @classmethod
     def of_record(cls, record: RunRecord, doing: str = "") -> Member:

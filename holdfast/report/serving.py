@@ -1,4 +1,4 @@
-"""Serves a live page on this machine only: read-only, behind an address that nobody can guess.
+"""Serves a live page on this machine only: read-only, behind an address that cannot be guessed.
 
 There is one page and its data. No path leads to a file. The name that a browser asked for has to be that of
 this machine, so that no other site can have its name point here and read along (DNS rebinding).
@@ -82,7 +82,7 @@ class LiveServer:
 
             def do_GET(self) -> None:
                 served.asked = time.monotonic()
-                with suppress(ConnectionError):  # whoever asked has gone
+                with suppress(ConnectionError):  # the browser has gone
                     respond(self, pages)
                 served.answered += 1
 
@@ -101,7 +101,7 @@ class LiveServer:
         threading.Thread(target=self.server.serve_forever, name="live page", daemon=True).start()
 
     def close(self, patience: float = 2.5) -> None:
-        """Ends; a browser that looks on gets the chance to ask once more."""
+        """Ends; a browser that shows the page gets the chance to ask once more."""
         answered, looked_on = self.answered, time.monotonic() - self.asked < patience
         end = time.monotonic() + patience
         while looked_on and self.answered == answered and time.monotonic() < end:

@@ -171,7 +171,7 @@ def setting_plots(record: RunRecord) -> Iterator[Plot]:
 
 
 def _tells_more_than_rounds(records: Sequence[RunRecord], axis: str) -> bool:
-    """Whether ``axis`` orders the curves anew: not if a round costs the same in all of them."""
+    """Whether ``axis`` orders the curves in another way: not if a round costs the same in all of them."""
     per_round = {
         round(group.values(axis, last)[0] / last, 6)
         for record in overlaid(records)

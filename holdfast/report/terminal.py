@@ -57,7 +57,7 @@ EXPENDABLE = (
 def summary_table(records: Sequence[RunRecord], width: int = 100) -> Table:
     """One line per algorithm and swept value at its last round, for a terminal of ``width`` characters.
 
-    The best figures are bold; what went wrong stands below.
+    The best figures are bold; failures are listed below.
     """
     rows = [row for record in overlaid(records) for row in record.final_table()]
     columns = [column for column in HEADS if any(column in row.values for row in rows)]
@@ -137,7 +137,7 @@ def plain_text(table: Table, width: int) -> str:
 
 
 def as_data(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """One entry per run: where it lies, what became of it, and one line per algorithm and swept value."""
+    """One entry per run: its folder, its status, and one line per algorithm and swept value."""
     return [
         {
             "run": str(record.path),

@@ -1,4 +1,4 @@
-"""A tuning for people: the metric against the hyperparameter, and the best values."""
+"""What a tuning found: the metric against the hyperparameter, and the best values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.report.format import metric_title, quantity, spread_text
 from holdfast.report.styles import COLOURS, curve_style
 from holdfast.report.verdict import leading_metric
 
-# --- A tuning for people: the metric against the hyperparameter, and the best values --------------------
+# --- what a tuning found: the metric against the hyperparameter, and the best values --------------------
 
 
 LOST = "diverged or failed"

@@ -1,4 +1,4 @@
-"""A run in words: who came out best, and what did not go as planned."""
+"""A run in words: which method came out best, and what did not go as planned."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def verdict(records: Sequence[RunRecord]) -> str:
 
 
 def leading_metric(records: Sequence[RunRecord]) -> str | None:
-    """What runs are judged by: the accuracy, else the training loss, else the first metric."""
+    """The metric by which runs are judged: the accuracy, else the training loss, else the first metric."""
     metrics = [metric for record in records for metric in record.metrics]
     return next((name for name in ("test_accuracy", "train_loss", *metrics) if name in metrics), None)
 
 
 def _sentence(rows: Sequence[FinalRow], metric: str) -> str:
-    """The algorithms on one problem, best first; empty if none has anything to show."""
+    """The algorithms on one problem, best first; empty if none has a value."""
     ranked = sorted(
         (row for row in rows if row.defined(metric) and row.status not in ("diverged", "failed")),
         key=lambda row: row.values[metric].mean,
@@ -85,7 +85,7 @@ def _figure(row: FinalRow, metric: str) -> str:
 
 
 def troubles(record: RunRecord) -> list[str]:
-    """What a reader must know before trusting the figures: a run cut short, divergences and failures."""
+    """Warnings before the figures are trusted: a run cut short, divergences and failures."""
     found = []
     jobs = record.summary["jobs"]
     resume = f"'holdfast resume {record.path.resolve().name}'"

@@ -138,7 +138,7 @@ class PaperExperiment:
     title: str
     claims: Sequence[Claim]
     presets: Sequence[Preset] = ()
-    compute: Callable[[Circumstances], list[TableRow]] | None = None  # takes seconds: always done anew
+    compute: Callable[[Circumstances], list[TableRow]] | None = None  # takes seconds: always computed again
     layout: Layout | None = None
     table: Callable[[Evidence], Table] | None = None  # where the paper has a table
     note: str = ""  # what a reader must know, such as what even the full scale leaves out

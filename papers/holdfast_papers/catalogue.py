@@ -1,4 +1,4 @@
-"""Which papers there are. Each is a module with a ``PAPER``, imported when somebody asks."""
+"""Which papers there are. Each is a module with a ``PAPER``, imported when it is asked for."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Task:
         return f"{self.paper.id}/{self.preset.file}"
 
     def plan(self) -> Plan:
-        """A fresh plan: the data it keeps are let go with it."""
+        """A new plan; the data that it keeps are freed with it."""
         return Plan(self.raw, self.circumstances.data_dir, self.circumstances.device)
 
     def run_directory(self) -> Path | None:

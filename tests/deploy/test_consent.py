@@ -28,8 +28,8 @@ from holdfast_deploy.consent import (
 )
 from holdfast_deploy.exposure import gives_gradients_away
 from holdfast_deploy.federation_file import make_federation, read_federation
+from holdfast_deploy.keys import fingerprint
 from holdfast_deploy.membership.roster import Order, Roster
-from holdfast_deploy.signing import fingerprint
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 3}
 SERVER = {"topology": "server"}

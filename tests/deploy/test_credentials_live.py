@@ -16,8 +16,8 @@ from federation_runs import PATIENCE, DeployedRun, Started, deploy, describe, wr
 
 from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast_deploy.federation_file import make_federation, read_federation
+from holdfast_deploy.keys import make_key, public_key
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.signing import make_key, public_key
 from holdfast_deploy.wire import vigil
 from holdfast_deploy.wire.authority import (
     make_authority,

@@ -15,14 +15,14 @@ from member_processes import Members
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.channel_run import split_channel_state
-from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement
+from holdfast.privacy.aggregation.protocol import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member import aggregating
 from holdfast_deploy.member.aggregating import secrets_for
 from holdfast_deploy.member.cards import make_card
 from holdfast_deploy.member.server import Server
-from holdfast_deploy.sites import initial_model
+from holdfast_deploy.site import initial_model
 from holdfast_deploy.storage.messages import MessageFile, digest
 from holdfast_deploy.storage.results import read_cohorts, read_model
 

@@ -42,8 +42,8 @@ from holdfast_deploy.consent import Policy
 from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.member.node import Node
 from holdfast_deploy.membership import service as keeper
-from holdfast_deploy.own_noise import OwnNoise, normals, read_key
-from holdfast_deploy.sites import initial_model, open_site
+from holdfast_deploy.noise import OwnNoise, normals, read_key
+from holdfast_deploy.site import initial_model, open_site
 from holdfast_deploy.storage.messages import MessageFile
 from holdfast_deploy.storage.privacy_spent import BudgetSpentError, Spent
 

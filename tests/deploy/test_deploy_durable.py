@@ -21,7 +21,7 @@ from federation_runs import PATIENCE, SAMPLES, DeployedRun, Started, describe, f
 from power_cut import file_of, watched
 from recorded_member import is_never, is_renamed, is_written, recorded_member
 
-from holdfast.privacy.aggregation.client import DEALT
+from holdfast.privacy.aggregation.protocol import DEALT
 from holdfast.privacy.budget import DP
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.membership.kept_models import KeptModels

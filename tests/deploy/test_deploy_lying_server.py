@@ -13,7 +13,7 @@ from federation_runs import PATIENCE, DeployedRun, Started, describe, simulate
 from torch import Tensor
 
 from holdfast.engines.common.channel_run import split_channel_state
-from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
+from holdfast.privacy.aggregation.protocol import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 from holdfast_deploy.cli import orders
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member import aggregating

@@ -25,7 +25,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.data.federated import FederatedData
 from holdfast.engines.common.simulation import Simulation
 from holdfast.privacy import NodeDP
-from holdfast.privacy.aggregation.ring import PRECISION, encode
+from holdfast.privacy.aggregation.arithmetic import PRECISION, encode
 from holdfast.privacy.ledger import composed_epsilon, epsilon_of
 from holdfast.privacy.messages import PrivateMessages
 from holdfast.problem.losses import CrossEntropy
@@ -34,8 +34,8 @@ from holdfast_deploy.cli import orders
 from holdfast_deploy.cli.description import describe_federation
 from holdfast_deploy.consent import Policy
 from holdfast_deploy.federation_file import FederationFile, make_federation
-from holdfast_deploy.own_noise import OwnNoise
-from holdfast_deploy.sites import initial_model
+from holdfast_deploy.noise import OwnNoise
+from holdfast_deploy.site import initial_model
 from holdfast_deploy.storage.privacy_spent import BudgetSpentError, Spent
 from holdfast_deploy.storage.results import read_cohorts
 

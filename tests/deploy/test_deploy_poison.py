@@ -69,7 +69,7 @@ def test_what_became_infinite_is_put_down_to_the_largest_sender(tmp_path: Path) 
         norms.received("b", message(tmp_path, 1e12, round=7))
     assert norms.status()["b"] == {"round": 1, "norm": pytest.approx(2e5)}
     again = MessageNorms("a", limit=1e6)
-    again.restore(norms.notes())
+    again.restore(norms.largest)
     assert again.largest == norms.largest
 
 

@@ -13,9 +13,9 @@ from power_cut import watched
 
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.channel_run import split_channel_state
-from holdfast.privacy.aggregation.client import ANNOUNCED, CONFIRMED, DEALT, MASKED
+from holdfast.privacy.aggregation.protocol import ANNOUNCED, CONFIRMED, DEALT, MASKED
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.own_noise import read_key
+from holdfast_deploy.noise import read_key
 from holdfast_deploy.storage.results import read_cohorts
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "local_steps": 2}

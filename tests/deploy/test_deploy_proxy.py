@@ -17,7 +17,7 @@ from federation_runs import DeployedRun, Started, calm_run, describe, free_ports
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.signing import make_key, public_key
+from holdfast_deploy.keys import make_key, public_key
 from holdfast_deploy.wire.authority import make_certificates, make_request, sign_request
 from holdfast_deploy.wire.credentials import Credentials, load_credentials, serial_of
 from holdfast_deploy.wire.dialling import Unreachable, look, open_channel

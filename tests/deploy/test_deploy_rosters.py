@@ -18,7 +18,7 @@ from federation_runs import PATIENCE, describe, free_ports
 from roster_runs import Threads
 
 from holdfast.core.errors import REFUSED, TRY_LATER, HoldfastError
-from holdfast_deploy import signing
+from holdfast_deploy import keys
 from holdfast_deploy.federation import LimitsConfig, NodeConfig
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.membership import service as keeper
@@ -44,7 +44,7 @@ def order(
 ) -> Order:
     node = NodeConfig(name=name, address=address)
     wanted = Order(federation=threads.file.id, roster=roster, change=change, node=node)
-    signature = signing.sign("membership", wanted.document, key or KEY)
+    signature = keys.sign("membership", wanted.document, key or KEY)
     return wanted.model_copy(update={"signature": signature})
 
 
@@ -206,7 +206,7 @@ def test_a_server_goes_on_without_a_client_that_is_lost(algorithm: str, cohort: 
 
 
 def signed(threads: Threads, wanted: Order) -> Order:
-    return wanted.model_copy(update={"signature": signing.sign("membership", wanted.document, KEY)})
+    return wanted.model_copy(update={"signature": keys.sign("membership", wanted.document, KEY)})
 
 
 @pytest.mark.slow
@@ -358,7 +358,7 @@ def test_the_coordinators_commands_say_what_becomes_of_an_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
-    key = signing.public_key(signing.make_key(tmp_path / "certs"))
+    key = keys.public_key(keys.make_key(tmp_path / "certs"))
     raw = changing(GECL, 4, 9, coordinator=key) | {"membership": {"minimum": 2}}
     path = tmp_path / "federation.toml"
     path.write_text(tomli_w.dumps(raw))

@@ -12,7 +12,7 @@ from roster_runs import Threads
 from test_deploy_damage import flip
 from test_deploy_rosters import GECL, KEY, changing, drop_in, order
 
-from holdfast_deploy import signing
+from holdfast_deploy import keys
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.membership import service as keeper
 from holdfast_deploy.membership.roster import Order
@@ -30,7 +30,7 @@ def members(folder: Path, algorithm: dict[str, Any], rounds: int, **changes: Any
 
 def rollback(threads: Threads, to: int, roster: int = 0) -> Order:
     wanted = Order(federation=threads.file.id, roster=roster, change="rollback", to=to)
-    return wanted.model_copy(update={"signature": signing.sign("membership", wanted.document, KEY)})
+    return wanted.model_copy(update={"signature": keys.sign("membership", wanted.document, KEY)})
 
 
 def test_all_go_back_to_an_earlier_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,10 +121,10 @@ def test_many_text_columns_fit_beside_a_question() -> None:
     form = table().table
     many = type(form)("ill", tuple(names), None, words)
     ours = Readings("a", Reading.of(many, ("no", "yes")))
-    assert len(ours.told.encode()) < 12_000
+    assert len(ours.header.encode()) < 12_000
     last = type(form)("ill", tuple(names), None, words | {names[-1]: ("ja", "nein")})
     with pytest.raises(HoldfastError, match="a and b differ in the words of their text columns"):
-        Readings("b", Reading.of(last, None)).compare("a", ours.told)
+        Readings("b", Reading.of(last, None)).compare("a", ours.header)
     first = type(form)("ill", tuple(names), None, words | {names[3]: ("ja", "nein")})
     with pytest.raises(HoldfastError, match="a and b differ in the words of column 'column 3'"):
-        Readings("b", Reading.of(first, None)).compare("a", ours.told)
+        Readings("b", Reading.of(first, None)).compare("a", ours.header)

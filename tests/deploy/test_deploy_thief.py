@@ -120,7 +120,7 @@ def test_link_digests_compare_only_what_both_have_finished() -> None:
     with pytest.raises(HoldfastError, match=r"up to round 5, a received other messages from b"):
         b.compare("a", a.report("b"))
     copied = LinkDigests("a", a.finished)
-    copied.restore(json.loads(json.dumps(a.notes())))
+    copied.restore(a.state())
     assert copied.links == a.links
 
 

@@ -39,7 +39,7 @@ from holdfast_deploy.cli.hosting import monitor_page
 from holdfast_deploy.federation_file import make_federation, read_federation
 from holdfast_deploy.member.network import NetworkThread
 from holdfast_deploy.ops.monitor import serve_monitor
-from holdfast_deploy.sites import open_site
+from holdfast_deploy.site import open_site
 from holdfast_deploy.storage.store import message_key, message_name
 from holdfast_deploy.wire import SUITES
 from holdfast_deploy.wire.authority import (

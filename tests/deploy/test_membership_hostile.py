@@ -17,7 +17,7 @@ from federation_runs import PATIENCE, describe
 from roster_runs import Threads, rosters_of
 
 from holdfast.core.errors import HoldfastError
-from holdfast_deploy import signing
+from holdfast_deploy import keys
 from holdfast_deploy.federation import MembershipConfig, NodeConfig
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.membership import service as keeper
@@ -128,7 +128,7 @@ def test_a_liar_about_ballots_and_orders_does_not_keep_the_others_from_agreeing(
     threads.until(lambda: b.voter.ledger.memory.registered)  # it hears the others all the same
 
     wanted = Order(federation=threads.file.id, roster=0, change="remove", node=NodeConfig(name="d"))
-    signature = signing.sign("membership", wanted.document, KEY)
+    signature = keys.sign("membership", wanted.document, KEY)
     signed = wanted.model_copy(update={"signature": signature})
     (tmp_path / "c" / "membership" / "order.json").write_text(signed.model_dump_json())
     liar.voter.ledger.memory = liar.voter.ledger.memory.model_copy(update={"order": None})
@@ -187,8 +187,8 @@ def _lie(about: str, threads: Threads) -> Callable[[bytes, grpc.ServicerContext]
 
 @pytest.mark.parametrize("about", ["rosters", "orders"])
 def test_a_member_cannot_keep_the_coordinator_from_removing_it(about: str, tmp_path: Path) -> None:
-    key = signing.make_key(tmp_path / "certs")
-    raw = describe(GECL, 3, 8, membership={}, dtype="float64", coordinator=signing.public_key(key))
+    key = keys.make_key(tmp_path / "certs")
+    raw = describe(GECL, 3, 8, membership={}, dtype="float64", coordinator=keys.public_key(key))
     path = tmp_path / "federation.toml"
     path.write_text(tomli_w.dumps(raw))
     threads = Threads(make_federation(raw, "test"), tmp_path)

@@ -21,13 +21,13 @@ from federation_runs import DeployedRun, describe
 from relay_runs import relayed
 
 from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.keys import make_key, public_key
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.relay import calls, switchboard
 from holdfast_deploy.relay.parcels import Parcel
 from holdfast_deploy.relay.relay import Relay
 from holdfast_deploy.relay.sealing import Card
 from holdfast_deploy.relay.switchboard import Switchboard
-from holdfast_deploy.signing import make_key, public_key
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials, serial_of
 from holdfast_deploy.wire.revocations import Known, Revoked, revoke

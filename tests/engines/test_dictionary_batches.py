@@ -23,7 +23,7 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.setting import build_simulation
 from holdfast.topology import Network
 from holdfast_deploy.federation_file import make_federation, read_federation
-from holdfast_deploy.sites import initial_model
+from holdfast_deploy.site import initial_model
 
 NODES, ROUNDS, SEED = 3, 4, 3
 METHOD = {"name": "local-gecl", "lr": 0.3, "local_steps": 2}

@@ -23,7 +23,7 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.spec import read_experiment
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.sites import open_site, own_data
+from holdfast_deploy.site import open_site, own_data
 
 EXPERIMENT = """\
 rounds = 3

@@ -16,7 +16,7 @@ from holdfast.core.validation import parameters
 from holdfast.experiments.execution import Execution
 from holdfast.experiments.spec import with_defaults
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.sites import open_site
+from holdfast_deploy.site import open_site
 
 X, Y = torch.linspace(0, 1, 24).reshape(12, 2), torch.arange(12) % 3
 CALL = {"model": nn.Linear(2, 3), "data": [(X[:6], Y[:6]), (X[6:], Y[6:])], "rounds": 1}

@@ -124,7 +124,7 @@ def test_workers_give_the_same_numbers_and_read_ahead(sampling) -> None:
     for round in range(3):
         for step in range(3):
             assert same(here.batch(NODES, round, step), there.batch(NODES, round, step))
-            ahead = {(part.round, part.step) for group in there.host.reader._ahead for part in group}
+            ahead = {(part.round, part.step) for group in there.reader._ahead for part in group}
             known = round > 0  # the first round tells how many steps there are
             assert ahead == {(round + 1, 0) if known and step == 2 else (round, step + 1)}
     assert same(list(here.everything(5)), list(there.everything(5)))

@@ -18,7 +18,7 @@ from holdfast_deploy.member.node import Node
 from holdfast_deploy.member.server import Server
 from holdfast_deploy.ops.audit import Head, check_heads, read_audit
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.sites import initial_model, open_site, own_data
+from holdfast_deploy.site import initial_model, open_site, own_data
 from holdfast_deploy.storage.messages import Header, MessageFile
 from holdfast_deploy.storage.store import message_name
 from holdfast_deploy.wire.protocol import AUDIT_KEY, Answer, Ask

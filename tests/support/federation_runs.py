@@ -36,7 +36,7 @@ from holdfast_deploy.member.node import Node
 from holdfast_deploy.member.server import Server
 from holdfast_deploy.member.waiting import Stopped
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.sites import initial_model, open_site
+from holdfast_deploy.site import initial_model, open_site
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import Credentials, load_credentials
 

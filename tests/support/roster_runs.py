@@ -27,7 +27,7 @@ from holdfast_deploy.membership.agreement import Decision
 from holdfast_deploy.membership.kept_models import KeptModels
 from holdfast_deploy.membership.roster import Roster, first_roster
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.sites import initial_model, open_site
+from holdfast_deploy.site import initial_model, open_site
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import Credentials, load_credentials
 

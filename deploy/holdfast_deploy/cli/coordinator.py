@@ -12,6 +12,7 @@ from holdfast.core.files import private_files, write_atomic
 from holdfast_deploy.consent import holds_key
 from holdfast_deploy.federation import NodeConfig
 from holdfast_deploy.federation_file import FederationFile, read_federation
+from holdfast_deploy.keys import load_key, sign
 from holdfast_deploy.membership.agreement import Decision
 from holdfast_deploy.membership.history import History
 from holdfast_deploy.membership.ledger import read_decisions
@@ -19,7 +20,6 @@ from holdfast_deploy.membership.links import MembershipLinks
 from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest
 from holdfast_deploy.membership.roster import Order, Roster, check_change, led_roster
 from holdfast_deploy.ops.events import Events, silence
-from holdfast_deploy.signing import load_key, sign
 from holdfast_deploy.wire.credentials import Credentials, load_credentials
 from holdfast_deploy.wire.listening import require_loopback
 

@@ -68,7 +68,7 @@ def new(
     from holdfast.experiments.spec import apply_override
     from holdfast_deploy.consent import accept, shown, sign_federation, signature_path
     from holdfast_deploy.federation_file import make_federation
-    from holdfast_deploy.signing import KEY_NAME, make_key, public_key
+    from holdfast_deploy.keys import KEY_NAME, make_key, public_key
 
     if output.exists() and not force:
         raise HoldfastError(f"{output} exists already; choose another name, or overwrite it with --force")
@@ -111,7 +111,7 @@ def _problem(data: Path | None, input_shape: str | None, classes: int | None) ->
         raise HoldfastError("say what the samples look like: either --data example.npz, or --input-shape 64")
     if data is not None:
         from holdfast.data.tables import Columns
-        from holdfast_deploy.sites import read_data
+        from holdfast_deploy.site import read_data
 
         dataset = read_data(data)
         if isinstance(dataset, Columns):

@@ -58,7 +58,7 @@ def node(
     from holdfast_deploy.consent import is_signed, require_consent, require_policies
     from holdfast_deploy.federation_file import read_federation
     from holdfast_deploy.member.node import Node
-    from holdfast_deploy.sites import names_code, open_site, own_data
+    from holdfast_deploy.site import names_code, open_site, own_data
 
     with private_files(), member_log(name, log) as events:
         federation = read_federation(file, model)
@@ -101,7 +101,7 @@ def server(
     from holdfast_deploy.consent import require_consent
     from holdfast_deploy.federation_file import read_federation
     from holdfast_deploy.member.server import Server
-    from holdfast_deploy.sites import initial_model
+    from holdfast_deploy.site import initial_model
 
     with private_files(), member_log(name, log) as events:
         federation = read_federation(file, model)

@@ -108,7 +108,7 @@ def model(
     from holdfast_deploy.federation_file import read_federation
     from holdfast_deploy.member.template import channel_memories, state_template
     from holdfast_deploy.membership.ledger import read_decisions
-    from holdfast_deploy.sites import initial_model
+    from holdfast_deploy.site import initial_model
     from holdfast_deploy.storage.results import write_model
 
     federation = read_federation(file, model).running()
@@ -173,7 +173,7 @@ def rollback(
     from holdfast_deploy.cli.coordinator import Coordinator
     from holdfast_deploy.federation_file import read_federation
     from holdfast_deploy.member.template import state_template
-    from holdfast_deploy.sites import initial_model
+    from holdfast_deploy.site import initial_model
     from holdfast_deploy.storage.snapshots import put_back
 
     federation = read_federation(file)

@@ -49,7 +49,7 @@ def rehearse(
     from holdfast_deploy.cli.rehearsal_folder import Trial, change_for, lay_out
     from holdfast_deploy.cli.rehearsal_processes import Rehearsal
     from holdfast_deploy.federation_file import make_federation, read_federation
-    from holdfast_deploy.sites import names_code
+    from holdfast_deploy.site import names_code
 
     original, trial = read_federation(file, model).running(), Trial(lose, remove, relay)
     _check_trial(original, trial)

@@ -18,8 +18,8 @@ from holdfast.data.samples import Pair
 from holdfast.data.tables import Columns, write_columns
 from holdfast_deploy.consent import signature_path
 from holdfast_deploy.federation_file import FederationFile
-from holdfast_deploy.signing import make_key, public_key
-from holdfast_deploy.sites import read_data
+from holdfast_deploy.keys import make_key, public_key
+from holdfast_deploy.site import read_data
 from holdfast_deploy.wire.authority import make_certificates
 
 SOON = 10.0  # seconds after which a member that is lost in a rehearsal is left out

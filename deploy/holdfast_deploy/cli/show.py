@@ -23,7 +23,7 @@ def show(
     from holdfast_deploy.cli.description import describe_federation
     from holdfast_deploy.consent import accepted_path, is_signed, policies, read_policy, shown
     from holdfast_deploy.federation_file import read_federation
-    from holdfast_deploy.signing import fingerprint
+    from holdfast_deploy.keys import fingerprint
 
     federation = read_federation(file, model)
     if name is not None:

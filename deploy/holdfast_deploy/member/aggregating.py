@@ -18,7 +18,9 @@ from torch import Tensor
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import cohort
 from holdfast.core.tree import leaves, tree_map
-from holdfast.privacy.aggregation.client import (
+from holdfast.privacy.aggregation.arithmetic import SHARE_BYTES, decode, default_threshold, encode
+from holdfast.privacy.aggregation.keys import KEY_BYTES, Secrets, derived, digest_of
+from holdfast.privacy.aggregation.protocol import (
     ANNOUNCED,
     CONFIRMED,
     DEALT,
@@ -26,11 +28,8 @@ from holdfast.privacy.aggregation.client import (
     REVEALED,
     Announcements,
     Client,
+    total,
 )
-from holdfast.privacy.aggregation.keys import KEY_BYTES, Secrets, derived, digest_of
-from holdfast.privacy.aggregation.ring import decode, encode
-from holdfast.privacy.aggregation.server import total
-from holdfast.privacy.aggregation.shares import SHARE_BYTES, default_threshold
 from holdfast_deploy.member.adding import summed
 from holdfast_deploy.member.cards import (
     CARD_BYTES,
@@ -43,7 +42,7 @@ from holdfast_deploy.member.cards import (
     make_card,
     make_confirmation,
 )
-from holdfast_deploy.own_noise import read_key
+from holdfast_deploy.noise import read_key
 from holdfast_deploy.storage.messages import (
     DamagedError,
     Header,

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
@@ -15,15 +14,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from torch import Tensor
 
 import holdfast
+from holdfast.engines.common.counters import Work
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.connections import Connections
-from holdfast_deploy.member.network import Costs, Hosting, NetworkThread
+from holdfast_deploy.member.network import Hosting, NetworkThread
 from holdfast_deploy.member.recovery import watch_folder
+from holdfast_deploy.member.state import Costs, Handover, MemberState
 from holdfast_deploy.member.status import status_of
 from holdfast_deploy.member.waiting import Waiting
 from holdfast_deploy.membership.service import RosterChanged
-from holdfast_deploy.membership.start import roster_notes
-from holdfast_deploy.ops.audit import AuditLog, Head
+from holdfast_deploy.membership.start import last_of_roster_before
+from holdfast_deploy.ops.audit import AuditLog
 from holdfast_deploy.reading import Reading, Readings
 from holdfast_deploy.storage.disk_full import DiskFull, retry_while_full
 from holdfast_deploy.storage.links import Dependencies, LinkDigests, MessageNorms
@@ -258,24 +259,23 @@ class Member:
         finally:
             self.costs.waiting += time.monotonic() - before
 
-    def take_up(self, saved: MessageFile | None) -> None:
+    def take_up(self, saved: MemberState | None) -> None:
         """Goes on from what is saved; None: from the beginning."""
         self.link_digests.slack = math.inf
         self.done, self.costs = self.federation.first_round, Costs()
-        notes = roster_notes(self) if saved is None else saved.header.notes
-        if notes is not None:
-            self.costs = Costs.from_notes(notes["costs"], self.x0.element_size())
-            if not self.trail.holds(Head(*notes["audit"])):
+        before = saved or self.before_this_roster()
+        if before is not None:
+            self.costs = before.costs.copy()
+            if not self.trail.holds(before.audit):
                 reason = "lines are missing, or others than when the state was saved: put back the file"
                 self.events.complain("the audit log is damaged", reason=reason)
-        self.link_digests.restore({} if saved is None else saved.header.notes["tally"])
-        self.norms.restore({} if saved is None else saved.header.notes["norms"])
+        self.link_digests.restore({} if saved is None else saved.links)
+        self.norms.restore(0.0 if saved is None else saved.largest_norm)
         if saved is not None:
-            # Who was put back to a later round than that of its state was idle between.
-            self.done = max(saved.header.round, saved.header.notes.get("rolled_back", 0))
-            self.dependencies.add(saved.header.depends_on)
+            self.done = saved.round
+            self.dependencies.add(saved.depends_on)
             if self.releases is not None:
-                self.releases.require(saved.header.notes.get("releases", 0))
+                self.releases.require(saved.releases or 0)
         self.link_digests.slack = self.store.again
         self._clock_start = time.monotonic() - self.costs.seconds
         try:
@@ -283,16 +283,30 @@ class Member:
         except DamagedError as error:  # only figures are lost
             self.events.complain("a file is damaged", reason=str(error))
 
-    def save(self, done: int, state: Any, **notes: Any) -> None:
+    def before_this_roster(self) -> MemberState | None:
+        """The last state of the roster before, without tensors."""
+        file = last_of_roster_before(self)
+        return None if file is None else MemberState.of_notes(file, self.x0)
+
+    def save(self, done: int, tree: Any, work: Work | None = None, **figures: float) -> None:
         """Writes down the state after ``done`` rounds, as soon as there is room."""
         before = time.monotonic()
         self.costs.seconds = self.seconds
-        notes |= {"costs": self.cost_notes(), "tally": self.link_digests.notes(), "norms": self.norms.notes()}
-        known = self.dependencies.known
-        notes["audit"] = self.retry_while_full(self.trail.sync)
-        if self.releases is not None:
-            notes["releases"] = self.releases.count
-        self._finite(lambda: self.store.save_state(done, state, notes, known))
+        costs = self.costs.copy()
+        costs.wire_sent, costs.wire_received = self.wire_bytes
+        state = MemberState(
+            round=done,
+            method=Handover(tree),
+            work=work,
+            metrics=figures,
+            costs=costs,
+            links=self.link_digests.state(),
+            largest_norm=self.norms.largest,
+            depends_on=self.dependencies.known,
+            audit=self.retry_while_full(self.trail.sync),
+            releases=None if self.releases is None else self.releases.count,
+        )
+        self._finite(lambda: state.write(self.store))
         limits = self.federation.limits
         if self.keeper is None:  # else models are kept, to which all go back together
             self.retry_while_full(lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots))
@@ -331,11 +345,6 @@ class Member:
         links = list(self.links.values())
         sent = self.costs.wire_sent + self.service.bytes_served + sum(link.bytes_sent for link in links)
         return sent, self.costs.wire_received + sum(link.bytes_received for link in links)
-
-    def cost_notes(self) -> dict[str, Any]:
-        """What is saved with the state."""
-        sent, received = self.wire_bytes
-        return asdict(self.costs) | {"wire_sent": sent, "wire_received": received}
 
     def status(self) -> dict[str, Any]:
         """For the member's own people; only metrics that the federation file lists are in it."""

@@ -16,7 +16,7 @@ from holdfast.core.tree import tree_map
 from holdfast.engines.common.channel_run import split_channel_state, wire_like, with_channel_state
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.aggregating import send_masked
-from holdfast_deploy.member.network import Costs
+from holdfast_deploy.member.state import MemberState
 from holdfast_deploy.member.template import channel_memories, state_template
 from holdfast_deploy.member.transport import read
 from holdfast_deploy.membership.start import forget_roster_before, starting_model
@@ -105,11 +105,11 @@ def _unless_left_out(node: Node, take_part: Callable[[], None], then: int) -> in
         node.costs.traffic = traffic
         if node.done == late.message_round:
             before, x0 = node.store.state_before(), node.x0
-            notes = before.header.notes
-            node.state = before.read(state_template(node.federation, node.node, x0), x0.device)
-            node.link_digests.restore(notes["tally"])
-            node.costs.traffic = Costs.from_notes(notes["costs"], x0.element_size()).traffic
-            node.save(node.done, node.state, work=vars(node.work), metrics=node.metrics)
+            state = MemberState.read(before, state_template(node.federation, node.node, x0), x0)
+            node.state = state.method.take()
+            node.link_digests.restore(state.links)
+            node.costs.traffic = state.costs.traffic
+            node.save(node.done, node.state, replace(node.work), **node.metrics)
         if node.federation.secret_cohorts:
             node.events.log("not asked in a round", round=late.message_round)
         else:
@@ -118,7 +118,7 @@ def _unless_left_out(node: Node, take_part: Callable[[], None], then: int) -> in
             node.events.audit("left out", round=late.message_round)
         then = min(max(late.now - 1, late.message_round, then), node.federation.rounds)
         if then > node.done:
-            node.save(then, node.state, work=vars(node.work), metrics=node.metrics)
+            node.save(then, node.state, replace(node.work), **node.metrics)
         # Last of all: without it, after a crash, the round would be gone through with other messages.
         node.outbox.withdraw(late.message_round)
     return then

@@ -1,13 +1,11 @@
-"""What a member runs beside its computing, and what taking part has cost."""
+"""What a member runs beside its computing."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from holdfast.engines.common.counters import Traffic
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.wire.credentials import Credentials
 
@@ -46,20 +44,3 @@ class Hosting(TypedDict):
     events: Events
     network: NotRequired[NetworkThread | None]  # shared by several members of one process
     keeper: NotRequired[Keeper | None]  # where members may change
-
-
-@dataclass
-class Costs:
-    """What taking part has cost so far; saved with the state."""
-
-    traffic: Traffic = field(default_factory=Traffic)  # in messages sent, each counted once
-    seconds: float = 0.0  # in all
-    waiting: float = 0.0  # of these, spent on exchanges
-    saving: float = 0.0  # and on writing down states
-    wire_sent: int = 0  # bytes of messages that went out before this process began
-    wire_received: int = 0  # and came in
-    delivery_bytes: int = 0  # the finished model, handed out by a server
-
-    @classmethod
-    def from_notes(cls, notes: dict[str, Any], itemsize: int) -> Costs:
-        return cls(**{**notes, "traffic": Traffic.of(notes["traffic"], itemsize)})

@@ -33,13 +33,13 @@ from holdfast_deploy.member.peers import NodePeers
 from holdfast_deploy.member.privacy import SamplePrivacy, node_privacy, with_own_noise
 from holdfast_deploy.member.recording import record_round, recorded, write_report
 from holdfast_deploy.member.recovery import recovering
+from holdfast_deploy.member.state import MemberState
 from holdfast_deploy.member.statistics import averaged, statistics_like
 from holdfast_deploy.member.template import channel_memories, new_channel_run, state_template
 from holdfast_deploy.member.transport import Transport
 from holdfast_deploy.membership.start import (
     forget_roster_before,
     keep_model,
-    roster_notes,
     starting_model,
 )
 from holdfast_deploy.site import Site
@@ -185,15 +185,16 @@ class Node(Member):
         saved = self.store.saved_state(self.outbox.lost)
         if saved is None and self._without_start:
             raise HoldfastError("the start has to be computed again: start the same command once more")
-        self.take_up(saved)
+        like = state_template(self.federation, self.node, self.x0)
+        state = None if saved is None else MemberState.read(saved, like, self.x0)
+        self.take_up(state)
+        before = state or self.before_this_roster()
         self.message_round, self.state, self.work = self.done, None, Work()
-        if (notes := roster_notes(self)) is not None:
-            self.work = Work(**notes["work"])
-        if saved is not None:
-            self.state = saved.read(state_template(self.federation, self.node, self.x0), self.x0.device)
-            self.work = Work(**saved.header.notes["work"])
-            self.metrics = saved.header.notes["metrics"]
-        if saved is None:  # what is there is of another roster
+        if before is not None and before.work is not None:
+            self.work = replace(before.work)
+        if state is not None:
+            self.state, self.metrics = state.method.take(), dict(state.metrics)
+        else:  # what is there is of another roster
             for name in ("report.json", "parted"):
                 remove(self.folder / name)
         if any(self.done < round <= self.federation.rounds for round in self.outbox.lost):
@@ -210,7 +211,7 @@ class Node(Member):
             self.retry_while_full(self.privacy.charge)
         if self.keeper is not None and isinstance(method, Algorithm):
             keep_model(self, done, method.model(split_channel_state(self.state)[0])[0])
-        self.save(done, self.state, work=vars(self.work), metrics=self.metrics)
+        self.save(done, self.state, replace(self.work), **self.metrics)
         self.retry_while_full(lambda: self._forget(done))
         if self.federation.member_network.activity is not None:
             self._release(done)

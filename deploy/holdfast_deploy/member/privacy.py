@@ -13,10 +13,10 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import poisson_cohort
 from holdfast.engines.common.counters import Accesses
 from holdfast.privacy import DP, Ledger, NodeDP
-from holdfast.privacy.aggregation.ring import PRECISION
+from holdfast.privacy.aggregation.arithmetic import PRECISION
 from holdfast.privacy.messages import PrivateMessages
 from holdfast.problem.private import OwnRandomness, Release, counted_noise
-from holdfast_deploy.own_noise import OwnNoise, read_key
+from holdfast_deploy.noise import OwnNoise, read_key
 from holdfast_deploy.storage.privacy_spent import EVERYBODY, Spent
 
 if TYPE_CHECKING:

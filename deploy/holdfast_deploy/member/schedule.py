@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.contract import ServerAlgorithm
 from holdfast.core.randomness import cohort
 from holdfast.engines.common.channel_run import wire_like
-from holdfast.privacy.aggregation.client import MASKED
+from holdfast.privacy.aggregation.protocol import MASKED
 from holdfast.problem.flat import FlatModel
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member import aggregating

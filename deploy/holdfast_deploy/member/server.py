@@ -29,6 +29,7 @@ from holdfast_deploy.member.recording import record_round, recorded, write_repor
 from holdfast_deploy.member.recovery import recovering
 from holdfast_deploy.member.schedule import Due, Key, Schedule
 from holdfast_deploy.member.server_rounds import lead
+from holdfast_deploy.member.state import MemberState
 from holdfast_deploy.member.status import hidden_from_others, status_of_server
 from holdfast_deploy.member.template import new_channel_run
 from holdfast_deploy.membership.start import keep_model
@@ -78,7 +79,7 @@ class Server(Member):
     def _restore(self) -> None:
         """What is saved, and what clients have sent since."""
         self.saved = self.store.saved_state()
-        self.take_up(self.saved)
+        self.take_up(None if self.saved is None else MemberState.of_notes(self.saved, self.x0))
         # Clients may come before ``run`` gets there.
         self.due = self.schedule.after(self.done, [key[:2] for key in self.outbox.messages])
         self.message_round = self.due.key[0]

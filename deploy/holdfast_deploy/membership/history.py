@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.errors import HoldfastError
-from holdfast_deploy import signing
+from holdfast_deploy import keys
 from holdfast_deploy.federation import Federation, NodeConfig
 from holdfast_deploy.membership.agreement import Decision, is_majority
 from holdfast_deploy.membership.messages import check_vote
@@ -47,7 +47,7 @@ class History:
             raise HoldfastError("an order, and the federation file names no coordinator's key")
         if order.signature is None:
             raise HoldfastError("an order that nobody has signed")
-        signing.verify("membership", order.document, order.signature, self.file.coordinator)
+        keys.verify("membership", order.document, order.signature, self.file.coordinator)
 
     def check(self, after: Roster) -> None:
         """Refuses a roster that cannot follow the latest one."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from holdfast.core.errors import HoldfastError
 from holdfast.topology import Network
 from holdfast_deploy.federation import Federation, MembershipConfig, NodeConfig
-from holdfast_deploy.signing import Signature
+from holdfast_deploy.keys import Signature
 from holdfast_deploy.storage.messages import Incarnations, Number
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -99,14 +99,14 @@ def _model_of(member: Member, donor: str) -> Tensor:
     return member.run_on_loop(fetch)
 
 
-def roster_notes(member: Member) -> dict[str, Any] | None:
-    """What stands beside the last state of the roster before: what it has cost so far. None: nothing."""
+def last_of_roster_before(member: Member) -> MessageFile | None:
+    """The last state of the roster before, which tells what taking part has cost so far."""
     number, keeper = member.federation.roster_number, member.keeper
     if keeper is None or number == 0:
         return None
     path = keeper.voter.place(number - 1) / "state"
     try:
-        return MessageFile(path).header.notes if path.exists() else None
+        return MessageFile(path) if path.exists() else None
     except DamagedError:  # only figures are lost
         return None
 

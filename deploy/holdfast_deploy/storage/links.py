@@ -21,8 +21,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
@@ -163,19 +162,14 @@ class LinkDigests:
                 "--replace), and roll everybody back to before (holdfast federation rollback)"
             )
 
-    def notes(self) -> dict[str, Any]:
-        """For the state's header."""
-        notes: dict[str, Any] = {peer: [p.model_dump() for p in known] for peer, known in self.links.items()}
-        return notes | dict.fromkeys(self.forgotten)
+    def state(self) -> dict[str, tuple[LinkDigest, ...] | None]:
+        """What is saved: by peer; None for a link over which something passed that is not known any more."""
+        return {**self.links, **dict.fromkeys(self.forgotten)}
 
-    def restore(self, notes: dict[str, Any]) -> None:
-        """What ``notes`` gave when the state was saved."""
-        self.forgotten = {peer for peer, known in notes.items() if known is None}
-        self.links = {
-            peer: tuple(LinkDigest.model_validate(passed) for passed in known)
-            for peer, known in notes.items()
-            if known is not None
-        }
+    def restore(self, saved: Mapping[str, tuple[LinkDigest, ...] | None]) -> None:
+        """What ``state`` gave when it was saved."""
+        self.forgotten = {peer for peer, known in saved.items() if known is None}
+        self.links = {peer: known for peer, known in saved.items() if known is not None}
 
 
 def _chain(before: str, contents: Iterable[str]) -> str:
@@ -235,11 +229,6 @@ class MessageNorms:
         """The latest of each member, for people."""
         return {name: {"round": round, "norm": norm} for name, (round, norm) in dict(self.latest).items()}
 
-    def notes(self) -> dict[str, Any]:
-        """For the state's header."""
-        return {"largest": self.largest}
-
-    def restore(self, notes: dict[str, Any]) -> None:
-        """What ``notes`` gave when the state was saved."""
-        self.largest = notes.get("largest", 0.0)
-        self.latest = {}
+    def restore(self, largest: float) -> None:
+        """What ``largest`` was when the state was saved."""
+        self.largest, self.latest = largest, {}

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
-from holdfast_deploy.passphrase import write_private_key
+from holdfast_deploy.keys import write_private_key
 from holdfast_deploy.wire.credentials import CURVE, PEM, own_key, parse_certificate
 
 AUTHORITY_DAYS = 3650

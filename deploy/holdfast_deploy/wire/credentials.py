@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast.core.errors import REFUSED, HoldfastError
-from holdfast_deploy.passphrase import read_private_key
+from holdfast_deploy.keys import read_private_key
 from holdfast_deploy.wire.revocations import (
     Known,
     SignedList,

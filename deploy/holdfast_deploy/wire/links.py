@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.aggregation.client import MASKED
+from holdfast.privacy.aggregation.protocol import MASKED
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.reading import Reading, Readings
@@ -94,7 +94,7 @@ class Connection:
         said = {
             NAME_KEY: "" if self.credentials else self.name,
             MODEL_KEY: self.federation.model_identity,
-            READING_KEY: self.readings.told,
+            READING_KEY: self.readings.header,
             AUDIT_KEY: "" if trail is None else str(trail.durable),
         }
         return tuple((key, value) for key, value in said.items() if value) or None

@@ -25,7 +25,7 @@ from holdfast_deploy.storage.messages import (
 SERVICE = "holdfast.Federation"
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
 MODEL_KEY = "holdfast-model"  # who trains a model of its own says which; see ``OwnModel.identity``
-READING_KEY = "holdfast-reading"  # what the asker's columns are; see ``Readings.told``
+READING_KEY = "holdfast-reading"  # what the asker's columns are; see ``Readings.header``
 AUDIT_KEY = "holdfast-audit"  # the asker's ``Head``, for the other's audit log
 PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
 SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up

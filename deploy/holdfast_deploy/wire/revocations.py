@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic
-from holdfast_deploy.signing import Signature, load_key, sign, verify
+from holdfast_deploy.keys import Signature, load_key, sign, verify
 from holdfast_deploy.storage.messages import Digest, parse
 
 NAME, SEEN = "revoked.json", "revoked.seen.json"  # beside the certificates

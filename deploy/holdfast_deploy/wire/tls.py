@@ -9,7 +9,7 @@ from contextlib import suppress
 from cryptography import x509
 
 from holdfast.core.errors import HoldfastError
-from holdfast_deploy.passphrase import passphrase
+from holdfast_deploy.keys import passphrase
 from holdfast_deploy.wire.credentials import PEM, Credentials
 from holdfast_deploy.wire.proxies import Proxy, open_tunnel
 

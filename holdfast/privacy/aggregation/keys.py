@@ -37,7 +37,7 @@ class Announcement(NamedTuple):
         if len(packed) != 3 * KEY_BYTES:
             raise HoldfastError(f"an announcement of {len(packed)} bytes; expected {3 * KEY_BYTES}")
         announced = cls(*(packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)))
-        for key in (announced.masks, announced.seals):  # of small order, it would share the same with all
+        for key in (announced.masks, announced.seals):  # a key of small order would share one secret with all
             exchanged(_ANY_KEY, key)
         return announced
 
@@ -46,8 +46,8 @@ class Secrets:
     """A client's secrets for the round that ``context`` names, derived from its ``root``.
 
     ``context`` is the same for all clients of a round. ``root`` must differ whenever the message does, and
-    whenever a round is gone through again: two messages under the same masks would show their difference, and
-    of a client that was there in one attempt and not in the other, both secrets would be revealed.
+    whenever a round is repeated: two messages under the same masks would show their difference, and of a
+    client that was there in one attempt and not in the other, both secrets would be revealed.
     """
 
     def __init__(self, root: bytes, context: bytes) -> None:
@@ -84,7 +84,7 @@ def agreed(private: bytes, other: bytes, context: bytes, use: bytes) -> bytes:
 
 
 def exchanged(private: bytes, other: bytes) -> bytes:
-    """What X25519 gives the owners of two keys."""
+    """The secret that the owners of two X25519 keys share."""
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:
@@ -92,7 +92,7 @@ def exchanged(private: bytes, other: bytes) -> bytes:
 
 
 def seal(key: bytes, text: bytes, context: bytes) -> bytes:
-    """``text`` such that only who has ``key`` can read or change it. One text for a key."""
+    """``text`` such that only an owner of ``key`` can read or change it. A key seals one text."""
     return ChaCha20Poly1305(key).encrypt(_NONCE, text, context)
 
 
@@ -105,7 +105,7 @@ def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes | None:
 
 
 def mask(seed: bytes, size: int) -> Tensor:
-    """``size`` numbers, each of the 2^64 as likely as any other to who does not have ``seed``: int64."""
+    """``size`` numbers, int64, each of the 2^64 equally likely to anyone without ``seed``."""
     numbers = np.frombuffer(bytearray(keystream(seed, 8 * size)), dtype="<i8")
     return torch.from_numpy(numbers)
 

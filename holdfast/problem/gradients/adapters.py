@@ -35,9 +35,9 @@ Task = Callable[..., Tensor]  # (run, what a node has) -> a number
 
 
 class LinearOfNodes(nn.Linear):
-    """A linear layer with a weight [n, out, in] or a bias [n, out] of every node, or both.
+    """A linear layer in which every node has its own weight [n, out, in] or bias [n, out], or both.
 
-    Inputs are [n B, ..., in]. Where a weight or bias is common to all nodes, it is as usual.
+    Inputs are [n B, ..., in]. A weight or bias that all nodes share has its usual shape.
     """
 
     traceable = True
@@ -92,10 +92,10 @@ class Together:
     def values(self, task: Task, *of_nodes: Any, keys: Tensor | None = None) -> Tensor:
         """``task(run, *part)``, a number, for the part of every node in the trees ``of_nodes`` [n, ...]; [n].
 
-        A task must call ``run(own, args, kwargs)`` once, which stands for the module with the node's own
-        tensors at the places. Each task is run twice: to see what it calls the module with, and again with
-        what the module gives for its node. ``keys`` [n, 4] = (seed, node, round, step): by these, torch's
-        dropout in the module draws; without them as torch does.
+        A task returns a number and must call ``run(own, args, kwargs)`` once, which stands for the module
+        with the node's own tensors at the places. Each task runs twice: first to find the module's arguments,
+        then with the module's outputs for its node. With ``keys`` [n, 4] = (seed, node, round, step), torch's
+        dropout in the module draws from these; without them it draws as in torch.
         """
         own, args, kwargs = self._asked(task, of_nodes)
         self._nodes = len(next(iter(own.values())))
@@ -123,7 +123,7 @@ class Together:
         return values
 
     def _asked(self, task: Task, of_nodes: tuple[Any, ...]) -> Any:
-        """What the tasks call ``run`` with, tensors as [n, ...]."""
+        """The arguments with which the tasks call ``run``, tensors as [n, ...]."""
         calls: list[Any] = []
 
         def run(*call: Any) -> Any:
@@ -201,12 +201,12 @@ def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 # --- the backend ``adapters`` ---------------------------------------------------------------------------
 
 
-# Of all parameters, what may be trained for the rest to be called a backbone.
+# The largest share of the parameters that may be trained if the rest is to count as a backbone.
 SMALL_PART = 0.25
-# Rows are small beside the activations, which the backward pass of a frozen layer lets go one by one.
+# Rows are small beside the activations, which the backward pass of a frozen layer frees one by one.
 SHARE_FOR_ACTIVATIONS = 0.5
 BACKWARD_OVER_FORWARD = 1.5
-# How far gradients may be from those of single rows: rounding stays below it, samples that mix do not.
+# How far gradients may be from those of single rows: rounding stays below it, mixed samples do not.
 ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-2, torch.float16: 0.2, torch.bfloat16: 0.2}
 
 
@@ -237,8 +237,8 @@ class Adapters:
         def value(run: Any, row: Tensor, batch: Batch, key: Tensor) -> Tensor:
             return self.loss.differentiable(self.loss.model.parameters(row), batch, key, run)
 
-        # By autograd itself, not a function transform: it lets go of activations while it goes back, which
-        # takes half the memory.
+        # By autograd itself, not a function transform: it frees activations during the backward pass,
+        # which takes half the memory.
         with torch.enable_grad():
             rows = x.detach().requires_grad_()
             values = self._training.values(value, rows, batch, keys, keys=self._drawn_by(keys))
@@ -279,16 +279,16 @@ class Adapters:
         return self.activations.of_step(min(nodes * batch, max(batch, self.activations.at_once)))
 
     def difference(self) -> float:
-        """How far the gradients of two rows are from those one by one: the worst of all parameters, relative.
+        """The relative error of the gradients of two rows against those one by one: the worst parameter's.
 
         It is large if samples of different nodes mix, as by batch statistics, or if a layer that is trained
         is used other than by calling it.
         """
-        _ = self.activations.at_once  # has to be found before anything is compiled, as this has to
+        _ = self.activations.at_once  # found here, since it must be known before anything is compiled
         x0, model = self.loss.model.x0, self.loss.model
         noise = torch.sin(torch.arange(2 * len(x0), device=x0.device, dtype=torch.float64)).view(2, -1)
         x = x0 + noise.to(x0.dtype) * (0.1 * x0.square().mean().sqrt() + 0.01)
-        # Two samples that differ: the second is the first with its numbers moved on by one place.
+        # Two samples that differ: the second has the numbers of the first, shifted by one place.
         batch = tree_map(lambda part: torch.stack([part, part.roll(1)]), self.activations.example)
         keys = torch.stack([no_key(x), no_key(x) + 1])
         _, found = self._some(x, batch, keys)

@@ -14,9 +14,9 @@ from holdfast.core.tree import Tree, tree_map
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
 
-# Of all memory, what the activations of rows that are computed together may take.
+# The share of memory that the activations of rows computed together may take.
 SHARE_FOR_ACTIVATIONS = 0.25
-# What a backward pass needs, over what the forward pass keeps for it: that, its own results, and inputs.
+# Memory of a backward pass over what the forward pass keeps for it: that, its own results, and inputs.
 BACKWARD_OVER_FORWARD = 3
 
 BackendName = Literal["auto", "stacked", "loop", "adapters"]
@@ -35,7 +35,7 @@ class Backend(Protocol):
 
     @property
     def description(self) -> str:
-        """How rows are computed, and why so, for people."""
+        """How rows are computed, and why, in words."""
 
     def values_and_gradients(self, x: Tensor, batch: Batch, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The training losses, [m], and their gradients, [m, d]."""
@@ -59,7 +59,7 @@ class Backend(Protocol):
         """The outputs of every row in eval mode, [m, B, ...], on the same ``samples``."""
 
     def step_bytes(self, nodes: int, batch: int) -> int:
-        """What the activations take while so many nodes compute a gradient, each of ``batch`` samples."""
+        """Bytes of the activations while so many nodes compute a gradient, each of ``batch`` samples."""
 
 
 class Activations:
@@ -83,7 +83,7 @@ class Activations:
         self.share, self.over_forward = share, over_forward
 
     def allowing(self, share: float, over_forward: float) -> Activations:
-        """The same with another share of the memory, and another need over that of the forward pass."""
+        """The same with another share of memory, and another need relative to the forward pass."""
         return Activations(self.loss, self.example, self._given, share=share, over_forward=over_forward)
 
     @cached_property
@@ -108,7 +108,7 @@ class Activations:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             value = self.loss.differentiable(model.parameters(row), self.example, no_key(row))
-        del value  # alive until here, so that no two tensors were given the same place
+        del value  # alive until here, so that no two tensors had the same address
         return max(1, sum(kept.values()) // len(self.example.weight))
 
     def of_step(self, samples: int) -> int:
@@ -141,7 +141,7 @@ def in_parts(
 
 
 def row_value_and_gradient(loss: RowLoss, row: Tensor, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and gradient [d] of one row; layer by layer put where it belongs: no second copy of it all."""
+    """Value and gradient [d] of one row, written layer by layer to its place, without a second copy."""
     gradient = torch.zeros_like(row)
     parameters = loss.model.parameters(row.detach())
     for parameter, place in zip(parameters.values(), loss.model.parameters(gradient).values(), strict=True):

@@ -36,7 +36,7 @@ def choose_backend(loss: RowLoss, activations: Activations, wanted: BackendName 
         if obstacle is None:
             return backend
         if wanted == "adapters":
-            loss.probe(activations.example.samples, stacked=False)  # a plain mistake is told as such
+            loss.probe(activations.example.samples, stacked=False)  # a plain mistake raises by itself
             raise HoldfastError(f'backend = "adapters": {obstacle}; use backend = "stacked" or "loop"')
         why = f"as {obstacle}"
     return _stacked_or_loop(loss, activations, why, asked=wanted == "stacked")
@@ -53,7 +53,7 @@ def _stacked_or_loop(
         return Loop(loss, activations, f"as {layers} want it")
     obstacle = _obstacle(loss, activations.example)
     if asked and obstacle is not None:
-        loss.probe(activations.example.samples, stacked=False)  # a plain mistake is told as such
+        loss.probe(activations.example.samples, stacked=False)  # a plain mistake raises by itself
         raise HoldfastError(f'backend = "stacked": {obstacle}; use backend = "loop"')
     if obstacle is not None:
         return Loop(loss, activations, "as the model cannot be stacked")
@@ -61,7 +61,7 @@ def _stacked_or_loop(
 
 
 def _obstacle_to_one_batch(backend: Adapters) -> str | None:
-    """What is against one call of the model for all rows: it has to give the same as row by row."""
+    """Why the model cannot be called once for all rows: its results must equal those row by row."""
     device = backend.loss.model.x0.device
     random = random_state(device)
     try:
@@ -86,7 +86,7 @@ def _obstacle(loss: RowLoss, example: Batch) -> str | None:
     batch = tree_map(lambda part: torch.stack([part] * 2), example)
     keys = torch.stack([no_key(rows)] * 2)
     with loss.model.watched() as running, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that an operation is slow if it is stacked
+        warnings.simplefilter("ignore")  # warnings that an operation is slow if it is stacked
         try:
             with torch.no_grad():
                 vmap(loss.tested)(loss.model.trial_row.expand(2, -1), batch.samples)

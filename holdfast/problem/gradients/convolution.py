@@ -3,7 +3,7 @@
 Stacked, a convolution becomes one with a group of planes for every node. Where images lie plane by plane, as
 torch has them, cuDNN computes one group after the other. Where they lie pixel by pixel, it has fast kernels
 for all groups, but only for outputs, and only with a stride of 1. So the gradient in the inputs is computed
-as the outputs of another convolution. What cuDNN is slow for is left to kernels of our own.
+as the outputs of another convolution. Where cuDNN is slow, kernels of our own are used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MANY = 1 << 18  # numbers, for which kernels of our own are worth compiling
 
 
 class Form(NamedTuple):
-    """What a convolution of images [B, C, H, W] with weights [M, C, k, k] is beside them."""
+    """The parameters of a convolution of images [B, C, H, W] with weights [M, C, k, k]."""
 
     kernel: int
     stride: int
@@ -72,7 +72,7 @@ def _has_no_rule() -> bool:
 
 
 class _Outputs(torch.autograd.Function):
-    """y [B, M, P, Q], linear in x and in w. So are the other two in what they are given."""
+    """y [B, M, P, Q], linear in x and in w. The other two functions are linear in their arguments as well."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, form: Form) -> Tensor:
@@ -185,7 +185,7 @@ def _weights(w: Tensor, dim: int | None, n: int) -> Tensor:
 
 
 def _apart(y: Tensor, n: int) -> Tensor:
-    """[B, n M, P, Q] as [n, B, M, P, Q], plane by plane: what follows may not stack in another layout.
+    """[B, n M, P, Q] as [n, B, M, P, Q], plane by plane: the next operation may not stack in another layout.
 
     Compiled, that is no copy of its own.
     """
@@ -207,7 +207,7 @@ def _convolved(x: Tensor, w: Tensor, stride: int, padding: int, size: tuple[int,
 
 
 def _by_own_kernels(x: Tensor, planes: int, kernel: int, stride: int) -> bool:
-    """Whether cuDNN is slow for it, and there is Triton, as in torch for a GPU.
+    """Whether cuDNN is slow here and Triton is installed, as with torch for a GPU.
 
     The two samples with which a model is tried are not worth the second that a kernel takes to compile.
     """

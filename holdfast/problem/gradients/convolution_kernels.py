@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 Grid = tuple[int, int, int]
-Numbers = tuple[int | str, ...]  # what a kernel is given beside its tensors
+Numbers = tuple[int | str, ...]  # the arguments of a kernel beside its tensors
 
 _COMPILER = ThreadPoolExecutor(4, "compiler")
 

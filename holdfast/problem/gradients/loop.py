@@ -134,7 +134,7 @@ class Loop:
         return self.activations.of_step(min(nodes, torch.get_num_threads() if self.on_cpu else 1) * batch)
 
     def _runs_by_pixel(self) -> bool:
-        """Whether the model has a gradient pixel by pixel; one that takes a ``view`` of planes has not."""
+        """Whether the model has a gradient with this layout; with a ``view`` of planes it has none."""
         row = self.loss.model.x0
         try:
             with torch.enable_grad():

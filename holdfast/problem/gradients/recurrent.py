@@ -1,8 +1,8 @@
 """Recurrent layers in a form that stacks: torch's kernels for whole layers do not.
 
-The input's products are computed for all times at once; what is left is in ``recurrence``. Rows that are
+The input's products are computed for all times at once; ``recurrence`` computes the rest. Rows that are
 computed one by one keep torch's kernels. Dropout between layers is torch's function in both, so that it is
-counted (``holdfast.models.drawing``).
+counted (``holdfast.models.dropout``).
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def _(given: Tensor, back: Tensor, bias: Tensor, start: Sequence[Tensor], mode: 
 def _backward(
     slopes: Sequence[Tensor], own: Sequence[Tensor], back: Tensor, upstream: Sequence[Tensor]
 ) -> list[Tensor]:
-    """What every state [n, T, B, H] and the first one [n, B, H] count in the end.
+    """The gradients in every state [n, T, B, H] and in the first one [n, B, H].
 
-    ``upstream``: what they count without the steps that follow. Of every part of the state, ``slopes`` [n, T,
+    ``upstream``: the same without the steps that follow. Of every part of the state, ``slopes`` [n, T,
     B, G] are those in what is fed back, and ``own`` [n, T, B, H] those in every part of the state before.
     """
     parts, units = len(upstream), upstream[0].shape[-1]
@@ -162,7 +162,7 @@ _recurrence: Callable[..., State] = _Recurrence.apply
 
 
 def _chained(totals: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-    """The sum over parts of the state of what it counts, [..., H], times its slopes [..., G] in the gates."""
+    """The sum over parts of the state of gradients [..., H] times slopes [..., G] in the gates."""
     terms = [
         t.unsqueeze(-2) * s.view(*s.shape[:-1], -1, t.shape[-1]) for t, s in zip(totals, slopes, strict=True)
     ]
@@ -170,7 +170,7 @@ def _chained(totals: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
 
 
 def _mapped(operation: Callable[..., list[Tensor]]) -> Callable[..., tuple[list[Tensor], list[int]]]:
-    """The rule of vmap for ``operation`` on tensors of n nodes: there are more nodes."""
+    """The rule of vmap for ``operation`` on tensors of n nodes: the mapped dimension joins the nodes."""
 
     def merged(size: int, arg: Any, dim: Any) -> Any:
         if isinstance(arg, Tensor):

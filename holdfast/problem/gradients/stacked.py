@@ -1,6 +1,7 @@
 """The backend ``stacked``: all rows in one call, by torch's function transforms.
 
-Stacking turns the layers of all rows into batched ones, which is what a GPU wants, and dense layers on a CPU.
+Stacking turns the layers of all rows into batched ones, which is fast on a GPU, and for dense layers on a
+CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from holdfast.problem.gradients.backend import Activations, in_parts, row_value_
 from holdfast.problem.row_loss import RowLoss
 from holdfast.problem.source import Batch
 
-# On a CPU, working out a gradient anew takes a millisecond or more; tracing it, a tenth of a second. Without
+# On a CPU, working out a gradient again takes a millisecond or more; tracing it, a tenth of a second. Without
 # tracing, a stacked step takes about a third longer there.
 TRACE_FROM_CALLS = 20
 

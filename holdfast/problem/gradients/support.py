@@ -1,4 +1,4 @@
-"""Whether copies of a module can be trained side by side, and if not, which layer is to blame."""
+"""Whether copies of a module can be trained side by side, and if not, because of which layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.problem.statistics import tracks
 
 _RUNNING_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
-# What torch says when a forward pass cannot be stacked, and what it means.
+# What torch's messages mean when a forward pass cannot be stacked.
 _REASONS = (
     (
         "random operation",
@@ -45,11 +45,11 @@ _REASONS = (
 RANDOM, _IN_PLACE = (meaning for _, meaning in _REASONS[:2])
 
 Call = Callable[[Any, Any], Any]
-"""What is done with a model and a batch of samples, such as the forward pass, or that and the loss."""
+"""What is computed of a model and a batch of samples, such as the forward pass, or that and the loss."""
 
 
 class Called(nn.Module):
-    """A module that does with ``model`` what it is told, so that it can be run with other parameters."""
+    """Runs a function of ``model`` as a module, so that it can be called with other parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -79,10 +79,10 @@ def check_supported(module: nn.Module) -> None:
 def probe(module: nn.Module, call: Call, samples: Tree, stacked: bool = True, calls: str = "") -> Any:
     """Tries ``call`` and its gradients with two copies on a batch; errors name the layer that failed.
 
-    ``calls``: what is to blame if no layer is, such as the user's step; by default the model.
+    ``calls``: what the error names if no layer failed, such as the user's step; by default the model.
 
     ``stacked``: both in one call, which finds out whether the model draws random numbers or keeps a state; or
-    one after the other. Returns what ``call`` gives, a tree of tensors. The module itself stays untouched.
+    one after the other. Returns the result of ``call``, a tree of tensors. The module itself stays untouched.
     """
     trial = deepcopy(module, {id(p): p for p in module.parameters()})  # parameters are only read
     buffers, device = dict(trial.named_buffers()), next(leaves(samples)).device
@@ -114,7 +114,7 @@ def probe(module: nn.Module, call: Call, samples: Tree, stacked: bool = True, ca
     with watched(trial) as running:
         try:
             with CountedDropout(keys[0]):
-                call(trial, samples)  # first by itself, so that a plain mistake is told plainly
+                call(trial, samples)  # first by itself, so that a plain mistake has a plain message
             if stacked:
                 twice = tree_map(lambda part: torch.stack([part] * 2), samples)
                 outputs = vmap(grad(stacked_total, has_aux=True))(weights, keys, twice)[1]
@@ -125,9 +125,9 @@ def probe(module: nn.Module, call: Call, samples: Tree, stacked: bool = True, ca
                     outputs = run(row, keys[0], samples, with_gradient)
         except Exception as error:  # the user's own code
             failed = running[-1] if running else calls or _describe("", module)
-            told = reason(error) + _hint(samples, str(error))
+            why = reason(error) + _hint(samples, str(error))
             given = describe(samples) if failed == calls else _shapes(samples)
-            raise HoldfastError(f"{failed} fails on a batch of {given}: {told}") from error
+            raise HoldfastError(f"{failed} fails on a batch of {given}: {why}") from error
     for name, buffer in trial.named_buffers():
         if buffer is not buffers.get(name):
             raise HoldfastError(

@@ -1,4 +1,4 @@
-"""Losses: of class labels, of real targets, and those that users bring."""
+"""Losses: of class labels, of real targets, and the user's own."""
 
 from holdfast.problem.losses.base import LOSSES, Loss
 from holdfast.problem.losses.classification import CrossEntropy, Hinge, Logistic

@@ -24,13 +24,13 @@ class Loss(ABC):
     has_accuracy: bool = True
     accuracy_by_trial: ClassVar[bool] = False  # True: ``check`` finds out whether there is an accuracy
     per_sample: bool = True  # whether ``values`` are [B]; or [], one number for the batch, mostly a mean
-    calls: str = ""  # what of the user's calls the model, for messages; "": nothing
+    calls: str = ""  # which function of the user calls the model, for messages; "": none
     traceable: bool = False  # True: ``values`` does the same in every call, so it may be traced
     quadratic: ClassVar[bool] = False  # True: its Hessian in the outputs is ``curvature`` everywhere
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Not inherited: a subclass that overrides ``values`` has to declare these anew.
+        # Not inherited: a subclass that overrides ``values`` has to declare these itself.
         cls.traceable = vars(cls).get("traceable", False)
         cls.quadratic = vars(cls).get("quadratic", False)
         if "values" in vars(cls) and "differentiable" not in vars(cls):
@@ -45,9 +45,9 @@ class Loss(ABC):
         """Raises unless the targets ``[N, ...]`` suit this loss; called once for a data set."""
 
     def counted(self, targets: Tensor) -> Tensor | None:
-        """[N] bool: the samples whose targets ``[N, ...]`` say anything; None if all do.
+        """[N] bool: the samples whose targets ``[N, ...]`` count; None if all do.
 
-        The others are left out: a loss of 0 would count in the mean.
+        The others are left out of the data: a loss of 0 would enter the mean.
         """
         return None
 
@@ -94,7 +94,7 @@ class Loss(ABC):
         return torch.stack([correct, loss])
 
     def first_part(self, model: nn.Module, samples: Tree) -> Any:
-        """What is tried before targets are looked at: the outputs."""
+        """What is tried before targets are checked: the outputs."""
         return forward(model, samples)
 
     def check(self, outputs: Any, targets: Tensor | None) -> None:

@@ -158,7 +158,7 @@ class Hinge(_Multiclass):
 
     ``smoothing`` > 0 rounds each kink off by a parabola of that width, for solvers by gradient steps; it
     lowers the loss by at most smoothing/2. (The dual, the other way to treat kinks, has a variable for every
-    sample and class, where methods keep and exchange vectors like the model.)
+    sample and class, but methods keep and exchange vectors like the model.)
     """
 
     traceable = True

@@ -1,4 +1,4 @@
-"""Losses that users bring: a function of outputs and targets, or a training step of the model and a batch."""
+"""A user's own losses: a function of outputs and targets, or a training step of the model and a batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Function = Callable[[Any, Any], Any]
 
 
 def tried(title: str, function: Function, outputs: Any, targets: Tensor) -> Any:
-    """What ``function`` gives for the ``outputs`` of two samples, and two of all ``targets`` [N, ...]."""
+    """``function`` of the ``outputs`` of two samples, and of two of all ``targets`` [N, ...]."""
     some = targets[_rows(targets)[: len(next(leaves(outputs)))]]
     # Cloned, so that they are no leaves: a loss may change outputs in place.
     at = tree_map(lambda part: part.detach().requires_grad_(part.is_floating_point()).clone(), outputs)
@@ -35,10 +35,10 @@ def tried(title: str, function: Function, outputs: Any, targets: Tensor) -> Any:
                 value.sum().backward()
     except Exception as error:  # the user's own code
         given = ", ".join(str(tuple(part.shape)) for part in leaves(outputs))
-        told = str(error).strip().split("\n", 1)[0].rstrip(".") or type(error).__name__
+        why = str(error).strip().split("\n", 1)[0].rstrip(".") or type(error).__name__
         raise HoldfastError(
             f"{title} fails on outputs {given} and targets {tuple(some.shape)} of {some.dtype}: "
-            f"{told}{_advice(outputs, targets)}"
+            f"{why}{_advice(outputs, targets)}"
         ) from error
     if isinstance(value, Tensor) and not differentiable:
         raise HoldfastError(
@@ -51,8 +51,8 @@ def tried(title: str, function: Function, outputs: Any, targets: Tensor) -> Any:
 def check_broadcasting(title: str, function: Function, outputs: Tensor, targets: Tensor) -> None:
     """Refuses a mean over all pairs of an output and a target, which [B, 1] and [B] give by mistake.
 
-    A mean over samples is the mean of what single samples give. If this one is not, but is as soon as outputs
-    have the shape of the targets, then they were broadcast against each other.
+    A mean over samples is the mean of what single samples give. If this does not hold, but holds once outputs
+    have the shape of the targets, they were broadcast against each other.
     """
     if outputs.shape[1:] == targets.shape[1:] or outputs[0].numel() != targets[0].numel():
         return
@@ -118,7 +118,7 @@ Step = Callable[[nn.Module, Any], Tensor]
 
 
 class OwnLoss(Loss):
-    """A callable ``loss(outputs, targets)`` that gives a number for each sample, [B], or for the batch, [].
+    """A callable ``loss(outputs, targets)`` that returns a number for each sample, [B], or for the batch, [].
 
     One number for a batch counts like the mean of its samples, as torch's losses are by default.
     """
@@ -174,7 +174,7 @@ class OwnLoss(Loss):
 
 
 class OwnStep(Loss):
-    """A user's training step: ``step(model, batch)`` gives the loss of the batch, [] or [B].
+    """A user's training step: ``step(model, batch)`` returns the loss of the batch, [] or [B].
 
     The forward pass is the user's, such as ``lambda model, batch: model(**batch).loss``.
     """
@@ -225,7 +225,7 @@ class OwnStep(Loss):
 
 @LOSSES.register("training-step")
 class TrainingStep(OwnStep):
-    """The model's own ``training_step(batch)`` gives the loss of a batch, as in Lightning."""
+    """The loss that the model's own ``training_step(batch)`` returns, as in Lightning."""
 
     def __init__(self) -> None:
         super().__init__(_training_step)
@@ -263,7 +263,7 @@ def as_loss(loss: Any) -> Loss:
 
 
 def shaped_per_sample(title: str, value: Any, samples: int) -> bool:
-    """Whether a loss gives a number for each sample; complains if it is neither that nor one number."""
+    """Whether a loss returns a number for each sample; raises if it is neither that nor one number."""
     if not isinstance(value, Tensor) or value.shape not in ((), (samples,)):
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise HoldfastError(

@@ -21,7 +21,7 @@ from holdfast.data.dataset import Dataset
 
 
 class Own(NamedTuple):
-    x: Tensor  # the client's own model, which it goes on from
+    x: Tensor  # the client's own model, from which it continues
 
 
 @dataclass(frozen=True)

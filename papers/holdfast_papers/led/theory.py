@@ -84,13 +84,13 @@ def tuned(build: Callable[[float], Algorithm], problem: Quadratics, network: Net
 
 def identities() -> list[TableRow]:
     """How far LED is from the methods that the paper says it contains, over 40 rounds."""
-    problem, on_ring, everybody = heterogeneous(10), Network.of(ring(10)), Network.of(complete(10))
+    problem, on_ring, complete_graph = heterogeneous(10), Network.of(ring(10)), Network.of(complete(10))
     pairs = {
         "K = 1 - Exact Diffusion": (LED(lr=0.1), ExactDiffusion(lr=0.1), on_ring, on_ring),
         "complete graph - VRL-SGD": (
             LED(lr=0.03, local_steps=STEPS, share=1.0),
             VRLSGD(lr=0.03, local_steps=STEPS),
-            everybody,
+            complete_graph,
             server(10),
         ),
     }

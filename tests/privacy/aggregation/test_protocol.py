@@ -12,11 +12,17 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.aggregation.client import Client, among, pair_mask
+from holdfast.privacy.aggregation.arithmetic import (
+    PRIME,
+    decode,
+    default_threshold,
+    encode,
+    join,
+    limit,
+    split,
+)
 from holdfast.privacy.aggregation.keys import Announcement, Secrets, agreed, mask, unseal
-from holdfast.privacy.aggregation.ring import decode, encode, limit
-from holdfast.privacy.aggregation.server import total
-from holdfast.privacy.aggregation.shares import PRIME, default_threshold, join, split
+from holdfast.privacy.aggregation.protocol import Client, among, pair_mask, total
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 

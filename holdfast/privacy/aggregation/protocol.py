@@ -1,4 +1,4 @@
-"""A client's five phases. Everything it says follows from its secrets and from what it was told."""
+"""The protocol's two parts: a client's five phases, and the server's sum."""
 
 from __future__ import annotations
 
@@ -6,25 +6,40 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from holdfast.core.errors import HoldfastError
-from holdfast.privacy.aggregation.keys import Announcement, Secrets, agreed, digest_of, mask, seal, unseal
-from holdfast.privacy.aggregation.shares import SHARE_BYTES, check_threshold, split
+from holdfast.privacy.aggregation.arithmetic import SHARE_BYTES, check_threshold, join, split
+from holdfast.privacy.aggregation.keys import (
+    Announcement,
+    Secrets,
+    agreed,
+    commitment,
+    digest_of,
+    mask,
+    public,
+    seal,
+    unseal,
+)
+
+# --- a client's part ------------------------------------------------------------------------------------
+
 
 ANNOUNCED, DEALT, MASKED, CONFIRMED, REVEALED = range(5)  # what a client has said after each phase
 
-Announcements = Mapping[str, Announcement]  # of everybody in the cohort, in one order for all
+Announcements = Mapping[str, Announcement]  # of all clients in the cohort, in the same order for all
 
 
 @dataclass(frozen=True)
 class Client:
     """One client in one round.
 
-    The server may tell clients different things. So the keys of every phase are bound to what the client was
-    told before (``roster``, ``among``): clients who were told different things share no key.
+    A lying server may send different things to different clients. So the keys of every phase depend on what
+    the client received before (``roster``, ``among``), and clients that received different things share no
+    key.
 
-    ``least``: how many clients there are in every phase up to the third, if nobody lies; 0: the threshold.
+    ``least``: the clients in every phase up to the third, if the server does not lie; 0: the threshold.
     """
 
     name: str
@@ -58,7 +73,7 @@ class Client:
     def masked(self, values: Tensor, dealt: Set[str]) -> Tensor:
         """Phase 3: ``values`` int64 [d] under this client's own mask and one for each other in ``dealt``.
 
-        ``dealt``: who went through phase 2.
+        ``dealt``: the clients that went through phase 2.
         """
         self._check_enough(dealt, "dealt shares")
         total, view = values + mask(self.secrets.own, len(values)), among(self.roster, dealt)
@@ -68,7 +83,7 @@ class Client:
         return total
 
     def confirm(self, dealt: Set[str], arrived: Set[str]) -> bytes:
-        """Phase 4: what this client signs, so that all can see that they were told of the same ``arrived``.
+        """Phase 4: what this client signs, so that all can see that they received the same ``arrived``.
 
         The caller must see to it that it signs once a round.
         """
@@ -80,10 +95,10 @@ class Client:
     def reveal(
         self, sealed: Mapping[str, bytes], dealt: Set[str], arrived: Set[str], confirmed: Set[str]
     ) -> dict[str, bytes]:
-        """Phase 5: this client's share of the own mask of who ``arrived``, of the key of who did not.
+        """Phase 5: this client's shares: of the own mask of each that ``arrived``, of the key of others.
 
-        ``sealed``: what everybody in ``dealt`` dealt to this client. ``confirmed``: who signed what this
-        client signed in phase 4.
+        ``sealed``: what each client in ``dealt`` dealt to this one. ``confirmed``: the clients that signed in
+        phase 4 what this one signed.
         """
         self.confirm(dealt, arrived)
         if len(confirmed & arrived) < self.threshold:
@@ -122,21 +137,70 @@ class Client:
 
 
 def roster(announced: Announcements, threshold: int, context: bytes) -> bytes:
-    """A digest of who takes part in the round that ``context`` names, with which keys and threshold."""
+    """A digest of the clients in the round that ``context`` names, of their keys and of the threshold."""
     members = [part for name, said in announced.items() for part in (name.encode(), said.pack())]
     return digest_of(context, threshold.to_bytes(8), *members)
 
 
 def among(view: bytes, names: Set[str]) -> bytes:
-    """A digest of what a client was told up to ``view``, and then of ``names``."""
+    """A digest of what a client received up to ``view``, and then of ``names``."""
     return digest_of(view, *(name.encode() for name in sorted(names)))
 
 
 def pair_mask(name: str, key: bytes, other: str, public: bytes, view: bytes, size: int) -> Tensor:
-    """What ``name``, who has ``key``, adds for ``other``: the negative of what that one adds.
+    """What ``name``, the owner of ``key``, adds for ``other``: the negative of what ``other`` adds.
 
     It depends on the names, so that a client that announces the key of another as its own gets other numbers.
     """
     use = b"\0".join((b"pair", *sorted((name.encode(), other.encode()))))
     numbers = mask(agreed(key, public, view, use), size)
     return numbers if name < other else -numbers
+
+
+# --- the server's part: it passes on what clients say to each other, and takes the masks off the sum ----
+
+
+Revealed = Mapping[str, Mapping[str, bytes]]  # shares by their revealer and their owner
+
+
+def total(
+    masked: Mapping[str, Tensor],
+    dealt: Set[str],
+    announced: Announcements,
+    revealed: Revealed,
+    threshold: int,
+    context: bytes,
+) -> Tensor:
+    """The sum int64 [d] of the messages in ``masked``, without their masks.
+
+    ``dealt``: the clients that went through phase 2, and so have masks with all in ``masked``.
+    """
+    if len(revealed) < threshold:
+        raise HoldfastError(
+            f"secure aggregation: {len(revealed)} clients revealed their shares, {threshold} are needed"
+        )
+    messages = list(masked.values())
+    size, sum_ = len(messages[0]), torch.zeros_like(messages[0])
+    for message in messages:
+        sum_ += message
+    view = among(roster(announced, threshold, context), dealt)
+    place = {name: x for x, name in enumerate(announced, 1)}
+    for name in dealt:
+        shares = {place[holder]: said[name] for holder, said in revealed.items()}
+        secret = join(shares, threshold)
+        if secret is None or not _is_of(announced[name], secret, name in masked, context):
+            raise HoldfastError(
+                f"secure aggregation: the shares of {name}'s secret do not fit. One of "
+                f"{', '.join(sorted(revealed))} or {name} itself does not keep to the protocol"
+            )
+        if name in masked:
+            sum_ -= mask(secret, size)
+        else:  # those that arrived have added masks for it that nothing cancels
+            for other in masked:
+                sum_ += pair_mask(name, secret, other, announced[other].masks, view, size)
+    return sum_
+
+
+def _is_of(announcement: Announcement, secret: bytes, own: bool, context: bytes) -> bool:
+    """Whether ``secret`` is the seed of the own mask, or the key, that was announced."""
+    return (commitment(secret, context) == announcement.own) if own else public(secret) == announcement.masks

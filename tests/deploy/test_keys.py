@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from holdfast.core.errors import HoldfastError
-from holdfast_deploy.signing import Signature, fingerprint, load_key, make_key, sign, verify
+from holdfast_deploy.keys import Signature, fingerprint, load_key, make_key, sign, verify
 
 
 def test_a_signature_is_of_one_document_one_purpose_and_one_key(tmp_path):

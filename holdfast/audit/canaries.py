@@ -141,7 +141,7 @@ def _slopes(subject: Subject, samples: Pair) -> Tensor:
     def one(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return problem.row_loss.value(row, Batch(Pair(x[None], y[None]), row.new_ones(1)), key)
 
-    [prepared] = problem.source.prepared(samples, len(samples.y))
+    [prepared] = problem.source.input_transform.in_parts(samples, len(samples.y))
     found = vmap(grad(one), in_dims=(None, 0, 0))(problem.x0, prepared.x, prepared.y).double()
     slopes: Tensor = found / found.norm(dim=1, keepdim=True).clamp(min=1e-30)
     return slopes

@@ -45,8 +45,7 @@ def live_page(folders: Sequence[Path], console: Console, port: int = 0) -> Itera
     """Serves a page that follows ``folders``, and says where."""
     from rich.text import Text
 
-    from holdfast.report.live import open_view
-    from holdfast.report.serving import LiveServer
+    from holdfast.report.live import LiveServer, open_view
 
     server = LiveServer(open_view(folders), port)
     console.print(Text.assemble("live page: ", (server.url, "bold")), soft_wrap=True)

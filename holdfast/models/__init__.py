@@ -1,10 +1,8 @@
 """The papers' models: ordinary ``torch.nn.Module``s, chosen by name or made by calling the factory."""
 
 from holdfast.models.base import MODELS, import_model, load_model
-from holdfast.models.cnn import dspodfl_cnn, femnist_cnn, lenet, netfleet_cnn
-from holdfast.models.dense import linear, mlp
 from holdfast.models.dropout import CountedDropout, Dropout, dropout_keys, may_draw
-from holdfast.models.resnet import resnet18
+from holdfast.models.networks import dspodfl_cnn, femnist_cnn, lenet, linear, mlp, netfleet_cnn, resnet18
 
 __all__ = [
     "MODELS",

@@ -49,7 +49,7 @@ def check_batches(model: FlatModel, loss: Loss, source: Source) -> None:
                     f"node {int(node)} has a single sample, and BatchNorm needs more in a batch; leave "
                     "the node out, or use torch.nn.GroupNorm"
                 )
-    if not source.padded or (loss.per_sample and not model.statistics):
+    if source.draws is None or not source.draws.padded or (loss.per_sample and not model.statistics):
         return
     counts = "BatchNorm" if loss.per_sample else "a loss that gives one number for a batch"
     advice = "" if loss.per_sample else "give one per sample, or "

@@ -119,4 +119,4 @@ class SampleTester:
 
     def _prepared(self, rows: Tensor, samples: Tree) -> Iterator[Tree]:
         """``samples`` as the model takes them, as many at a time as fit for all ``rows``."""
-        return self.source.prepared(samples, max(1, self.at_once // len(rows)))
+        return self.source.input_transform.in_parts(samples, max(1, self.at_once // len(rows)))

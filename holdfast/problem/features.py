@@ -105,7 +105,7 @@ def _kept(row_loss: RowLoss, source: ArraySource) -> Kept:
     return Kept(
         source.holding(x, y),
         f"outputs of its frozen part kept, {numbers} numbers a sample",
-        lambda samples: of(source.prepared(source.test_set(samples), SAMPLES_AT_ONCE)),
+        lambda samples: of(source.input_transform.in_parts(source.test_set(samples), SAMPLES_AT_ONCE)),
     )
 
 

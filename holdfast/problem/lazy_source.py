@@ -182,14 +182,6 @@ class LazySource:
         self._asked: tuple[Tensor, int, Tensor] | None = None
 
     @property
-    def width(self) -> int | None:
-        return None if self.draws is None else self.draws.width
-
-    @property
-    def padded(self) -> bool:
-        return self.draws is not None and self.draws.padded
-
-    @property
     def targets(self) -> Tensor | None:
         return targets_of(self.some(SOME).samples if self.finite else self._first_batch)
 
@@ -253,9 +245,6 @@ class LazySource:
     def test_set(self, samples: Tree) -> Tree:
         self.input_transform.check_alike(samples, described(self._first(1)))
         return self.input_transform.place(samples)
-
-    def prepared(self, stored: Tree, at_once: int) -> Iterator[Tree]:
-        return self.input_transform.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> LazySource:
         return LazySource(self.data, self.like.to(dtype), **self._options, reader=self.reader)

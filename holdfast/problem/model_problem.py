@@ -251,7 +251,8 @@ class ModelProblem:
         """Bytes of the activations while all nodes here compute a gradient."""
         if self.source.batch_size is None:
             return self.backend.step_bytes(1, min(self.samples(self.here), self._at_once))
-        return self.backend.step_bytes(len(self.here), self.source.width or self.source.batch_size)
+        draws = self.source.draws
+        return self.backend.step_bytes(len(self.here), draws.width if draws else self.source.batch_size)
 
     def samples_per_minibatch(self, nodes: Tensor) -> int:
         size = self.source.batch_size

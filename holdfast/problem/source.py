@@ -16,7 +16,7 @@ from holdfast.core.tree import Tree, leaves, tree_map
 from holdfast.data.dataset import prepare
 from holdfast.data.federated import FederatedData
 from holdfast.data.samples import Pair, described, map_inputs, targets_of
-from holdfast.problem.sampling import SamplingName, Shuffle, build_sampling, drawn_by, weights_of
+from holdfast.problem.sampling import Sampling, SamplingName, Shuffle, build_sampling, drawn_by, weights_of
 
 # --- how samples enter a model: on its device, in its type of numbers, as (x - mean)/std ----------------
 
@@ -101,16 +101,10 @@ class Source(Protocol):
     here: Tensor  # [k]: the nodes whose samples are in this process
     batch_size: int | None  # samples of a node in a step, on average if that varies; None: all
     sampling: SamplingName  # how minibatches are drawn
+    draws: Sampling | None  # what draws them; None: all samples are taken in every step
     finite: bool  # whether there is an end of samples, so that they can all be read
+    input_transform: InputTransform  # how samples, also of a test set, enter the model
     description: str  # where samples come from, in words; empty: they lie in memory
-
-    @property
-    def width(self) -> int | None:
-        """Rows of a node in a batch, those of weight 0 included; None: all its samples."""
-
-    @property
-    def padded(self) -> bool:
-        """Whether some of these rows may have weight 0."""
 
     @property
     def targets(self) -> Tensor | None:
@@ -142,9 +136,6 @@ class Source(Protocol):
 
     def test_set(self, samples: Tree) -> Tree:
         """``samples`` as stored ones, where the source has its own."""
-
-    def prepared(self, stored: Tree, at_once: int) -> Iterator[Tree]:
-        """Samples of a test set as in ``Batch.samples``, [B, ...]."""
 
     def in_dtype(self, dtype: torch.dtype) -> Source:
         """The same samples as numbers of another type."""
@@ -206,14 +197,6 @@ class ArraySource:
         self._longest = int(data.counts.max())
 
     @property
-    def width(self) -> int | None:
-        return None if self.draws is None else self.draws.width
-
-    @property
-    def padded(self) -> bool:
-        return self.draws is not None and self.draws.padded
-
-    @property
     def targets(self) -> Tensor | None:
         return targets_of(self.stored)
 
@@ -263,9 +246,6 @@ class ArraySource:
     def test_set(self, samples: Tree) -> Tree:
         self.input_transform.check_alike(samples, self.given)
         return self.input_transform.place(samples)
-
-    def prepared(self, stored: Tree, at_once: int) -> Iterator[Tree]:
-        return self.input_transform.in_parts(stored, at_once)
 
     def in_dtype(self, dtype: torch.dtype) -> ArraySource:
         x, y = self.stored if isinstance(self.stored, Pair) else (self.stored, None)

@@ -77,13 +77,13 @@ def test_plain_items_are_what_samples_in_memory_are(sampling, weights) -> None:
     assert same(whole, next(memory.everything(100)))
     assert same(lazy.some(3), memory.some(3))
     assert lazy.samples(NODES) == memory.samples(NODES) == 20
-    assert (lazy.width, lazy.padded) == (memory.width, memory.padded)
+    assert (lazy.draws.width, lazy.draws.padded) == (memory.draws.width, memory.draws.padded)
     assert lazy.in_dtype(torch.float32).batch(NODES, 0, 0).samples.x.dtype == torch.float32
     assert lazy.identity() is None
     test = (torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))
     assert same(
-        next(lazy.prepared(lazy.test_set(as_tree("test", test)), 2)),
-        next(memory.prepared(memory.test_set(as_tree("test", test)), 2)),
+        next(lazy.input_transform.in_parts(lazy.test_set(as_tree("test", test)), 2)),
+        next(memory.input_transform.in_parts(memory.test_set(as_tree("test", test)), 2)),
     )
 
 

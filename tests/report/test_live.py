@@ -21,9 +21,8 @@ from sample_run import accuracies, job, two_algorithms, write_run
 from holdfast.core.errors import HoldfastError
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.report.following import Followed, Following
-from holdfast.report.live import LiveView, open_view
+from holdfast.report.live import LiveServer, LiveView, answers, is_local, open_view
 from holdfast.report.page_data import rows_data
-from holdfast.report.serving import LiveServer, answers, is_local
 from holdfast_deploy.views import member_view
 
 

@@ -16,8 +16,7 @@ from browser import CHROMIUM, Browser, browser
 from command_line import SMALL, holdfast
 from test_live import append, change_summary
 
-from holdfast.report.live import open_view
-from holdfast.report.serving import LiveServer
+from holdfast.report.live import LiveServer, open_view
 
 pytestmark = [
     pytest.mark.slow,

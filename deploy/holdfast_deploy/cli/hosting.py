@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from holdfast.core.errors import MISCONFIGURED, HoldfastError
 from holdfast.problem.problem import on_threads, step_threads
 from holdfast.report.format import bytes_text
-from holdfast.report.serving import answers, is_local, respond
+from holdfast.report.live import answers, is_local, respond
 from holdfast_deploy.cli.options import Log
 from holdfast_deploy.federation_file import FederationFile
 from holdfast_deploy.member.base import Member

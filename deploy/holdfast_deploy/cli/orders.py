@@ -107,14 +107,15 @@ def model(
     from holdfast.engines.common.channel_run import split_channel_state, with_channel_state
     from holdfast_deploy.federation_file import read_federation
     from holdfast_deploy.member.template import channel_memories, state_template
-    from holdfast_deploy.membership.ledger import read_decisions
+    from holdfast_deploy.membership.log import read_decisions
+    from holdfast_deploy.membership.roster import roster_folder
     from holdfast_deploy.site import initial_model
     from holdfast_deploy.storage.results import write_model
 
     federation = read_federation(file, model).running()
     where = _member_folder(federation, file, name, folder)
     for decision in reversed(read_decisions(where / "membership")):
-        if (place := where / f"roster-{decision.roster.number}").exists() and any(place.glob("state*")):
+        if (place := roster_folder(where, decision.roster.number)).exists() and any(place.glob("state*")):
             federation, where = federation.in_roster(decision.roster), place
             break  # later ones it has not begun, or takes no part in
     federation.member(name)

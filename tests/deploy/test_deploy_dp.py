@@ -41,7 +41,7 @@ from holdfast_deploy.cli.description import describe_federation
 from holdfast_deploy.consent import Policy
 from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.member.node import Node
-from holdfast_deploy.membership import service as keeper
+from holdfast_deploy.membership import service
 from holdfast_deploy.noise import OwnNoise, normals, read_key
 from holdfast_deploy.site import initial_model, open_site
 from holdfast_deploy.storage.messages import MessageFile
@@ -373,7 +373,7 @@ def test_nothing_is_sent_beyond_the_budget(tmp_path: Path) -> None:
 def test_other_members_do_not_reset_what_was_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from test_deploy_rosters import KEY, changing, drop_in, order
 
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 3, 8, coordinator=KEY.public_key().public_bytes_raw().hex())
     raw["membership"] = {}
     raw["problem"] |= {"sampling": "poisson", "private": BUDGET}

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,7 @@ from holdfast.privacy.aggregation.protocol import DEALT
 from holdfast.privacy.budget import DP
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.membership.kept_models import KeptModels
-from holdfast_deploy.membership.ledger import Ledger
-from holdfast_deploy.membership.roster import first_roster
+from holdfast_deploy.membership.log import MembershipLog
 from holdfast_deploy.ops.audit import NAME, Head, check_heads, read_audit
 from holdfast_deploy.storage.messages import Header, specs, write_message
 from holdfast_deploy.storage.privacy_spent import Spent
@@ -168,10 +168,13 @@ def test_what_was_found_in_a_folder_is_durable_before_others_are_told_of_it(tmp_
     header = Header(federation=federation.id, sender="a", round=3, exchange=0, tensors=specs(torch.zeros(2)))
 
     def models() -> KeptModels:
-        return KeptModels(tmp_path, 1, lambda: False, federation.limits)
+        return KeptModels(tmp_path, 1, lambda: nullcontext(False), federation.limits)
+
+    def log() -> MembershipLog:
+        return MembershipLog(federation, None, tmp_path / "membership")
 
     with watched() as synced:
-        Ledger(tmp_path / "membership", first_roster(federation)).remember(registered=True)
+        log().remember(registered=True)
         models().keep(header, torch.zeros(2))
         Spent(tmp_path / "privacy.jsonl", begun=False).charge(
             "x", [(1.0, 1)], 1.0, DP(epsilon=9.0, delta=1e-3, clip=1.0)
@@ -180,7 +183,7 @@ def test_what_was_found_in_a_folder_is_durable_before_others_are_told_of_it(tmp_
         synced.names = {key: names for key, names in synced.names.items() if "memory.json" not in names}
         synced.names = {key: names for key, names in synced.names.items() if "3" not in names}
         synced.files.discard(file_of(tmp_path / "privacy.jsonl"))
-        Ledger(tmp_path / "membership", first_roster(federation))
+        log()
         models()
         Spent(tmp_path / "privacy.jsonl", begun=True)
         assert [synced.cut(folder) for folder in [*folders, tmp_path]] == [[], [], []]

@@ -19,7 +19,7 @@ from roster_runs import Threads
 from holdfast.core.errors import DAMAGED, REFUSED, TRY_LATER, HoldfastError
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.waiting import Stopped
-from holdfast_deploy.membership import service as keeper
+from holdfast_deploy.membership import service
 from holdfast_deploy.storage import store
 from holdfast_deploy.storage.disk_full import FileGoneError
 from holdfast_deploy.storage.results import RoundRecord
@@ -111,7 +111,7 @@ def test_what_is_taken_out_of_a_folder_is_named_and_the_member_goes_on_from_what
 def test_a_member_whose_votes_are_taken_away_ends_and_promises_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     file = make_federation(describe(GECL, rounds=40, dtype="float64", membership={"minimum": 2}), "test")
     run = Threads(file, tmp_path)
     for name in "abc":

@@ -11,14 +11,14 @@ from roster_runs import Threads
 from test_deploy_rosters import GECL, KEY, changing, drop_in, order
 
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.membership import service as keeper
+from holdfast_deploy.membership import service
 
 
 def test_members_behind_a_relay_go_on_without_one_that_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """a and b have no ports; c has one, but only to dial out to them."""
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 3, 8, coordinator=KEY.public_key().public_bytes_raw().hex())
     raw = relayed(raw | {"membership": {}}, "ab", links=[["a", "c"]])
     threads = Threads(make_federation(raw, "test"), tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +23,13 @@ from holdfast.core.errors import REFUSED, TRY_LATER, HoldfastError
 from holdfast_deploy import keys
 from holdfast_deploy.federation import LimitsConfig, NodeConfig
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.membership import service as keeper
+from holdfast_deploy.membership import service
 from holdfast_deploy.membership.agreement import Decision, Signed
-from holdfast_deploy.membership.kept_models import KeptModels
-from holdfast_deploy.membership.log import Voter
+from holdfast_deploy.membership.kept_models import KeptModels, all_pinned
 from holdfast_deploy.membership.messages import MembershipRequest
-from holdfast_deploy.membership.roster import Order
+from holdfast_deploy.membership.roster import Order, RosterChanged
 from holdfast_deploy.membership.start import keep_model
+from holdfast_deploy.membership.view import MembershipView
 from holdfast_deploy.ops.events import Events
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -54,7 +56,7 @@ def drop_in(threads: Threads, name: str, wanted: Order) -> None:
 
 
 def test_members_go_on_without_one_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 3, 8, coordinator=KEY.public_key().public_bytes_raw().hex())
     raw["membership"] = {}
     threads = Threads(make_federation(raw, "test"), tmp_path)
@@ -97,7 +99,7 @@ def test_members_go_on_by_themselves_without_one_that_is_lost(
 def test_the_coordinator_removes_adds_and_replaces_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 4, 40, coordinator=KEY.public_key().public_bytes_raw().hex())
     raw["membership"] = {}
     threads = Threads(make_federation(raw, "test"), tmp_path, extra="e")
@@ -133,7 +135,7 @@ def test_whom_the_coordinator_has_removed_it_can_add_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the folder that it had: what stands there about its removal is not the latest."""
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 4, 20, coordinator=KEY.public_key().public_bytes_raw().hex())
     raw["membership"] = {}
     threads = Threads(make_federation(raw, "test"), tmp_path)
@@ -161,7 +163,7 @@ def test_who_was_away_while_it_was_removed_and_added_again_goes_on(
     later: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hears of the changes one after another, and after the first answer it is still out."""
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 5, 20, coordinator=KEY.public_key().public_bytes_raw().hex())
     raw["membership"] = {}
     threads = Threads(make_federation(raw, "test"), tmp_path)
@@ -214,7 +216,7 @@ def test_two_that_are_lost_at_once_are_removed_by_one_order_whatever_was_ordered
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An order about one of them waits for the other; a later one takes its place."""
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 5, 12, coordinator=KEY.public_key().public_bytes_raw().hex())
     raw["membership"] = {}
     threads = Threads(make_federation(raw, "test"), tmp_path)
@@ -239,7 +241,7 @@ def test_two_that_are_lost_at_once_are_removed_by_one_order_whatever_was_ordered
 def test_who_was_removed_is_told_so_also_after_other_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 4, 12, coordinator=KEY.public_key().public_bytes_raw().hex(), limits={"wait": 20.0})
     raw["membership"] = {"rejoin": True}
     threads = Threads(make_federation(raw, "test"), tmp_path)
@@ -268,7 +270,7 @@ def test_who_was_removed_is_told_so_also_after_other_changes(
 def test_a_server_that_has_lost_all_its_nodes_goes_on_with_those_that_are_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     fedavg = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
     raw = changing(fedavg, 3, 12, network={"topology": "server"})
     raw["membership"] = {"remove_after": "2s", "minimum": 2}  # not with the first that is back
@@ -281,7 +283,7 @@ def test_a_server_that_has_lost_all_its_nodes_goes_on_with_those_that_are_back(
         del threads.threads[name]
     hub = threads.members["hub"]
     assert hub.keeper is not None
-    threads.until(lambda: all(map(hub.keeper.lost, "abc")) and hub.keeper.proposer.due_since is not None)
+    threads.until(lambda: all(map(hub.keeper.lost, "abc")) and hub.keeper.due_since is not None)
     threads.limit = 13
     for name in "ab":
         threads.start(name)
@@ -293,7 +295,7 @@ def test_a_server_that_has_lost_all_its_nodes_goes_on_with_those_that_are_back(
 def test_a_file_that_is_no_order_keeps_nobody_from_hearing_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 3, 6, coordinator=KEY.public_key().public_bytes_raw().hex())
     raw["membership"] = {}
     threads = Threads(make_federation(raw, "test"), tmp_path)
@@ -314,7 +316,7 @@ def test_a_file_that_is_no_order_keeps_nobody_from_hearing_of_the_others(
 def test_a_roster_that_a_member_hears_of_while_it_reads_its_data_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.1)
     fedavg = {"name": "fedavg", "lr": 0.1, "local_steps": 2}
     raw = changing(fedavg, 3, 6, network={"topology": "server"}, limits={"wait": 9.0})
     raw |= {"coordinator": KEY.public_key().public_bytes_raw().hex(), "membership": {}}
@@ -343,13 +345,12 @@ def test_a_roster_that_a_member_hears_of_while_it_reads_its_data_is_begun(
 
 
 def test_what_a_roster_still_computes_is_no_model_of_the_next(tmp_path: Path) -> None:
-    kept = KeptModels(tmp_path / "roster-1", 0, lambda: False, LimitsConfig())
-    voter = SimpleNamespace(kept=kept, place=lambda number: tmp_path / f"roster-{number}")
-    member: Any = SimpleNamespace(
-        keeper=SimpleNamespace(voter=voter), federation=SimpleNamespace(roster_number=0)
-    )
-    with pytest.raises(keeper.RosterChanged):
-        keep_model(member, 7, torch.zeros(2))
+    kept = KeptModels(tmp_path / "roster-1", 0, all_pinned, LimitsConfig())
+    view: Any = SimpleNamespace(kept=kept, folder=tmp_path)
+    before: Any = SimpleNamespace(roster_number=0)
+    exchange: Any = SimpleNamespace()
+    with pytest.raises(RosterChanged):
+        keep_model(view, before, exchange, 7, torch.zeros(2))
     assert kept.rounds == []
 
 
@@ -357,7 +358,7 @@ def test_what_a_roster_still_computes_is_no_model_of_the_next(tmp_path: Path) ->
 def test_the_coordinators_commands_say_what_becomes_of_an_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     key = keys.public_key(keys.make_key(tmp_path / "certs"))
     raw = changing(GECL, 4, 9, coordinator=key) | {"membership": {"minimum": 2}}
     path = tmp_path / "federation.toml"
@@ -377,7 +378,7 @@ def test_the_coordinators_commands_say_what_becomes_of_an_order(
     first = holdfast("federation", "remove", path, "c")  # waits for a
     assert (first.code, "takes the place" in first.out) == (0, False)
     second = holdfast("federation", "remove", path, "a")
-    assert (second.code, "takes the place of an order" in second.out) == (0, True)
+    assert (second.code, "replaces an order" in second.out) == (0, True)
     del threads.threads["a"]
     threads.agreed(1)
     threads.until(lambda: [threads.members[name].federation.roster_number for name in "bcd"] == [1, 1, 1])
@@ -397,35 +398,39 @@ def test_the_coordinators_commands_say_what_becomes_of_an_order(
 def test_an_order_that_a_roster_began_without_is_called_void(tmp_path: Path) -> None:
     raw = changing(GECL, 3, 6, coordinator=KEY.public_key().public_bytes_raw().hex())
     threads, log = Threads(make_federation(raw, "test"), tmp_path), list[dict[str, Any]]()
-    voter = Voter(threads.file, "a", tmp_path / "a", None, Events("a", log.append), lambda _: None)
-    voter.consider(order(threads, "remove", "c"))
-    roster = voter.roster.model_copy(update={"number": 1})
-    voter.learn(Decision(roster=roster, ballot=(1, "b"), votes={"a": Signed(), "b": Signed()}))
+    events, changes = Events("a", log.append), list[str]()
+    changed = partial(changes.append, "a roster")
+    view = MembershipView(threads.file, "a", tmp_path / "a", None, events, time.monotonic, changed)
+    view.consider(order(threads, "remove", "c"))
+    roster = view.log.roster.model_copy(update={"number": 1})
+    view.learn(Decision(roster=roster, ballot=(1, "b"), votes={"a": Signed(), "b": Signed()}))
     (void,) = (entry for entry in log if entry["event"] == "an order is void")
     assert void["order"] == "remove c"
     assert "once more" in void["reason"]
+    assert changes == ["a roster"]
 
 
 def test_who_proposes_takes_over_an_order_that_others_have_heard_of_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     raw = changing(GECL, 3, 8, coordinator=KEY.public_key().public_bytes_raw().hex()) | {"membership": {}}
     threads = Threads(make_federation(raw, "test"), tmp_path)
-    wanted, promise = order(threads, "remove", "c"), Voter._vote
+    wanted, promise = order(threads, "remove", "c"), MembershipView.grant
 
-    def hears_just_before(voter: Voter, who: str, word: MembershipRequest) -> Signed | None:
-        if voter.name == "b" and word.kind == "promise":
-            voter.consider(wanted)
-        return promise(voter, who, word)
+    def hears_just_before(view: MembershipView, who: str, request: MembershipRequest) -> Signed | None:
+        if view.name == "b" and request.kind == "promise":
+            view.consider(wanted)
+        return promise(view, who, request)
 
-    monkeypatch.setattr(Voter, "_vote", hears_just_before)
+    monkeypatch.setattr(MembershipView, "grant", hears_just_before)
     for name in "abc":
         threads.start(name)
     threads.hold(2)
     beginner = threads.members["a"].keeper
     assert beginner is not None
-    threads.members["a"].network.loop.call_soon_threadsafe(beginner.broken.add, "a")  # a reason to begin
+    broken = beginner.view.presence.broken
+    threads.members["a"].network.loop.call_soon_threadsafe(broken.add, "a")  # a reason to begin
     threads.agreed(1)
     threads.threads.pop("c").join(PATIENCE)
     assert "has removed c" in str(threads.errors.pop("c"))

@@ -14,7 +14,7 @@ from test_deploy_rosters import GECL, KEY, changing, drop_in, order
 
 from holdfast_deploy import keys
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.membership import service as keeper
+from holdfast_deploy.membership import service
 from holdfast_deploy.membership.roster import Order
 
 SCAFFOLD = {"name": "scaffold", "lr": 0.1, "local_steps": 2}
@@ -35,7 +35,7 @@ def rollback(threads: Threads, to: int, roster: int = 0) -> Order:
 
 def test_all_go_back_to_an_earlier_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also to one of the roster before; figures of rounds that were done again stand in metrics.csv once."""
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     threads = members(tmp_path, GECL, 11)
     for name in "abc":
         threads.start(name)
@@ -55,7 +55,7 @@ def test_all_go_back_to_an_earlier_round(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_a_server_goes_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     threads = members(tmp_path, SCAFFOLD, 9, **SERVER)
     for name in ["hub", *"abc"]:
         threads.start(name)
@@ -73,7 +73,7 @@ def test_a_member_whose_states_are_rotten_goes_on_by_itself(
     models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From its own model, if that is intact, or from its neighbour's."""
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     threads = members(tmp_path, GECL, 10)
     for name in "abc":
         threads.start(name)
@@ -95,7 +95,7 @@ def test_a_member_whose_states_are_rotten_goes_on_by_itself(
 def test_a_lost_decision_is_told_by_others_before_anybody_votes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     threads = members(tmp_path, GECL, 10)
     for name in "abc":
         threads.start(name)

@@ -20,7 +20,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast_deploy import keys
 from holdfast_deploy.federation import MembershipConfig, NodeConfig
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.membership import service as keeper
+from holdfast_deploy.membership import service
 from holdfast_deploy.membership.agreement import Decision
 from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest, check_vote, sign_vote
 from holdfast_deploy.membership.roster import AvailableModels, Order, Roster, check_change, next_roster
@@ -105,7 +105,7 @@ def test_a_liar_about_ballots_and_orders_does_not_keep_the_others_from_agreeing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """a draws the highest ballot there is, and one in b's name; then it shows an order that nobody signed."""
-    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(service, "LONGEST_PAUSE", 0.2)
     coordinator = KEY.public_key().public_bytes_raw().hex()
     raw = describe(GECL, 4, 8, membership={}, dtype="float64", coordinator=coordinator)
     threads = Threads(make_federation(raw, "test"), tmp_path)
@@ -115,23 +115,23 @@ def test_a_liar_about_ballots_and_orders_does_not_keep_the_others_from_agreeing(
     liar, b = (threads.members[name].keeper for name in "ab")
     assert liar is not None
     assert b is not None
-    monkeypatch.setattr(liar.proposer, "due", lambda: False)  # it lies about an order, and begins no roster
-    about = {"federation": threads.file.id, "roster": 0, "incarnation": liar.voter.ledger.memory.incarnation}
+    monkeypatch.setattr(liar, "change_is_due", lambda: False)  # it lies about an order, and begins no roster
+    about = {"federation": threads.file.id, "roster": 0, "incarnation": liar.view.log.memory.incarnation}
     for ballot in ((2**31 - 1, "a"), (1, "b")):
         for to in "bcd":
             word = MembershipRequest(**about, kind="promise", ballot=ballot)
             assert say(threads, "a", to, word) == grpc.StatusCode.FAILED_PRECONDITION
     forged = Order(federation=threads.file.id, roster=0, change="remove", node=NodeConfig(name="b"))
-    liar.voter.ledger.memory = liar.voter.ledger.memory.model_copy(update={"order": forged})
+    liar.view.log.memory = liar.view.log.memory.model_copy(update={"order": forged})
     threads.until(lambda: any("nobody has signed" in str(e.get("reason")) for e in threads.log))
-    b.voter.ledger.memory = b.voter.ledger.memory.model_copy(update={"registered": False})
-    threads.until(lambda: b.voter.ledger.memory.registered)  # it hears the others all the same
+    b.view.log.memory = b.view.log.memory.model_copy(update={"registered": False})
+    threads.until(lambda: b.view.log.memory.registered)  # it hears the others all the same
 
     wanted = Order(federation=threads.file.id, roster=0, change="remove", node=NodeConfig(name="d"))
     signature = keys.sign("membership", wanted.document, KEY)
     signed = wanted.model_copy(update={"signature": signature})
     (tmp_path / "c" / "membership" / "order.json").write_text(signed.model_dump_json())
-    liar.voter.ledger.memory = liar.voter.ledger.memory.model_copy(update={"order": None})
+    liar.view.log.memory = liar.view.log.memory.model_copy(update={"order": None})
     threads.threads.pop("d").join(PATIENCE)
     threads.limit = 9
     assert str(threads.errors.pop("d")).startswith("the coordinator has removed d")
@@ -147,9 +147,9 @@ def test_no_roster_begins_after_the_last_round(tmp_path: Path) -> None:
     threads.hold(2)
     a = threads.members["a"].keeper
     assert a is not None
-    late = Roster(number=1, first=9, nodes=a.voter.roster.nodes, joined=["b", "c"])
+    late = Roster(number=1, first=9, nodes=a.view.log.roster.nodes, joined=["b", "c"])
     with pytest.raises(HoldfastError, match="does not follow"):
-        a.voter.check(late)
+        a.view.log.check(late)
     threads.limit = 9
     threads.end()
 

@@ -24,7 +24,7 @@ from holdfast_deploy.member.node import Node
 from holdfast_deploy.member.server import Server
 from holdfast_deploy.member.waiting import Stopped
 from holdfast_deploy.membership.agreement import Decision
-from holdfast_deploy.membership.kept_models import KeptModels
+from holdfast_deploy.membership.kept_models import KeptModels, all_pinned
 from holdfast_deploy.membership.roster import Roster, first_roster
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.site import initial_model, open_site
@@ -89,7 +89,7 @@ def rosters_of(folder: Path) -> list[Roster]:
 def last_model(folder: Path, rosters: list[Roster]) -> Tensor:
     """A node's model after its last round, in full precision: the newest that it keeps."""
     place = folder / f"roster-{rosters[-1].number}" if rosters else folder
-    kept = KeptModels(place, 0, lambda: True, LimitsConfig())
+    kept = KeptModels(place, 0, all_pinned, LimitsConfig())
     file = kept.find(kept.rounds[-1])
     assert file is not None
     (spec,) = file.header.tensors

@@ -1,4 +1,4 @@
-"""The coordinator of a federation that runs: it signs orders, and gives them to all members it can reach."""
+"""The coordinator of a running federation: it signs orders, and sends them to all members in reach."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from holdfast_deploy.federation import NodeConfig
 from holdfast_deploy.federation_file import FederationFile, read_federation
 from holdfast_deploy.keys import load_key, sign
 from holdfast_deploy.membership.agreement import Decision
-from holdfast_deploy.membership.history import History
-from holdfast_deploy.membership.ledger import read_decisions
 from holdfast_deploy.membership.links import MembershipLinks
+from holdfast_deploy.membership.log import MembershipLog, read_decisions
 from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest
 from holdfast_deploy.membership.roster import Order, Roster, check_change, led_roster
 from holdfast_deploy.ops.events import Events, silence
@@ -35,7 +34,7 @@ class NobodyError(HoldfastError):
 
 
 class Coordinator:
-    """Whoever holds the coordinator's key, and a member's certificate to be heard with."""
+    """The holder of the coordinator's key, who asks members under the certificate of one of them."""
 
     def __init__(
         self, path: Path, certs: Path | None = None, asker: str | None = None, *, insecure: bool = False
@@ -68,8 +67,8 @@ class Coordinator:
         ``folder``: of a member, which knows what the present roster is; for when nobody can be reached.
         ``output``: where the signed order is written.
         """
-        history, replies = self._look(folder)
-        now = history.roster
+        log, replies = self._look(folder)
+        now = log.roster
         nodes = [_node(self.file, now, change, member, samples) for member in members]
         names = list(dict.fromkeys(node.name for node in nodes))
         order = Order(
@@ -77,14 +76,14 @@ class Coordinator:
         )
         _foresee(self.file, now, order)
         output = output or self.path.parent / f"{change}-{'-'.join(names)}.json"
-        self._give(order, history, replies, output)
+        self._give(order, log, replies, output)
 
     def roll_back(self, to: int, *, folder: Path | None = None, output: Path | None = None) -> None:
         """Orders all members to continue from their models after round ``to``, in a roster of its own.
 
         ``folder``, ``output``: as for ``change``.
         """
-        history, replies = self._look(folder)
+        log, replies = self._look(folder)
         kept = [its for reply in replies if (its := reply.available) is not None and its.newest is not None]
         if kept and not all(its.has(to) for its in kept):
             newest = min(its.newest for its in kept if its.newest is not None)
@@ -96,43 +95,44 @@ class Coordinator:
             raise HoldfastError(
                 f"--to {to}: choose a round whose models all have kept (limits.snapshots): {rounds or 'none'}"
             )
-        order = Order(federation=self.file.id, roster=history.roster.number, change="rollback", to=to)
-        self._give(order, history, replies, output or self.path.parent / f"rollback-{to}.json")
+        order = Order(federation=self.file.id, roster=log.roster.number, change="rollback", to=to)
+        self._give(order, log, replies, output or self.path.parent / f"rollback-{to}.json")
 
-    def _look(self, folder: Path | None) -> tuple[History, list[MembershipReply]]:
+    def _look(self, folder: Path | None) -> tuple[MembershipLog, list[MembershipReply]]:
         """All rosters so far, from ``folder`` if nobody can be reached; what the members of the last say."""
         answers = self._tell(None, []).values()
-        latest = max((history for history, _ in answers), key=lambda its: its.roster.number, default=None)
+        latest = max((log for log, _ in answers), key=lambda its: its.roster.number, default=None)
         if latest is None and folder is not None:
             if not (folder / "membership").is_dir():
                 raise HoldfastError(f"--dir: {folder} is not the folder of a member whose members may change")
-            latest = History(self.file, self.credentials, read_decisions(folder / "membership"))
+            decisions = read_decisions(folder / "membership")
+            latest = MembershipLog(self.file, self.credentials, decisions=decisions)
         if latest is None:
             raise NobodyError("no member could be reached: start them, or give the folder of one with --dir")
         number = latest.roster.number
-        return latest, [reply for history, reply in answers if history.roster.number == number]
+        return latest, [reply for log, reply in answers if log.roster.number == number]
 
     @private_files()
-    def _give(self, order: Order, history: History, replies: list[MembershipReply], output: Path) -> None:
+    def _give(self, order: Order, log: MembershipLog, replies: list[MembershipReply], output: Path) -> None:
         """Signs ``order``, writes it to ``output``, and sends it to all members that can be reached.
 
-        It takes the place of all that ``replies`` name for this roster, which nobody has carried out.
+        It replaces all orders for this roster in ``replies``, which no member has carried out.
         """
-        key, now = load_key(self.folder), history.roster
-        before = [other for reply in replies if (other := _given(history, reply)) is not None]
+        key, now = load_key(self.folder), log.roster
+        before = [other for reply in replies if (other := _given(log, reply)) is not None]
         number = max((other.number + 1 for other in before), default=0)
         order = order.model_copy(update={"number": number})
         order = order.model_copy(update={"signature": sign("membership", order.document, key)})
         write_atomic(output, order.model_dump_json().encode() + b"\n")
-        answers = self._tell(order, history.decisions)
+        answers = self._tell(order, log.decisions)
         took = sorted(answers)
         print(f"wrote {output}: {order.summary}, in roster {now.number} of {len(now.nodes)} nodes")
         for summary in sorted({other.summary for other in before if other.document != order.document}):
-            print(f"it takes the place of an order that was not carried out yet: {summary}")
-        print(f"told {', '.join(took) or 'nobody'}; they tell the others, and change at a round's border")
-        print("where nobody can be told over the network, copy it to node-NAME/membership/order.json there")
+            print(f"it replaces an order that was not carried out yet: {summary}")
+        print(f"told {', '.join(took) or 'nobody'}; they tell the others, and change between two rounds")
+        print("where it cannot be sent over the network, copy it to node-NAME/membership/order.json there")
         for _, reply in answers.values():
-            other = _given(history, reply)
+            other = _given(log, reply)
             if other is not None and other.document != order.document:
                 raise NobodyError(
                     f"another order was given at the same time, and counts: {other.summary}. Once that is "
@@ -141,23 +141,23 @@ class Coordinator:
 
     def _tell(
         self, order: Order | None, decisions: list[Decision]
-    ) -> dict[str, tuple[History, MembershipReply]]:
+    ) -> dict[str, tuple[MembershipLog, MembershipReply]]:
         return asyncio.run(_tell(self.file, self.asker, self.credentials, order, decisions))
 
 
-def _given(history: History, reply: MembershipReply) -> Order | None:
+def _given(log: MembershipLog, reply: MembershipReply) -> Order | None:
     """The order for the latest roster that a member knows of, if the coordinator has given it."""
-    if reply.order is None or reply.order.roster != history.roster.number:
+    if reply.order is None or reply.order.roster != log.roster.number:
         return None
     try:
-        history.check_order(reply.order)
+        log.check_order(reply.order)
     except HoldfastError:
         return None
     return reply.order
 
 
 def _node(file: FederationFile, now: Roster, change: Change, member: str, samples: int | None) -> NodeConfig:
-    """Whom the order is about, as it is to be in the next roster."""
+    """The node that the order is about, as it will be in the next roster."""
     name, _, address = member.partition("=")
     known = {node.name: node for node in [*file.node, *now.nodes]}
     if change != "add" and name not in now.names:
@@ -193,9 +193,9 @@ def only_key(federation: FederationFile, folder: Path) -> str:
 
 
 def latest_roster(file: FederationFile, asker: str, credentials: Credentials | None) -> Roster | None:
-    """The roster under way, as far as the members of the file know who can be reached; None: none can."""
-    told = asyncio.run(_tell(file, asker, credentials, None, [])).values()
-    return max((history.roster for history, _ in told), key=lambda roster: roster.number, default=None)
+    """The present roster, as far as the members that can be reached know; None: none can be reached."""
+    answers = asyncio.run(_tell(file, asker, credentials, None, [])).values()
+    return max((log.roster for log, _ in answers), key=lambda roster: roster.number, default=None)
 
 
 async def _tell(
@@ -204,33 +204,33 @@ async def _tell(
     credentials: Credentials | None,
     order: Order | None,
     decisions: list[Decision],
-) -> dict[str, tuple[History, MembershipReply]]:
-    """Tells everybody an order, if there is one; all rosters that each can show, and its answer.
+) -> dict[str, tuple[MembershipLog, MembershipReply]]:
+    """Sends an order, if there is one, to all members; all rosters that each can show, and its answer.
 
-    ``decisions``: those that are known. What a member shows is checked: it may want to be no part of it.
+    ``decisions``: those that are known. What a member shows is checked: it may wish to hide its removal.
     """
-    federation = file.in_roster(History(file, credentials, decisions).roster)
+    federation = MembershipLog(file, credentials, decisions=decisions).federation
     members = [federation.server] if federation.server is not None else federation.node
     links = MembershipLinks(file, asker, credentials, Events(asker, silence))
     links.open()
 
-    async def tell(name: str) -> tuple[History, MembershipReply] | None:
-        history = History(file, credentials, list(decisions))
-        while True:  # a member tells about a few rosters at a time
-            word = MembershipRequest(
-                federation=file.id, roster=history.roster.number, incarnation="", order=order
+    async def tell(name: str) -> tuple[MembershipLog, MembershipReply] | None:
+        log = MembershipLog(file, credentials, decisions=decisions)
+        while True:  # a member shows a few rosters at a time
+            request = MembershipRequest(
+                federation=file.id, roster=log.roster.number, incarnation="", order=order
             )
-            reply = await links.ask(federation, name, word, TIMEOUT)
+            reply = await links.ask(federation, name, request, TIMEOUT)
             if reply is None:
                 return None
             try:
-                if not history.follow(reply.decisions):
-                    return history, reply
+                if not log.follow(reply.decisions):
+                    return log, reply
             except HoldfastError as error:
                 print(f"{name} is not believed: {error}", file=sys.stderr)
                 return None
 
     answers = await asyncio.gather(*(tell(member.name) for member in members))
     await links.close()
-    told = zip(members, answers, strict=True)
-    return {member.name: answer for member, answer in told if answer is not None}
+    answered = zip(members, answers, strict=True)
+    return {member.name: answer for member, answer in answered if answer is not None}

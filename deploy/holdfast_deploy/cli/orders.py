@@ -44,7 +44,7 @@ def remove(
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
-    """Have a running federation go on without a member, or several at once; only its coordinator can."""
+    """Have a running federation continue without a member, or several at once; only its coordinator can."""
     load_grpc_quietly()
     from holdfast_deploy.cli.coordinator import Coordinator
 
@@ -81,7 +81,7 @@ def replace(
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
-    """Have a member go on with an empty folder, on another machine for instance."""
+    """Have a member continue with an empty folder, on another machine for instance."""
     load_grpc_quietly()
     from holdfast_deploy.cli.coordinator import Coordinator
 
@@ -107,14 +107,15 @@ def model(
     from holdfast.engines.common.channel_run import split_channel_state, with_channel_state
     from holdfast_deploy.federation_file import read_federation
     from holdfast_deploy.member.template import channel_memories, state_template
-    from holdfast_deploy.membership.ledger import read_decisions
+    from holdfast_deploy.membership.log import read_decisions
+    from holdfast_deploy.membership.roster import roster_folder
     from holdfast_deploy.site import initial_model
     from holdfast_deploy.storage.results import write_model
 
     federation = read_federation(file, model).running()
     where = _member_folder(federation, file, name, folder)
     for decision in reversed(read_decisions(where / "membership")):
-        if (place := where / f"roster-{decision.roster.number}").exists() and any(place.glob("state*")):
+        if (place := roster_folder(where, decision.roster.number)).exists() and any(place.glob("state*")):
             federation, where = federation.in_roster(decision.roster), place
             break  # later ones it has not begun, or takes no part in
     federation.member(name)
@@ -200,7 +201,7 @@ def rollback(
     with private_files():
         round = put_back(where, to, same)
     print(f"{name} is back at the end of round {to} (state of round {round})")
-    print("run the same for every member before you start any of them; who is left out will be named")
+    print("run the same for every member before you start any of them; one that is left out will be named")
 
 
 def _member_folder(federation: FederationFile, path: Path, name: str, folder: Path | None) -> Path:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+import torch
 from torch import Tensor
 
 import holdfast
@@ -22,8 +23,8 @@ from holdfast_deploy.member.recovery import watch_folder
 from holdfast_deploy.member.state import Costs, Handover, MemberState
 from holdfast_deploy.member.status import status_of
 from holdfast_deploy.member.waiting import Waiting
-from holdfast_deploy.membership.service import RosterChanged
-from holdfast_deploy.membership.start import last_of_roster_before
+from holdfast_deploy.membership.roster import RosterChanged, roster_folder
+from holdfast_deploy.membership.start import keep_model, starting_model, state_before
 from holdfast_deploy.ops.audit import AuditLog
 from holdfast_deploy.reading import Reading, Readings
 from holdfast_deploy.storage.disk_full import DiskFull, retry_while_full
@@ -67,7 +68,8 @@ class Member:
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
         self.keeper = hosting.get("keeper")
-        place = folder if self.keeper is None else self.keeper.voter.place(federation.roster_number)
+        self.membership = None if self.keeper is None else self.keeper.view
+        place = roster_folder(folder, federation.roster_number)
         self.store = Store(place, identity, self.events, federation.first_round)
         self.trail = self.events.trail = AuditLog(folder)
         begun = {"federation": federation.id, "member": name, "incarnation": self.store.incarnation}
@@ -152,7 +154,7 @@ class Member:
         """From here on, the keeper says when another roster begins; perhaps it has."""
         if self.keeper is not None:
             self.keeper.member = self
-            if self.keeper.voter.federation.id != self.federation.id:
+            if self.keeper.view.log.federation.id != self.federation.id:
                 raise RosterChanged
 
     def awaits(self, name: str) -> bool:
@@ -285,8 +287,29 @@ class Member:
 
     def before_this_roster(self) -> MemberState | None:
         """The last state of the roster before, without tensors."""
-        file = last_of_roster_before(self)
+        file = state_before(self.membership, self.federation)
         return None if file is None else MemberState.of_notes(file, self.x0)
+
+    def starting_model(self) -> Tensor:
+        """The model [d] that the method begins with; where members have changed, from a member's model."""
+        if self.membership is None:
+            return self.x0
+        self.message_round = self.federation.first_round
+        return starting_model(self.membership, self.federation, self, self.x0)
+
+    def keep_model(self, done: int, row: Tensor) -> None:
+        """Keeps the model ``row`` [d] after ``done`` rounds, where members may change."""
+        if self.membership is not None:
+            keep_model(self.membership, self.federation, self, done, row)
+
+    def fetch(self, peer: str, exchange: int, like: Any, device: torch.device) -> Any:
+        """A message of ``peer`` in the message round under way; ``like``: a tree on the device "meta"."""
+
+        async def fetch() -> Any:
+            file = await (await self.link(peer)).fetch(self.message_round, exchange, specs(like))
+            return file.read(like, device)
+
+        return self.run_on_loop(fetch)
 
     def save(self, done: int, tree: Any, work: Work | None = None, **figures: float) -> None:
         """Writes down the state after ``done`` rounds, as soon as there is room."""

@@ -19,7 +19,7 @@ from holdfast_deploy.member.aggregating import send_masked
 from holdfast_deploy.member.state import MemberState
 from holdfast_deploy.member.template import channel_memories, state_template
 from holdfast_deploy.member.transport import read
-from holdfast_deploy.membership.start import forget_roster_before, starting_model
+from holdfast_deploy.membership.start import forget_roster_before
 from holdfast_deploy.storage.messages import MessageFile
 from holdfast_deploy.wire.protocol import LeftOut
 
@@ -32,10 +32,10 @@ def train_with_server(node: Node, method: ServerAlgorithm[Any]) -> Tensor:
     federation = node.federation
     if node.state is None:
         node.phase = "preparing"
-        start = starting_model(node)
+        start = node.starting_model()
         node.state = with_channel_state(method.init(start[None]), channel_memories(federation, node.x0))
         node.save_round(federation.first_round)
-        forget_roster_before(node)
+        forget_roster_before(node.membership, node.federation)
     node.forget_start()
     row = torch.empty_like(node.x0, device="meta")
     like, down = method.broadcast(method.init_server(row)), federation.wire_channel.down

@@ -10,7 +10,7 @@ from holdfast_deploy.ops.events import Events
 from holdfast_deploy.wire.credentials import Credentials
 
 if TYPE_CHECKING:
-    from holdfast_deploy.membership.service import Keeper
+    from holdfast_deploy.membership.service import MembershipService
 
 
 class NetworkThread:
@@ -43,4 +43,4 @@ class Hosting(TypedDict):
     credentials: Credentials | None
     events: Events
     network: NotRequired[NetworkThread | None]  # shared by several members of one process
-    keeper: NotRequired[Keeper | None]  # where members may change
+    keeper: NotRequired[MembershipService | None]  # where members may change

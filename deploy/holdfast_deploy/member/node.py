@@ -39,8 +39,6 @@ from holdfast_deploy.member.template import channel_memories, new_channel_run, s
 from holdfast_deploy.member.transport import Transport
 from holdfast_deploy.membership.start import (
     forget_roster_before,
-    keep_model,
-    starting_model,
 )
 from holdfast_deploy.site import Site
 from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
@@ -129,7 +127,7 @@ class Node(Member):
         """The state before the first round."""
         first = self.federation.first_round
         self.phase = "preparing"
-        start = starting_model(self)
+        start = self.starting_model()
         oracle = self.oracle(first)
         oracle.step = oracle.read = INITIAL_STEP
         channel_run = self.channel_run(first, ())
@@ -137,7 +135,7 @@ class Node(Member):
         self.state = with_channel_state(state, channel_memories(self.federation, self.x0))
         self.measure(method.model(state))
         self.save_round(first)
-        forget_roster_before(self)
+        forget_roster_before(self.membership, self.federation)
 
     def _hand_over(self) -> Any:
         """The method's state, held by nobody here: what the round lets go of is freed. It is on disk."""
@@ -210,7 +208,7 @@ class Node(Member):
         if self.privacy is not None:
             self.retry_while_full(self.privacy.charge)
         if self.keeper is not None and isinstance(method, Algorithm):
-            keep_model(self, done, method.model(split_channel_state(self.state)[0])[0])
+            self.keep_model(done, method.model(split_channel_state(self.state)[0])[0])
         self.save(done, self.state, replace(self.work), **self.metrics)
         self.retry_while_full(lambda: self._forget(done))
         if self.federation.member_network.activity is not None:

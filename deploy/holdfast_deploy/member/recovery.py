@@ -46,8 +46,8 @@ async def watch_folder(member: Member) -> None:
     So it does where one of the files is gone that are missed by nothing else until it is started again.
     """
     needed = [member.trail.path]
-    if member.keeper is not None:
-        needed.append(member.keeper.voter.ledger.path)
+    if member.membership is not None:
+        needed.append(member.membership.log.path)
     while True:
         await asyncio.sleep(WATCH)
         try:

@@ -32,7 +32,6 @@ from holdfast_deploy.member.server_rounds import lead
 from holdfast_deploy.member.state import MemberState
 from holdfast_deploy.member.status import hidden_from_others, status_of_server
 from holdfast_deploy.member.template import new_channel_run
-from holdfast_deploy.membership.start import keep_model
 from holdfast_deploy.storage.links import ForgedError, MixedRunsError
 from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
 from holdfast_deploy.storage.results import RoundRecord
@@ -139,7 +138,7 @@ class Server(Member):
         """Writes down the state after ``done`` rounds."""
         method = self.method
         if self.keeper is not None and isinstance(method, ServerAlgorithm):
-            keep_model(self, done, method.model(split_channel_state(state)[0]))
+            self.keep_model(done, method.model(split_channel_state(state)[0]))
         self.save(done, state)
         if done % self.federation.evaluate_every == 0 or done == self.federation.rounds:
             record_round(self, done, Work(), len(self.federation.names))

@@ -14,7 +14,7 @@ from holdfast.engines.common.channel_run import split_channel_state, with_channe
 from holdfast.problem.statistics import from_moments
 from holdfast_deploy.member.aggregating import aggregate
 from holdfast_deploy.member.template import channel_memories
-from holdfast_deploy.membership.start import forget_roster_before, starting_model
+from holdfast_deploy.membership.start import forget_roster_before
 from holdfast_deploy.storage.results import write_model
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def lead(server: Server, method: ServerAlgorithm[Any]) -> None:
     else:
         server.message_round = first
         if federation.roster_number:
-            state = method.at(first).init_server(starting_model(server))
+            state = method.at(first).init_server(server.starting_model())
         server.save_round(first, with_channel_state(state, memory))
-        forget_roster_before(server)
+        forget_roster_before(server.membership, server.federation)
     server.forget(server.done)
     for r in range(server.done, federation.rounds):
         now = method.at(r)

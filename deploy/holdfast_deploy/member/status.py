@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from holdfast_deploy.federation import Federation
     from holdfast_deploy.member.base import Member
     from holdfast_deploy.member.server import Server
-    from holdfast_deploy.membership.service import Keeper
+    from holdfast_deploy.membership.service import MembershipService
 
 
 def blank_status(federation: Federation, name: str) -> dict[str, Any]:
@@ -34,23 +34,23 @@ def blank_status(federation: Federation, name: str) -> dict[str, Any]:
     }
 
 
-def status_outside(keeper: Keeper, since: float) -> dict[str, Any]:
+def status_outside(keeper: MembershipService, since: float) -> dict[str, Any]:
     """Of a member that has not taken part since then (on the event loop's clock): it waits for the others."""
-    waiting = round(keeper.now - since, 1)
+    waiting = round(keeper.loop.time() - since, 1)
     figures = {"waiting_seconds": waiting, "round": 0, "bytes_sent": 0, "bytes_received": 0, "retries": 0}
-    return blank_status(keeper.voter.federation, keeper.name) | {
-        "phase": keeper.problem or "waiting to be let in",
-        "round": keeper.voter.roster.first,
+    return blank_status(keeper.view.log.federation, keeper.name) | {
+        "phase": keeper.view.problem or "waiting to be let in",
+        "round": keeper.view.log.roster.first,
         "waiting_seconds": waiting,
         "uptime_seconds": waiting,
         "refused": dict(keeper.events.complaints),
         "last_error": keeper.events.last_error,
-        "peers": {name: dict(figures) for name in keeper.others()},
+        "peers": {name: dict(figures) for name in keeper.view.others()},
         "certificate_days": _days_left(keeper),
     }
 
 
-def _days_left(member: Member | Keeper) -> float | None:
+def _days_left(member: Member | MembershipService) -> float | None:
     return None if member.credentials is None else round(member.credentials.days_left, 1)
 
 

@@ -1,46 +1,62 @@
-"""A node's models after its last rounds: neighbours may be behind, and all go on from the same round.
+"""A node's models after its last rounds: neighbours may be behind, and all continue from the same round.
 
-Those of a few earlier rounds are kept, too, so that everybody can go back to before something went wrong.
+Those of a few earlier rounds are kept, too, so that all members can go back to before something went wrong.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.files import make_folder, sync_folder
 from holdfast_deploy.federation import LimitsConfig
+from holdfast_deploy.membership.roster import AvailableModels
 from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile, write_message
 from holdfast_deploy.storage.store import remove
 
+Pinned = Callable[[], AbstractContextManager[bool]]
+
+
+def all_pinned() -> AbstractContextManager[bool]:
+    """For models that nothing is removed of."""
+    return nullcontext(True)
+
 
 class KeptModels:
-    """The files ``models/ROUND``; those more than ``window`` rounds old go, unless they are ``needed``.
+    """The files ``models/ROUND``; those more than ``window`` rounds old go, unless they are ``pinned``.
 
-    ``needed``: whether the member has promised to keep all, until the next roster is decided. ``limits`` say
-    which earlier ones stay: the last ``snapshots`` ones of every ``snapshot_every``-th round.
+    ``pinned``: whether the member has promised to keep all, until the next roster is decided; it promises
+    nothing within that context. ``limits`` say which earlier ones stay: the last ``snapshots`` ones of every
+    ``snapshot_every``-th round.
     """
 
-    def __init__(self, folder: Path, window: int, needed: Callable[[], bool], limits: LimitsConfig) -> None:
-        self.folder, self.window, self.needed, self.limits = folder / "models", window, needed, limits
+    def __init__(self, folder: Path, window: int, pinned: Pinned, limits: LimitsConfig) -> None:
+        self.folder, self.window, self.pinned, self.limits = folder / "models", window, pinned, limits
         make_folder(self.folder)
         sync_folder(self.folder)  # a process that was killed may have left names that are not durable
-        self.lock = threading.Lock()  # a promise must not come between looking and removing
 
     @property
     def rounds(self) -> list[int]:
         """Those that models are kept of."""
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
 
+    def available(self, incarnation: str) -> AvailableModels:
+        """What a member with that ``incarnation`` of its folder can continue from."""
+        if not (rounds := self.rounds):
+            return AvailableModels(incarnation=incarnation)
+        there, newest = set(rounds), rounds[-1]
+        oldest = next(round for round in range(newest, -2, -1) if round - 1 not in there)
+        earlier = [round for round in rounds if round < oldest][-1000:]
+        return AvailableModels(incarnation=incarnation, oldest=oldest, newest=newest, earlier=earlier)
+
     def keep(self, header: Header, row: Any) -> None:
         """The model ``row`` after ``header.round`` rounds."""
         write_message(self.folder / str(header.round), header, row)
-        with self.lock:
-            if not self.needed():
+        with self.pinned() as pinned:
+            if not pinned:
                 past = [old for old in self.rounds if old < header.round - self.window]
                 for old in set(past) - set(self._snapshots(past)):
                     remove(self.folder / str(old))
@@ -66,7 +82,7 @@ class KeptModels:
         return message
 
     def drop_damaged(self) -> None:
-        """Removes models that nobody could go on from."""
+        """Removes models that no member could continue from."""
         for round in self.rounds:
             try:
                 self.find(round)

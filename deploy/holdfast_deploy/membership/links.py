@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
+
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import Federation
-from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest, ask
+from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.relay.switchboard import Switchboard, members_scope
+from holdfast_deploy.storage.messages import LONGEST_HEADER, parse
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.dialling import open_channel
-from holdfast_deploy.wire.protocol import Answerer
+from holdfast_deploy.wire.protocol import NAME_KEY, SERVICE, Answerer
 
 
 class MembershipLinks:
@@ -47,7 +50,7 @@ class MembershipLinks:
         """What ``peer`` answers; None: nothing, or nothing that makes sense."""
         try:
             channel = self.channel(federation, peer)
-            return await ask(channel, self.name, word, self.credentials is not None, timeout)
+            return await _ask(channel, self.name, word, self.credentials is not None, timeout)
         except HoldfastError as error:
             self.events.complain("a message was refused", peer=peer, reason=str(error))
             return None
@@ -57,3 +60,19 @@ class MembershipLinks:
             await channel.close()
         if self.board is not None:
             await self.board.close()
+
+
+async def _ask(
+    channel: Any, name: str, word: MembershipRequest, secure: bool, timeout: float
+) -> MembershipReply | None:
+    """What the member behind ``channel`` answers to ``name``; None: nothing."""
+    call = channel.unary_unary(f"/{SERVICE}/Membership")
+    metadata = None if secure else ((NAME_KEY, name),)
+    try:
+        text = await call(word.model_dump_json().encode(), metadata=metadata, timeout=timeout)
+    except (grpc.aio.AioRpcError, TimeoutError):
+        return None
+    if len(text) > 4 * LONGEST_HEADER:
+        raise HoldfastError("an answer about membership is too long")
+    reply: MembershipReply = parse(MembershipReply, text)
+    return reply

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Literal
 
-import grpc
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import Field
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.membership.agreement import Ballot, Decision, Signed, Vote
 from holdfast_deploy.membership.roster import AvailableModels, Checked, Order, Roster
-from holdfast_deploy.storage.messages import LONGEST_HEADER, Number, parse
+from holdfast_deploy.storage.messages import Number
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.protocol import NAME_KEY, SERVICE
+from holdfast_deploy.wire.signatures import check_past_signature, signature_of
 
 MOST_DECISIONS = 2  # in one answer; who is further behind asks again
 
@@ -49,22 +44,6 @@ class MembershipReply(Checked):
     signed: Signed = Signed()
 
 
-async def ask(
-    channel: Any, name: str, word: MembershipRequest, secure: bool, timeout: float
-) -> MembershipReply | None:
-    """What the member behind ``channel`` answers to ``name``; None: nothing."""
-    call = channel.unary_unary(f"/{SERVICE}/Membership")
-    metadata = None if secure else ((NAME_KEY, name),)
-    try:
-        text = await call(word.model_dump_json().encode(), metadata=metadata, timeout=timeout)
-    except (grpc.aio.AioRpcError, TimeoutError):
-        return None
-    if len(text) > 4 * LONGEST_HEADER:
-        raise HoldfastError("an answer about membership is too long")
-    reply: MembershipReply = parse(MembershipReply, text)
-    return reply
-
-
 # --- votes are signed, so that a decision can be shown to others --------------------------------------------
 
 
@@ -78,32 +57,21 @@ def sign_vote(credentials: Credentials | None, federation: str, ballot: Ballot, 
     """The vote for ``roster``, with the member's own key."""
     if credentials is None:
         return Signed()
-    key = serialization.load_pem_private_key(credentials.key, password=None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    signature = key.sign(_document(federation, ballot, roster), ec.ECDSA(hashes.SHA256()))
+    signature = signature_of(credentials, _document(federation, ballot, roster))
     return Signed(certificate=credentials.certificate.decode(), signature=signature.hex())
 
 
 def check_vote(
     credentials: Credentials | None, federation: str, name: str, signed: Signed, decision: Decision
 ) -> None:
-    """Refuses what is not the vote of the member called ``name``."""
+    """Refuses what is not the vote of the member called ``name``; its certificate may have expired since."""
     if credentials is None:
         return
+    document = _document(federation, decision.ballot, decision.roster)
     try:
-        certificate = x509.load_pem_x509_certificate(signed.certificate.encode())
-        authorities = x509.load_pem_x509_certificates(credentials.authority_of(name))
-        issuer = next((ca for ca in authorities if ca.subject == certificate.issuer), authorities[0])
-        certificate.verify_directly_issued_by(issuer)
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        key = certificate.public_key()
-        if names.get_values_for_type(x509.DNSName) != [name] or not isinstance(
-            key, ec.EllipticCurvePublicKey
-        ):
-            raise ValueError("of another member")
-        document = _document(federation, decision.ballot, decision.roster)
-        key.verify(bytes.fromhex(signed.signature), document, ec.ECDSA(hashes.SHA256()))
-    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        certificate, signature = signed.certificate.encode(), bytes.fromhex(signed.signature)
+        check_past_signature(credentials, name, certificate, signature, document)
+    except ValueError:
         raise HoldfastError(
             f"roster {decision.roster.number}: the vote of {name!r} is not signed by it"
         ) from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -19,6 +20,10 @@ from holdfast.topology import Network
 from holdfast_deploy.federation import Federation, MembershipConfig, NodeConfig
 from holdfast_deploy.keys import Signature
 from holdfast_deploy.storage.messages import Incarnations, Number
+
+
+class RosterChanged(Exception):  # noqa: N818 - not an error
+    """The members have agreed on another roster: the member continues in that one."""
 
 
 class Checked(BaseModel):
@@ -129,6 +134,11 @@ class AvailableModels(Checked):
         if self.oldest is None or self.newest is None:
             return False
         return self.oldest <= round <= self.newest or round in self.earlier
+
+
+def roster_folder(folder: Path, number: int) -> Path:
+    """Where a member, in its ``folder``, keeps what it needs in the roster of that number."""
+    return folder / f"roster-{number}" if number else folder
 
 
 def first_roster(federation: Federation) -> Roster:

@@ -1,7 +1,8 @@
-"""Keeps track of who takes part: hears of the others, carries out orders, goes on without who is lost.
+"""Keeps track of who takes part: hears of the others, carries out orders, continues without lost ones.
 
-A ``Keeper`` lives as long as the process, through all rosters. It asks every other member, every few
-seconds, whether there is anything new; at a server, only nodes ask. How members agree is in ``agreement.py``.
+A ``MembershipService`` lives as long as the process, through all rosters. It asks every other member, every
+few seconds, whether there is anything new; at a server, only nodes ask. How members agree is in
+``agreement.py``.
 """
 
 from __future__ import annotations
@@ -9,34 +10,55 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
-from holdfast.core.errors import HoldfastError
-from holdfast_deploy.federation import Federation
-from holdfast_deploy.membership.agreement import Decision, is_majority
+from holdfast.core.errors import REFUSED, HoldfastError
+from holdfast_deploy.federation import Federation, NodeConfig
+from holdfast_deploy.membership.agreement import Decision, Proposal, is_majority
 from holdfast_deploy.membership.links import MembershipLinks
-from holdfast_deploy.membership.log import Voter
 from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest
-from holdfast_deploy.membership.proposer import Proposer
-from holdfast_deploy.membership.roster import Order, Roster
+from holdfast_deploy.membership.roster import RosterChanged
+from holdfast_deploy.membership.view import MembershipView
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.messages import BeyondRepairError, parse
-from holdfast_deploy.storage.store import remove
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.protocol import Kind, Peer, Pieces, RefusedError
-
-if TYPE_CHECKING:
-    from holdfast_deploy.member.base import Member
+from holdfast_deploy.wire.dialling import WaitLimitError
+from holdfast_deploy.wire.listening import serve
+from holdfast_deploy.wire.protocol import Answerer, Kind, Peer, Pieces, RefusedError
 
 LONGEST_PAUSE = 5.0  # seconds between two questions to the same member
+TURN = 4  # pauses after which the next member takes up what the one before has not brought to an end
+MOST_STRANGERS = 4096  # connections while this member does not take part
 
 
-class RosterChanged(Exception):  # noqa: N818 - not an error
-    """The members have agreed on another roster: the member goes on in that one."""
+class RemovedError(HoldfastError):
+    """The coordinator has ordered the others to continue without this member."""
+
+    exit_code = REFUSED
+
+    def __init__(self, name: str, round: int) -> None:
+        super().__init__(
+            f"the coordinator has removed {name} after round {round}; once it has run 'holdfast federation "
+            "add', start the same command again"
+        )
 
 
-class Keeper:
-    """Membership as one member sees it. All but ``begin_anew`` runs on the event loop."""
+class Working(Protocol):
+    """A member at its rounds, in the roster under way."""
+
+    @property
+    def service(self) -> Answerer:
+        """What it answers to others."""
+
+    def awaits(self, name: str) -> bool:
+        """Whether it cannot finish its rounds without ``name``."""
+
+    def give_up(self, error: Exception) -> None:
+        """Ends it with ``error``."""
+
+
+class MembershipService:
+    """How one member asks and answers about membership. All but ``start_again`` runs on the event loop."""
 
     def __init__(
         self,
@@ -49,20 +71,12 @@ class Keeper:
     ) -> None:
         self.file, self.name, self.credentials = file, name, credentials
         self.events, self.loop = events, loop
-        self.heard: dict[str, float] = {}  # when each member was last heard of
-        self.began = self.now  # everybody has time from here on to be heard of
-        self.voter = Voter(file, name, folder, credentials, events, self._heard_of)
-        self.member: Member | None = None
-        # The latest roster that most of its members were heard to be in, since this process began: they would
-        # have known of an order for the next one.
-        self.confirmed = -1
-        self.problem = ""  # why it does not take part
-        self.broken: set[str] = set()  # whose files are beyond repair: they can go on in another roster only
-        self.returning: dict[str, float] = {}  # former members, and when each last asked to be let in
+        self.view = MembershipView(file, name, folder, credentials, events, loop.time, self._changed)
+        self.member: Working | None = None
         self.mended = -1  # the roster that was begun because this member's files were
-        after = self.voter.rules.remove_after
+        self.due_since: float | None = None  # when a change became due that is not decided yet
+        after = self.view.log.rules.remove_after
         self.pause = LONGEST_PAUSE if after is None else min(after / 5, LONGEST_PAUSE)
-        self.proposer = Proposer(self)
         self.links = MembershipLinks(file, name, credentials, events)
         self._task: asyncio.Task[None] | None = None
         asyncio.run_coroutine_threadsafe(self._begin(), loop).result()
@@ -81,26 +95,17 @@ class Keeper:
             await asyncio.wait([self._task])
         await self.links.close()
 
-    @property
-    def now(self) -> float:
-        return self.loop.time()
-
-    def _heard_of(self, name: str) -> None:
-        self.heard[name] = self.now
+    def _changed(self) -> None:
+        """Another roster begins."""
+        self.due_since = None
+        if self.member is not None:
+            self.member.give_up(RosterChanged())
 
     def lost(self, name: str) -> bool:
-        """Whether ``name`` was not heard of for so long that members go on without it.
+        """Whether ``name`` was not heard of for so long that members continue without it."""
+        return self.view.presence.lost(name)
 
-        At the very beginning, members come as they like: who was never there is waited for.
-        """
-        after, voter = self.voter.rules.remove_after, self.voter
-        if after is None or name == self.name:
-            return False
-        if voter.roster.number == 0 and name not in voter.ledger.memory.known:
-            return False
-        return self.now - max(self.heard.get(name, 0.0), self.began) > after
-
-    # --- what it is asked -------------------------------------------------------------------------------
+    # --- what it is asked ---------------------------------------------------------------------------------
 
     @property
     def answers(self) -> dict[str, Callable[[Peer, bytes], Awaitable[bytes]]]:
@@ -108,7 +113,7 @@ class Keeper:
         return {"Membership": self.serve, "Status": self._tell_status}
 
     async def fetch(self, peer: Peer, body: bytes) -> AsyncGenerator[bytes, None]:
-        """Messages are of a roster, and fetched from the ``Member`` of that one."""
+        """Messages are of a roster, and fetched from the member that works in that one."""
         self._take_no_part()
         yield b""
 
@@ -122,26 +127,21 @@ class Keeper:
 
     async def _tell_status(self, peer: Peer, body: bytes) -> bytes:
         if self.member is None:
-            raise RefusedError(Kind.NOT_YET, self.problem or "it does not take part yet")
-        return await self.member.service.tell_status(peer, body)
+            raise RefusedError(Kind.NOT_YET, self.view.problem or "it does not take part yet")
+        return await self.member.service.answers["Status"](peer, body)
 
     async def serve(self, peer: Peer, body: bytes) -> bytes:
-        """The call ``Membership``: anybody may ask who is, was, or is to become a member."""
+        """The call ``Membership``: all who are, were, or are to become members may ask."""
         who = peer.name
         try:
-            if who not in self.voter.known_names:
+            if who not in self.view.log.known_names:
                 raise HoldfastError("not a member of the federation")
             if self.credentials is not None and peer.certificate:
                 self.credentials.check(who, peer.certificate)  # it may have been revoked
-            word: MembershipRequest = parse(MembershipRequest, body)
-            if word.federation == self.file.id and word.decision is not None:
-                self.take_up(word.decision)
-            reply = self.voter.answer(who, word)
-            if word.broken and word.roster == reply.roster and reply.known == word.incarnation:
-                self.broken.add(who)
-            if word.incarnation and word.roster == reply.roster and who in self.voter.former:
-                self.returning[who] = self.now
-            return reply.model_dump_json().encode()
+            request: MembershipRequest = parse(MembershipRequest, body)
+            if request.federation == self.file.id and request.decision is not None:
+                self.view.take_up(request.decision)
+            return self.view.answer(who, request).model_dump_json().encode()
         except HoldfastError as error:
             self.events.complain("refused", peer=who[:80] or "somebody", reason=str(error))
             raise RefusedError(Kind.DISAGREE, str(error)) from None
@@ -149,151 +149,120 @@ class Keeper:
             self.events.complain("membership", reason=str(error))
             raise RefusedError(Kind.NO_ROOM, "cannot be saved: no room, or no folder") from None
 
-    # --- what it asks -----------------------------------------------------------------------------------
+    # --- what it asks -------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
         while True:
             try:
                 await self._hear()
-                await self.proposer.act()
+                await self._act()
             except (HoldfastError, OSError) as error:
                 self.events.complain("membership", reason=str(error))
             await asyncio.sleep(self.pause)
 
-    def others(self) -> list[str]:
-        """Whom to ask: the server, or all nodes; who does not take part asks also those of the file."""
-        if self.file.server is not None:
-            return [] if self.voter.serves else [self.file.server.name]
-        names = self.voter.roster.names
-        everybody = dict.fromkeys(names if self.voter.admitted else [*names, *self.file.names])
-        return [name for name in everybody if name != self.name]
-
-    async def ask(self, name: str, word: MembershipRequest) -> MembershipReply | None:
+    async def ask(self, name: str, request: MembershipRequest) -> MembershipReply | None:
         """What ``name``, perhaps this member itself, answers; None: nothing."""
         if name == self.name:
-            return self.voter.answer(name, word)
-        known = [self.voter.federation, self.file]
+            return self.view.answer(name, request)
+        known = [self.view.log.federation, self.file]
         federation = next(f for f in known if name in [member.name for member in f.members])
-        return await self.links.ask(federation, name, word, max(2 * self.pause, 1.0))
-
-    def word(self, **fields: Any) -> MembershipRequest:
-        """What this member says, beside what it says about itself."""
-        memory, roster = self.voter.ledger.memory, self.voter.roster.number
-        about: dict[str, Any] = {"incarnation": memory.incarnation, "order": memory.order}
-        broken = self.name in self.broken
-        return MembershipRequest(federation=self.file.id, roster=roster, broken=broken, **about, **fields)
+        return await self.links.ask(federation, name, request, max(2 * self.pause, 1.0))
 
     async def _hear(self) -> None:
         """Asks all others whether there is anything new."""
-        self.look_for_order()
-        voter, others, word = self.voter, self.others(), self.word()
-        replies = await asyncio.gather(*(self.ask(name, word) for name in others))
-        know_us = {self.name}
-        for name, reply in zip(others, replies, strict=True):
-            if reply is None:
-                continue
-            if reply.roster == word.roster:
-                folder = "" if reply.available is None else reply.available.incarnation
-                if voter.ledger.memory.known.get(name, folder) == folder:  # else it has lost its own
-                    self._heard_of(name)
-                if reply.known == word.incarnation:
-                    know_us.add(name)
-                elif reply.known and not voter.ledger.memory.registered:
-                    way = self._way_in("replace")
-                    self._explain(f"{self.name} has lost its folder, since others know another: {way}")
-            self.take_over(name, reply)
-        now = voter.roster.number
-        there = {n for n, reply in zip(others, replies, strict=True) if reply and reply.roster == now}
-        if is_majority(there, voter.voters):
-            self.confirmed = now
-        if voter.roster.number == word.roster and is_majority(know_us, voter.voters):
-            voter.ledger.remember(registered=True)
-        if self.name not in voter.roster.names and not voter.serves:
-            self._explain(
-                f"{self.name} is not a member in roster {voter.roster.number}: {self._way_in('add')}"
-            )
+        self.view.look_for_order()
+        request = self.view.request()
+        self.view.hear(request, await self._ask_all(self.view.others(), request))
 
-    def take_over(self, name: str, reply: MembershipReply) -> None:
-        """What ``name`` knows of orders and decisions; if it lies, that does not make us deaf for others."""
-        try:
-            self.voter.consider(reply.order)
-            for decision in reply.decisions:
-                self.learn(decision)
-        except HoldfastError as error:
-            self.events.complain("membership", peer=name, reason=str(error))
+    async def _ask_all(
+        self, names: list[str], request: MembershipRequest
+    ) -> list[tuple[str, MembershipReply]]:
+        """The answers of those who answer."""
+        replies = await asyncio.gather(*(self.ask(name, request) for name in names))
+        return [(name, reply) for name, reply in zip(names, replies, strict=True) if reply is not None]
 
-    def _way_in(self, change: str) -> str:
-        ordered = f"the coordinator has to run 'holdfast federation {change}' for it"
-        if not self.voter.rules.rejoin:
-            return ordered
-        return f"others take it in once they have left out the old one (membership.rejoin), or {ordered}"
+    # --- what it proposes ---------------------------------------------------------------------------------
 
-    def look_for_order(self) -> None:
-        """The file ``membership/order.json``, which the member's people have put there.
+    def _returned(self) -> list[NodeConfig]:
+        return self.view.presence.back(self.loop.time() - TURN * self.pause)
 
-        One that says nothing yet may still be being copied; it keeps nobody from hearing of the others.
-        """
-        path, roster = self.voter.ledger.folder / "order.json", self.voter.roster.number
-        if not path.exists():
+    def change_is_due(self) -> bool:
+        """Whether members should change."""
+        awaited = (lambda _: False) if self.member is None else self.member.awaits
+        return bool(self._returned()) or self.view.presence.change_is_due(awaited)
+
+    async def _act(self) -> None:
+        """Proposes the next roster if one is due, and it is this member's turn."""
+        view, now = self.view, self.loop.time()
+        takes_part = view.admitted and (self.member is not None or view.presence.waits_for_another)
+        if not (takes_part and self.name in view.log.voters and self.change_is_due()):
+            self.due_since = None
             return
-        try:
-            order: Order = parse(Order, path.read_bytes())
-            remove(path)
-            if order.federation == self.file.id and order.roster != roster:
-                raise HoldfastError(
-                    f"an order for roster {order.roster}, but this is {roster}: ask for a new one"
-                )
-            self.voter.check_order(order)
-            self.voter.consider(order)
-        except (HoldfastError, OSError) as error:
-            self.events.complain("membership", reason=str(error), file=str(path))
+        self.due_since = self.due_since or now
+        if now - self.due_since >= view.presence.turn * TURN * self.pause:
+            await self._propose()
 
-    def _explain(self, problem: str) -> None:
-        if self.problem != problem:
-            self.problem = problem
-            self.events.log("not taking part", "warning", reason=problem)
-
-    def take_up(self, decision: Decision) -> None:
-        """Learns what was decided this moment: there is nothing later that others could tell."""
-        self.learn(decision)
-        if decision.roster.number == self.voter.roster.number:
-            self.confirmed = decision.roster.number
-
-    def learn(self, decision: Decision) -> None:
-        """If it is about the next roster, the member goes on in that one."""
-        if decision.roster.number != self.voter.roster.number + 1:
+    async def _propose(self) -> None:
+        view, log, roster, voters = self.view, self.view.log, self.view.log.roster, self.view.log.voters
+        proposal = Proposal(roster, log.new_ballot(self.name), voters)
+        for name, reply in await self._ask_voters(view.request(kind="promise", ballot=proposal.ballot)):
+            view.take_over(name, reply)  # an order that came meanwhile would be void in the next roster
+            if reply.vote is not None and reply.available is not None:
+                proposal.promised(name, reply.vote, reply.available)
+        lost, back = view.presence.all_lost, self._returned()
+        value = view.value_of_server(lost, back) if view.serves else proposal.fix(lost, log.order, back)
+        if value is None or log.roster is not roster:
             return
-        self.voter.learn(decision)
-        self.began, self.proposer.due_since, self.problem = self.now, None, ""
-        self.broken.clear()
-        self.returning.clear()
-        if self.member is not None:
-            self.member.give_up(RosterChanged())
+        log.check(value)
+        request = view.request(kind="vote", ballot=proposal.ballot, value=value)
+        agreed = [(name, reply.signed) for name, reply in await self._ask_voters(request)]
+        votes = dict(agreed[: len(voters) // 2 + 1])  # as many as it takes
+        if is_majority(votes, voters) and log.roster is roster:
+            decision, others = Decision(roster=value, ballot=proposal.ballot, votes=votes), view.others()
+            request = view.request(decision=decision)
+            view.take_up(decision)
+            await self._ask_all(others, request)
 
-    # --- where it cannot take part ----------------------------------------------------------------------
+    async def _ask_voters(self, request: MembershipRequest) -> list[tuple[str, MembershipReply]]:
+        """Those of the voters that grant what is asked for."""
+        found = await self._ask_all(self.view.log.voters, request)
+        return [(name, reply) for name, reply in found if reply.roster == request.roster and reply.granted]
 
-    @property
-    def waits_for_another(self) -> bool:
-        """Whether this member takes part in the next roster only: its files are gone, or all go back."""
-        order = self.voter.order
-        return self.name in self.broken or (order is not None and order.change == "rollback")
+    # --- where it cannot take part ------------------------------------------------------------------------
 
-    @property
-    def removal(self) -> Roster | None:
-        """Where the coordinator has removed this member, and has not ordered it to be added again."""
-        now, pending = self.voter.roster, self.voter.order
-        back = pending is not None and pending.newcomer is not None and pending.name == self.name
-        return self.voter.removal if self.confirmed == now.number and not back else None
+    async def admit(self, listen: str | None) -> None:
+        """Waits until the member takes part; meanwhile it answers others, on ``listen`` if given."""
+        server, keeping, since = None, None, self.loop.time()
+        self.view.look_for_order()
+        if listen is not None and self.view.outside:
+            server, port, door = await serve(listen, self.credentials, self, MOST_STRANGERS, self.events)
+            keeping = asyncio.create_task(door.keep(port))
+        try:
+            while self.view.outside:
+                if (removal := self.view.removal) is not None:
+                    raise RemovedError(self.name, removal.first)
+                if self.loop.time() - since > self.file.limits.wait:
+                    problem = self.view.problem or "fewer than half of the members could be reached"
+                    raise WaitLimitError(
+                        f"{problem}; that is the limit (limits.wait). Start the same command again to go on"
+                    )
+                await asyncio.sleep(min(self.pause, 0.2))
+        finally:
+            if server is not None and keeping is not None:
+                keeping.cancel()
+                await server.stop(0)
 
-    def begin_anew(self, error: BeyondRepairError) -> None:
-        """This member's files are beyond repair: it goes on in a new roster, from a model that is intact.
+    def start_again(self, error: BeyondRepairError) -> None:
+        """This member's files are beyond repair: it continues in a new roster, from a model that is intact.
 
         A disk on which that does not help either is not tried again.
         """
-        number = self.voter.roster.number
+        number = self.view.log.roster.number
         if number == self.mended:
             raise error
         self.mended = number + 1
-        self.voter.kept.drop_damaged()
-        self.loop.call_soon_threadsafe(self.broken.add, self.name)
-        self._explain(f"{error}. The members are asked to begin another roster, from models that are intact")
+        self.view.kept.drop_damaged()
+        self.loop.call_soon_threadsafe(self.view.presence.broken.add, self.name)
+        self.view.explain(
+            f"{error}. The members are asked to begin another roster, from models that are intact"
+        )

@@ -3,121 +3,120 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from holdfast_deploy.membership.kept_models import KeptModels
-from holdfast_deploy.membership.service import RosterChanged
+from holdfast_deploy.federation import Federation
+from holdfast_deploy.membership.kept_models import KeptModels, all_pinned
+from holdfast_deploy.membership.roster import RosterChanged, roster_folder
+from holdfast_deploy.membership.view import MembershipView
 from holdfast_deploy.storage.messages import (
     HANDED_OVER,
     BeyondRepairError,
     DamagedError,
+    Header,
     MessageFile,
-    specs,
 )
 from holdfast_deploy.storage.store import clear
 
-if TYPE_CHECKING:
-    from holdfast_deploy.member.base import Member
+T = TypeVar("T")
 
 
-def keep_model(member: Member, done: int, row: Tensor) -> None:
+class ModelExchange(Protocol):
+    """How a member hands models over, takes them, and waits for room on its disk."""
+
+    def header(self, exchange: int, wire: Any) -> Header:
+        """Of a message in the message round under way."""
+
+    def publish(self, header: Header, tree: Any) -> MessageFile:
+        """Lets others fetch a message."""
+
+    def fetch(self, peer: str, exchange: int, like: Any, device: torch.device) -> Any:
+        """A message of ``peer`` in the message round under way; ``like``: a tree on the device "meta"."""
+
+    def retry_while_full(self, action: Callable[[], T]) -> T:
+        """The result of ``action``; while there is no room for its files, it is tried again."""
+
+
+def keep_model(
+    view: MembershipView, federation: Federation, exchange: ModelExchange, done: int, row: Tensor
+) -> None:
     """Keeps the model ``row`` [d] after ``done`` rounds, in case the next roster begins there."""
-    assert member.keeper is not None
-    voter = member.keeper.voter
-    kept = voter.kept
-    if kept.folder.parent != voter.place(member.federation.roster_number):
+    kept = view.kept
+    if kept.folder.parent != roster_folder(view.folder, federation.roster_number):
         raise RosterChanged  # the next has begun: what this one still computes is none of its models
-    header = member.header(HANDED_OVER, row).model_copy(update={"round": done})
-    member.retry_while_full(lambda: kept.keep(header, row))
+    header = exchange.header(HANDED_OVER, row).model_copy(update={"round": done})
+    exchange.retry_while_full(partial(kept.keep, header, row))
 
 
-def starting_model(member: Member) -> Tensor:
-    """The model [d] that ``member`` begins its roster with."""
-    federation, keeper = member.federation, member.keeper
-    if keeper is None:
-        return member.x0
-    if federation.roster_number == 0:
-        _keep_start(member, member.x0)
-        return member.x0
-    roster, member.message_round = keeper.voter.roster, federation.first_round
-    keeper.voter.kept.inherit(_before(member), roster.first)
-    serves = federation.server is not None and federation.server.name == member.name
-    if federation.server is not None:
-        donor = federation.server.name
-    else:
-        donor = roster.donor(member.name, federation.member_network)
-    row = _own_model(member) if donor == member.name else _model_of(member, donor)
-    asked = roster.names if serves else roster.joined
-    network = federation.member_network
-    if serves or member.name in [roster.donor(name, network) for name in asked if federation.server is None]:
-        member.publish(member.header(HANDED_OVER, row), row)
-    _keep_start(member, row)
+def starting_model(
+    view: MembershipView, federation: Federation, exchange: ModelExchange, x0: Tensor
+) -> Tensor:
+    """The model [d] that a member begins the roster of ``federation`` with; x0 [d] in the first one."""
+    row = x0
+    if federation.roster_number:
+        row = _model_at_border(view, federation, exchange, x0)
+    if not federation.led:  # in case a member is lost while the method begins; a server keeps its own at once
+        keep_model(view, federation, exchange, federation.first_round, row)
     return row
 
 
-def _keep_start(member: Member, row: Tensor) -> None:
-    """If somebody is lost while the method begins, the next roster begins with the same models."""
-    if not member.federation.led:  # a server keeps its own at once
-        keep_model(member, member.federation.first_round, row)
+def _model_at_border(
+    view: MembershipView, federation: Federation, exchange: ModelExchange, x0: Tensor
+) -> Tensor:
+    roster, network, server = view.log.roster, federation.member_network, federation.server
+    before = _models_before(view, federation)
+    view.kept.inherit(before, roster.first)
+    donors = {name: roster.donor(name, network) for name in roster.names} if server is None else {}
+    donor = donors[view.name] if server is None else server.name
+    if donor == view.name:
+        found = _own_model(before, view.name, roster.first)
+        row: Tensor = exchange.retry_while_full(partial(found.read, x0, x0.device))
+    else:
+        row = exchange.fetch(donor, HANDED_OVER, torch.empty_like(x0, device="meta"), x0.device)
+    if view.serves or view.name in [donors[name] for name in roster.joined if donors]:
+        exchange.publish(exchange.header(HANDED_OVER, row), row)
+    return row
 
 
-def _before(member: Member) -> KeptModels:
+def _models_before(view: MembershipView, federation: Federation) -> KeptModels:
     """What the member has of the roster before."""
-    assert member.keeper is not None
-    place, limits = member.keeper.voter.place(member.federation.roster_number - 1), member.federation.limits
-    return KeptModels(place, 0, lambda: True, limits)
+    folder = roster_folder(view.folder, federation.roster_number - 1)
+    return KeptModels(folder, 0, all_pinned, federation.limits)
 
 
-def _own_model(member: Member) -> Tensor:
+def _own_model(before: KeptModels, name: str, first: int) -> MessageFile:
     """What it had after the last round before the border."""
-    before, first = _before(member), member.federation.first_round
     try:
         found = before.find(first)
     except DamagedError as error:
         raise BeyondRepairError(str(error)) from None
     if found is None:
-        raise BeyondRepairError(
-            f"{before.folder / str(first)} is missing, from which {member.name} was to go on"
-        )
-    row: Tensor = member.retry_while_full(lambda: found.read(member.x0, member.x0.device))
-    return row
+        raise BeyondRepairError(f"{before.folder / str(first)} is missing, from which {name} was to go on")
+    return found
 
 
-def _model_of(member: Member, donor: str) -> Tensor:
-    """What ``donor`` begins with."""
-    like = torch.empty_like(member.x0, device="meta")
-    first, tensors = member.federation.first_round, specs(like)
-
-    async def fetch() -> Tensor:
-        file = await (await member.link(donor)).fetch(first, HANDED_OVER, tensors)
-        row: Tensor = file.read(like, member.x0.device)
-        return row
-
-    return member.run_on_loop(fetch)
-
-
-def last_of_roster_before(member: Member) -> MessageFile | None:
-    """The last state of the roster before, which tells what taking part has cost so far."""
-    number, keeper = member.federation.roster_number, member.keeper
-    if keeper is None or number == 0:
+def state_before(view: MembershipView | None, federation: Federation) -> MessageFile | None:
+    """The last state of the roster before, which says what it has cost so far; None: there is none."""
+    if view is None or federation.roster_number == 0:
         return None
-    path = keeper.voter.place(number - 1) / "state"
+    path = roster_folder(view.folder, federation.roster_number - 1) / "state"
     try:
         return MessageFile(path) if path.exists() else None
     except DamagedError:  # only figures are lost
         return None
 
 
-def forget_roster_before(member: Member) -> None:
-    """Removes what the roster before has left: from here on, nobody needs it."""
-    number, keeper = member.federation.roster_number, member.keeper
-    if keeper is None or number == 0:
+def forget_roster_before(view: MembershipView | None, federation: Federation) -> None:
+    """Removes what the roster before has left: from here on, no member needs it."""
+    if view is None or federation.roster_number == 0:
         return
-    place = keeper.voter.place(number - 1)
-    if number == 1:
-        clear(place)
+    folder = roster_folder(view.folder, federation.roster_number - 1)
+    if federation.roster_number == 1:
+        clear(folder)
     else:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -92,7 +92,7 @@ class Credentials:
         why = self.revocations.why(serial_of(pem))
         if why is not None:
             raise HoldfastError(why)
-        if self.bound and not _issued(x509.load_pem_x509_certificate(pem), self.authority_of(name)):
+        if self.bound and not is_issued_by(x509.load_pem_x509_certificate(pem), self.authority_of(name)):
             raise HoldfastError(f"the certificate of {name} is by an authority that does not vouch for it")
 
     @property
@@ -175,7 +175,7 @@ def load_credentials(folder: Path, name: str, coordinator: str | None = None) ->
         )
     if subject_names(certificate) != [name]:
         raise HoldfastError(f"{own} is for {subject_names(certificate)}, not for {name!r}")
-    if not _issued(certificate, found.authority_of(name)):
+    if not is_issued_by(certificate, found.authority_of(name)):
         raise HoldfastError(f"{own} was not signed by the authority in {bound.get(name, authority).name}")
     if private.public_key() != certificate.public_key():
         raise HoldfastError(f"{key_file} is not the key of {name}.crt")
@@ -185,7 +185,7 @@ def load_credentials(folder: Path, name: str, coordinator: str | None = None) ->
     return found
 
 
-def _issued(certificate: x509.Certificate, authorities: bytes) -> bool:
+def is_issued_by(certificate: x509.Certificate, authorities: bytes) -> bool:
     """Whether one of the ``authorities`` has signed the certificate itself."""
     for authority in x509.load_pem_x509_certificates(authorities):
         with suppress(ValueError, TypeError, InvalidSignature):

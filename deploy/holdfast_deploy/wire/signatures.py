@@ -1,4 +1,4 @@
-"""What a member signs with the key of its certificate, for others who never talk to it directly."""
+"""What a member signs with the key of its certificate, for others that never talk to it directly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from holdfast_deploy.wire.credentials import Credentials, subject_names
+from holdfast_deploy.wire.credentials import Credentials, is_issued_by, subject_names
 
 
 def signature_of(credentials: Credentials, text: bytes) -> bytes:
@@ -29,31 +29,41 @@ def signature_of(credentials: Credentials, text: bytes) -> bytes:
 def check_signature(
     credentials: Credentials, name: str, certificate: bytes, signature: bytes, text: bytes
 ) -> None:
-    """Raises a ``ValueError`` unless ``certificate`` (PEM) is the member ``name``'s, and signed ``text``.
+    """Raises a ``ValueError`` unless ``name`` signed ``text``, and its ``certificate`` (PEM) holds now.
 
-    So it does for one that is revoked, or by an authority that does not vouch for the member.
+    It does not hold if it is revoked or expired.
     """
+    own = check_past_signature(credentials, name, certificate, signature, text)
     try:
-        own = x509.load_pem_x509_certificate(certificate)
-        authorities = x509.load_pem_x509_certificates(credentials.authority_of(name))
-        if not any(_issued(own, authority) for authority in authorities):
-            raise ValueError("another authority")
-        credentials.check(name, certificate)  # it may be revoked
-        key = own.public_key()
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError("another kind of key")
-        key.verify(signature, text, ec.ECDSA(hashes.SHA256()))
-    except (ValueError, TypeError, InvalidSignature):
-        raise ValueError(f"not signed by {name} for this federation") from None
-    if subject_names(own) != [name]:
-        raise ValueError(f"its certificate is not {name}'s")
+        credentials.check(name, certificate)
+    except ValueError:
+        raise _not_signed(name) from None
     if not own.not_valid_before_utc <= datetime.now(UTC) <= own.not_valid_after_utc:
         raise ValueError(f"{name}'s certificate is not valid now")
 
 
-def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+def check_past_signature(
+    credentials: Credentials, name: str, certificate: bytes, signature: bytes, text: bytes
+) -> x509.Certificate:
+    """Raises a ``ValueError`` unless ``certificate`` (PEM) is the member ``name``'s, and signed ``text``.
+
+    An authority that vouches for the member has to have issued it. It may be revoked or expired since: a
+    signature says nothing about its time.
+    """
     try:
-        certificate.verify_directly_issued_by(authority)
+        own = x509.load_pem_x509_certificate(certificate)
+        key = own.public_key()
+        if not is_issued_by(own, credentials.authority_of(name)):
+            raise _not_signed(name)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise _not_signed(name)
+        key.verify(signature, text, ec.ECDSA(hashes.SHA256()))
     except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
+        raise _not_signed(name) from None
+    if subject_names(own) != [name]:
+        raise ValueError(f"its certificate is not {name}'s")
+    return own
+
+
+def _not_signed(name: str) -> ValueError:
+    return ValueError(f"not signed by {name} for this federation")

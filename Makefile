@@ -3,7 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test test-slow test-gpu bench-check coverage docs dist lint types check clean
+.PHONY: run test test-slow test-gpu bench-check coverage docs dist lint options types check clean
 
 run: $(STAMP)  ## the default experiment, from nothing to a report
 	$(BIN)/holdfast run
@@ -46,6 +46,9 @@ lint: $(STAMP)  ## style, and that imports point one way only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+options: $(STAMP)  ## what editors know of the options of a run, after a new one in holdfast/experiments/spec.py
+	PYTHONPATH=tests/support $(BIN)/python tests/support/option_types.py
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -27,7 +27,7 @@ from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.execution import Execution
 from holdfast.experiments.metrics import Evaluation, choose_metrics
 from holdfast.experiments.setting import Setting
-from holdfast.experiments.spec import Cadence, Metrics, Terms
+from holdfast.experiments.spec import Cadence, Metrics, TrainSpec
 from holdfast.models import MODELS
 from holdfast.problem.losses import CrossEntropy
 
@@ -65,18 +65,16 @@ def setting(load: Workload, device: str, rounds_of: str) -> Setting:
     counts = np.full(load.nodes, load.samples_per_node)
     torch.manual_seed(0)
     model = MODELS.build(load.model, load.options, input_shape=load.shape, outputs=10)
+    given = {"rounds": LONG_RUN, "data": "own", "batch_size": load.batch, "metrics": []}
     return Setting(
+        spec=TrainSpec.of_arguments(given),
         data=hf.FederatedData(x[TEST_SAMPLES:], y[TEST_SAMPLES:], counts),
         test_data=Pair(x[:TEST_SAMPLES], y[:TEST_SAMPLES]),
         network=network_of(rounds_of, load.nodes),
         loss=CrossEntropy(),
-        wanted=[],
         make_module=lambda: model,
-        terms=Terms(batch_size=load.batch),
         seed=0,
         device=device,
-        dtype=torch.float32,
-        precision="tf32",
     )
 
 

@@ -19,6 +19,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.core import TyperGroup, TyperOption
 
@@ -28,7 +29,15 @@ from holdfast.cli.app import app
 from holdfast.cli.listing import KINDS, entries
 from holdfast.core.registry import Registry
 from holdfast.core.validation import Section
-from holdfast.experiments.spec import AlgorithmConfig, Choice, Experiment
+from holdfast.experiments.spec import (
+    AlgorithmConfig,
+    AsGiven,
+    Checked,
+    Choice,
+    Experiment,
+    OneOf,
+    meanings,
+)
 
 ROOT = Path(__file__).parents[1]
 EXTERNAL = re.compile(
@@ -167,12 +176,12 @@ def experiment_keys() -> str:
             "| key | type | default | |",
             "|---|---|---|---|",
         ]
-        notes = _comments(section)
+        notes = meanings(section)
         for name, field in section.model_fields.items():
             if _inner_section(field.annotation):
                 continue
             default = "required" if field.default is PydanticUndefined else _shown(field.default)
-            cells = (f"`{name}`", _type(field.annotation), default, notes.get(name, ""))
+            cells = (f"`{name}`", _type_of(field), default, notes.get(name, ""))
             lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines) + "\n"
 
@@ -188,13 +197,16 @@ def _inner_section(annotation: Any) -> type[Section] | None:
     return annotation if inspect.isclass(annotation) and issubclass(annotation, Section) else None
 
 
-def _comments(section: type[BaseModel]) -> dict[str, str]:
-    """What stands beside a field in the source, of the class and of those it derives from."""
-    found: dict[str, str] = {}
-    for owner in reversed(section.__mro__):
-        if owner not in (Section, BaseModel) and issubclass(owner, BaseModel):
-            found |= dict(re.findall(r"^    (\w+):[^#\n]*# (.+)$", inspect.getsource(owner), re.MULTILINE))
-    return found
+def _type_of(field: FieldInfo) -> str:
+    """The type of a key of a file, in words."""
+    for mark in field.metadata:
+        if isinstance(mark, OneOf):
+            return "a name, or a table with a name"
+        if isinstance(mark, AsGiven):
+            return "text"
+        if isinstance(mark, Checked):
+            return _type(mark.annotation)
+    return _type(field.annotation)
 
 
 def _type(annotation: Any) -> str:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast.core.files import write_atomic, write_json
 from holdfast.core.validation import Positive, Section, Whole
-from holdfast.experiments.spec import check_keys, read_toml
+from holdfast.experiments.experiment_file import check_keys, read_toml
 from holdfast_deploy.exposure import as_configured, gives_gradients_away, most_delta
 from holdfast_deploy.federation_file import FederationFile
 from holdfast_deploy.keys import (

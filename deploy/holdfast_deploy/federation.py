@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import networkx as nx
 import torch
@@ -125,6 +126,10 @@ class RelayConfig(MemberConfig):
 
 class Federation(Section, ABC):
     """What the members agree on, and where they are. Who describes it also builds its method and network."""
+
+    moved: ClassVar[Mapping[str, str]] = {
+        "evaluation": "[evaluation]: write evaluate_every and shared_metrics at the top"
+    }
 
     name: str = Field(default="federation", pattern=r"^[A-Za-z0-9._-]+$", max_length=50)
     rounds: Annotated[Count, Field(lt=2**30)]

@@ -25,17 +25,10 @@ from holdfast.data.dataset import Finite
 from holdfast.engines.common.fit import check_fit, check_unanswered
 from holdfast.engines.common.ingredients import MANY, repeating_at_most
 from holdfast.engines.common.profile import placed
-from holdfast.experiments.choices import configured_network, initial_module
-from holdfast.experiments.setting import LocalEpochs
-from holdfast.experiments.spec import (
-    Choice,
-    Chosen,
-    ChosenAlgorithm,
-    LearningConfig,
-    NetworkConfig,
-    check_keys,
-    read_foreign_toml,
-)
+from holdfast.experiments.choices import initial_module, network_of
+from holdfast.experiments.experiment_file import check_keys, read_foreign_toml
+from holdfast.experiments.methods import LocalEpochs
+from holdfast.experiments.spec import Choice, ChosenAlgorithm, GivenChannel, NetworkSpec, Objective, as_choice
 from holdfast.models import load_model
 from holdfast.models.base import MODELS
 from holdfast.privacy import Ledger, NodeDP
@@ -192,7 +185,7 @@ def check_membership(federation: FederationFile) -> None:
     if federation.membership is None:
         return
     network, why = federation.member_network, ""
-    if "path" in federation.network.topology.parameters:
+    if "path" in federation.topology.parameters:
         why = "the links stand in a file, and there is no rule to build others by"
     elif network.sequence is not None or network.activity is not None:
         why = "links have to be the same in every round"
@@ -213,14 +206,14 @@ def check_foreign(federation: FederationFile) -> None:
         raise HoldfastError(
             f"node: at most {MOST_PEERS} without a server, got {len(federation.node)}; add a [server]"
         )
-    if ":" in federation.problem.model.name:
+    if ":" in (model := as_choice("problem.model", federation.problem.model).name):
         raise HoldfastError(
-            f"problem.model: {federation.problem.model.name!r} names code, which a federation file must not; "
+            f"problem.model: {model!r} names code, which a federation file must not; "
             "choose from 'holdfast list models' there, and give code of your own on the command line of "
             "every site: --model module:Class"
         )
     files = {
-        "network.topology": federation.network.topology.parameters.get("path"),
+        "network.topology": federation.topology.parameters.get("path"),
         "start": federation.start or None,
     }
     for key, path in files.items():
@@ -288,7 +281,7 @@ def load_start(module: nn.Module, path: Path) -> None:
 # --- the federation file: what is learned together, by whom, and how they reach one another -------------
 
 
-class CommonProblem(LearningConfig):
+class CommonProblem(Objective):
     """What is learned, and what the data of every node look like."""
 
     # Either the shape of one sample, images channels first; or, by name, the shapes of several columns.
@@ -302,10 +295,10 @@ class CommonProblem(LearningConfig):
 class FederationFile(Federation):
     """A federation as its file describes it."""
 
-    channel: Chosen = Choice(name="identity")
+    channel: GivenChannel = Choice(name="identity")
     start: str = Field(default="", max_length=100)  # a model to start from, in the folder of the command
     problem: CommonProblem
-    network: NetworkConfig = NetworkConfig()
+    network: NetworkSpec = NetworkSpec()
     algorithm: ChosenAlgorithm
 
     _members_digest: str = PrivateAttr(default="")  # of the file and the roster, where it is not the first
@@ -313,7 +306,13 @@ class FederationFile(Federation):
     @property
     def model(self) -> Choice:
         """The model that is trained here."""
-        return Choice(name=self._own_model.spec) if self._own_model else self.problem.model
+        own = self._own_model
+        return as_choice("problem.model", self.problem.model) if own is None else Choice(name=own.spec)
+
+    @property
+    def topology(self) -> Choice:
+        """Which nodes talk to one another."""
+        return as_choice("network.topology", self.network.topology)
 
     @cached_property
     def agreement(self) -> bytes:
@@ -369,7 +368,7 @@ class FederationFile(Federation):
 
     @cached_property
     def member_network(self) -> Network:
-        return configured_network(self.network, len(self.node), self.seed)
+        return network_of(self.network, len(self.node), self.seed)
 
     @property
     def algorithm_name(self) -> str:
@@ -420,7 +419,8 @@ class FederationFile(Federation):
     @property
     def loss(self) -> Loss:
         """What is minimised."""
-        return LOSSES.build(self.problem.loss.name, self.problem.loss.parameters)
+        chosen = as_choice("problem.loss", self.problem.loss)
+        return LOSSES.build(chosen.name, chosen.parameters)
 
     @property
     def _start_file(self) -> Path | None:
@@ -455,7 +455,8 @@ class FederationFile(Federation):
 
     @cached_property
     def wire_channel(self) -> Channel:
-        chosen = CHANNELS.build(self.channel.name, self.channel.parameters)
+        named = as_choice("channel", self.channel)
+        chosen = CHANNELS.build(named.name, named.parameters)
         return placed(chosen, self.method, self.member_network)
 
     @cached_property
@@ -484,7 +485,9 @@ class FederationFile(Federation):
         for name in names:
             if names.count(name) > 1:
                 raise HoldfastError(f"node: the name {name!r} is taken twice; every member needs its own")
-        MODELS[self.problem.model.name]  # complains about a name that is not registered
+        MODELS[
+            as_choice("problem.model", self.problem.model).name
+        ]  # complains about a name that is not registered
         _ = self.loss  # complains about its parameters
         if self._own_model is None:
             _ = self.sizes  # complains about a model that cannot be made
@@ -510,11 +513,12 @@ class FederationFile(Federation):
         check_fit(brief, len(self.node), self.member_network, cohort, self.wire_channel)
         check_unanswered(self.method, "a deployed federation")
         if self.member_network.is_server and self.server is None:
-            raise HoldfastError("server: the topology 'server' needs a [server] with a name and an address")
-        if self.server is not None and not self.member_network.is_server:
             raise HoldfastError(
-                f"server: the topology {self.network.topology.name!r} has none; leave [server] out"
+                "server: the topology 'server' needs a [server] with a name and an address; or choose "
+                "another network.topology, such as 'ring'"
             )
+        if self.server is not None and not self.member_network.is_server:
+            raise HoldfastError(f"server: the topology {self.topology.name!r} has none; leave [server] out")
         check_membership(self)
         check_reach(self)
 
@@ -534,8 +538,6 @@ def make_federation(raw: dict[str, Any], where: str, own: OwnModel | None = None
     ``own``: the site's own model.
     """
     try:
-        if "evaluation" in raw:
-            raise HoldfastError("[evaluation]: write evaluate_every and shared_metrics at the top")
         check_keys(raw, FederationFile, "the federation file")
         federation = FederationFile.of(raw)
         federation._own_model = own

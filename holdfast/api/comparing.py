@@ -13,33 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import nn
 
 from holdfast.api.results import data_frame
-from holdfast.api.training import (
-    CALLER,
-    NodeData,
-    TrainOptions,
-    as_read,
-    checkpoints_between,
-    completed,
-    given_plan,
-    needs_folder,
-    watchers,
-)
+from holdfast.api.training import CALLER, NodeData, as_read, needs_folder, plan_of, watchers
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import read_tensors
 from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.choices import Named
-from holdfast.experiments.plan import LabelledMethod
+from holdfast.experiments.methods import LabelledMethod
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.runner import Interrupted, open_run
+from holdfast.experiments.spec import GivenModel, Named, OfSeed, TrainOptions, TrainSpec, takes_options
 from holdfast.report.terminal import plain_text, summary_table
 
 if TYPE_CHECKING:
@@ -110,10 +100,11 @@ class Comparison:
 
 
 @switches_restored()
+@takes_options(TrainSpec)
 def compare(
     algorithms: Mapping[str, Method | Named],
     *,
-    model: nn.Module | Named | Callable[[], nn.Module],
+    model: GivenModel | Callable[[], nn.Module],
     data: NodeData | Callable[[int], NodeData],
     rounds: int,
     seeds: Sequence[int] = (0,),
@@ -121,7 +112,8 @@ def compare(
     progress: bool | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
-    checkpoint_every: int | None = None,
+    data_dir: str | Path | None = None,
+    device: str | torch.device = "cpu",
     **options: Unpack[TrainOptions],
 ) -> Comparison:
     """Trains every method with every seed on the same problem, and compares them.
@@ -135,11 +127,10 @@ def compare(
     ``rounds``: communication rounds. ``seeds``: one job of each method for each.
     ``callbacks``, ``progress``: as for ``hf.train``, over all jobs.
     ``run_dir``: a new folder for metrics, checkpoints, models; by default a temporary one that goes with the
-    result. ``resume``: go on with the comparison in ``run_dir``, if there is one; all arguments must be the
-    same, except that more ``rounds`` extend it. ``checkpoint_every``: rounds from one checkpoint to the next;
-    by default 50, and without a ``run_dir`` only at the end.
-    ``options``: the other arguments of ``hf.train``: ``topology``, ``batch_size``, ``loss``, ``test``,
-    ``metrics``, ``evaluate_every``, ``device`` and so on.
+    result. ``resume``: continue the comparison in ``run_dir``, if there is one; all arguments must mean the
+    same, except that more ``rounds`` extend it. ``data_dir``, ``device``: as for ``hf.train``.
+
+    {options}
 
     Returns a ``Comparison``: print it for a table; ``plot(metric)``, ``report(path)``, ``to_pandas()``,
     ``model(name)``. Ctrl-C ends it after the round, and what there is is returned. A method that diverges or
@@ -151,17 +142,9 @@ def compare(
             f'algorithms: expected names and methods, such as {{"ours": hf.LocalGECL(lr=0.05)}}, '
             f"got {quoted(algorithms)}"
         )
-    make_model, make_data = model_maker(model), data_maker(data)
-    plan = given_plan(
-        "hf.compare",
-        [LabelledMethod.of(method, name) for name, method in algorithms.items()],
-        make_model,
-        make_data,
-        seeds=seeds,
-        rounds=rounds,
-        checkpoint_every=checkpoints_between(checkpoint_every, run_dir, rounds),
-        options=completed("hf.compare", options),
-    )
+    given = {"model": model_of(model), "data": data_of(data), "rounds": rounds, **options}
+    methods = [LabelledMethod.of(method, name) for name, method in algorithms.items()]
+    plan = plan_of("hf.compare", methods, seeds, given, device=device, data_dir=data_dir)
     for text in plan.warnings():
         warnings.warn(text, RuntimeWarning, stacklevel=CALLER)
     runner = open_run(plan, folder_for(run_dir, resume=resume), resume=resume, lasting=run_dir is not None)
@@ -171,7 +154,8 @@ def compare(
     for row in record.final_table():
         if row.status in ("diverged", "failed"):
             warnings.warn(f"{row.label}: {row.note}", RuntimeWarning, stacklevel=CALLER)
-    result = Comparison(record, lambda seed: deepcopy(plan.make_setting(seed).make_module()))
+    of_seed = {job.seed: job for job in reversed(plan.jobs)}
+    result = Comparison(record, lambda seed: deepcopy(plan.setting(of_seed[seed]).make_module()))
     if run_dir is None:
         weakref.finalize(result, shutil.rmtree, runner.folder, ignore_errors=True)
     return result
@@ -183,36 +167,32 @@ def folder_for(run_dir: str | Path | None, *, resume: bool) -> Path:
     return Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="holdfast-"))
 
 
-def model_maker(
-    model: nn.Module | Named | Callable[[], nn.Module],
-) -> Callable[[int], nn.Module | Named]:
-    """The initial model of each seed, or its name."""
+def model_of(model: GivenModel | Callable[[], nn.Module]) -> Any:
+    """The initial model, its name, or what makes one for each seed."""
+    if isinstance(model, nn.Module | str | Mapping):
+        return model
+    if not callable(model):
+        raise HoldfastError(f"model: expected a function that makes one, or a module, got {quoted(model)}")
+    make = model
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise HoldfastError(
+            f"model: expected a function without arguments, such as lambda: Net(9), got {quoted(make)}, "
+            f"{error}"
+        ) from None
 
-    def make(seed: int) -> nn.Module | Named:
-        if isinstance(model, nn.Module | str | Mapping):
-            return model
+    def of_seed(seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return model()
+            return make()
 
-    if not callable(model) and not isinstance(model, str | Mapping):
-        raise HoldfastError(f"model: expected a function that makes one, or a module, got {quoted(model)}")
-    if not isinstance(model, nn.Module | str | Mapping):
-        try:
-            inspect.signature(model).bind()
-        except TypeError as error:
-            raise HoldfastError(
-                f"model: expected a function without arguments, such as lambda: Net(9), got {quoted(model)}, "
-                f"{error}"
-            ) from None
-    return make
+    return OfSeed(of_seed)
 
 
-def data_maker(
-    data: NodeData | Callable[[int], NodeData],
-) -> Callable[[int], NodeData]:
-    """The data of each seed: a function of one argument makes them."""
+def data_of(data: NodeData | Callable[[int], NodeData]) -> Any:
+    """The data; a function of one argument makes those of each seed."""
     if callable(data) and len(inspect.signature(data).parameters) == 1:
-        return data
-    given = as_read(data)  # type: ignore[arg-type]
-    return lambda seed: given
+        make: Any = data
+        return OfSeed(lambda seed: as_read(make(seed)))
+    return as_read(data)  # type: ignore[arg-type]

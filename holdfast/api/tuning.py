@@ -12,29 +12,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import torch
 from torch import nn
 
-from holdfast.api.comparing import data_maker, folder_for, model_maker
+from holdfast.api.comparing import data_of, folder_for, model_of
 from holdfast.api.results import data_frame
-from holdfast.api.training import (
-    CALLER,
-    NodeData,
-    TrainOptions,
-    checkpoints_between,
-    completed,
-    given_plan,
-    watchers,
-)
+from holdfast.api.training import CALLER, NodeData, plan_of, watchers
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
-from holdfast.experiments.choices import Named, as_method, own_epochs
+from holdfast.experiments.choices import as_method, own_epochs
 from holdfast.experiments.execution import stop_signals
-from holdfast.experiments.plan import GivenPlan, LabelledMethod
+from holdfast.experiments.methods import LabelledMethod
+from holdfast.experiments.plan import Plan
 from holdfast.experiments.record_files import Mode
 from holdfast.experiments.runner import Interrupted
+from holdfast.experiments.spec import GivenModel, Named, TrainOptions, TrainSpec, takes_options
 from holdfast.experiments.tuning import (
     Grids,
     Trial,
@@ -118,10 +113,11 @@ class Tuning:
 
 
 @switches_restored()
+@takes_options(TrainSpec)
 def tune(
     algorithm: Method | Named | Callable[[float], Method],
     *,
-    model: nn.Module | Named | Callable[[], nn.Module],
+    model: GivenModel | Callable[[], nn.Module],
     data: NodeData | Callable[[int], NodeData],
     rounds: int,
     parameter: str = "lr",
@@ -134,7 +130,8 @@ def tune(
     progress: bool | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
-    checkpoint_every: int | None = None,
+    data_dir: str | Path | None = None,
+    device: str | torch.device = "cpu",
     **options: Unpack[TrainOptions],
 ) -> Tuning:
     """Finds the best value of a hyperparameter on a grid that widens while the best lies on its edge.
@@ -150,9 +147,10 @@ def tune(
     ``widen``: how often at most a value is added beyond the edge on which the best lies. If that is not
     enough, a warning says so, and ``on_edge`` is true.
     ``run_dir``: a new folder with a run directory for the grid and for each widening; by default a temporary
-    one. ``resume``: go on with the tuning in ``run_dir``, if there is one; ``widen`` may then be more.
-    ``checkpoint_every``: as for ``hf.compare``.
-    ``options``: the other arguments of ``hf.train``.
+    one. ``resume``: continue the tuning in ``run_dir``, if there is one; ``widen`` may then be more.
+    ``data_dir``, ``device``: as for ``hf.train``.
+
+    {options}
 
     Returns a ``Tuning``: ``best`` (a method), ``best_value``, ``trials``, ``plot()``, ``to_pandas()``; print
     it for a table. Ctrl-C ends it after the round, and what there is is returned.
@@ -160,20 +158,15 @@ def tune(
     named, epochs = own_epochs(algorithm)
     given = as_method(named) if isinstance(named, str | Mapping) else named
     make, name, grid = _grid(given, parameter, values)
-    make_model, make_data = model_maker(model), data_maker(data)
+    seldom = (
+        {"checkpoint_every": rounds} if run_dir is None else {}
+    )  # nothing is resumed from a temporary one
+    shared = {**seldom, "model": model_of(model), "data": data_of(data), "rounds": rounds, **options}
 
-    def make_plan(grids: Grids) -> GivenPlan:
+    def make_plan(grids: Grids) -> Plan:
         axis = axis_of(parameter)
-        return given_plan(
-            "hf.tune",
-            [LabelledMethod(name, make(value), {axis: value}, epochs) for value in grids[name]],
-            make_model,
-            make_data,
-            seeds=seeds,
-            rounds=rounds,
-            checkpoint_every=checkpoints_between(checkpoint_every, run_dir, rounds),
-            options=completed("hf.tune", options),
-        )
+        methods = [LabelledMethod(name, make(value), {axis: value}, epochs) for value in grids[name]]
+        return plan_of("hf.tune", methods, seeds, shared, device=device, data_dir=data_dir)
 
     first = make_plan({name: grid})
     goal = chosen_goal(parameter, metric, mode, widen, first)

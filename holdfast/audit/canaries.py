@@ -63,7 +63,7 @@ def refuted_epsilon(canaries: int, guesses: int, right: int, delta: float) -> fl
 
 def insert_canaries(subject: Subject, seed: int = 0) -> Bound:
     """Runs ``subject`` once with canaries at its first node; it has to be private."""
-    private = subject.setting.terms.private
+    private = subject.setting.objective.private
     if not isinstance(private, DP):
         raise HoldfastError("audit: canaries measure the epsilon of samples; set private = {epsilon = ...}")
     rng = np.random.default_rng(seed)
@@ -86,7 +86,7 @@ def insert_canaries(subject: Subject, seed: int = 0) -> Bound:
 
 def without_noise(subject: Subject) -> Subject:
     """The same with clipped gradients and no noise, which the test must notice."""
-    assert isinstance(subject.setting.terms.private, DP)
+    assert isinstance(subject.setting.objective.private, DP)
     return replace(subject, noiseless=True)
 
 

@@ -80,7 +80,7 @@ def _best(
             for candidate, label in analytic(vector, first, last):
                 error, right = _compared(candidate, label, inputs, targets)
                 best = min(best, (error, right, "analytic"), key=lambda each: each[0])
-    batch, senders = subject.setting.terms.batch_size, problem.nodes if of_mean else 1
+    batch, senders = subject.setting.objective.batch_size, problem.nodes if of_mean else 1
     done = best[0] < 0.01 or row > 0  # it takes long, so it is tried on one node's message
     if not done and problem.dim <= SMALL and batch != "full" and batch * senders <= MOST_SAMPLES:
         for vector in directions(heard, row):

@@ -70,7 +70,9 @@ def audit(subject: Subject, shadows: int = 16) -> Audit:
     """Attacks ``subject``, with and without its protections; trains ``shadows`` runs each time."""
     protections = subject.protections
     bounds: tuple[Bound | None, Bound | None] = (None, None)
-    if isinstance(subject.setting.terms.private, DP):  # canaries are samples: they say nothing of whole nodes
+    if isinstance(
+        subject.setting.objective.private, DP
+    ):  # canaries are samples: they say nothing of whole nodes
         bounds = insert_canaries(subject), insert_canaries(without_noise(subject))
     return Audit(
         label=subject.label,

@@ -16,7 +16,7 @@ from holdfast.core.validation import Cohort
 from holdfast.data import FederatedData
 from holdfast.engines.common.profile import profile
 from holdfast.engines.common.simulation import Simulation, Stepwise
-from holdfast.experiments.plan import Planned
+from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.setting import Setting
 from holdfast.privacy import DP, NodeDP
 from holdfast.problem.model_problem import ModelProblem
@@ -35,7 +35,7 @@ class Subject:
     noiseless: bool = False  # private gradients are clipped, and nothing is added
 
     @classmethod
-    def of(cls, plan: Planned, job: Any) -> Subject:
+    def of(cls, plan: Plan, job: Job) -> Subject:
         """A planned ``job``; one that cannot be audited is refused."""
         setting, method = plan.setting(job), plan.method(job)
         subject = cls(job.label, setting, method, job.cohort, job.channel, job.rounds)
@@ -55,7 +55,7 @@ class Subject:
                 "audit: the attacks guess classes from a loss of every sample; choose a classification with "
                 "one label per sample, such as loss = 'cross-entropy'"
             )
-        private = self.setting.terms.private
+        private = self.setting.objective.private
         if isinstance(private, NodeDP) and private.noise == "distributed":
             raise HoldfastError(
                 "audit: with noise = 'distributed' a server sees no single message, and that is what is "
@@ -81,7 +81,11 @@ class Subject:
     @property
     def protections(self) -> list[str]:
         """The protections of samples, in words."""
-        private, rule, channel = self.setting.terms.private, self.setting.network.aggregation, self.channel
+        private, rule, channel = (
+            self.setting.objective.private,
+            self.setting.network.aggregation,
+            self.channel,
+        )
         found = []
         if private is not None:
             unit = "of samples" if isinstance(private, DP) else f"of nodes, noise by the {private.noise}"
@@ -97,9 +101,11 @@ class Subject:
     @property
     def unprotected(self) -> Subject:
         """The same without any of ``protections``."""
-        terms = self.setting.terms.model_copy(update={"private": None})
+        spec = self.setting.spec
+        objective = spec.problem.model_copy(update={"private": None})
+        spec = spec.model_copy(update={"problem": objective})
         network = replace(self.setting.network, aggregation=MEAN)
-        return replace(self, setting=replace(self.setting, terms=terms, network=network), channel=IDENTITY)
+        return replace(self, setting=replace(self.setting, spec=spec, network=network), channel=IDENTITY)
 
     def with_data(self, data: FederatedData, seed: int) -> Subject:
         """The same run with other samples and minibatches, from the same initial model."""

@@ -38,11 +38,10 @@ def inspect(
     from rich.console import Console
 
     from holdfast.experiments.plan import Plan
-    from holdfast.experiments.spec import read_experiment
     from holdfast.report.format import bytes_text
 
     path, changes = split_overrides(experiment, overrides)
-    plan = Plan(read_experiment(path, changes), data_dir, device)
+    plan = Plan.of_file(path, changes, data_dir, device)
     plan.check()
     if as_json:
         print(json.dumps(_as_data(plan), indent=2))
@@ -189,7 +188,7 @@ class _Cost:
 
 
 def _cost(plan: Plan, job: Job) -> _Cost:
-    footprint, rounds = plan.footprint(job), job.experiment.rounds
+    footprint, rounds = plan.footprint(job), job.spec.rounds
     seconds, bytes_per_number = _tried(plan, job)
     vector = plan.setting(job).problem.dim * bytes_per_number
     return _Cost(
@@ -204,7 +203,7 @@ def _cost(plan: Plan, job: Job) -> _Cost:
 
 
 def _title(job: Job) -> str:
-    return " ".join([job.label, *job.axis_labels])
+    return job.algorithm.title
 
 
 def _tried(plan: Plan, job: Job) -> tuple[float, float]:

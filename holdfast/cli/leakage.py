@@ -38,10 +38,9 @@ def audit(
     from holdfast.audit import Subject
     from holdfast.audit import audit as attack
     from holdfast.experiments.plan import Plan
-    from holdfast.experiments.spec import read_experiment
 
     path, changes = split_overrides(experiment, overrides)
-    plan = Plan(read_experiment(path, changes), data_dir, "cpu")
+    plan = Plan.of_file(path, changes, data_dir, "cpu")
     plan.check()
     # each algorithm with its first seed, at the first point of a sweep
     first = {job.label: job for job in reversed(plan.jobs)}

@@ -57,12 +57,11 @@ def recommend(
     from rich.console import Console
 
     from holdfast.experiments.plan import Plan
-    from holdfast.experiments.spec import read_experiment
 
     if megabytes is not None and megabytes <= 0:
         raise HoldfastError(f"--megabytes: should be greater than 0, got {megabytes:g}")
     path, own = split_overrides(experiment, overrides)
-    plan = Plan(read_experiment(path, own), data_dir, "cpu")
+    plan = Plan.of_file(path, own, data_dir, "cpu")
     job = plan.jobs[0]
     setting = plan.setting(job)
     proposal = propose(setting, job, None if megabytes is None else 1e6 * megabytes)
@@ -116,7 +115,7 @@ def propose(setting: Setting, job: Job, budget: float | None) -> Proposal:
 def _facts(setting: Setting, job: Job) -> Facts:
     from holdfast.experiments.recommendation import Facts
 
-    network, algorithm = setting.network, job.experiment.algorithm
+    network, algorithm = setting.network, job.config
     epochs, steps = algorithm.local_epochs, algorithm.parameters.get("local_steps", DEFAULT_STEPS)
     return Facts(
         nodes=network.nodes,
@@ -131,7 +130,7 @@ def _facts(setting: Setting, job: Job) -> Facts:
         dim=setting.dim,
         rounds=job.rounds,
         links=_links(network),
-        plain=network.trusting and setting.terms.private is None,
+        plain=network.trusting and setting.objective.private is None,
     )
 
 
@@ -162,6 +161,8 @@ def _network(setting: Setting, graph: Advice) -> Network:
 
 def _changes(proposal: Proposal, job: Job, *, beside: bool) -> list[str]:
     """What is advised as overrides; with compression, the same run without it ``beside`` it."""
+    from holdfast.experiments.spec import as_choice
+
     both = [_algorithm(proposal.method), _algorithm(proposal.control)]
     found: list[tuple[str, Any]] = [("algorithm", both)]
     if "network" in proposal.graph.settings:
@@ -169,7 +170,7 @@ def _changes(proposal: Proposal, job: Job, *, beside: bool) -> list[str]:
     if "channel" in proposal.compression.settings:
         channel = proposal.compression.settings["channel"]
         found.append(("channel", [UNCOMPRESSED, channel] if beside else channel))
-    elif job.experiment.channel.name != UNCOMPRESSED:
+    elif as_choice("channel", job.spec.channel).name != UNCOMPRESSED:
         found.append(("channel", UNCOMPRESSED))
     return [f"{key}={_toml(value)}" for key, value in found]
 
@@ -182,10 +183,9 @@ def _algorithm(advice: Advice) -> dict[str, Any]:
 def _refused(path: Path | None, overrides: list[str], data_dir: Path | None) -> str:
     """Why the advised experiment cannot run; "" if it can."""
     from holdfast.experiments.plan import Plan
-    from holdfast.experiments.spec import read_experiment
 
     try:
-        Plan(read_experiment(path, overrides), data_dir, "cpu").check()
+        Plan.of_file(path, overrides, data_dir, "cpu").check()
     except HoldfastError as error:
         return str(error)
     return ""

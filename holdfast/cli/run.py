@@ -70,16 +70,13 @@ def run(
     from holdfast.engines.cluster.ranks import joined
     from holdfast.experiments.plan import Plan
     from holdfast.experiments.runner import Runner
-    from holdfast.experiments.spec import read_experiment
     from holdfast.experiments.trackers import summary_writer
 
     path, changes = split_overrides(experiment, overrides)
     with switches_restored():
         with joined() as world:
             own_device = world.own_device(device)
-            plan = _agreed_plan(
-                world, lambda: Plan(read_experiment(path, changes), data_dir, own_device, world)
-            )
+            plan = _agreed_plan(world, lambda: Plan.of_file(path, changes, data_dir, own_device, world))
             if tensorboard:
                 world.raise_on_all(summary_writer)  # complains before there is a run directory
             launch = launch_id()
@@ -116,7 +113,6 @@ def resume(
     from holdfast.experiments.record import load_record
     from holdfast.experiments.record_files import status_counts
     from holdfast.experiments.runner import Runner
-    from holdfast.experiments.spec import read_experiment
 
     with switches_restored():
         with joined() as world:
@@ -130,7 +126,7 @@ def resume(
             data_dir = Path(str(kept)) if kept else None
             own_device = world.own_device(device or str(summary.get("device", "cpu")))
             toml, more = folder / "experiment.toml", [] if rounds is None else [f"rounds={rounds}"]
-            plan = _agreed_plan(world, lambda: Plan(read_experiment(toml, more), data_dir, own_device, world))
+            plan = _agreed_plan(world, lambda: Plan.of_file(toml, more, data_dir, own_device, world))
             runner = Runner.reopen(plan, folder, extend=True)
             if world.leads and not quiet:
                 print(f"so far: {status_counts(runner.summary['jobs'])}; only what is left is run")
@@ -189,7 +185,7 @@ def init(
 ) -> None:
     """Write the default experiment, with comments, as a file to start from."""
     from holdfast.core.files import write_atomic
-    from holdfast.experiments.spec import default_experiment
+    from holdfast.experiments.experiment_file import default_experiment
 
     if path.exists() and not force:
         raise HoldfastError(f"{path} exists already; choose another name, or overwrite it with --force")

@@ -53,9 +53,9 @@ def tune(
     [bold]holdfast tune mine.toml --values 0.01,0.1,1 seeds=[0,1,2][/bold]
     """
     from holdfast.core.precision import switches_restored
+    from holdfast.experiments.experiment_file import read_experiment
     from holdfast.experiments.record_files import checked_mode
     from holdfast.experiments.runner import new_folder
-    from holdfast.experiments.spec import read_experiment
     from holdfast.experiments.tuning import chosen_goal, open_folder
 
     path, changes = split_overrides(experiment, overrides)
@@ -164,7 +164,7 @@ def _plan(raw: dict[str, Any], grids: Grids, parameter: str, data_dir: Path | No
         for entry in raw["algorithm"]
         if _label(entry) in grids
     ]
-    plan = Plan({**raw, "algorithm": entries}, data_dir, device)
+    plan = Plan.of_tables({**raw, "algorithm": entries}, data_dir, device)
     if others := [axis for axis in plan.axes if axis != axis_of(parameter)]:
         raise HoldfastError(f"{others[0]}: a tuning sweeps over {parameter} alone; give it one value")
     plan.check()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from numbers import Integral
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -50,6 +50,8 @@ class Section(BaseModel):
     """A table of a file, with these keys and no others."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    moved: ClassVar[Mapping[str, str]] = {}  # keys of older versions: what to write instead, in one line
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:

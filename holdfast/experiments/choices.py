@@ -6,8 +6,9 @@ For the user's own calls and files. A federation file may come from others: it n
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,31 +22,14 @@ from holdfast.core.registry import Registry, import_named, make_own
 from holdfast.core.validation import Count, check, quoted
 from holdfast.data import PARTITIONERS, FederatedData, Partitioner
 from holdfast.data.lazy import AnyData
-from holdfast.experiments.spec import Choice, NetworkConfig
+from holdfast.experiments.spec import Choice, Named, NetworkSpec, Topology, as_choice
 from holdfast.models import load_model
-from holdfast.problem.checks import Augment
 from holdfast.problem.losses import LOSSES, Loss, LossFunction
 from holdfast.problem.losses import as_loss as given_loss
 from holdfast.robust import AGGREGATIONS, ATTACKS, Aggregation, Attack
 from holdfast.topology import Network, build_network, read_chance
-from holdfast.topology.graphs import Graph
 
 # --- what a user chooses --------------------------------------------------------------------------------
-
-
-Named = str | Mapping[str, Any]
-"""A name, or a dictionary with a name and parameters, as in an experiment file."""
-
-
-def as_choice(where: str, value: Named) -> Choice:
-    """``value`` as an experiment file would have it."""
-    table = {"name": value} if isinstance(value, str) else dict(value)
-    if not isinstance(table.get("name"), str):
-        raise HoldfastError(
-            f"{where}: expected a name among the keys, such as {{'name': 'torus', 'rows': 2}}, got "
-            f"{quoted(value)}"
-        )
-    return Choice(**table)
 
 
 def as_method(algorithm: Method | Named) -> Method:
@@ -68,11 +52,11 @@ def own_epochs(algorithm: Any) -> tuple[Any, int | None]:
     return rest, check("algorithm.local_epochs", Count, algorithm["local_epochs"])
 
 
-def as_loss(loss: Loss | LossFunction | Named | Choice) -> Loss:
+def as_loss(loss: Loss | LossFunction | Named) -> Loss:
     """The loss itself, of a function of outputs and targets, or the one that is named."""
     if not isinstance(loss, str | Mapping | Choice):
         return given_loss(loss)
-    choice = loss if isinstance(loss, Choice) else as_choice("loss", loss)
+    choice = as_choice("loss", loss)
     name, parameters = choice.name, choice.parameters
     if ":" not in name:
         return LOSSES.build(name, parameters)
@@ -82,20 +66,20 @@ def as_loss(loss: Loss | LossFunction | Named | Choice) -> Loss:
     return given_loss(make_own("loss", name, parameters, Loss, nn.Module))
 
 
-def as_augment(augment: Augment | str | None) -> Augment | None:
-    """The function itself, or the one that ``module:function`` names."""
-    if not isinstance(augment, str):
-        return augment
-    found: Augment = import_named("augment", augment, "my_module:flip")
+def as_function(where: str, function: Any, example: str) -> Any:
+    """The function itself, or the one that ``module:function`` names; None stays None."""
+    if not isinstance(function, str):
+        return function
+    found = import_named(where, function, example)
     if not callable(found):
-        raise HoldfastError(f"augment {augment!r}: expected a function, got {quoted(found)}")
+        raise HoldfastError(f"{where} {function!r}: expected a function, got {quoted(found)}")
     return found
 
 
-def as_channel(channel: Channel | Named | Choice) -> Channel:
+def as_channel(channel: Channel | Named) -> Channel:
     """The channel itself, or the one that is named."""
     if isinstance(channel, str | Mapping | Choice):
-        choice = channel if isinstance(channel, Choice) else as_choice("channel", channel)
+        choice = as_choice("channel", channel)
         if ":" not in choice.name:
             return CHANNELS.build(choice.name, choice.parameters)
         channel = make_own("channel", choice.name, choice.parameters, Channel)
@@ -103,46 +87,46 @@ def as_channel(channel: Channel | Named | Choice) -> Channel:
     return given
 
 
-def as_aggregation(rule: Aggregation | Named | Choice) -> Aggregation:
+def as_aggregation(rule: Aggregation | Named) -> Aggregation:
     """The rule itself, or the one that is named."""
-    built = _registered("aggregation", AGGREGATIONS, rule)
-    given: Aggregation = check("aggregation", Aggregation, built)
+    given: Aggregation = check("aggregation", Aggregation, _registered("aggregation", AGGREGATIONS, rule))
     return given
 
 
-def as_attack(attack: Attack | Named | Choice) -> Attack:
+def as_attack(attack: Attack | Named) -> Attack:
     """The attack itself, or the one that is named."""
     given: Attack = check("attack", Attack, _registered("attack", ATTACKS, attack))
     return given
+
+
+def as_partition(partition: Partitioner | Named | None) -> Partitioner:
+    """The rule itself, or the one that is named."""
+    rule: Partitioner = _registered("partition", PARTITIONERS, partition)
+    return rule
 
 
 def _registered(where: str, registry: Registry[Any], given: Any) -> Any:
     """What a name, or a table with one, stands for; anything else as it is."""
     if not isinstance(given, str | Mapping | Choice):
         return given
-    choice = given if isinstance(given, Choice) else as_choice(where, given)
+    choice = as_choice(where, given)
     return registry.build(choice.name, choice.parameters)
-
-
-def as_partition(partition: Partitioner | Named) -> Partitioner:
-    """The rule itself, or the one that is named."""
-    if isinstance(partition, str | Mapping):
-        choice = as_choice("partition", partition)
-        return PARTITIONERS.build(choice.name, choice.parameters)
-    return partition
 
 
 def as_module(
     model: nn.Module | Named, data: AnyData, classes: int | None, loss: Loss, seed: int
-) -> nn.Module:
-    """The model itself, or the one that is named, made for samples like ``data`` and drawn from ``seed``."""
-    if isinstance(model, str | Mapping):
-        outputs = outputs_for(loss, data, classes)
-        return initial_module(as_choice("model", model), data.input_shape, outputs, seed)
+) -> tuple[Callable[[], nn.Module], bool]:
+    """What makes the initial model, and whether it can do so on torch's device "meta", without any memory.
+
+    A model that is named is made for samples like ``data`` and drawn from ``seed``.
+    """
+    if isinstance(model, str | Mapping | Choice):
+        choice, outputs = as_choice("model", model), outputs_for(loss, data, classes)
+        return partial(initial_module, choice, data.input_shape, outputs, seed), ":" not in choice.name
     if callable(model) and not isinstance(model, nn.Module):
         raise HoldfastError(f"model: expected a module, got {quoted(model)}; call it, model=Net()")
     given: nn.Module = check("model", nn.Module, model)
-    return given
+    return lambda: given, False
 
 
 def outputs_for(loss: Loss, data: AnyData, classes: int | None) -> int | None:
@@ -161,8 +145,7 @@ def initial_module(choice: Choice, input_shape: tuple[int, ...], outputs: int | 
 # --- from what a user says of nodes and links to the network, and to the data of nodes that attack ------
 
 
-Topology = Network | Graph | Named | None
-"""Who talks to whom, as ``hf.train`` and ``hf.minimize`` take it."""
+OF_ANY_NETWORK = {"topology", "aggregation", "attack", "cohort"}  # the other options make one of a name
 
 
 def as_network(
@@ -176,45 +159,48 @@ def as_network(
 
     ``aggregation``, ``attack``: None leaves a ``Network`` as it is.
     """
-    network = _as_network(topology, nodes, seed)
-    return replace(
-        network,
-        aggregation=network.aggregation if aggregation is None else as_aggregation(aggregation),
-        attack=network.attack if attack is None else as_attack(attack),
-    )
+    given = {"topology": topology, "aggregation": aggregation, "attack": attack}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return network_of(NetworkSpec.of(chosen), nodes, seed)
 
 
-def _as_network(topology: Topology, nodes: int, seed: int) -> Network:
-    if isinstance(topology, Network):
-        return topology
-    if topology is None:
-        topology = "server"
-    if not isinstance(topology, str | Mapping):
-        return Network.of(topology)
-    return configured_network(NetworkConfig(topology=as_choice("topology", topology)), nodes, seed)
+def network_of(spec: NetworkSpec, nodes: int, seed: int) -> Network:
+    """The network that ``spec`` describes; what stands at its default leaves a ``Network`` as it is."""
+    network = _network_of(spec, nodes, seed)
+    if "aggregation" in spec.model_fields_set:
+        network = replace(network, aggregation=as_aggregation(spec.aggregation or "mean"))
+    return network if spec.attack is None else replace(network, attack=as_attack(spec.attack))
 
 
-def configured_network(config: NetworkConfig, nodes: int, seed: int) -> Network:
-    """The network that an experiment or a federation describes, sporadic if it says so."""
+def _network_of(spec: NetworkSpec, nodes: int, seed: int) -> Network:
+    if not isinstance(spec.topology, Choice):
+        default = NetworkSpec()
+        for key in NetworkSpec.model_fields:
+            if key not in OF_ANY_NETWORK and getattr(spec, key) != getattr(default, key):
+                raise HoldfastError(
+                    f"{key}: only for a topology by name, such as topology='ring'; of a graph of your own "
+                    "make a network, hf.Network.of(graph, mixing).sporadic(...)"
+                )
+        graph: Any = spec.topology
+        return graph if isinstance(graph, Network) else Network.of(graph)
+    mixing = None if spec.mixing is None else as_choice("mixing", spec.mixing)
     network = build_network(
-        config.topology.name,
-        config.topology.parameters,
-        config.mixing.name if config.mixing else None,
-        config.mixing.parameters if config.mixing else {},
+        spec.topology.name,
+        spec.topology.parameters,
+        mixing.name if mixing else None,
+        mixing.parameters if mixing else {},
         nodes=nodes,
         seed=seed,
-        graph_every=config.graph_every,
+        graph_every=spec.graph_every,
     )
-    attack = None if config.attack is None else as_attack(config.attack)
-    network = replace(network, aggregation=as_aggregation(config.aggregation), attack=attack)
-    if (config.compute, config.links, config.redraw_every, config.link_draws) == (None, None, None, "once"):
+    if (spec.compute, spec.links, spec.redraw_every, spec.link_draws) == (None, None, None, "once"):
         return network
     return network.sporadic(
-        1.0 if config.compute is None else read_chance("compute", config.compute),
-        1.0 if config.links is None else read_chance("links", config.links),
+        1.0 if spec.compute is None else read_chance("compute", spec.compute),
+        1.0 if spec.links is None else read_chance("links", spec.links),
         seed=seed,
-        redraw_every=config.redraw_every,
-        link_draws=config.link_draws,
+        redraw_every=spec.redraw_every,
+        link_draws=spec.link_draws,
     )
 
 

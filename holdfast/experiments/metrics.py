@@ -20,7 +20,7 @@ from holdfast.core.validation import quoted
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.model_figures import HeldOut, ModelFigures, Reads, Score
 from holdfast.experiments.record_files import DELAY_COLUMNS, EPSILON_COLUMN, SOLVER_COLUMNS
-from holdfast.experiments.spec import Metrics
+from holdfast.experiments.spec import GivenMetrics
 from holdfast.problem.optimum import gradients_at_optimum, known_optimum
 
 # --- what can be measured of a simulation after a round. Every metric is one small function -------------
@@ -262,7 +262,7 @@ class Choosing:
 
 
 def choose_metrics(
-    wanted: Metrics, *, has_test: bool, classes: int | None, nodes: int = 1, finite: bool = True
+    wanted: GivenMetrics, *, has_test: bool, classes: int | None, nodes: int = 1, finite: bool = True
 ) -> dict[str, Metric]:
     """``wanted``, checked, column by column; "default" stands for all that are available and cheap.
 

@@ -29,7 +29,7 @@ def planned_bytes(settings: dict[str, Any], setting: Setting, network: Network, 
         channel = replace(channel, gamma="safe")  # found without trials; bytes do not depend on it
     size = max(method.capabilities.least_dim, min(setting.dim, MOST_NUMBERS // network.nodes))
     problem = ZeroProblem(network.nodes, size)
-    problem.x0 = problem.x0.to(setting.dtype)
+    problem.x0 = problem.x0.to(setting.spec.numbers)
     simulation = Simulation(method, problem, network, seed=job.seed, cohort=job.cohort, channel=channel)
     at_start = simulation.traffic.bits
     same = network.sequence is None and network.activity is None

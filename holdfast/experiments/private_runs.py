@@ -26,14 +26,14 @@ def planned_ledger(
     setting: Setting, method: Method, cohort: Cohort, rounds: int, profile: Profile | None = None
 ) -> Ledger | None:
     """What counts the releases of private data, with the noise that so many rounds need; or None."""
-    private, nodes = setting.terms.private, setting.data.nodes
+    private, nodes = setting.objective.private, setting.data.nodes
     if private is None:
         return None
     if isinstance(private, NodeDP):
         planned = planned_messages(private, nodes, cohort, rounds, setting.seed)
         return protection(private, planned, np.full(nodes, nodes), secret_size(private, cohort))
     dry = dry_ledger(method, setting.network, cohort, rounds, setting.seed, profile)
-    size = None if setting.terms.batch_size == "full" else setting.terms.batch_size
+    size = None if setting.objective.batch_size == "full" else setting.objective.batch_size
     ledger = protection(private, dry.accesses, np.asarray(setting.data.counts), size)
     ledger.plan = dry.plan
     return ledger
@@ -62,9 +62,9 @@ def protected(
 
 def check_private(setting: Setting, method: Method, cohort: Cohort, channel: Channel) -> None:
     """Refuses what cannot be private."""
-    if setting.terms.private is None:
+    if setting.objective.private is None:
         return
-    if isinstance(setting.terms.private, NodeDP):
+    if isinstance(setting.objective.private, NodeDP):
         check_messages(method, setting.network, channel)
         return
     unequal = isinstance(vars(method).get("local_steps"), tuple)

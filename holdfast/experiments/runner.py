@@ -32,7 +32,7 @@ from holdfast.experiments.checkpoints import Checkpoints
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.extension import extended, is_extension
 from holdfast.experiments.metrics import METRICS
-from holdfast.experiments.plan import Planned, PlannedJob
+from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.record import SETTING_FILES
 from holdfast.experiments.record_files import (
     COST_COLUMNS,
@@ -81,11 +81,11 @@ def named_folder(root: Path, name: str) -> Path:
     return folder
 
 
-def extra_columns(plan: Planned) -> list[str]:
+def extra_columns(plan: Plan) -> list[str]:
     """What only some experiments record."""
     sporadic = any(plan.setting(job).network.activity is not None for job in plan.jobs)
     solving = any(plan.method(job).capabilities.uses_solver for job in plan.jobs)
-    private = any(plan.setting(job).terms.private is not None for job in plan.jobs)
+    private = any(plan.setting(job).objective.private is not None for job in plan.jobs)
     return (
         (DELAY_COLUMNS if sporadic else [])
         + (SOLVER_COLUMNS if solving else [])
@@ -93,7 +93,7 @@ def extra_columns(plan: Planned) -> list[str]:
     )
 
 
-def job_entry(job: PlannedJob) -> dict[str, Any]:
+def job_entry(job: Job) -> dict[str, Any]:
     """What ``summary.json`` says of a job that has not begun."""
     axes = {axis: short(value) for axis, value in job.axes.items()}
     return {
@@ -190,7 +190,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 class Runner:
     """A plan and the directory it is run into."""
 
-    def __init__(self, plan: Planned, folder: Path, *, lasting: bool = True) -> None:
+    def __init__(self, plan: Plan, folder: Path, *, lasting: bool = True) -> None:
         self.plan, self.folder, self.world, self.lasting = plan, folder, plan.world, lasting
         self.checkpoints = Checkpoints(folder / "checkpoints", plan.digest, plan.world)
         self.summary: dict[str, Any] = {}
@@ -200,7 +200,7 @@ class Runner:
     # --- beginning -----------------------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, plan: Planned, root: Path, launch: str | None = None, name: str | None = None) -> Runner:
+    def start(cls, plan: Plan, root: Path, launch: str | None = None, name: str | None = None) -> Runner:
         """Makes a new run directory under ``root``, called ``name`` or by the experiment and the time.
 
         ``launch`` is what a cluster knows the job by.
@@ -211,7 +211,7 @@ class Runner:
         return cls.begin(plan, Path(folder), launch)
 
     @classmethod
-    def begin(cls, plan: Planned, folder: Path, launch: str | None = None, *, lasting: bool = True) -> Runner:
+    def begin(cls, plan: Plan, folder: Path, launch: str | None = None, *, lasting: bool = True) -> Runner:
         """Makes ``folder``, which is there and empty, the run directory.
 
         One that is not ``lasting`` will not be resumed: it has no checkpoints, and figures and models are
@@ -232,7 +232,7 @@ class Runner:
             "device": plan.device if plan.world.size == 1 else plan.device.split(":")[0],
             "facts": facts(first),
             "jobs": [job_entry(job) for job in plan.jobs],
-            **plan.notes,
+            **plan.origin.notes,
         }
         if plan.world.leads:
             environment = describe_environment(plan.device, plan.seeds, plan.world.size)
@@ -244,16 +244,17 @@ class Runner:
         return runner
 
     @classmethod
-    def reopen(cls, plan: Planned, folder: Path, *, extend: bool = False) -> Runner:
+    def reopen(cls, plan: Plan, folder: Path, *, extend: bool = False) -> Runner:
         """Picks up the run in ``folder``; ``extend``: if the plan has more rounds, it goes on to these."""
         runner = cls(plan, folder)
         read = json.loads(plan.world.text_of_leader((folder / "summary.json").read_text))
         if extends := extend and is_extension(plan, read):
             read = extended(plan, read)
-        elif changes := plan.changes(read):
+        elif changes := plan.origin.changes(read):
             raise HoldfastError(f"{folder}: {changes}")
         runner.summary = read
-        runner.checkpoints = replace(runner.checkpoints, earlier=tuple(read.get("earlier_digests", ())))
+        earlier = (*read.get("earlier_digests", ()), read["digest"])  # the same, written in another way
+        runner.checkpoints = replace(runner.checkpoints, earlier=earlier)
         plan.world.text_of_leader(runner._read_rows)
         if extends:
             runner._write_document()
@@ -293,13 +294,13 @@ class Runner:
         self.close()
 
     @property
-    def left(self) -> list[PlannedJob]:
+    def left(self) -> list[Job]:
         """The jobs that are not settled."""
         entries = zip(self.plan.jobs, self.summary["jobs"], strict=True)
         return [job for job, entry in entries if entry["status"] not in SETTLED]
 
     def run(
-        self, job: PlannedJob, callbacks: Sequence[Callback], asked: Callable[[], bool]
+        self, job: Job, callbacks: Sequence[Callback], asked: Callable[[], bool]
     ) -> tuple[Execution, Outcome]:
         """Runs what is left of ``job``; a settled one is restored as it ended, and nobody is told."""
         entry = next(entry for entry in self.summary["jobs"] if entry["id"] == job.id)
@@ -337,7 +338,7 @@ class Runner:
 
     # --- what is written -----------------------------------------------------------------------------------
 
-    def record(self, job: PlannedJob, row: Measurements) -> None:
+    def record(self, job: Job, row: Measurements) -> None:
         """Appends a row to the metrics."""
         axes = {axis: short(value) for axis, value in job.axes.items()}
         full = {"algorithm": job.label, "seed": job.seed, **axes, **row}
@@ -349,7 +350,7 @@ class Runner:
 
     def _write_document(self) -> None:
         if self.world.leads:
-            name, text = self.plan.document
+            name, text = self.plan.origin.document(self.plan)
             write_atomic(self.folder / name, text.encode(), durable=self.lasting)
 
     def _write_metrics(self) -> None:
@@ -372,7 +373,7 @@ class Runner:
             self._write_metrics()
         self.write_summary()
 
-    def save_model(self, job: PlannedJob, run: Execution) -> None:
+    def save_model(self, job: Job, run: Execution) -> None:
         """Writes the average of all nodes' models."""
         setting = self.plan.setting(job)
         average = self.world.mean(run.simulation.models.detach(), setting.data.nodes)
@@ -387,14 +388,14 @@ class Runner:
         notes = {"algorithm": job.label, "seed": job.seed}
         write_tensors(target, tensors, notes, durable=self.lasting)
 
-    def checkpoint(self, job: PlannedJob, run: Execution) -> None:
+    def checkpoint(self, job: Job, run: Execution) -> None:
         """Writes all that resuming needs."""
         if not self.lasting:
             return
         self._write_metrics()  # synced first: after a power cut no row before the checkpoint is missing
         self.checkpoints.write(job.id, run.simulation, run.seconds)
 
-    def _checkpoint_round(self, job: PlannedJob) -> int:
+    def _checkpoint_round(self, job: Job) -> int:
         notes = self.checkpoints.notes(job.id)
         # A checkpoint of round 0 counts as none: the job begins again and records its first row.
         return (int(notes["round"]) or -1) if notes else -1
@@ -403,7 +404,7 @@ class Runner:
 class _Recorder(Callback):
     """Writes rows, checkpoints and the status of a job into the run directory."""
 
-    def __init__(self, runner: Runner, job: PlannedJob, entry: dict[str, Any], run: Execution) -> None:
+    def __init__(self, runner: Runner, job: Job, entry: dict[str, Any], run: Execution) -> None:
         self.runner, self.job, self.entry, self.run = runner, job, entry, run
         self.saved = -1  # the round of the last checkpoint
 
@@ -450,12 +451,12 @@ class _Recorder(Callback):
             self.runner.write_summary()
 
 
-def _belongs(row: Mapping[str, Any], job: PlannedJob) -> bool:
+def _belongs(row: Mapping[str, Any], job: Job) -> bool:
     mine = {"algorithm": job.label, "seed": str(job.seed), **{k: short(v) for k, v in job.axes.items()}}
     return all(str(row[key]) == value for key, value in mine.items())
 
 
-def open_run(plan: Planned, run_dir: Path, *, resume: bool, lasting: bool = True) -> Runner:
+def open_run(plan: Plan, run_dir: Path, *, resume: bool, lasting: bool = True) -> Runner:
     """The runner of ``plan`` in ``run_dir``: a new one, or the one that is there if it may be resumed.
 
     ``lasting``: whether it may be resumed later.

@@ -1,16 +1,14 @@
-"""From a checked experiment and a seed to what the assembly line needs: data, model, network, method."""
+"""From the description of a run and a seed to what is run: data, model, network, problem, simulation."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property, lru_cache, partial
-from math import ceil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -22,11 +20,10 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.memory import require_memory
 from holdfast.core.precision import Precision, compute_in
 from holdfast.core.tree import leaves, tree_map
-from holdfast.core.validation import Cohort, parameters
+from holdfast.core.validation import Cohort
 from holdfast.core.validation import parameters as accepted_parameters
 from holdfast.core.world import ALONE, World
 from holdfast.data import (
-    PARTITIONERS,
     Dataset,
     FederatedData,
     NodesData,
@@ -36,6 +33,7 @@ from holdfast.data import (
     load_data,
 )
 from holdfast.data.lazy import AnyData
+from holdfast.data.per_node import as_data, read_tests
 from holdfast.engines.cluster.exchange import place
 from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.ranks import Ranks
@@ -46,91 +44,41 @@ from holdfast.engines.common.profile import Profile
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.choice import executor_for
 from holdfast.experiments.choices import (
-    Named,
-    as_augment,
+    as_function,
     as_loss,
-    configured_network,
-    initial_module,
-    outputs_for,
+    as_module,
+    as_partition,
+    network_of,
     poisoned,
 )
+from holdfast.experiments.methods import LabelledMethod, LocalEpochs
 from holdfast.experiments.metrics import Evaluation, Metric, choose_metrics
 from holdfast.experiments.model_figures import HeldOut
 from holdfast.experiments.private_runs import check_private, planned_ledger, protected
-from holdfast.experiments.spec import BatchSize, Choice, Experiment, Metrics, ProblemConfig, Terms, Weighting
+from holdfast.experiments.spec import (
+    AlgorithmConfig,
+    Choice,
+    GivenLoss,
+    GivenPartition,
+    Objective,
+    ObjectiveOptions,
+    ProblemSpec,
+    TrainSpec,
+    as_choice,
+    check_names,
+    of_seed,
+    takes_options,
+)
 from holdfast.privacy import Ledger
 from holdfast.problem.checks import Augment
 from holdfast.problem.curvature import estimate_curvature, why_not_convex
 from holdfast.problem.flat import FlatModel
-from holdfast.problem.gradients.backend import BackendName
-from holdfast.problem.losses import Loss, LossFunction, OwnStep, Step
+from holdfast.problem.losses import Loss, OwnStep, Step
 from holdfast.problem.losses.base import Regulariser
 from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.problem import Problem
-from holdfast.problem.sampling import SamplingName
 from holdfast.problem.source import MOST_READY
-from holdfast.problem.statistics import Buffers
 from holdfast.topology import Network
-
-# --- ``local_epochs``: a method's local steps, counted in passes over the nodes' data -------------------
-
-
-Counts = np.ndarray | Sequence[int]
-
-
-@dataclass(frozen=True)
-class LocalEpochs:
-    """So many ``epochs`` of nodes with ``counts`` [n] samples.
-
-    All nodes take as many steps in a round: the mean over nodes of what their own epochs take, rounded up.
-    Where they have as many samples, that is the same number for each.
-    """
-
-    epochs: int
-    counts: Counts
-    batch_size: int | Literal["full"]
-
-    @property
-    def of_nodes(self) -> list[int]:
-        """[n]: the steps of one epoch of each node."""
-        if self.batch_size == "full":
-            return [1] * len(self.counts)
-        return [-(-int(count) // self.batch_size) for count in self.counts]
-
-    @property
-    def steps(self) -> int:
-        """Local steps of every node in a round."""
-        return ceil(self.epochs * Fraction(sum(self.of_nodes), len(self.counts)))
-
-    @property
-    def note(self) -> str | None:
-        """What is worth knowing where nodes differ: how often each passes over its data."""
-        own = self.of_nodes
-        if min(own) == max(own):
-            return None
-        least, most = self.steps / max(own), self.steps / min(own)
-        return (
-            f"local_epochs = {self.epochs}: all nodes take {self.steps} local steps in a round, the mean of "
-            f"what their own epochs take. So the largest passes over its data {least:.2g} times, and the "
-            f"smallest {most:.2g} times"
-        )
-
-    def of(self, method: Method) -> Method:
-        """``method`` with that many local steps."""
-        name = type(method).__name__
-        known = parameters(type(method)).get("local_steps")
-        if known is None:
-            raise HoldfastError(f"local_epochs: {name} takes no local_steps, so leave it out")
-        if not all(self.counts):
-            raise HoldfastError("local_epochs: it is not known how many samples nodes have; give local_steps")
-        if vars(method)["local_steps"] != known.default:
-            raise HoldfastError(f"local_epochs: {name} has local_steps already; give one of them")
-        changed: dict[str, Any] = {"local_steps": self.steps}
-        return replace(method, **changed)
-
-
-# --- the assembly line ----------------------------------------------------------------------------------
-
 
 # --- builders ----------------------------------------------------------------------------------------------
 
@@ -146,46 +94,44 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
+@takes_options(Objective)
 def build_problem(
     model: nn.Module,
     data: AnyData,
     *,
-    loss: Loss | LossFunction | Named = "cross-entropy",
+    loss: GivenLoss = "cross-entropy",
     step: Step | None = None,
-    batch_size: BatchSize = 32,
-    sampling: SamplingName = "replacement",
     augment: Augment | None = None,
-    l2: float = 0.0,
-    l1: float = 0.0,
-    nonconvex: float = 0.0,
-    weights: Weighting = "uniform",
-    backend: BackendName = "auto",
-    buffers: Buffers = "local",
     seed: int = 0,
     mean: float = 0.0,
     std: float = 1.0,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     precision: Precision | None = "tf32",
+    **options: Unpack[ObjectiveOptions],
 ) -> ModelProblem:
     """The nodes' local objectives: ``model`` with ``loss`` on the samples of each, and a regulariser.
 
     Arguments are those of ``hf.train``; samples enter the model as (x - mean)/std. ``precision``: see
     ``compute_in``, which sets switches of torch; None leaves them as they are.
     """
+    check_names("hf.build_problem", Objective, options, set())
+    terms = Objective.of(options)
+    if terms.private is not None:
+        raise HoldfastError("private: a problem alone counts no releases of data; give it to hf.train")
     compute_dtype = None if precision is None else compute_in(precision)
     return ModelProblem(
         FlatModel(model, torch_device(device), dtype, compute_dtype),
         as_loss(loss) if step is None else OwnStep(step),
         data,
-        batch_size=None if batch_size == "full" else batch_size,
-        sampling=sampling,
+        batch_size=None if terms.batch_size == "full" else terms.batch_size,
+        sampling=terms.sampling,
         augment=augment,
         seed=seed,
-        regulariser=Regulariser(l2=l2, l1=l1, nonconvex=nonconvex),
-        weights=weights,
-        backend=backend,
-        buffers=buffers,
+        regulariser=Regulariser(l2=terms.l2, l1=terms.l1, nonconvex=terms.nonconvex),
+        weights=terms.weights,
+        backend=terms.backend,
+        buffers=terms.buffers,
         mean=mean,
         std=std,
     )
@@ -233,29 +179,35 @@ def convexity_warning(title: str, method: Method, problem: Problem) -> str | Non
 class Setting:
     """What all methods meet alike for one seed: data, network, problem. The model is made when needed."""
 
+    spec: TrainSpec
     data: AnyData
     test_data: Any  # a tree of samples, such as a pair (x, y); None: no test set
     network: Network
     loss: Loss
-    wanted: Metrics  # what is to be measured
     make_module: Callable[[], nn.Module]
-    terms: Terms
     seed: int
     device: str
-    dtype: torch.dtype
-    precision: Precision
     mean: float = 0.0  # samples enter the model as (x - mean)/std
     std: float = 1.0
-    augment: Augment | None = None  # what is done to minibatches on the device
     on_meta: bool = False  # whether ``make_module`` works on torch's device "meta", without any memory
     # [n, classes] int64: samples of each class at each node; no column if there are no classes
     labels: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     world: World = ALONE
     classes: int = 0  # in class labels; 0 if that is not known
     test_counts: list[int] | None = None  # test samples of each node, if they have their own
-    personalize: int = 0  # local steps that make a node's model its own, for personal metrics
     # Of methods that were checked, by their ``id``; each profile holds its method, so these stay theirs.
     profiles: dict[int, Profile] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def objective(self) -> ProblemSpec:
+        """What is minimised."""
+        return self.spec.problem
+
+    @cached_property
+    def augment(self) -> Augment | None:
+        """What is done to minibatches on the device."""
+        found: Augment | None = as_function("augment", self.objective.augment, "my_module:flip")
+        return found
 
     @cached_property
     def dim(self) -> int:
@@ -273,14 +225,14 @@ class Setting:
             self.make_module(),
             poisoned(self.data, self.network.attack, self.classes),
             loss=self.loss,
-            **self.terms.options,
+            **self.objective.options,
             augment=self.augment,
             seed=self.seed,
             mean=self.mean,
             std=self.std,
             device=self.device,
-            dtype=self.dtype,
-            precision=self.precision,
+            dtype=self.spec.numbers,
+            precision=self.spec.precision,
         )
 
     @cached_property
@@ -304,7 +256,7 @@ class Setting:
         # Whether a user's loss has an accuracy is known when the model was tried with it.
         loss = self.tried.loss if self.loss.accuracy_by_trial else self.loss
         return choose_metrics(
-            self.wanted,
+            self.spec.metrics,
             has_test=self.test_data is not None,
             classes=self.classes if loss.has_accuracy else None,
             nodes=self.data.nodes,
@@ -320,18 +272,39 @@ class Setting:
     @property
     def evaluation(self) -> Evaluation:
         """What is measured of a simulation in this setting."""
-        return Evaluation(self.metrics, self.test, self.personalize)
+        return Evaluation(self.metrics, self.test, self.spec.personalize)
 
-    def local_epochs(self, epochs: int) -> LocalEpochs:
-        """So many passes over the nodes' data, for a method."""
-        return LocalEpochs(epochs, self.data.counts, self.terms.batch_size)
+    def local_epochs(self, labelled: LabelledMethod) -> LocalEpochs | None:
+        """The passes over the nodes' data that a method takes in a round; None: it counts its own steps."""
+        epochs = labelled.local_epochs or self.spec.local_epochs
+        return LocalEpochs(epochs, self.data.counts, self.objective.batch_size) if epochs else None
 
-    def fitted(self, method: Method, local_epochs: int | None) -> Method:
-        """``method`` with what depends on data and model: steps of epochs, parts of the model by name."""
-        if local_epochs is not None:
-            method = self.local_epochs(local_epochs).of(method)
+    def method(self, labelled: LabelledMethod) -> Method:
+        """The method with what depends on data and model: curvature, steps of epochs, parts of the model."""
+        given = labelled.method
+        method = given if isinstance(given, Method) else self._described(given)
+        if (epochs := self.local_epochs(labelled)) is not None:
+            method = epochs.of(method)
         model = self.problem.model if method.names_parts else None
         return method if model is None else method.for_model(model.numbers)
+
+    def _described(self, config: AlgorithmConfig) -> Method:
+        """The method that an experiment file describes, its hyperparameters checked."""
+        name, parameters = config.name, config.parameters
+        if config.curvature == "given":
+            return build_algorithm(name, parameters)
+        maker: type[Method] = algorithm_class(name)
+        if not maker.declared.uses_curvature:
+            raise HoldfastError(f"algorithm.curvature: {name!r} does not use the curvature; leave it out")
+        for key in parameters:
+            if key not in accepted_parameters(maker):
+                raise unknown(f"key in algorithm {name!r}", key, accepted_parameters(maker))
+        if self.objective.private is not None:
+            raise HoldfastError(
+                "algorithm.curvature: it would be measured on private data; give the parameters themselves"
+            )
+        curvature = estimate_curvature(self.problem, self.world)
+        return maker.for_problem(curvature.mu, curvature.L, **own_parts(parameters))
 
     def simulation(
         self,
@@ -346,7 +319,7 @@ class Setting:
 
         ``noiseless``: a run with privacy of samples only clips; an audit compares with that.
         """
-        compute_in(self.precision)  # jobs before may have been computed in another
+        compute_in(self.spec.precision)  # jobs before may have been computed in another
         found = self.profiles.get(id(method))
         ledger = planned_ledger(self, method, cohort, rounds, found)
         given, (method, problem) = method, protected(self, method, cohort, ledger, noiseless=noiseless)
@@ -377,97 +350,84 @@ class Setting:
 
     def memory(self, footprint: Footprint) -> int:
         """Estimated bytes of all rows of a method and of the data, without activations."""
-        prepared = self.data.numbers_everywhere * self.dtype.itemsize
-        full_batch = self.terms.batch_size == "full" and self.device == "cpu" and prepared <= MOST_READY
-        rows = footprint.memory(self.data.nodes, self.dim, self.dtype.itemsize)
+        prepared = self.data.numbers_everywhere * self.spec.numbers.itemsize
+        full_batch = self.objective.batch_size == "full" and self.device == "cpu" and prepared <= MOST_READY
+        rows = footprint.memory(self.data.nodes, self.dim, self.spec.numbers.itemsize)
         return int(rows + self.data.bytes_everywhere + (prepared if full_batch else 0))
 
 
-# --- from a checked experiment and a seed to what the assembly line needs -------------------------------
+# --- from the description of a run and a seed to its setting ------------------------------------------------
 
 
 MOST_CLASSES = 1000  # that a report shows
 
 
-def build_method(experiment: Experiment, setting: Setting) -> Method:
-    """The experiment's algorithm, its hyperparameters checked."""
-    return setting.fitted(_given_method(experiment, setting), experiment.algorithm.local_epochs)
-
-
-def _given_method(experiment: Experiment, setting: Setting) -> Method:
-    name, parameters = experiment.algorithm.name, experiment.algorithm.parameters
-    if experiment.algorithm.curvature == "given":
-        return build_algorithm(name, parameters)
-    maker: type[Method] = algorithm_class(name)
-    if not maker.declared.uses_curvature:
-        raise HoldfastError(f"algorithm.curvature: {name!r} does not use the curvature; leave it out")
-    for key in parameters:
-        if key not in accepted_parameters(maker):
-            raise unknown(f"key in algorithm {name!r}", key, accepted_parameters(maker))
-    if setting.terms.private is not None:
-        raise HoldfastError(
-            "algorithm.curvature: it would be measured on private data; give the parameters themselves"
-        )
-    curvature = estimate_curvature(setting.problem, setting.world)
-    return maker.for_problem(curvature.mu, curvature.L, **own_parts(parameters))
-
-
 def build_setting(
-    experiment: Experiment, seed: int, data_dir: Path | None, device: str, world: World = ALONE
+    spec: TrainSpec, seed: int, data_dir: Path | None, device: str, world: World = ALONE
 ) -> Setting:
     """Loads, splits and checks everything but the model; the same for every algorithm.
 
     A process of several keeps the samples of its own nodes only.
     """
-    problem = experiment.problem
-    rule = partition_rule(problem.partition)
-    given = named_data(problem.dataset, rule, nodes=problem.nodes, seed=seed, data_dir=data_dir)
-    loss = as_loss(problem.loss)
-    given = given.that_count(loss.counted)
+    problem = spec.problem
+    step = as_function("step", problem.step, "my_module:step")
+    if step is not None and "loss" in problem.model_fields_set and problem.loss != Objective().loss:
+        raise HoldfastError("step: it computes the loss itself; leave loss= out, or step=")
+    loss = as_loss(problem.loss) if step is None else OwnStep(step)
+    given = nodes_data(problem, seed, data_dir).that_count(loss.counted)
     data = given.train
-    network = configured_network(experiment.network, problem.nodes, seed)
+    network = network_of(spec.network, data.nodes, seed)
     labels = label_table(data, given.classes)
-    module = (problem.model, data.input_shape, outputs_for(loss, data, given.classes), seed)
+    make_module, on_meta = as_module(of_seed(problem.model, seed), data, given.classes, loss, seed)
     if world.size > 1:
         data = data.hold(place(network, world.size)[world.rank].tolist())
         _load.cache_clear()
     return Setting(
+        spec=spec,
         data=data,
         test_data=given.test,
         test_counts=given.test_counts,
         network=network,
         loss=loss,
-        wanted=experiment.metrics,
         classes=given.classes or 0,
-        personalize=experiment.personalize,
-        make_module=partial(initial_module, *module),
-        on_meta=":" not in problem.model.name,
-        augment=as_augment(problem.augment),
-        terms=problem,
+        make_module=make_module,
+        on_meta=on_meta,
         mean=given.mean,
         std=given.std,
         seed=seed,
         device=device,
-        dtype=getattr(torch, experiment.dtype),
-        precision=experiment.precision,
         labels=labels,
         world=world,
     )
 
 
-def named_data(
-    choice: Choice, rule: Callable[[], Partitioner] | None, *, nodes: int, seed: int, data_dir: Path | None
-) -> NodesData:
-    """The named data of every node, divided by ``rule()`` unless they are already."""
-    found = load_dataset(choice, nodes, seed, data_dir)
-    return divide(choice.name, found, rule, nodes=nodes, seed=seed)
+def nodes_data(problem: ProblemSpec, seed: int, data_dir: Path | None) -> NodesData:
+    """The data of every node and the test set: named and divided, or those of nodes already."""
+    data = of_seed(problem.dataset, seed)
+    if isinstance(data, str | Mapping | Choice):
+        choice, rule = as_choice("data", data), partition_rule(problem.partition)
+        found = load_dataset(choice, problem.nodes, seed, data_dir)
+        given = divide(choice.name, found, rule, nodes=problem.nodes, seed=seed)
+        if problem.test is None:
+            return given
+        samples, counts = read_tests(problem.test, given.train)
+        return replace(given, test=samples, test_counts=counts)
+    chosen = {**{name: name in problem.model_fields_set for name in ("nodes", "partition")}}
+    for name, there in {**chosen, "data_dir": data_dir is not None}.items():
+        if there:
+            raise HoldfastError(
+                f"{name}: only for data by name, such as data='digits'; these are given for each node. "
+                "To divide samples: hf.partition"
+            )
+    train, own_test = data if isinstance(data, TrainTest) else (data, None)
+    return NodesData.of(as_data(train), own_test if problem.test is None else problem.test)
 
 
-def partition_rule(choice: Choice) -> Callable[[], Partitioner] | None:
+def partition_rule(partition: GivenPartition) -> Callable[[], Partitioner] | None:
     """What makes the chosen rule; None for the default, which says nothing about data divided already."""
-    if choice == ProblemConfig.model_fields["partition"].default:
+    if partition is None or partition == ProblemSpec.model_fields["partition"].default:
         return None
-    return partial(PARTITIONERS.build, choice.name, choice.parameters)
+    return partial(as_partition, partition)
 
 
 def load_dataset(choice: Choice, nodes: int, seed: int, data_dir: Path | None) -> Dataset | TrainTest:

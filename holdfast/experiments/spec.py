@@ -1,27 +1,72 @@
-"""Experiments as files: a problem, a network and one or more algorithms, read with command-line overrides."""
+"""What a run is: every option with its type, its default and its meaning, in one place.
+
+Python calls, experiment files, overrides on the command line, ranks of a cluster and federation files read
+these classes. A new option is one line here: it is accepted everywhere then, and stands in ``help(hf.train)``
+and in the tables of the documentation, where the comment beside it says what it means. ``make options``
+brings ``TrainOptions``, at the end of this file, up to date for editors and type checkers.
+"""
 
 from __future__ import annotations
 
-import copy
+import functools
+import inspect
 import re
-import tomllib
-from collections.abc import Mapping
-from importlib.resources import files
-from inspect import isclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypedDict,
+    TypeVar,
+    get_args,
+)
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+import torch
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import core_schema
+from torch import nn
 
-from holdfast.algorithms import ALGORITHMS
+from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import Precision
-from holdfast.core.validation import Cohort, Count, NonNegative, Section, Seed, Whole, quoted
+from holdfast.core.registry import Registry
+from holdfast.core.validation import Cohort, Count, NonNegative, Section, Seed, Whole, explain, place, quoted
+from holdfast.data import DATASETS, PARTITIONERS, Partitioner, TrainTest
+from holdfast.data.lazy import AnyData
+from holdfast.models import MODELS
 from holdfast.privacy import Budget
+from holdfast.problem.checks import Augment
 from holdfast.problem.gradients.backend import BackendName
+from holdfast.problem.losses import LOSSES, Loss, LossFunction, Step
 from holdfast.problem.sampling import SamplingName
 from holdfast.problem.statistics import Buffers
+from holdfast.robust import AGGREGATIONS, ATTACKS, Aggregation, Attack
+from holdfast.topology import MIXINGS, TOPOLOGIES, Network
 from holdfast.topology.activity import LinkDraws
+from holdfast.topology.graphs import Graph
+
+if TYPE_CHECKING:
+    from holdfast.data.per_node import Tests
+else:
+    Tests = Any  # its definition names pandas, which may not be installed
+
+# --- types of options -----------------------------------------------------------------------------------
 
 
 class Choice(BaseModel):
@@ -35,18 +80,87 @@ class Choice(BaseModel):
     def parameters(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
+    @property
+    def plain(self) -> str | dict[str, Any]:
+        """As a file has it: the name alone, or a table."""
+        return {"name": self.name, **self.parameters} if self.parameters else self.name
 
-def _distinct(seeds: list[int]) -> list[int]:
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"every seed should stand there once, got {quoted(seeds)}")
-    return seeds
+
+Named = str | Mapping[str, Any] | Choice
+"""A name, or a dictionary with a name and parameters, as in an experiment file."""
 
 
-def _as_choice(value: Any) -> Any:
+class AsGiven:
+    """Marks an option whose value is read where it is used; a file may name code, as ``module:attribute``."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.any_schema()
+
+
+class OneOf:
+    """Marks an option that is a thing itself, or the name of a registered one, which becomes a ``Choice``."""
+
+    def __init__(self, registry: Registry[Any]) -> None:
+        self.registry = registry
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(_named)
+
+
+class Checked:
+    """Marks an option that is given in one of several forms, and kept as ``annotation`` says."""
+
+    def __init__(self, annotation: Any) -> None:
+        self.annotation = annotation
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return handler.generate_schema(self.annotation)
+
+
+def _named(value: Any) -> Any:
+    """A name, alone or with parameters, as a choice; anything else as it is."""
+    table = {"name": value} if isinstance(value, str) else value
+    if isinstance(table, Choice) or not isinstance(table, Mapping):
+        return table
+    if not isinstance(table.get("name"), str):
+        raise ValueError(
+            f"expected a name among the keys, such as {{'name': 'torus', 'rows': 2}}, got {quoted(table)}"
+        )
+    return Choice(**table)
+
+
+def as_choice(where: str, value: object) -> Choice:
+    """``value``, which has to be a name or a table with one, as an experiment file would have it."""
+    try:
+        found = _named(value)
+    except ValueError as error:
+        raise HoldfastError(f"{where}: {error}") from None
+    if not isinstance(found, Choice):
+        raise HoldfastError(f"{where}: expected a name, or a table with a name, got {quoted(value)}")
+    return found
+
+
+@dataclass(frozen=True)
+class OfSeed:
+    """A model or data that every seed has its own of: ``make`` is given the seed."""
+
+    make: Callable[[int], Any]
+
+
+def of_seed(value: Any, seed: int) -> Any:
+    """``value`` as the job with this ``seed`` has it."""
+    return value.make(seed) if isinstance(value, OfSeed) else value
+
+
+def as_table(value: Any) -> Any:
+    """A name as the table that it stands for."""
     return {"name": value} if isinstance(value, str) else value
-
-
-Chosen = Annotated[Choice, BeforeValidator(_as_choice)]
 
 
 def _as_list(metrics: Any) -> Any:
@@ -57,63 +171,167 @@ def _as_list(metrics: Any) -> Any:
     return list(metrics) if isinstance(metrics, tuple) else metrics
 
 
-Seeds = Annotated[list[Seed], AfterValidator(_distinct), Field(min_length=1)]
+def _name_of_type(dtype: Any) -> Any:
+    if not isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"should be torch.float32 or torch.float64, got {dtype}")
+    return str(dtype).removeprefix("torch.")
+
+
+def _distinct(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"every seed should stand there once, got {quoted(seeds)}")
+    return seeds
+
+
 BatchSize = Count | Literal["full"]
 Cadence = Count | Literal["auto"]
+Weighting = Literal["uniform", "samples"]
+Seeds = Annotated[list[Seed], AfterValidator(_distinct), Field(min_length=1)]
 Metrics = Annotated[list[str | dict[str, Any]] | Literal["default"], BeforeValidator(_as_list)]
 """Names, and the user's own by name; a table alone adds them to the default."""
-Weighting = Literal["uniform", "samples"]
+GivenMetrics = Annotated[Sequence[str | dict[str, Any]] | dict[str, Any], Checked(Metrics)]
+NumberName = Literal["float32", "float64"]
+NumberType = Annotated[
+    torch.dtype | NumberName, Checked(Annotated[NumberName, BeforeValidator(_name_of_type)])
+]
+
+GivenModel = Annotated[nn.Module | Named, OneOf(MODELS)]
+GivenLoss = Annotated[Loss | LossFunction | Named, OneOf(LOSSES)]
+GivenData = Annotated[AnyData | Sequence[Any] | TrainTest | Named, OneOf(DATASETS)]
+GivenPartition = Annotated[Partitioner | Named | None, OneOf(PARTITIONERS)]
+GivenTests = Annotated[Tests | None, AsGiven()]
+GivenStep = Annotated[Step | str | None, AsGiven()]
+GivenAugment = Annotated[Augment | str | None, AsGiven()]
+Topology = Annotated[Network | Graph | Named | None, OneOf(TOPOLOGIES)]
+"""Which nodes talk to one another: a name, a graph, or a network."""
+GivenMixing = Annotated[Named | None, OneOf(MIXINGS)]
+GivenAggregation = Annotated[Aggregation | Named | None, OneOf(AGGREGATIONS)]
+GivenAttack = Annotated[Attack | Named | None, OneOf(ATTACKS)]
+GivenChannel = Annotated[Channel | Named, OneOf(CHANNELS)]
 
 
-class Terms(Section):
-    """What the objective adds up, how many samples of it a gradient reads, and how it is computed."""
+# --- the options ----------------------------------------------------------------------------------------
+#
+# The comment beside an option, and the lines of comments below it, are its meaning in the documentation.
 
+
+class Objective(Section):
+    """What is minimised, how many samples a gradient reads, how it is computed; also of federations."""
+
+    model: GivenModel = Choice(name="linear")  # see `holdfast list models`, or module:attribute
+    # In Python also a module: every node starts from it, and it is copied, not changed.
+    loss: GivenLoss = Choice(name="cross-entropy")  # see `holdfast list losses`, or module:attribute
+    # In Python also a function of outputs and targets that gives a mean over the batch or a number for each
+    # sample, such as `nn.CrossEntropyLoss(weight=...)`.
     batch_size: BatchSize = 32  # samples of a minibatch; "full": all of a node
     sampling: SamplingName = "replacement"  # how minibatches are drawn
+    # Or "epochs": every sample once before any is taken again, starting over in every round; or "poisson":
+    # each sample with probability batch_size / N_i.
     l2: NonNegative = 0.0  # adds (l2 / 2) ||x||^2 to every node's objective
     l1: NonNegative = 0.0  # adds l1 times the sum of |x_k|
     nonconvex: NonNegative = 0.0  # adds nonconvex times the sum of x_k^2 / (1 + x_k^2)
     weights: Weighting = "uniform"  # every node counts alike; "samples": every sample does
     backend: BackendName = "auto"  # how all nodes' gradients are computed, see docs/architecture.md
+    # All nodes "stacked" in one call, in a "loop" over the nodes, or as "adapters", with the frozen part of
+    # the model run once over all nodes' batches. "auto" chooses by what is trained and how fast its layers
+    # are.
     buffers: Buffers = "local"  # whose statistics BatchNorm has in a node's model, its own or the "average"
-
-    private: Budget = None  # the privacy of every sample: epsilon, delta and clip, see docs/privacy.md
+    # The average of all models has the average in any case.
+    private: Budget = None  # the privacy of every sample, or of every node: see docs/privacy.md
+    # A table with epsilon, delta and clip; in Python also `hf.DP(...)`, or `hf.NodeDP(...)` for methods that
+    # a server leads. The first needs sampling "poisson" or batch_size "full".
 
     @property
     def options(self) -> dict[str, Any]:
-        """The terms as ``build_problem`` takes them; privacy depends on the method, too."""
-        return self.model_dump(include=set(Terms.model_fields) - {"private"})
+        """What ``build_problem`` takes as it is; privacy depends on the method, too."""
+        return self.model_dump(include=set(Objective.model_fields) - {"model", "loss", "private"})
 
 
-class LearningConfig(Terms):
-    """What is learned: the same wherever it runs."""
-
-    model: Chosen = Choice(name="linear")  # see `holdfast list models`, or module:attribute
-    loss: Chosen = Choice(name="cross-entropy")  # see `holdfast list losses`, or module:attribute
-
-
-class ProblemConfig(LearningConfig):
+class ProblemSpec(Objective):
     """What is learned, from which data, and how they are spread over the nodes."""
 
-    dataset: Chosen  # see `holdfast list datasets`, or module:attribute
-    nodes: Count = 10  # how many take part
-    partition: Chosen = Choice(name="iid")  # of samples among nodes; see `holdfast list partitions`
-    augment: str | None = None  # module:function, what is done to minibatches on the device
+    dataset: GivenData  # see `holdfast list datasets`, or module:attribute
+    # In Python it is called data: the result of `hf.partition`, `hf.from_frame` or `hf.from_datasets`; an
+    # `hf.Stream`; or, for each node, a pair (x, y), a dictionary of tensors or a map-style Dataset
+    # (docs/data.md). x may be a tensor, a dictionary of the model's keyword arguments or a tuple of its
+    # arguments. Or a name, such as "digits", which brings its own test set.
+    nodes: Count = 10  # how many take part, if the data are chosen by name
+    partition: GivenPartition = Choice(name="iid")  # of samples among nodes; see `holdfast list partitions`
+    test: GivenTests = None  # samples that all models are tested on, or a list with a set for each node
+    # Of data from a frame also a frame or a CSV file, which is read like them.
+    augment: GivenAugment = None  # module:function, what is done to minibatches on the device
+    # `augment(samples, key)` draws from `key` by `hf.random_uniform` and `hf.random_normal`; metrics read the
+    # samples as they are.
+    step: GivenStep = None  # module:function, instead of a loss: `step(model, batch)` computes it
+    # The batch has the form of the data: `step=lambda model, batch: model(**batch).loss`.
 
 
-class NetworkConfig(Section):
-    """Who talks to whom."""
+class NetworkSpec(Section):
+    """Which nodes talk to one another, and how what they receive is combined; also of federations."""
 
-    topology: Chosen = Choice(name="ring")  # see `holdfast list topologies`
-    mixing: Chosen | None = None  # Metropolis weights, unless a server averages
-    aggregation: Chosen = Choice(name="mean")  # how received messages are put together
-    attack: Chosen | None = None  # what some nodes send in place of their messages; None: all are honest
+    moved: ClassVar[Mapping[str, str]] = {
+        "latched_links": 'network.latched_links: write link_draws = "latched"'
+    }
+
+    topology: Topology = Choice(name="server")  # see `holdfast list topologies`
+    # In Python also a graph, or a `Network`.
+    mixing: GivenMixing = None  # the weights on the links: Metropolis weights, unless a server averages
+    aggregation: GivenAggregation = Choice(name="mean")  # how received messages are put together
+    # By name, or such as `hf.TrimmedMean(2)`, see docs/robust.md. By default a `Network` keeps its own.
+    attack: GivenAttack = None  # what some nodes send in place of their messages; None: all are honest
+    # By name, or such as `hf.SignFlip([0, 3])`; figures are then about the others.
     cohort: Cohort = "all"  # how many clients of a server take part in a round
-    graph_every: Count | None = None  # rounds after which a random topology is drawn anew; None: never
+    graph_every: Count | None = None  # rounds after which a random topology is drawn again; None: never
     compute: Any = None  # how likely nodes are able to compute in a round; None: always
     links: Any = None  # how likely links are available in a round; None: always
-    redraw_every: Count | None = None  # rounds after which drawn probabilities are drawn anew; None: never
+    redraw_every: Count | None = None  # rounds after which drawn probabilities are drawn again; None: never
     link_draws: LinkDraws = "once"  # in a round; or by each end; or latched: there once, there always
+
+
+class TrainSpec(Section):
+    """All that the methods of a run have in common.
+
+    Every leaf has a name of its own: files have them in tables, Python gives them flat.
+    """
+
+    rounds: Count  # communication rounds
+    local_epochs: Count | None = None  # passes over a node's data in a round, instead of local_steps
+    # All nodes take as many steps: where they have different numbers of samples, the mean of what each would
+    # need, rounded up, and a warning says how often each passes over its data (docs/data.md).
+    checkpoint_every: Count = 50  # rounds between checkpoints
+    evaluate_every: Cadence = "auto"  # rounds between measurements; "auto": at most a fifth of the work
+    # Counted in samples. The initial and the last models are always measured.
+    metrics: GivenMetrics = Field(default=["default", "minibatch_loss"])  # what is measured
+    # See `holdfast list metrics`. "default" are all that are cheap, "minibatch_loss" is free. A dictionary
+    # has your own: functions of (outputs, targets) or objects of torchmetrics; see docs/experiments.md.
+    personalize: Whole = 0  # local steps that make a node's model its own, for personal metrics
+    dtype: NumberType = "float32"  # of the numbers that are trained
+    precision: Precision = "tf32"  # of matrix products on a GPU
+    # "tf32", or strict "float32"; "bfloat16" computes the training steps in it, here or there, while the
+    # models stay in `dtype`.
+    channel: GivenChannel = Choice(name="identity")  # how messages travel; by default as they are
+    # By name, such as "half", or `hf.Half()`.
+    problem: ProblemSpec
+    network: NetworkSpec = NetworkSpec()
+
+    @classmethod
+    def of_arguments(cls, given: Mapping[str, Any]) -> Self:
+        """The leaves that are ``given`` without their tables; None, where it is allowed, is the default."""
+        tables: dict[str, Any] = {"problem": {}}
+        for name, value in given.items():
+            leaf = leaves(cls)[name]
+            allowed = name in UNSAID or NoneType in get_args(leaf.field.annotation)
+            if value is not None or not allowed:
+                (tables.setdefault(leaf.table, {}) if leaf.table else tables)[leaf.key] = value
+        return _of_flat(cls, tables)
+
+    @property
+    def numbers(self) -> torch.dtype:
+        """The type of the numbers that are trained."""
+        found: torch.dtype = getattr(torch, str(self.dtype))
+        return found
 
 
 class AlgorithmConfig(Choice):
@@ -124,169 +342,193 @@ class AlgorithmConfig(Choice):
     local_epochs: Count | None = None  # passes over a node's data in a round, instead of local_steps
 
 
-ChosenAlgorithm = Annotated[AlgorithmConfig, BeforeValidator(_as_choice)]
+ChosenAlgorithm = Annotated[AlgorithmConfig, BeforeValidator(as_table)]
 
 
-class Experiment(Section):
+class Experiment(TrainSpec):
     """One fully determined experiment: exactly one algorithm, no lists to sweep over."""
 
+    moved: ClassVar[Mapping[str, str]] = {
+        "evaluation": "[evaluation]: write evaluate_every and metrics at the top, beside rounds"
+    }
+
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9._-]+$")  # of the run directory
-    rounds: Count  # communication rounds
     seeds: Seeds = Field(default=[0])  # every method is run with each of them
-    checkpoint_every: Count = 50  # rounds between checkpoints
-    evaluate_every: Cadence = 1  # rounds between measurements; "auto": at most a fifth of the work
-    metrics: Metrics = "default"  # what is measured; see `holdfast list metrics`
-    personalize: Whole = 0  # local steps that make a node's model its own, for personal metrics
-    dtype: Literal["float32", "float64"] = "float32"  # of the numbers that are trained
-    precision: Precision = "tf32"  # of matrix products on a GPU
-    channel: Chosen = Choice(name="identity")  # how messages travel; by default as they are
-    problem: ProblemConfig
-    network: NetworkConfig = NetworkConfig()
     algorithm: ChosenAlgorithm  # one or several `[[algorithm]]`, see `holdfast list algorithms`
 
 
-def default_experiment() -> str:
-    """The text of the default experiment."""
-    return files("holdfast.experiments").joinpath("default.toml").read_text()
+# --- options by name, for Python ------------------------------------------------------------------------
 
 
-def read_experiment(path: Path | None, overrides: list[str]) -> dict[str, Any]:
-    """The experiment in ``path`` (None: the default) with ``key.path=value`` overrides applied."""
-    raw = tomllib.loads(default_experiment()) if path is None else read_toml(path, "the experiment")
-    for override in overrides:
-        apply_override(raw, override)
-    return with_defaults(raw)
+CALLED = {"dataset": "data"}  # what Python calls what an experiment file calls otherwise
+UNSAID = {"nodes"}  # None stands for their default, where data may be given or named
 
 
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The tables in ``path``, which is to be ``what``."""
+class Leaf(NamedTuple):
+    """An option, and where it stands in a file."""
+
+    table: str  # "" for the top
+    key: str
+    field: FieldInfo
+
+    @property
+    def default(self) -> Any:
+        """As one would write it."""
+        given = self.field.default
+        return given.plain if isinstance(given, Choice) else given
+
+
+@functools.cache
+def leaves(section: type[Section]) -> dict[str, Leaf]:
+    """All options of ``section`` and of its tables, as Python calls them."""
+    found = {}
+    for table, key, field in _fields(section, ""):
+        found[CALLED.get(key, key)] = Leaf(table, key, field)
+    return found
+
+
+def _fields(section: type[Section], table: str) -> Iterator[tuple[str, str, FieldInfo]]:
+    for key, field in section.model_fields.items():
+        kind = field.annotation
+        if inspect.isclass(kind) and issubclass(kind, Section):
+            yield from _fields(kind, key)
+        else:
+            yield table, key, field
+
+
+S = TypeVar("S", bound=Section)
+
+
+def _of_flat(section: type[S], tables: Mapping[str, Any]) -> S:
+    """As ``Section.of``; an error names the leaf alone, as Python calls it."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise HoldfastError(f"cannot read {what} {path}: {error.strerror}") from None
-    return _toml(_toml_text(content, path), path)
+        return section.model_validate(tables)
+    except ValidationError as error:
+        where = error.errors()[0]["loc"]
+        inner = section.model_fields[str(where[0])].annotation
+        own = where[1:] if inspect.isclass(inner) and issubclass(inner, Section) else where
+        name, dot, rest = place(own).partition(".")
+        raise HoldfastError(f"{CALLED.get(name, name)}{dot}{rest}: {explain(error)}") from None
 
 
-def _toml_text(content: bytes, path: Path) -> str:
-    try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n")  # some editors begin a file with a mark
-    except ValueError as error:
-        raise HoldfastError(f"{path} is not valid TOML: {error}") from None
+def meanings(section: type[BaseModel]) -> dict[str, str]:
+    """What the comments beside the fields say, of the class and of those that it derives from."""
+    found: dict[str, str] = {}
+    for owner in reversed(section.__mro__):
+        if owner not in (Section, BaseModel) and issubclass(owner, BaseModel):
+            lines = re.findall(
+                r"^    (\w+):[^#\n]*(# .+(?:\n    # .+)*)", inspect.getsource(owner), re.MULTILINE
+            )
+            found |= {name: ". ".join(_sentences(text)) for name, text in lines}
+    return found
 
 
-def _toml(text: str, path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and lists as deep
-        raise HoldfastError(f"{path} is not valid TOML: {error}") from None
+def _sentences(comment: str) -> Iterator[str]:
+    """The first line of a comment, and those below it as one."""
+    first, *more = re.sub(r"^ *# ", "", comment, flags=re.MULTILINE).split("\n")
+    yield first
+    if more:
+        yield " ".join(more)
 
 
-MOST_BYTES = 8 * 2**20  # of a file from others
-MOST_DOTS = 20  # in a row: no key of ours lies so deep, and each such takes the parser longer
-_KEY = r"(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')"
-_DEEP = re.compile(rf"(?:\.[ \t]*+{_KEY}[ \t]*+){{{MOST_DOTS}}}")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def read_foreign_toml(path: Path, what: str) -> dict[str, Any]:
-    """As ``read_toml``, of a file that may come from others: refuses what would take for ever to read."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise HoldfastError(f"cannot read {what} {path}: {error.strerror}") from None
-    if len(content) > MOST_BYTES:
-        raise HoldfastError(f"{path} has more than {MOST_BYTES} bytes, which {what} does not need")
-    text = _toml_text(content, path)
-    if _DEEP.search(text):
-        raise HoldfastError(f"{path} is not {what}: it has keys of {MOST_DOTS} parts")
-    return _toml(text, path)
+def takes_options(section: type[Section]) -> Callable[[F], F]:
+    """Decorator: ``**options`` are the leaves of ``section``.
 
-
-def apply_override(raw: dict[str, Any], override: str) -> None:
-    """Sets ``key.path=value`` in ``raw``; the value is read as TOML, a bare word as a string.
-
-    ``algorithm.lr=0.1`` sets it for every algorithm, ``algorithm.gossip.lr=0.1`` for one of them.
+    Their names, types and defaults are shown in the function's signature, and where its docstring says
+    ``{options}``, what they mean.
     """
-    key, equals, text = override.partition("=")
-    path = key.strip().split(".")
-    if not equals or not all(path):
-        raise HoldfastError(f"override {override!r}: expected key.path=value, such as network.topology=ring")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    targets = [raw]
-    if path[0] == "algorithm" and len(path) > 1:
-        targets, path = _algorithm_targets(raw, path)
-    for target in targets:
-        for part in path[:-1]:
-            inner = target.get(part, {})
-            target[part] = target = {"name": inner} if isinstance(inner, str) else inner
-            if not isinstance(target, dict):
-                raise HoldfastError(f"override {override!r}: {part!r} is not a table")
-        target[path[-1]] = copy.deepcopy(value)
+
+    def show(function: F) -> F:
+        written = inspect.signature(function).parameters
+        *own, _ = written.values()
+        said = {name: text for part in _sections(section) for name, text in meanings(part).items()}
+        left = {name: leaf for name, leaf in leaves(section).items() if name not in written}
+        typed = TrainOptions.__annotations__
+        types = {name: getattr(of, "__forward_arg__", of) for name, of in typed.items()}
+        named = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=leaf.default,
+                annotation=types.get(name, leaf.field.annotation),
+            )
+            for name, leaf in left.items()
+        ]
+        shown = [f"``{name}``: {said[leaf.key]}" for name, leaf in left.items()]
+        wrapped = [textwrap.fill(f"{text.rstrip('.')}.", 106, break_long_words=False) for text in shown]
+        if function.__doc__ is not None:
+            function.__doc__ = function.__doc__.replace(
+                "    {options}", textwrap.indent("\n".join(wrapped), " " * 4)
+            )
+        signature = inspect.signature(function).replace(parameters=[*own, *named])
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    return show
 
 
-def _algorithm_targets(raw: dict[str, Any], path: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    entries = _algorithms(raw)
-    raw["algorithm"] = entries
-    named = [entry for entry in entries if path[1] in (entry.get("label"), entry.get("name"))]
-    if named and len(path) == 2:
-        raise HoldfastError(f"override: expected a parameter, such as algorithm.{path[1]}.lr=0.1")
-    if named:
-        return named, path[2:]
-    if len(path) > 2 and path[1] in ALGORITHMS:
-        present = ", ".join(str(entry.get("label") or entry.get("name")) for entry in entries)
-        raise HoldfastError(f"override: algorithm {path[1]!r} is not in the experiment, which has {present}")
-    return entries, path[1:]
+def _sections(section: type[Section]) -> list[type[Section]]:
+    """The section and those in it."""
+    kinds = [field.annotation for field in section.model_fields.values()]
+    return [section, *(kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Section))]
 
 
-def _algorithms(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
-    given = raw.get("algorithm", [])
-    entries = [_as_choice(entry) for entry in (given if isinstance(given, list) else [given])]
-    if not entries:
-        raise HoldfastError("algorithm: give at least one, such as [[algorithm]] name = 'local-gecl'")
-    for entry in entries:
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise HoldfastError(f"algorithm: expected a name or a table with a name, got {quoted(entry)}")
-    return entries
+def check_names(origin: str, section: type[Section], given: Mapping[str, Any], others: set[str]) -> None:
+    """Complains about what is not an option; ``others`` are known, too."""
+    for name in given:
+        if name not in leaves(section):
+            raise unknown(f"argument of {origin}", name, {*leaves(section), *others})
 
 
-def with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
-    """``raw`` with every omitted value written out, sweeps kept: what is stored with a run."""
-    if "evaluation" in raw:
-        raise HoldfastError("[evaluation]: write evaluate_every and metrics at the top, beside rounds")
-    check_keys(raw, Experiment, "the experiment")
-    resolved: dict[str, Any] = {}
-    for name, field in Experiment.model_fields.items():
-        if name == "algorithm":
-            resolved[name] = _algorithms(raw)
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            fields = field.annotation.model_fields.items()
-            defaults = {key: _plain(inner.default) for key, inner in fields if not inner.is_required()}
-            section = defaults | raw.get(name, {})
-            resolved[name] = {key: value for key, value in section.items() if value is not None}
-        elif name in raw or not field.is_required():
-            resolved[name] = raw.get(name, _plain(field.default))
-    return resolved
+# What follows is written by ``make options`` from the classes above, for editors and type checkers.
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Choice):
-        return {"name": value.name, **value.parameters} if value.parameters else value.name
-    return value
+class ObjectiveOptions(TypedDict, total=False):
+    """The options of ``hf.build_problem`` that it does not name itself."""
+
+    batch_size: BatchSize
+    sampling: SamplingName
+    l2: NonNegative
+    l1: NonNegative
+    nonconvex: NonNegative
+    weights: Weighting
+    backend: BackendName
+    buffers: Buffers
+    private: Budget
 
 
-def check_keys(raw: Mapping[str, Any], section: type[Section], where: str) -> None:
-    """Complains about keys that ``section`` and its sections do not know, with the nearest valid name."""
-    for key, value in raw.items():
-        if key not in section.model_fields:
-            raise unknown(f"key in {where}", key, section.model_fields)
-        kind = section.model_fields[key].annotation
-        inner = next((k for k in (kind, *get_args(kind)) if isclass(k) and issubclass(k, Section)), None)
-        for table in value if get_origin(kind) is list and isinstance(value, list) else [value]:
-            if inner is None or table is None:
-                continue
-            if not isinstance(table, dict):
-                raise HoldfastError(f"{key}: expected a table, got {quoted(table)}")
-            check_keys(table, inner, f"[{key}]")
+class NetworkOptions(TypedDict, total=False):
+    """The options of ``hf.minimize`` that it does not name itself."""
+
+    topology: Topology
+    mixing: GivenMixing
+    aggregation: GivenAggregation
+    attack: GivenAttack
+    cohort: Cohort
+    graph_every: Count | None
+    compute: Any
+    links: Any
+    redraw_every: Count | None
+    link_draws: LinkDraws
+
+
+class TrainOptions(ObjectiveOptions, NetworkOptions, total=False):
+    """The options of ``hf.train`` that it does not name itself."""
+
+    local_epochs: Count | None
+    checkpoint_every: Count
+    evaluate_every: Cadence
+    metrics: GivenMetrics
+    personalize: Whole
+    dtype: NumberType
+    precision: Precision
+    channel: GivenChannel
+    loss: GivenLoss
+    nodes: Count
+    partition: GivenPartition
+    test: GivenTests
+    augment: GivenAugment
+    step: GivenStep

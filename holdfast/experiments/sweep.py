@@ -13,29 +13,17 @@ from typing import Any
 
 from holdfast.algorithms import ALGORITHMS
 from holdfast.algorithms.load import import_algorithm
-from holdfast.channels import CHANNELS
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
 from holdfast.core.validation import accepts, hints, quoted
-from holdfast.data import DATASETS, PARTITIONERS
-from holdfast.experiments.spec import Experiment
-from holdfast.models import MODELS
-from holdfast.problem.losses import LOSSES
-from holdfast.robust import AGGREGATIONS, ATTACKS
-from holdfast.topology import MIXINGS, TOPOLOGIES
+from holdfast.experiments.spec import Experiment, OneOf, leaves
 
 REGISTRIES: dict[str, Registry[Any]] = {
-    "problem.dataset": DATASETS,
-    "problem.partition": PARTITIONERS,
-    "problem.model": MODELS,
-    "problem.loss": LOSSES,
-    "network.topology": TOPOLOGIES,
-    "network.mixing": MIXINGS,
-    "network.aggregation": AGGREGATIONS,
-    "network.attack": ATTACKS,
-    "algorithm": ALGORITHMS,
-    "channel": CHANNELS,
-}
+    ".".join(filter(None, (leaf.table, leaf.key))): mark.registry
+    for leaf in leaves(Experiment).values()
+    for mark in leaf.field.metadata
+    if isinstance(mark, OneOf)
+} | {"algorithm": ALGORITHMS}
 
 
 @dataclass(frozen=True)

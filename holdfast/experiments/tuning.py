@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.files import write_json
 from holdfast.core.validation import accepts, hints, parameters, quoted
-from holdfast.experiments.plan import Planned
+from holdfast.experiments.plan import Plan
 from holdfast.experiments.record import RunRecord, Spread, load_record
 from holdfast.experiments.record_files import Mode, better, check_choosing
 from holdfast.experiments.runner import Runner
@@ -140,7 +140,7 @@ class Tuned:
 def tune(
     goal: Goal,
     grids: Grids,
-    make_plan: Callable[[Grids], Planned],
+    make_plan: Callable[[Grids], Plan],
     folder: Path,
     execute: Callable[[Runner], None],
     so_far: Callable[[Tuned], None] = lambda tuned: None,
@@ -184,7 +184,7 @@ def axis_of(parameter: str) -> str:
     return f"algorithm.{parameter}"
 
 
-def chosen_goal(parameter: str, metric: str | None, mode: Mode | None, widen: int, plan: Planned) -> Goal:
+def chosen_goal(parameter: str, metric: str | None, mode: Mode | None, widen: int, plan: Plan) -> Goal:
     """The goal, checked against what ``plan`` records; by default test accuracy, else the training loss."""
     recorded = list(plan.setting(plan.jobs[0]).metrics)
     name = metric or next((name for name in ("test_accuracy", "train_loss") if name in recorded), recorded[0])
@@ -192,7 +192,7 @@ def chosen_goal(parameter: str, metric: str | None, mode: Mode | None, widen: in
         raise unknown("metric", name, recorded)
     if not isinstance(widen, int) or widen < 0:
         raise HoldfastError(f"widen: should be a whole number, 0 or more, got {quoted(widen)}")
-    private = plan.setting(plan.jobs[0]).terms.private is not None
+    private = plan.setting(plan.jobs[0]).objective.private is not None
     if private:
         check_choosing(name, "tuning")
     return Goal(parameter, name, better(name, mode), widen, private)

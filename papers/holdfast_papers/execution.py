@@ -16,12 +16,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.callbacks import Callback, JobInfo
+from holdfast.experiments.experiment_file import read_experiment
 from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.record_files import SETTLED, Outcome, Summary, read_summary
 from holdfast.experiments.runner import Runner
 from holdfast.experiments.setting import Setting, load_dataset
-from holdfast.experiments.spec import read_experiment
+from holdfast.experiments.spec import as_choice
 from holdfast.report.format import seconds_text
 from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Preset
 
@@ -61,7 +62,7 @@ class Task:
 
     def plan(self) -> Plan:
         """A new plan; the data that it keeps are freed with it."""
-        return Plan(self.raw, self.circumstances.data_dir, self.circumstances.device)
+        return Plan.of_tables(self.raw, self.circumstances.data_dir, self.circumstances.device)
 
     def run_directory(self) -> Path | None:
         """The newest run of exactly this experiment, whole or in part."""
@@ -80,9 +81,11 @@ class Task:
 
     def missing_data(self) -> str | None:
         """How to get the data set that is not there, if that is so."""
-        problem = self.plan().jobs[0].experiment.problem
+        problem = self.plan().jobs[0].spec.problem
         try:
-            load_dataset(problem.dataset, problem.nodes, 0, self.circumstances.data_dir)
+            load_dataset(
+                as_choice("problem.dataset", problem.dataset), problem.nodes, 0, self.circumstances.data_dir
+            )
         except HoldfastError as error:
             return str(error)
         return None
@@ -90,13 +93,15 @@ class Task:
     def check(self) -> float:
         """Raises what would stop the run, tried with its first seed; the multiply-adds it takes, roughly."""
         seeds = self.plan().seeds
-        plan = Plan(self.raw | {"seeds": seeds[:1]}, self.circumstances.data_dir, self.circumstances.device)
+        plan = Plan.of_tables(
+            self.raw | {"seeds": seeds[:1]}, self.circumstances.data_dir, self.circumstances.device
+        )
         try:
             plan.check()
         except HoldfastError as error:
             raise HoldfastError(f"{self.title}: {error}") from None
         example = plan.setting(plan.jobs[0])
-        return len(seeds) * sum(job.experiment.rounds * cost_of_round(job, example) for job in plan.jobs)
+        return len(seeds) * sum(job.spec.rounds * cost_of_round(job, example) for job in plan.jobs)
 
     def finished_part(self) -> RunRecord | None:
         """What was run to its end so far, whole or in seeds; None if nothing was.
@@ -186,7 +191,7 @@ class _JobView(Callback):
         self.cost = 0.0
         for job, entry in zip(runner.plan.jobs, runner.summary["jobs"], strict=True):
             if entry["status"] in SETTLED:
-                progress.advance(job.experiment.rounds * cost_of_round(job, self.example))
+                progress.advance(job.spec.rounds * cost_of_round(job, self.example))
 
     def on_train_begin(self, job: JobInfo, simulation: Simulation) -> None:
         self.progress.show(f"{self.runner.folder.parent.name} {job.title}")
@@ -208,7 +213,7 @@ class _JobView(Callback):
 
 def cost_of_round(job: Job, example: Setting) -> float:
     """Multiply-adds of a round, roughly, by the data and model of ``example``: for sharing out the time."""
-    problem, steps = job.experiment.problem, job.experiment.algorithm.parameters.get("local_steps", 1)
+    problem, steps = job.spec.problem, job.config.parameters.get("local_steps", 1)
     samples = len(example.data) if problem.batch_size == "full" else problem.batch_size * problem.nodes
     return (steps if isinstance(steps, int) else 1) * (CALL + samples * example.dim)
 

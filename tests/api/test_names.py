@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from option_types import SOURCE as SPEC
+from option_types import written
 
 import holdfast as hf
-from holdfast.api.training import TrainOptions
+from holdfast.experiments.spec import TrainOptions, TrainSpec, leaves
 
 SOURCE = Path(hf.__file__)
 STUB = SOURCE.with_suffix(".pyi")
@@ -87,12 +89,22 @@ def test_help_explains_every_argument_and_the_result(function) -> None:
 
 
 def test_comparisons_take_the_options_of_training() -> None:
-    """Under the same names, with the same types; ``compare`` and ``tune`` name the others themselves."""
+    """Under the same names, with the same types and defaults, which are those of the spec."""
     training, options = inspect.signature(hf.train).parameters, TrainOptions.__annotations__
     own = {"algorithm", "model", "data", "rounds", "seed", "callbacks", "progress", "run_dir", "resume"}
-    assert set(options) == set(training) - own - {"checkpoint_every"}
+    assert set(options) == set(training) - own - {"device", "data_dir"}
     types = {name: annotation.__forward_arg__ for name, annotation in options.items()}
-    assert types == {name: training[name].annotation for name in options}
+    for function in (hf.train, hf.compare, hf.tune):
+        shown = inspect.signature(function).parameters
+        assert types == {name: shown[name].annotation for name in options}
+        assert {name: shown[name].default for name in options} == {
+            name: leaf.default for name, leaf in leaves(TrainSpec).items() if name in options
+        }
+
+
+def test_editors_know_every_option() -> None:
+    """If they do not, ``make options`` writes the end of holdfast/experiments/spec.py."""
+    assert SPEC.read_text(encoding="utf-8").endswith(written())
 
 
 USE = """

@@ -21,8 +21,8 @@ from holdfast.cli.app import app
 from holdfast.cli.leakage import lines
 from holdfast.core.errors import HoldfastError
 from holdfast.data.samples import Pair
+from holdfast.experiments.experiment_file import apply_override, with_defaults
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import apply_override, with_defaults
 from holdfast.problem.source import Batch
 
 FILE = """
@@ -47,7 +47,7 @@ def subject(*changes: str) -> Subject:
     raw = tomllib.loads(FILE)
     for change in changes:
         apply_override(raw, change)
-    plan = Plan(with_defaults(raw), None, "cpu")
+    plan = Plan.of_tables(with_defaults(raw), None, "cpu")
     return Subject.of(plan, plan.jobs[0])
 
 

@@ -165,7 +165,7 @@ OVERRIDES = {
     # machine
     "device": (["--device", "tpu"], "device: should be 'cpu', 'cuda' or 'cuda:N', got 'tpu'"),
     "no such GPU": (["--device", "cuda:99"], "device: 'cuda:99' was asked for, but torch sees"),
-    "memory of a model": (["problem.model.hidden=[1000000000]"], "local-gecl needs about 1"),
+    "memory of a model": (["problem.model.hidden=[1000000000]"], "local-gecl on 4 nodes needs about 1"),
     "memory of two layers": (["problem.model.hidden=[200000,200000]"], "GiB of memory, but cpu has only"),
     "memory of data": (
         ["problem.dataset={name='quadratics',dim=3000}", "problem.nodes=1000000"],
@@ -207,7 +207,10 @@ FILES = {
     "bytes": ("rounds = 4 \ud800", "small.toml is not valid TOML: "),
     "rounds": (SMALL.replace("rounds = 4\n", "", 1), "rounds: is missing"),
     "dataset": (SMALL.replace('dataset = "digits"\n', "", 1), "problem.dataset: is missing"),
-    "dataset name": (SMALL.replace('"digits"', '{ nam = "digits" }', 1), "problem.dataset.name: is missing"),
+    "dataset name": (
+        SMALL.replace('"digits"', '{ nam = "digits" }', 1),
+        "problem.dataset: expected a name",
+    ),
     "algorithm": (SMALL[: SMALL.index("[[algorithm]]")], "algorithm: give at least one"),
 }
 

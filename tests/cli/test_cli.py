@@ -15,7 +15,7 @@ from command_line import experiment_file, holdfast
 from holdfast.algorithms import ALGORITHMS
 from holdfast.cli.listing import KINDS
 from holdfast.data import DATASETS, PARTITIONERS
-from holdfast.experiments.spec import default_experiment
+from holdfast.experiments.experiment_file import default_experiment
 from holdfast.models import MODELS
 from holdfast.topology import TOPOLOGIES
 

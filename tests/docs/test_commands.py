@@ -15,8 +15,8 @@ import typer.main
 from typer.core import TyperGroup
 
 from holdfast.cli.app import app
+from holdfast.experiments.experiment_file import default_experiment
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import default_experiment, read_experiment
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -86,4 +86,4 @@ def test_experiments_on_a_page_are_accepted(block: str, tmp_path: Path) -> None:
         whole[key] = whole[key] | value if isinstance(whole.get(key), dict) else value
     file = tmp_path / "experiment.toml"
     file.write_text(tomli_w.dumps(whole), encoding="utf-8")
-    Plan(read_experiment(file, []), None, "cpu").check()
+    Plan.of_file(file, [], None, "cpu").check()

@@ -29,7 +29,7 @@ def test_every_command_is_there(hooks: ModuleType) -> None:
 
 def test_types_are_words(hooks: ModuleType) -> None:
     page = hooks.experiment_keys()
-    assert "| `evaluate_every` | whole number or `'auto'` | `1` | rounds between measurements" in page
+    assert "| `evaluate_every` | whole number or `'auto'` | `auto` | rounds between measurements" in page
     assert "| `mixing` | a name, or a table with a name | none |" in page
     assert "Union[" not in page
 

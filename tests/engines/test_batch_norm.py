@@ -21,7 +21,6 @@ import holdfast as hf
 from holdfast.core.world import ALONE, World
 from holdfast.engines.cluster.ranks import Ranks
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import read_experiment
 from holdfast_deploy.federation_file import read_federation
 
 NODES, ROUNDS, SEED = 4, 3, 3
@@ -166,7 +165,7 @@ class Digits(nn.Sequential):
 
 
 def figures(folder: Path, buffers: str, world: World = ALONE) -> tuple[Tensor, list[float]]:
-    plan = Plan(read_experiment(folder / "small.toml", [f"problem.buffers={buffers}"]), None, "cpu", world)
+    plan = Plan.of_file(folder / "small.toml", [f"problem.buffers={buffers}"], None, "cpu", world)
     plan.check()
     [job] = plan.jobs
     simulation = plan.simulation(job)

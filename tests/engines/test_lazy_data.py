@@ -20,8 +20,8 @@ from holdfast.core.world import ALONE, World
 from holdfast.data.lazy import LazyData
 from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.common.simulation import Simulation
+from holdfast.experiments.experiment_file import read_experiment
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import read_experiment
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.site import open_site, own_data
 
@@ -50,7 +50,7 @@ KINDS = ["everybody", "streams"]
 
 def simulated(folder: Path, kind: str, world: World = ALONE) -> tuple[Simulation, list[float]]:
     raw = read_experiment(folder / "small.toml", [f"problem.dataset=noisy_clouds:{kind}"])
-    plan = Plan(raw, None, "cpu", world)
+    plan = Plan.of_tables(raw, None, "cpu", world)
     plan.check()
     [job] = plan.jobs
     simulation = plan.simulation(job)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import holdfast as hf
+from holdfast.experiments.experiment_file import read_experiment
 from holdfast.experiments.setting import build_setting
-from holdfast.experiments.spec import read_experiment
 from holdfast.experiments.sweep import expand
 from holdfast.topology import Activity, Network
 

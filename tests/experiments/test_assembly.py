@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.contract import ALGORITHMS
 from holdfast.core.validation import parameters
 from holdfast.experiments.execution import Execution
-from holdfast.experiments.spec import with_defaults
+from holdfast.experiments.experiment_file import with_defaults
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.site import open_site
 
@@ -43,7 +43,7 @@ CALL = {"model": nn.Linear(2, 3), "data": [(X[:6], Y[:6]), (X[6:], Y[6:])], "rou
 def test_train_gives_the_numbers_of_an_experiment(overrides: tuple[str, ...], tmp_path: Path) -> None:
     plan = make_plan(tmp_path, *overrides)
     job = plan.jobs[0]
-    setting, experiment = plan.setting(job), job.experiment
+    setting, experiment = plan.setting(job), job.spec
     run = Execution(plan.simulation(job), job.rounds, experiment.evaluate_every, setting.evaluation)
     assert run.execute(job.info).status == "done"
     problem, network = experiment.problem, experiment.network

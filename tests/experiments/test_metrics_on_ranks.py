@@ -15,8 +15,8 @@ from torch import Tensor
 import holdfast as hf
 from holdfast.core.world import ALONE, World
 from holdfast.engines.cluster.ranks import Ranks
+from holdfast.experiments.experiment_file import read_experiment
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import read_experiment
 
 NAMES = [
     *("test_accuracy", "test_loss", "worst_accuracy", "worst_loss", "p10_loss", "p75_accuracy", "node_loss"),
@@ -86,7 +86,7 @@ def apart(nodes: int) -> hf.TrainTest:
 
 def figures(folder: Path, dataset: str, world: World = ALONE) -> dict[str, list[float]]:
     raw = read_experiment(folder / "small.toml", [f"problem.dataset={__name__}:{dataset}"])
-    plan = Plan(raw, None, "cpu", world)
+    plan = Plan.of_tables(raw, None, "cpu", world)
     plan.check()
     found = {}
     for job in plan.jobs:

@@ -13,8 +13,8 @@ from command_line import experiment_file, holdfast, make_plan
 from federation_runs import describe
 
 import holdfast as hf
+from holdfast.experiments.experiment_file import with_defaults
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import with_defaults
 from holdfast_deploy.federation_file import make_federation
 
 OWN = '''
@@ -271,7 +271,7 @@ def test_a_date_is_a_parameter_of_ones_own_part() -> None:
     def plan(since: date) -> Plan:
         dataset = {"name": "own:load", "since": since}
         raw = {"rounds": 1, "problem": {"dataset": dataset}, "algorithm": {"name": "dsgd", "lr": 0.1}}
-        return Plan(with_defaults(raw), None, "cpu")
+        return Plan.of_tables(with_defaults(raw), None, "cpu")
 
     first, second = plan(date(2020, 1, 1)), plan(date(2020, 1, 2))
     assert first.digest != second.digest

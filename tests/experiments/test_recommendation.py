@@ -18,7 +18,6 @@ from holdfast.algorithms.load import algorithm_class
 from holdfast.experiments.advice import advise, applicable, compression
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.recommendation import MOST_PARAMETERS, RULES, Facts, Topic
-from holdfast.experiments.spec import read_experiment
 
 DOCS = Path(__file__).parents[2] / "docs"
 RING = Facts(
@@ -137,9 +136,9 @@ def test_compression_follows_the_budget(
 )
 def test_what_the_command_says_can_be_run(overrides: list[str], options: list[str], names: list[str]) -> None:
     said = json.loads(holdfast("recommend", *overrides, *options, "--json").out)
-    plan = Plan(read_experiment(None, [*overrides, *said["overrides"]]), None, "cpu")
+    plan = Plan.of_file(None, [*overrides, *said["overrides"]], None, "cpu")
     plan.check()
-    assert [job.experiment.algorithm.name for job in plan.jobs] == names
+    assert [job.config.name for job in plan.jobs] == names
     assert said["bytes"] > 0
 
 
@@ -161,9 +160,9 @@ def test_users_changes_are_in_the_command_that_is_printed(tmp_path: Path) -> Non
     shown = holdfast("recommend", *given).out
     command = printed(shown)
     assert command[:4] == ["run", str(path), "network.topology=server", "problem.nodes=6"]
-    plan = Plan(read_experiment(path, command[2:]), None, "cpu")
-    assert [job.experiment.algorithm.name for job in plan.jobs] == ["vrl-sgd", "fedavg"]
-    assert plan.jobs[0].experiment.channel.name == "identity"  # what was judged, whatever the file has
+    plan = Plan.of_file(path, command[2:], None, "cpu")
+    assert [job.config.name for job in plan.jobs] == ["vrl-sgd", "fedavg"]
+    assert plan.jobs[0].spec.channel.name == "identity"  # what was judged, whatever the file has
     assert plan.setting(plan.jobs[0]).network.is_server
 
 

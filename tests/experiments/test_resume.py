@@ -17,7 +17,6 @@ from command_line import SMALL, experiment_file, forked, holdfast, make_plan, ro
 import holdfast as hf
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Interrupted, Runner
-from holdfast.experiments.spec import read_experiment
 
 # Long enough to be hit by a signal that is sent after the first rows.
 LONG = [
@@ -65,7 +64,7 @@ def run_in_pieces(plan: Plan, root: Path, piece: int) -> tuple[Path, int]:
             runner.execute([StopAfter(piece, (signal.SIGINT, signal.SIGTERM)[stops % 2])])
         except Interrupted:
             stops += 1
-            runner = Runner.reopen(Plan(plan.raw, None, "cpu"), runner.folder)
+            runner = Runner.reopen(Plan.of_tables(plan.origin.raw, None, "cpu"), runner.folder)
         else:
             return runner.folder, stops
 
@@ -161,7 +160,7 @@ def test_resume_finds_the_data_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     np.savez(tmp_path / "data" / "own.npz", x_train=rng.random((60, 3)), y_train=rng.integers(0, 2, 60))
     overrides = ['problem.dataset={name="npz",file="own.npz"}', 'metrics=["train_loss"]']
     monkeypatch.chdir(tmp_path)
-    plan = Plan(read_experiment(experiment_file(tmp_path), overrides), Path("data"), "cpu")
+    plan = Plan.of_file(experiment_file(tmp_path), overrides, Path("data"), "cpu")
     plan.check()
     runner = Runner.start(plan, tmp_path)
     with pytest.raises(Interrupted):

@@ -17,7 +17,6 @@ import holdfast as hf
 from holdfast.data import DATASETS
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.record import load_record
-from holdfast.experiments.spec import read_experiment
 from holdfast.models import mlp
 from holdfast.report.page_data import setting_data
 from holdfast.report.setting_figures import setting_plots
@@ -58,7 +57,7 @@ def test_everything_promised_is_in_the_run_directory(finished: Path) -> None:
 
 def test_metrics_are_tidy(finished: Path) -> None:
     header = (finished / "metrics.csv").read_text().splitlines()[0]
-    assert header.split(",") == ["algorithm", "seed", "round", *DEFAULT_METRICS, *COSTS]
+    assert header.split(",") == ["algorithm", "seed", "round", *DEFAULT_METRICS, "minibatch_loss", *COSTS]
     assert [(row["algorithm"], row["seed"], row["round"]) for row in rows(finished)] == [
         (algorithm, seed, round)
         for algorithm in ("local-gecl", "gossip")
@@ -98,7 +97,7 @@ def test_the_resolved_experiment_gives_the_same_metrics_again(finished: Path, tm
     resolved = tomllib.loads((finished / "experiment.toml").read_text())
     assert resolved["seeds"] == [0, 1]
     assert resolved["problem"]["weights"] == "uniform"  # defaults are written out
-    again = run_plan(Plan(read_experiment(finished / "experiment.toml", []), None, "cpu"), tmp_path)
+    again = run_plan(Plan.of_file(finished / "experiment.toml", [], None, "cpu"), tmp_path)
     assert rows(again) == rows(finished)
     assert (again / "experiment.toml").read_bytes() == (finished / "experiment.toml").read_bytes()
 
@@ -118,7 +117,7 @@ def test_tensorboard_has_every_recorded_figure(finished: Path) -> None:
 
     events = EventAccumulator(str(finished / "tensorboard" / "001-gossip-seed1"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {*DEFAULT_METRICS, *COSTS}
+    assert set(events.Tags()["scalars"]) == {*DEFAULT_METRICS, "minibatch_loss", *COSTS}
     mine = [row for row in rows(finished) if (row["algorithm"], row["seed"]) == ("gossip", "1")]
     logged = [(scalar.step, scalar.value) for scalar in events.Scalars("train_loss")]
     assert [step for step, _ in logged] == [0, 2, 4]
@@ -255,7 +254,7 @@ def test_divergence_is_seen_without_a_loss_among_the_metrics(tmp_path: Path) -> 
 
 def swept(folder: Path, *overrides: str) -> list[tuple[str, dict]]:
     """(algorithm, swept values) of every variant."""
-    return [(v.experiment.algorithm.label, v.axes) for v in make_plan(folder, *overrides).variants]
+    return [(job.label, dict(job.axes)) for job in make_plan(folder, *overrides).jobs]
 
 
 def test_a_list_is_a_sweep(tmp_path: Path) -> None:
@@ -275,7 +274,7 @@ def test_a_list_is_a_sweep(tmp_path: Path) -> None:
 
 def test_an_override_may_name_one_algorithm(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, "algorithm.gossip.lr=[0.2,0.4]", "algorithm.local_steps=3")
-    assert [(v.experiment.algorithm.parameters, v.axes) for v in plan.variants] == [
+    assert [(job.config.parameters, job.axes) for job in plan.jobs] == [
         ({"lr": 0.1, "local_steps": 3}, {}),
         ({"lr": 0.2, "local_steps": 3}, {"algorithm.lr": 0.2}),
         ({"lr": 0.4, "local_steps": 3}, {"algorithm.lr": 0.4}),
@@ -364,7 +363,7 @@ def test_reports_can_be_written_again_and_overlaid(tmp_path: Path) -> None:
 def test_the_seeds_of_a_sweep_take_turns_without_reading_the_data_again(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = Plan(read_experiment(finished / "experiment.toml", ["seeds=[0,1]"]), None, "cpu")
+    plan = Plan.of_file(finished / "experiment.toml", ["seeds=[0,1]"], None, "cpu")
     first, second = plan.jobs[:2]
     assert not plan.shares_setting(first, second)
     kept = plan.setting(first)
@@ -378,7 +377,7 @@ def test_the_seeds_of_a_sweep_take_turns_without_reading_the_data_again(
 def test_samples_that_are_prepared_once_count_as_memory(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = Plan(read_experiment(finished / "experiment.toml", ["problem.batch_size=full"]), None, "cpu")
+    plan = Plan.of_file(finished / "experiment.toml", ["problem.batch_size=full"], None, "cpu")
     job = plan.jobs[0]
     with_them, numbers = plan.memory(job), plan.setting(job).data.x.numel()
     monkeypatch.setattr("holdfast.experiments.setting.MOST_READY", 0)

@@ -19,6 +19,8 @@ import holdfast as hf
 SMALL = """\
 name = "small"
 rounds = 4
+evaluate_every = 1
+metrics = "default"
 dtype = "float64"
 
 [problem]
@@ -27,6 +29,9 @@ nodes = 4
 partition = { name = "dirichlet", h = 0.5 }
 model = { name = "mlp", hidden = [8] }
 batch_size = 8
+
+[network]
+topology = "ring"
 """
 TWO = '[{ name = "local-gecl", lr = 0.1, local_steps = 2 }, { name = "gossip", lr = 0.1, local_steps = 2 }]'
 CENTRAL = '{ name = "scaffold", lr = 0.1, local_steps = 2 }'

@@ -25,7 +25,7 @@ def test_every_preset_is_an_experiment_of_the_library(
     of: Paper, experiment: PaperExperiment, preset: Preset, scale: str, tmp_path: Path
 ) -> None:
     task = Task(of, experiment, preset, Circumstances(scale, "cpu", None), tmp_path)
-    assert Plan(task.raw, None, "cpu").jobs
+    assert Plan.of_tables(task.raw, None, "cpu").jobs
 
 
 @pytest.mark.parametrize("paper", load_papers().values(), ids=lambda paper: paper.id)

@@ -114,12 +114,12 @@ ALIKE = dict.fromkeys(METHODS, 0.8)
 def test_presets_expand(experiment, scale):
     for preset, jobs in planned(PAPER, experiment, scale):
         for one in jobs:
-            assert (one.experiment.network.link_draws == "each-end") == preset.file.endswith("-each-end")
-            assert one.experiment.problem.nodes == 10
+            assert (one.spec.network.link_draws == "each-end") == preset.file.endswith("-each-end")
+            assert one.spec.problem.nodes == 10
             if scale == "full":
                 assert len({job.seed for job in jobs}) == 5
-                assert one.experiment.algorithm.parameters["lr"] == 0.01
-                assert one.experiment.problem.batch_size == 16
+                assert one.config.parameters["lr"] == 0.01
+                assert one.spec.problem.batch_size == 16
 
 
 def test_links_drawn_by_each_end_differ_in_nothing_else(tmp_path):

@@ -80,11 +80,11 @@ PAPERS_ORDER = {"net-fleet": 0.95, "ld-sgd": 0.90, "gt-sgd": 0.87, "dsgd": 0.86}
 @pytest.mark.parametrize("experiment", [e for e in PAPER.experiments if e.presets], ids=lambda e: e.id)
 def test_presets_expand(experiment, scale):
     for _, jobs in planned(PAPER, experiment, scale):
-        assert {job.experiment.problem.partition.name for job in jobs} == {"iid", "shards"}
-        assert all(job.experiment.network.mixing.name == "laplacian" for job in jobs)
+        assert {job.spec.problem.partition.name for job in jobs} == {"iid", "shards"}
+        assert all(job.spec.network.mixing.name == "laplacian" for job in jobs)
         if scale == "full" and experiment.id != "figure-2":
-            assert all(job.experiment.rounds == 1000 for job in jobs)
-            assert all(job.experiment.problem.model.name == "netfleet-cnn" for job in jobs)
+            assert all(job.spec.rounds == 1000 for job in jobs)
+            assert all(job.spec.problem.model.name == "netfleet-cnn" for job in jobs)
 
 
 def test_the_sweeps_are_the_papers_at_full_scale():
@@ -102,22 +102,22 @@ def test_the_sweeps_are_the_papers_at_full_scale():
 def test_fig_2_has_the_papers_steps_batches_and_rounds():
     ((_, jobs),) = planned(PAPER, PAPER.experiment("figure-2"), "full")
     for one in jobs:
-        assert one.experiment.algorithm.parameters["lr"] == 0.001
-        assert (one.experiment.problem.batch_size, one.experiment.rounds) == (128, 500)
+        assert one.config.parameters["lr"] == 0.001
+        assert (one.spec.problem.batch_size, one.spec.rounds) == (128, 500)
 
 
 def test_gt_sgd_is_adapt_then_combine_as_in_the_paper_it_is_from():
     for id in ("figure-1", "figure-2", "figure-1-constant"):
         ((_, jobs),) = planned(PAPER, PAPER.experiment(id), "full")
-        assert {j.experiment.algorithm.parameters["order"] for j in jobs if j.label == "gt-sgd"} == {"atc"}
+        assert {j.config.parameters["order"] for j in jobs if j.label == "gt-sgd"} == {"atc"}
 
 
 @pytest.mark.parametrize("id", ["figure-1-constant", "figure-3-halved", "figure-6-halved"])
 def test_second_readings_differ_in_their_steps_only(id):
     ((_, second),), ((_, first),) = (planned(PAPER, PAPER.experiment(name), "full") for name in (id, id[:8]))
     for one, other in zip(*([j for j in jobs if j.seed == 0] for jobs in (second, first)), strict=True):
-        assert one.experiment.problem == other.experiment.problem
-        assert one.experiment.network == other.experiment.network
+        assert one.spec.problem == other.spec.problem
+        assert one.spec.network == other.spec.network
     assert {claim.kind for claim in PAPER.experiment(id).claims} == {"ours"}
 
 
@@ -128,9 +128,9 @@ def test_one_step_per_round_is_a_curve_of_figure_3_over_more_seeds():
     assert {one.seed for one in more} == set(range(5))
     one_step = [one for one in jobs if one.axes["algorithm.local_steps"] == 1]
     for ours, theirs in zip([one for one in more if one.seed == 0], one_step, strict=True):
-        assert ours.experiment.problem == theirs.experiment.problem
-        assert ours.experiment.network == theirs.experiment.network
-        assert ours.experiment.algorithm == theirs.experiment.algorithm
+        assert ours.spec.problem == theirs.spec.problem
+        assert ours.spec.network == theirs.spec.network
+        assert ours.config == theirs.config
 
 
 # --- claims ------------------------------------------------------------------------------------------------

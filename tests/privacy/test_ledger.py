@@ -240,7 +240,7 @@ def test_accesses_that_another_process_would_not_count_are_refused(algorithm, ne
     problem = {"dataset": "digits", "nodes": 4, "model": "linear", "batch_size": 8, "sampling": "poisson"}
     raw = {"name": "test", "rounds": 2, "problem": problem | {"private": private}, "network": network}
     for world in (World(), Two()):
-        plan = Plan(raw | {"algorithm": [algorithm]}, None, "cpu", world)
+        plan = Plan.of_tables(raw | {"algorithm": [algorithm]}, None, "cpu", world)
         [job] = plan.jobs
         given = (job.id, plan.method(job), job.cohort)
         if world.size == 1:

@@ -15,7 +15,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import poisson_cohort
 from holdfast.engines.common.dry_run import planned_messages
 from holdfast.engines.common.simulation import Simulation
-from holdfast.experiments.spec import Terms
+from holdfast.experiments.spec import Objective
 from holdfast.privacy.ledger import Ledger, protection
 from holdfast.privacy.messages import COUNT_NOISE, PrivateMessages
 from holdfast.problem.problem import FunctionProblem
@@ -168,10 +168,10 @@ def test_a_budget_that_makes_no_sense_is_refused(changes, message) -> None:
 
 def test_files_name_what_is_protected() -> None:
     table = {"unit": "node", "epsilon": 2.0, "delta": 1e-3, "clip": 1.0, "cohorts": "poisson"}
-    assert Terms.of({"private": table}).private == hf.NodeDP(
+    assert Objective.of({"private": table}).private == hf.NodeDP(
         epsilon=2.0, delta=1e-3, clip=1.0, cohorts="poisson"
     )
-    assert Terms.of({"private": {"epsilon": 2.0, "delta": 1e-3, "clip": 1.0}}).private == hf.DP(
+    assert Objective.of({"private": {"epsilon": 2.0, "delta": 1e-3, "clip": 1.0}}).private == hf.DP(
         epsilon=2.0, delta=1e-3, clip=1.0
     )
     for wrong, message in (
@@ -180,4 +180,4 @@ def test_files_name_what_is_protected() -> None:
         ({"unit": "node"}, "epsilon is missing"),
     ):
         with pytest.raises(HoldfastError, match=message):
-            Terms.of({"private": wrong})
+            Objective.of({"private": wrong})

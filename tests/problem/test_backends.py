@@ -19,7 +19,6 @@ import holdfast as hf
 from holdfast.core.tree import tree_map
 from holdfast.data.samples import Pair
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import read_experiment
 from holdfast.models import Dropout
 from holdfast.problem.flat import FlatModel
 from holdfast.problem.forward import forward
@@ -184,7 +183,7 @@ lr = 0.1
 
 
 def test_an_experiment_file_chooses_too(tmp_path) -> None:
-    plan = Plan(read_experiment(experiment_file(tmp_path, EXPERIMENT), []), None, "cpu")
+    plan = Plan.of_file(experiment_file(tmp_path, EXPERIMENT), [], None, "cpu")
     [job] = plan.jobs
     assert plan.simulation(job).prepare(1).startswith("nodes one by one")
 

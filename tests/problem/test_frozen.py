@@ -138,7 +138,7 @@ class TwoInputs(nn.Module):
         return self.say(self.look(picture.flatten(2)).mean(1) + shift)
 
 
-@pytest.mark.parametrize("batch_size", [4, None])
+@pytest.mark.parametrize("batch_size", [4, "full"])
 def test_columns_and_full_batches(batch_size) -> None:
     draw = torch.Generator().manual_seed(0)
     columns = [

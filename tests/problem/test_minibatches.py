@@ -13,8 +13,9 @@ from torch.nn import functional
 
 import holdfast as hf
 from holdfast.engines.simulate.choice import executor_for
+from holdfast.experiments.experiment_file import read_experiment
 from holdfast.experiments.setting import build_setting
-from holdfast.experiments.spec import Experiment, read_experiment
+from holdfast.experiments.spec import Experiment
 from holdfast.problem.sampling import OVERFLOW, Epochs, Poisson, build_sampling, rows_for, weights_of
 
 DRAW = torch.Generator().manual_seed(0)

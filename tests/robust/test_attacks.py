@@ -14,8 +14,8 @@ import holdfast as hf
 from holdfast.api import as_network
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Simulation
+from holdfast.experiments.experiment_file import with_defaults
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import with_defaults
 
 N, D = 10, 4
 ATTACKERS = [1, 4, 5]
@@ -146,7 +146,7 @@ lr = 0.1
 
 def test_rules_and_attacks_in_a_file():
     """A list of rules is a sweep, a list of attackers is not; an exact method gets a warning."""
-    plan = Plan(with_defaults(tomllib.loads(FILE)), None, "cpu")
+    plan = Plan.of_tables(with_defaults(tomllib.loads(FILE)), None, "cpu")
     assert len(plan.jobs) == 4
     networks = [plan.setting(job).network for job in plan.jobs]
     assert {type(network.aggregation) for network in networks} == {hf.Median, hf.TrimmedMean}

@@ -18,7 +18,6 @@ from forks import Forked, command
 from holdfast.cli import main
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Runner
-from holdfast.experiments.spec import read_experiment
 
 SMALL = """\
 name = "small"
@@ -95,7 +94,7 @@ def experiment_file(folder: Path, text: str = SMALL) -> Path:
 
 def make_plan(folder: Path, *overrides: str, text: str = SMALL) -> Plan:
     """The checked plan of an experiment."""
-    plan = Plan(read_experiment(experiment_file(folder, text), list(overrides)), None, "cpu")
+    plan = Plan.of_file(experiment_file(folder, text), list(overrides), None, "cpu")
     plan.check()
     return plan
 

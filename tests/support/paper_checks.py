@@ -22,7 +22,7 @@ def planned(paper: Paper, experiment: PaperExperiment, scale: Scale) -> Iterator
 def build_every_method(paper: Paper, experiment: PaperExperiment, scale: Scale) -> None:
     for _, jobs in planned(paper, experiment, scale):
         for job in jobs:
-            build_algorithm(job.experiment.algorithm.name, job.experiment.algorithm.parameters)
+            build_algorithm(job.config.name, job.config.parameters)
 
 
 def verdicts(experiment: PaperExperiment, evidence: Evidence) -> list[Verdict]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import holdfast
 from holdfast.algorithms import ALGORITHMS
 from holdfast.core.validation import quoted
+from holdfast.experiments.spec import as_choice
 from holdfast.privacy import Ledger, NodeDP
 from holdfast.privacy.messages import PrivateMessages
 from holdfast.report.format import bytes_text
@@ -42,7 +43,8 @@ def _running(federation: FederationFile, name: str | None) -> list[str]:
     given = ", ".join(f"{key} = {quoted(value)}" for key, value in algorithm.parameters.items())
     method = (ALGORITHMS[algorithm.name].__doc__ or "").strip().splitlines()[0]
     own = federation.own_model
-    model = f"the file's model {problem.model.name!r}"
+    model = f"the file's model {as_choice('problem.model', problem.model).name!r}"
+    loss = as_choice("problem.loss", problem.loss).name
     if own is not None:
         model = f"your own model {describe_identity(own.identity)}, from {own.file}"
     shape = quoted(problem.columns if problem.input_shape is None else problem.input_shape)
@@ -50,7 +52,7 @@ def _running(federation: FederationFile, name: str | None) -> list[str]:
     counted = "of which nothing has been run yet" if numbers is None else f"{numbers:,} numbers"
     return [
         f"holdfast {holdfast.__version__} trains {model}, {counted}, on samples of shape {shape}, "
-        f"in batches of {problem.batch_size}, with the loss {problem.loss.name!r}.",
+        f"in batches of {problem.batch_size}, with the loss {loss!r}.",
         f"The method is {algorithm.name}{f' ({given})' if given else ''}. {method}",
         *_steps(federation, name),
         "The file names only parts of holdfast: it contains no code.",
@@ -86,8 +88,8 @@ def _leaving(federation: FederationFile, name: str | None) -> list[str]:
         sentences.append(
             f"Each message is made of {gradients} gradients or more, which it does not show apart."
         )
-    if federation.channel.name != "identity":
-        sentences.append(f"They go through the channel {federation.channel.name!r}.")
+    if (channel := as_choice("channel", federation.channel).name) != "identity":
+        sentences.append(f"They go through the channel {channel!r}.")
     if not network.aggregation.plain:
         sentences.append(f"They are aggregated by {network.aggregation!r}, not by the mean.")
     sentences += _privacy(federation)

@@ -65,7 +65,7 @@ def new(
     import tomli_w
 
     from holdfast.core.files import private_files, write_atomic
-    from holdfast.experiments.spec import apply_override
+    from holdfast.experiments.experiment_file import apply_override
     from holdfast_deploy.consent import accept, shown, sign_federation, signature_path
     from holdfast_deploy.federation_file import make_federation
     from holdfast_deploy.keys import KEY_NAME, make_key, public_key

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from holdfast.experiments.experiment_file import read_experiment
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import read_experiment
 from holdfast_papers.base import Circumstances, Finding, Layout, Line, Panel, judged_by_seeds
 from holdfast_papers.evidence import Curve, Evidence
 
@@ -75,4 +75,4 @@ def ahead(e: Evidence, points: np.ndarray, least: float, ours: str) -> Finding:
 def preset_plan(file: str, overrides: Sequence[str], where: Circumstances) -> Plan:
     """A preset of this paper with changes, for what is computed rather than run: in seconds, on the CPU."""
     raw = read_experiment(Path(__file__).with_name(f"{file}.toml"), list(overrides))
-    return Plan(raw, where.data_dir, "cpu")
+    return Plan.of_tables(raw, where.data_dir, "cpu")

@@ -39,7 +39,6 @@ from holdfast.engines.cluster.ranks import AgreedError, Ranks
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Interrupted, Runner
-from holdfast.experiments.spec import read_experiment
 from holdfast.problem.problem import FunctionProblem
 from holdfast.topology import Network, server
 
@@ -168,7 +167,7 @@ def complain(rank: int) -> None:
 
 
 def plan_in(folder: Path, overrides: list[str], world: World = ALONE) -> Plan:
-    return Plan(read_experiment(folder / "small.toml", overrides), folder, "cpu", world)
+    return Plan.of_file(folder / "small.toml", overrides, folder, "cpu", world)
 
 
 RUNS = {"graph": [], "server": SERVER, "duals": DUALS, "curvature": CURVATURE}

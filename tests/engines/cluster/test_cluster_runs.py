@@ -19,7 +19,6 @@ from test_cluster import assert_same, figures
 from holdfast.engines.cluster.launch import launch_id, run_to_continue
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Runner
-from holdfast.experiments.spec import read_experiment
 
 EXPERIMENT = """\
 name = "long"
@@ -67,7 +66,7 @@ class Model(torch.nn.Linear):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
     root = tmp_path_factory.mktemp("whole")
-    runner = Runner.start(Plan(read_experiment(experiment_file(root, EXPERIMENT), []), None, "cpu"), root)
+    runner = Runner.start(Plan.of_file(experiment_file(root, EXPERIMENT), [], None, "cpu"), root)
     runner.execute()
     return figures(runner.folder)
 

@@ -20,7 +20,6 @@ from holdfast.core.tree import tree_map
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.programs import compiled
 from holdfast.experiments.plan import Plan
-from holdfast.experiments.spec import read_experiment
 from holdfast.problem.losses import CrossEntropy
 from holdfast.problem.sampling import STEPS_DRAWN_AT_ONCE
 from holdfast.problem.source import ArraySource
@@ -42,7 +41,7 @@ lr = 0.1
 
 
 def test_every_job_of_a_sweep_is_computed_in_its_own_precision(tmp_path) -> None:
-    plan = Plan(read_experiment(experiment_file(tmp_path, TWO_PRECISIONS), []), None, "cpu")
+    plan = Plan.of_file(experiment_file(tmp_path, TWO_PRECISIONS), [], None, "cpu")
     plan.check()
     found = []
     for job in plan.jobs:

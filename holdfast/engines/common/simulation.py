@@ -18,7 +18,7 @@ from holdfast.core.world import World
 from holdfast.engines.common.counters import Counters, Traffic, Work
 from holdfast.engines.common.fit import Cohorts, StepsTaken
 from holdfast.engines.common.oracle import MinibatchGradient
-from holdfast.engines.common.place import HERE, Place
+from holdfast.engines.common.peers import HERE, Place
 from holdfast.engines.common.profile import Profile
 from holdfast.engines.common.rounds import Rounds
 from holdfast.engines.common.trial import ZeroProblem

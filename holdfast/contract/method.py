@@ -82,6 +82,55 @@ class Capabilities:
         return replace(self, unequal_steps=why) if why and self.unequal_steps is True else self
 
 
+# --- methods that are written as before 0.2.0 -------------------------------------------------------------
+
+
+BEFORE = {  # attributes and properties of methods before 0.2.0, and what they are in ``Capabilities``
+    "assumes_convex": "assumes_convex=True",
+    "uses_solver": "uses_solver=True",
+    "keeps_sums": "needs_exact_sums=False",
+    "uses_curvature": "uses_curvature=True",
+    "compensates": "compensates=True",
+    "unequal_steps": "unequal_steps=True",
+    "why_equal_steps": 'unequal_steps="why not"',
+    "allows_late": "late_clients=True",
+    "sends_gradients": "sends_gradients=True",
+    "sends_zeros": "sends_zeros=True",
+    "least_dim": "least_dim=2",
+    "columnwise": "columnwise=True",
+    "needs_server": 'topology="server"',
+    "needs_graph": 'topology="graph"',
+    "needs_constant_graph": "constant_graph=True",
+    "least_eigenvalue": "least_eigenvalue=-0.5",
+    "integrates_twice": "integrates_twice=0.5",
+    "answers": "answers=True",
+    "clippable": "clippable=True",
+    "least_cohort": "least_cohort=2",
+    "poisson_cohorts": "poisson_cohorts=True",
+}
+
+
+def refuse_before(cls: type) -> None:
+    """Refuses a class of a method that is written as before 0.2.0, and says what to write."""
+    for name, value in vars(cls).items():
+        annotation = str(vars(cls).get("__annotations__", {}).get(name, "ClassVar"))
+        if name not in BEFORE or "ClassVar" not in annotation:  # a hyperparameter may have any name
+            continue
+        if isinstance(value, property):
+            raise HoldfastError(
+                f"{cls.__name__}.{name}: what a method needs and promises is one record; write a property "
+                f"`capabilities` that returns replace(self.declared, {BEFORE[name].split('=')[0]}=...)"
+            )
+        raise HoldfastError(
+            f"{cls.__name__}.{name}: what a method needs and promises is one record; write declared = "
+            f"Capabilities({BEFORE[name]})"
+        )
+    if "allows_cohorts" in vars(cls):
+        raise HoldfastError(f"{cls.__name__}.allows_cohorts: all methods led by a server do; leave it out")
+    if "settle" in vars(cls):
+        raise HoldfastError(f"{cls.__name__}.settle: this function is called `finish` now; rename it")
+
+
 # --- the two kinds of method ------------------------------------------------------------------------------
 
 
@@ -218,52 +267,3 @@ class ServerAlgorithm(Method, ABC, Generic[S]):
 
 
 ALGORITHMS: Registry[Method] = Registry("algorithm")
-
-
-# --- methods that are written as before 0.2.0 -------------------------------------------------------------
-
-
-BEFORE = {  # attributes and properties of methods before 0.2.0, and what they are in ``Capabilities``
-    "assumes_convex": "assumes_convex=True",
-    "uses_solver": "uses_solver=True",
-    "keeps_sums": "needs_exact_sums=False",
-    "uses_curvature": "uses_curvature=True",
-    "compensates": "compensates=True",
-    "unequal_steps": "unequal_steps=True",
-    "why_equal_steps": 'unequal_steps="why not"',
-    "allows_late": "late_clients=True",
-    "sends_gradients": "sends_gradients=True",
-    "sends_zeros": "sends_zeros=True",
-    "least_dim": "least_dim=2",
-    "columnwise": "columnwise=True",
-    "needs_server": 'topology="server"',
-    "needs_graph": 'topology="graph"',
-    "needs_constant_graph": "constant_graph=True",
-    "least_eigenvalue": "least_eigenvalue=-0.5",
-    "integrates_twice": "integrates_twice=0.5",
-    "answers": "answers=True",
-    "clippable": "clippable=True",
-    "least_cohort": "least_cohort=2",
-    "poisson_cohorts": "poisson_cohorts=True",
-}
-
-
-def refuse_before(cls: type) -> None:
-    """Refuses a class of a method that is written as before 0.2.0, and says what to write."""
-    for name, value in vars(cls).items():
-        annotation = str(vars(cls).get("__annotations__", {}).get(name, "ClassVar"))
-        if name not in BEFORE or "ClassVar" not in annotation:  # a hyperparameter may have any name
-            continue
-        if isinstance(value, property):
-            raise HoldfastError(
-                f"{cls.__name__}.{name}: what a method needs and promises is one record; write a property "
-                f"`capabilities` that returns replace(self.declared, {BEFORE[name].split('=')[0]}=...)"
-            )
-        raise HoldfastError(
-            f"{cls.__name__}.{name}: what a method needs and promises is one record; write declared = "
-            f"Capabilities({BEFORE[name]})"
-        )
-    if "allows_cohorts" in vars(cls):
-        raise HoldfastError(f"{cls.__name__}.allows_cohorts: all methods led by a server do; leave it out")
-    if "settle" in vars(cls):
-        raise HoldfastError(f"{cls.__name__}.settle: this function is called `finish` now; rename it")

@@ -1,4 +1,4 @@
-"""Whether this site takes part: the coordinator's signature, the site's own policy, somebody's acceptance."""
+"""Whether this site takes part: the coordinator's signature, the site's policy, and a person's acceptance."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from holdfast_deploy.keys import (
     verify,
 )
 
-MACHINE_POLICY = Path(
-    "/etc/holdfast/policy.toml"
-)  # of whoever runs the machine; holds whatever else is given
+MACHINE_POLICY = Path("/etc/holdfast/policy.toml")  # holds for every member on the machine, beside --policy
 
 
 class ConsentError(HoldfastError):
@@ -51,7 +49,7 @@ def sign_federation(path: Path, federation: FederationFile, folder: Path) -> Non
     signature = sign("federation", federation.agreement, load_key(folder))
     if signature.key != federation.coordinator:
         raise HoldfastError(
-            f"{path}: its coordinator is not whoever holds {folder / KEY_NAME}; that key belongs to "
+            f"{path}: its coordinator is not the holder of {folder / KEY_NAME}; that key belongs to "
             f'coordinator = "{signature.key}"'
         )
     place, content = signature_path(path), signature.model_dump_json().encode() + b"\n"
@@ -163,18 +161,18 @@ def require_policies(
 
 
 def shown(id: str) -> str:
-    """A federation's fingerprint, for people to compare: groups of four digits."""
+    """A federation's fingerprint as people compare it: groups of four digits."""
     return ":".join(id[i : i + 4] for i in range(0, len(id), 4))
 
 
 def accepted_path(id: str) -> Path:
-    """Whose existence says that this user has accepted the federation."""
+    """A file that exists if this user has accepted the federation."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "holdfast" / "accepted" / id
 
 
 def accept(federation: FederationFile, path: Path) -> None:
-    """Notes for good that this user accepts the federation."""
+    """Notes permanently that this user accepts the federation."""
     note = accepted_path(federation.id)
     note.parent.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -200,16 +198,16 @@ def require_consent(
     own_code: bool = False,
     accepting: str | None = None,
 ) -> None:
-    """Refuses to start unless policies allow it and somebody here has accepted the file.
+    """Refuses to start unless policies allow it and a person here has accepted the file.
 
-    Nobody is asked where the file is one's own: the folder ``certs`` holds the authority's or the
-    coordinator's key. Nor where nothing leaves the machine: ``certs`` is None. ``accepting`` is a fingerprint
-    that is accepted from now on.
+    No acceptance is needed for a file of one's own, where the folder ``certs`` holds the authority's or the
+    coordinator's key; nor where nothing leaves the machine, with ``certs`` None. ``accepting`` is a
+    fingerprint that is accepted from now on.
     """
     own = certs is None or (certs / "ca.key").exists()
     if certs is not None and holds_key(certs, federation):
         own = True
-        sign_federation(path, federation, certs)  # whoever signs may edit
+        sign_federation(path, federation, certs)  # the holder of the key may edit the file
     signed = is_signed(path, federation)
     require_policies(federation, policy, name=name, own_code=own_code, signed=signed)
     if accepting is not None:

@@ -1,4 +1,4 @@
-"""What a federation file has one member do and show: whichever field of the file it is that says so."""
+"""What one member computes and reveals under a federation file, whichever of its fields say so."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def most_delta(federation: FederationFile, budget: DP | NodeDP, name: str | None
 
 
 def local_steps(federation: FederationFile, name: str | None) -> tuple[int, int] | None:
-    """The fewest and the most local steps of the node ``name`` in a round; of any node if it is none of them.
+    """The fewest and the most local steps of the node ``name`` in a round; of all nodes if it is not one.
 
-    Whatever says so: the method, the node's own entry, epochs over its data, or the time of a round.
+    They follow from the method, the node's own entry, epochs over its data, or the time of a round.
     None: the method takes no such steps.
     """
     steps = _all_steps(federation, name)
@@ -37,7 +37,7 @@ def local_steps(federation: FederationFile, name: str | None) -> tuple[int, int]
 
 
 def _all_steps(federation: FederationFile, name: str | None) -> list[int]:
-    """The local steps of all nodes that are meant, without limits of time; of a method that takes any."""
+    """The local steps of the node ``name``, or of all nodes, without limits of time; [] if there are none."""
     given = vars(federation.method).get("local_steps")
     if given is None:
         return []
@@ -45,7 +45,7 @@ def _all_steps(federation: FederationFile, name: str | None) -> list[int]:
 
 
 def fewest_in_messages(federation: FederationFile, name: str | None) -> int:
-    """Of how many gradients a message of the node ``name`` is made at least; of any node if it is none."""
+    """Of how many gradients a message of the node ``name`` is made at least; of any node if it is not one."""
     problem, steps = federation.problem, local_steps(federation, name)
     if federation.method.capabilities.sends_gradients:
         return 1
@@ -71,7 +71,7 @@ def vectors_per_link(federation: FederationFile) -> float:
 def gives_gradients_away(federation: FederationFile, name: str | None = None) -> bool:
     """Whether a receiver can read one gradient of a node's data out of its messages.
 
-    So it can if the method sends gradients, or models that are one step away from one that everybody knows.
+    It can if the method sends gradients, or models that are one step away from one that all members know.
     """
     return fewest_in_messages(federation, name) <= 1
 

@@ -17,6 +17,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 from holdfast.contract import Channel, Method, ServerAlgorithm
 from holdfast.core.errors import unknown
 from holdfast.core.validation import Count, Positive, Section, Seed, Whole
+from holdfast.engines.common.ingredients import MANY, repeating_at_most
+from holdfast.engines.common.profile import Profile, profile
 from holdfast.privacy import Ledger
 from holdfast.topology import Network
 from holdfast_deploy.own_model import OwnModel
@@ -177,6 +179,11 @@ class Federation(Section, ABC):
 
         The noise is from the seed; a member that draws its own puts that in its place.
         """
+
+    @cached_property
+    def profile(self) -> Profile:
+        """What members send and keep, found with few local steps: it does not depend on how many."""
+        return profile(repeating_at_most(self.member_method, MANY), self.member_network)
 
     @cached_property
     def diameter(self) -> int:

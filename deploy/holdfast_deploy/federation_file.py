@@ -22,8 +22,9 @@ from holdfast.channels import CHANNELS, Channel
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Count, Positive
 from holdfast.data.dataset import Finite
-from holdfast.engines.common.fit import check_fit, check_unanswered, placed
+from holdfast.engines.common.fit import check_fit, check_unanswered
 from holdfast.engines.common.ingredients import MANY, repeating_at_most
+from holdfast.engines.common.profile import placed
 from holdfast.experiments.choices import configured_network, initial_module
 from holdfast.experiments.setting import LocalEpochs
 from holdfast.experiments.spec import (

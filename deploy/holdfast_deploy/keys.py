@@ -130,7 +130,7 @@ def sign(purpose: Purpose, document: bytes, key: Ed25519PrivateKey) -> Signature
 def verify(purpose: Purpose, document: bytes, signature: Signature, trusted: str | None = None) -> None:
     """Refuses ``document`` unless ``signature`` is of it, for this purpose, and by the key ``trusted``.
 
-    ``trusted`` is a public key in hexadecimal digits; None: by the key in the signature, whoever has it.
+    ``trusted`` is a public key in hexadecimal digits; None: any key, the one in the signature.
     """
     if trusted is not None and signature.key != trusted:
         raise HoldfastError(
@@ -147,7 +147,7 @@ def verify(purpose: Purpose, document: bytes, signature: Signature, trusted: str
 
 
 def fingerprint(key: str) -> str:
-    """Of a public key in hexadecimal digits, for people to compare: 16 groups of four digits."""
+    """Of a public key in hexadecimal digits, as people compare it: 16 groups of four digits."""
     return hashlib.sha256(bytes.fromhex(key)).digest().hex(":", 2)
 
 

@@ -53,8 +53,8 @@ class OwnNoise(OwnRandomness):
     """Random numbers of one member in one run: functions of its ``key``, the ``run``, the round and the step.
 
     ``run`` names the federation, the folder's incarnation and the data, so that no two runs share numbers.
-    ``noted`` is told what is released, as a digest. ``grid``: all that is released are multiples of it; None:
-    of something far smaller than the noise. ``rounded``: by how much each number of one message may have been
+    ``noted`` receives a digest of each release. Releases are multiples of ``grid``; None: of a power of two
+    that is far smaller than the noise. ``rounded``: by how much each number of one message may have been
     rounded before it was added to the sums.
     """
 
@@ -84,7 +84,7 @@ class OwnNoise(OwnRandomness):
         self, sums: Tensor, sensitivity: Tensor, multiplier: float, round: Word, step: Word, draw: int
     ) -> Tensor:
         exact = sums.detach().double().cpu().numpy()
-        # Other sums in the same draw, as after a message of somebody else has changed, get other noise.
+        # Different sums in the same draw, as after another member's message has changed, get different noise.
         digest = hashlib.blake2b(exact.tobytes(), key=self._key, digest_size=32).digest()
         self._noted(digest + struct.pack("<III", int(round), int(step), draw))
         normal = normals(self._stream(digest, round, step, draw, 16 * -(-exact.size // 2)))[: exact.size]

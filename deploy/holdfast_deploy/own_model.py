@@ -9,7 +9,7 @@ from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.own_source import OwnSource, find_source
 from holdfast.models.base import import_model
 
-SHOWN = 12  # hexadecimal digits of a hash in messages to people
+SHOWN = 12  # hexadecimal digits of a hash in messages
 LONGEST_NAME = 40  # characters of a class's name
 
 
@@ -37,7 +37,7 @@ class OwnModel:
         return f"{self.name} {self.sha256}"
 
     def run(self) -> None:
-        """Runs the source as it was read, for whoever then makes the model by its name."""
+        """Runs the source as it was read, so that the model can then be made by its name."""
         try:
             module = self.source.run()
         except HoldfastError as error:

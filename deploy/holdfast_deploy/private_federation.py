@@ -55,13 +55,13 @@ def check_private_federation(federation: FederationFile) -> None:
     if federation.shared_metrics:
         raise HoldfastError(
             f"shared_metrics: {federation.shared_metrics[0]} is computed from private data without noise; "
-            "leave it out, and look at it at home"
+            "leave it out, and look at it locally"
         )
     if isinstance(budget, NodeDP):
         _check_private_nodes(federation, budget)
     elif not all(federation.counts):
-        who = federation.names[federation.counts.index(0)]
-        raise HoldfastError(f"problem.private: say how many samples {who!r} has, samples = ...")
+        node = federation.names[federation.counts.index(0)]
+        raise HoldfastError(f"problem.private: say how many samples {node!r} has, samples = ...")
     elif federation.membership is not None and budget.noise_multiplier is None:
         raise HoldfastError(
             "problem.private: members may change, so the noise cannot be found from their data; give "

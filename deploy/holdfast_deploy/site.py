@@ -31,7 +31,7 @@ from holdfast_deploy.storage.store import data_digest
 
 @dataclass(frozen=True)
 class Site:
-    """What node number ``node`` has at home. None of it leaves."""
+    """What node number ``node`` has locally. None of it leaves."""
 
     node: int
     problem: ModelProblem
@@ -59,7 +59,7 @@ class Site:
 
 
 def initial_model(federation: FederationFile) -> FlatModel:
-    """The model that everybody starts from; a server makes it without any data."""
+    """The model that all members start from; a server makes it without any data."""
     module = federation.module()
     model = FlatModel(module, torch_device("cpu"), federation.torch_dtype)
     _share_memory(module, model)
@@ -125,8 +125,8 @@ def _check_form(described: CommonProblem, data: AnyData, test: Any) -> None:
     if not isinstance(samples, Pair):
         shapes = {name: list(column.shape[1:]) for name, column in samples.items()}
         if shapes != described.columns:
-            told = f"columns = {described.columns}, input_shape = {described.input_shape}"
-            raise HoldfastError(f"data: columns are {shapes}, the federation file says {told}")
+            expected = f"columns = {described.columns}, input_shape = {described.input_shape}"
+            raise HoldfastError(f"data: columns are {shapes}, the federation file says {expected}")
         return
     shape = list(shape_of_inputs(samples))
     if shape != described.input_shape:

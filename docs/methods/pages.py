@@ -23,9 +23,10 @@ from holdfast.contract import Channel, Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves
 from holdfast.core.validation import Cohort, parameters
-from holdfast.engines.common.dry_run import Footprint, dry_run
+from holdfast.engines.common.counters import Footprint
+from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
-from holdfast.engines.common.trial import client_message
+from holdfast.engines.common.profile import profile
 from holdfast.topology import Network, base_graph, ring, server
 
 HERE = Path(__file__).parent
@@ -149,9 +150,8 @@ def sends(method: Method) -> str:
         up = counted.vectors_per_round / NODES / 2
         down = up
         if isinstance(method, ServerAlgorithm):
-            up = float(
-                len(_vectors(client_message(method, NODES, method.capabilities.least_dim + 1), method))
-            )
+            found = profile(method, usual_network(method))
+            up = float(len(_vectors(found.messages[0], found.one.dim)))
             down = counted.vectors_per_round / NODES - up
         text = f"{_vectors_of(up)} up, {down:g} down per client and round: "
         text += f"{4 * up:g} + {4 * down:g} bytes per parameter"
@@ -168,8 +168,8 @@ def sends(method: Method) -> str:
     return text
 
 
-def _vectors(message: Any, method: Method) -> list[Any]:
-    return [leaf for leaf in leaves(message) if leaf.shape[-1] == method.capabilities.least_dim + 1]
+def _vectors(message: Any, dim: int) -> list[Any]:
+    return [leaf for leaf in leaves(message) if leaf.shape[-1] == dim]
 
 
 def _vectors_of(count: float) -> str:

@@ -23,7 +23,6 @@ from holdfast.core.validation import Cohort, Count, Seed, Whole, check, quoted
 from holdfast.data import NodesData, Partitioner, TrainTest
 from holdfast.data.lazy import AnyData
 from holdfast.data.per_node import Tests, as_data, read_tests
-from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
 from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.choices import (
@@ -341,12 +340,12 @@ def minimize(
         raise HoldfastError(f"x0: expected finite numbers, got {quoted(start.tolist())}")
     problem = FunctionProblem(functions, start)
     network, name = as_network(topology, problem.nodes, seed, aggregation, attack), type(method).__name__
-    check_fit(method, problem.nodes, network, cohort, carrying)
-    rows = dry_run(method, network, cohort, channel=carrying)
-    needed = rows.memory(problem.nodes, problem.dim, numbers.itemsize)
+    found = check_fit(method, problem.nodes, network, cohort, carrying)
+    needed = found.footprint(cohort, carrying).memory(problem.nodes, problem.dim, numbers.itemsize)
     needed += (rounds + 1) * problem.nodes * problem.dim * numbers.itemsize
     require_memory(f"the path of {name} on {problem.nodes} nodes", needed)
-    simulation = build_simulation(method, problem, network, seed=seed, cohort=cohort, channel=carrying)
+    options: Any = {"seed": seed, "cohort": cohort, "channel": carrying, "profile": found}
+    simulation = build_simulation(method, problem, network, **options)
     figures = choose_metrics(["train_loss", "consensus", "grad_norm2"], has_test=False, classes=None)
     run = Execution(simulation, rounds, 1, Evaluation(figures))
     path, job = _Path(run), JobInfo(f"{name}-seed{seed}", name, rounds)

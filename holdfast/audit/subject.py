@@ -14,8 +14,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.tree import leaves
 from holdfast.core.validation import Cohort
 from holdfast.data import FederatedData
+from holdfast.engines.common.profile import profile
 from holdfast.engines.common.simulation import Simulation, Stepwise
-from holdfast.engines.common.trial import method_uses
 from holdfast.experiments.plan import Planned
 from holdfast.experiments.setting import Setting
 from holdfast.privacy import DP, NodeDP
@@ -63,7 +63,7 @@ class Subject:
             )
         if int(data.counts.min()) < 2:
             raise HoldfastError("audit: a node has a single sample, which cannot be left out; use more data")
-        if "links" in method_uses(self.method, self.setting.network):
+        if "links" in profile(self.method, self.setting.network).uses:
             raise HoldfastError(
                 f"audit: {type(self.method).__name__} sends every neighbour something else, which the "
                 "attacks do not understand; audit a method that sends all the same"

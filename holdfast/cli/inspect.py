@@ -32,7 +32,7 @@ def inspect(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Look before training: who holds which labels, the graph, how fast it mixes, what a run will cost."""
+    """Look before training: the labels of each node, the graph, how fast it mixes, what a run will cost."""
     import json
 
     from rich.console import Console
@@ -69,7 +69,7 @@ def inspect(
 
 
 def _as_data(plan: Plan) -> dict[str, Any]:
-    """The same for programs; bytes and seconds, nothing rounded, and no pictures."""
+    """The same figures for programs: in bytes and seconds, not rounded, and without pictures."""
     first = plan.jobs[0]
     setting = plan.setting(first)
     network, problem = setting.network, setting.problem
@@ -93,7 +93,7 @@ def _as_data(plan: Plan) -> dict[str, Any]:
 
 
 def _partition_table(setting: Setting, width: int) -> Table:
-    """Samples of every class on every node, the darker the more; for many classes only how many it holds."""
+    """Samples of every class on every node, darker for more; with many classes only how many a node holds."""
     from rich.table import Table
 
     data, labels = setting.data, setting.labels
@@ -131,7 +131,7 @@ def _network_lines(setting: Setting) -> str:
         rounds = [network.at(round) for round in range(network.period)]
         degree = max(int(now.degrees.max()) for now in rounds)
         return (
-            f"\nnetwork: {network.nodes} nodes whose links change and begin anew after {network.period} "
+            f"\nnetwork: {network.nodes} nodes whose links change and repeat after {network.period} "
             f"rounds; at most {degree} neighbours at a time\n"
         )
     return (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.audit.leakage import View
     from holdfast.audit.membership import Figure
 
-RECOVERED = 0.1  # a relative error below which people recognise a sample
+RECOVERED = 0.1  # a relative error below which a sample can be recognised
 
 
 def audit(
@@ -30,7 +30,7 @@ def audit(
 ) -> None:
     """Attack an experiment: what a neighbour, a server and a stranger learn about its samples.
 
-    Tries to rebuild samples from messages and to tell who was in the training data, with and without what
+    Tries to rebuild samples from messages and to tell which were in the training data, with and without what
     protects the experiment, and measures epsilon from below where it is private.
 
     [bold]holdfast audit mine.toml rounds=20 problem.batch_size=1[/bold]

@@ -151,7 +151,7 @@ def entries(kind: str) -> list[dict[str, Any]]:
 
 
 def _in_words(annotation: str) -> str:
-    """A type such as ``Rate | None`` in words; None is told by the default."""
+    """A type such as ``Rate | None`` in words; the default shows that None is allowed."""
     parts = [part for part in annotation.split(" | ") if part not in ("None", "Path")]
     return " or ".join(TYPES.get(part, ", ".join(_values(part)) or part) for part in parts)
 
@@ -163,7 +163,7 @@ def _values(annotation: str) -> list[str]:
 
 
 def _notes(maker: Any) -> dict[str, str]:
-    """What stands beside parameters in the source, of a class and those it derives from, or of a function."""
+    """The comments beside parameters in the source: of a class and its bases, or of a function."""
     made_of = reversed(maker.__mro__[:-1]) if inspect.isclass(maker) else [inspect.unwrap(maker)]
     found: dict[str, str] = {}
     for part in made_of:

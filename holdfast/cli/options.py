@@ -38,7 +38,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run d
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:N.")]
 Processes = Annotated[
     int | None,
-    typer.Option(help="Spread the nodes over so many processes of this machine; on GPUs, one for each."),
+    typer.Option(help="Spread the nodes over this many processes of this machine; on GPUs, one for each."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 

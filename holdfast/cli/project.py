@@ -43,21 +43,21 @@ def project(
         list[str] | None, typer.Option(help="A column that is not used, such as dates; may be repeated.")
     ] = None,
     fill: Annotated[
-        bool, typer.Option("--fill", help='Fill gaps: numbers by the median, words by "unknown".')
+        bool, typer.Option("--fill", help='Fill gaps: numbers with the median, words with "unknown".')
     ] = False,
 ) -> None:
     """Lay out a project of your own: an experiment, a model, a test, and a table in two parts.
 
     [bold]holdfast new project fraud --csv payments.csv --target fraud --node bank[/bold]
     """
-    from holdfast.cli.project_table import Wishes, read_table
+    from holdfast.cli.project_table import TableOptions, read_table
     from holdfast.core.files import write_atomic
 
-    wishes = Wishes(words or (), leave_out or (), fill)
+    options = TableOptions(words or (), leave_out or (), fill)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HoldfastError(f"{folder} exists already and is not empty; choose another name")
     if csv is None:
-        if target or node or wishes.any:
+        if target or node or options.any:
             raise HoldfastError("the other options are about your file; give it with --csv FILE")
         table = _made_up()
     elif target is None or node is None:
@@ -65,7 +65,7 @@ def project(
             "--csv needs --target, the column to predict, and --node, the column of organisations"
         )
     else:
-        table = read_table(csv, target, node, wishes)
+        table = read_table(csv, target, node, options)
     # The experiment reads whole numbers as classes, and others as quantities.
     if table.rows[table.target].dtype.kind in "iuf":
         table.rows[table.target] = table.rows[table.target].astype(int if table.is_classification else float)
@@ -93,7 +93,7 @@ def project(
 
 
 def _notes(table: Table, test: pandas.DataFrame) -> list[str]:
-    """What can be learned from, but would mislead whoever does not know it."""
+    """Notes on what a run accepts, but may give misleading results."""
     from holdfast.cli.project_table import MOST_CLASSES
 
     notes = list(table.notes)

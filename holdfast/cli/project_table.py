@@ -1,4 +1,4 @@
-"""The table of ``holdfast new project``: read from a CSV file, put in order as asked for, and checked."""
+"""The table of ``holdfast new project``: read from a CSV file, prepared as the options say, and checked."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What is to be done to a table before it is checked."""
+class TableOptions:
+    """How a table is prepared before it is checked."""
 
     words: Sequence[str] = ()  # columns whose entries are names, even if they look like numbers
     leave_out: Sequence[str] = ()  # columns
@@ -83,26 +83,26 @@ def require_pandas() -> ModuleType:
     return pandas
 
 
-def read_table(csv: Path, target: str, node: str, wishes: Wishes) -> Table:
+def read_table(csv: Path, target: str, node: str, options: TableOptions) -> Table:
     """The rows of ``csv``, checked."""
-    rows, notes = _rows(csv, wishes.words)
+    rows, notes = _rows(csv, options.words)
     columns = list(map(str, rows.columns))
-    for name in (target, node, *wishes.words, *wishes.leave_out):
+    for name in (target, node, *options.words, *options.leave_out):
         if name not in columns:
             raise unknown("column", name, columns)
     if target == node:
         raise HoldfastError(f"--target and --node are both {target!r}; they are different columns")
-    if needed := [name for name in wishes.leave_out if name in (target, node)]:
+    if needed := [name for name in options.leave_out if name in (target, node)]:
         raise HoldfastError(f"--leave-out {needed[0]}: this column is needed, as --target or --node")
-    rows = rows.drop(columns=list(wishes.leave_out))
-    if wishes.fill:
+    rows = rows.drop(columns=list(options.leave_out))
+    if options.fill:
         rows, filled = _filled(rows, target, node)
         notes += filled
-    if target in wishes.words and _as_numbers(rows[target]).notna().all():
+    if target in options.words and _as_numbers(rows[target]).notna().all():
         # The files are read again when the experiment is run, and would hold numbers then.
         rows[target] = f"{target} " + rows[target]
     table = Table(rows, target, node, notes)
-    _check(csv, table, wishes)
+    _check(csv, table, options)
     return table
 
 
@@ -154,18 +154,18 @@ def _filled(rows: pandas.DataFrame, target: str, node: str) -> tuple[pandas.Data
     return rows, notes
 
 
-def _check(csv: Path, table: Table, wishes: Wishes) -> None:
-    """Complains about what would fail, or mislead, when the experiment is run: all of it at once."""
+def _check(csv: Path, table: Table, options: TableOptions) -> None:
+    """Raises one error for all that would fail, or mislead, when the experiment is run."""
     rows = table.rows
     if not table.inputs:
         raise HoldfastError(
             f"{csv}: there is no column beside {table.target!r} and {table.node!r} to learn from"
         )
-    unfit = (_unfit(name, rows[name].dropna(), wishes) for name in table.words)
+    unfit = (_unfit(name, rows[name].dropna(), options) for name in table.words)
     found = [*_gaps(rows), *(one for one in unfit if one is not None)]
     if found:
-        problems, options = "; ".join(one.problem for one in found), [one.option for one in found]
-        helps = f", or add {' '.join(filter(None, options))}" if any(options) else ""
+        problems, remedies = "; ".join(one.problem for one in found), [one.option for one in found]
+        helps = f", or add {' '.join(filter(None, remedies))}" if any(remedies) else ""
         raise HoldfastError(f"{csv}: {problems}; correct the file{helps}")
     if len(rows) == 0:
         raise HoldfastError(f"{csv} has no rows")
@@ -185,25 +185,25 @@ class Complaint(NamedTuple):
 
 def _gaps(rows: pandas.DataFrame) -> Iterator[Complaint]:
     missing = {name: np.flatnonzero(rows[name].isna()) for name in map(str, rows.columns)}
-    told = [
+    found = [
         f"{name!r} in {_counted(len(at), 'row')} (the first is line {rows.index[at[0]] + 2})"
         for name, at in missing.items()
         if len(at)
     ]
-    if told:
-        yield Complaint(f"values are missing: {', '.join(told)}", "--fill")
+    if found:
+        yield Complaint(f"values are missing: {', '.join(found)}", "--fill")
 
 
-def _unfit(name: str, column: pandas.Series[Any], wishes: Wishes) -> Complaint | None:
+def _unfit(name: str, column: pandas.Series[Any], options: TableOptions) -> Complaint | None:
     """Why a column of words should not become a column of zeros and ones for each of them."""
     option = shlex.quote(name)
     stray = np.flatnonzero(_as_numbers(column).isna())
-    if name not in wishes.words and len(stray) < len(column) / 2:
+    if name not in options.words and len(stray) < len(column) / 2:
         first = f"{column.iloc[stray[0]]!r} in line {column.index[stray[0]] + 2}"
         more = f" and {len(stray) - 1} more that are not" if len(stray) > 1 else ""
         codes = f"--words {option}" if column.nunique() <= MOST_CODES else ""
         return Complaint(f"column {name!r} holds numbers, but {first}{more}", codes)
-    if name not in wishes.words and column.astype(str).str.fullmatch(DATE).mean() > 0.5:
+    if name not in options.words and column.astype(str).str.fullmatch(DATE).mean() > 0.5:
         what = f"column {name!r} holds dates, such as {column.iloc[0]!r}, which would have to be numbers"
         return Complaint(what, f"--leave-out {option}")
     if _differ(column):

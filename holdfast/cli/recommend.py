@@ -180,7 +180,7 @@ def _algorithm(advice: Advice) -> dict[str, Any]:
 
 
 def _refused(path: Path | None, overrides: list[str], data_dir: Path | None) -> str:
-    """Why what is advised cannot run, in words; empty if it can."""
+    """Why the advised experiment cannot run; "" if it can."""
     from holdfast.experiments.plan import Plan
     from holdfast.experiments.spec import read_experiment
 
@@ -192,7 +192,7 @@ def _refused(path: Path | None, overrides: list[str], data_dir: Path | None) -> 
 
 
 def _command(path: Path | None, overrides: list[str], data_dir: Path | None) -> str:
-    """What follows ``holdfast run``: the user's own changes and what is advised, the later ones winning."""
+    """The arguments of ``holdfast run``: the user's own changes, then the advised ones, which win."""
     kept = {text.partition("=")[0].strip(): text for text in overrides}
     own = [text for key, text in kept.items() if not key.startswith(("algorithm.", "channel."))]
     folder = [] if data_dir is None else ["--data-dir", str(data_dir)]
@@ -224,7 +224,7 @@ def _show(setting: Setting, job: Job, proposal: Proposal) -> None:
     table.add_column(no_wrap=True, vertical="top")
     table.add_column(overflow="fold")
     for each in proposal.advice:
-        table.add_row(each.topic, _said(each))
+        table.add_row(each.topic, _in_words(each))
         table.add_row("", f"{each.why} ({SITE}/{each.source})", style="dim")
     console.print(table)
     fewer = ""
@@ -233,7 +233,7 @@ def _show(setting: Setting, job: Job, proposal: Proposal) -> None:
     console.print(f"the method sends {proposal.sent / 1e6:,.2f} MB in all, in {job.rounds} rounds{fewer}")
 
 
-def _said(advice: Advice) -> str:
+def _in_words(advice: Advice) -> str:
     if advice.topic == "compression":
         channel = advice.settings.get("channel")
         return "none" if channel is None else f"channel = {_toml(channel)}"

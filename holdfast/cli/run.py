@@ -42,7 +42,10 @@ def run(
     device: Device = "cpu",
     runs_dir: Annotated[Path, typer.Option(help="Where the run directory is made.")] = Path("runs"),
     name: Annotated[
-        str | None, typer.Option(help="What the run directory is called; by default by experiment and time.")
+        str | None,
+        typer.Option(
+            help="Name of the run directory; by default made of the experiment's name and the time."
+        ),
     ] = None,
     processes: Processes = None,
     tensorboard: TensorBoard = False,
@@ -120,7 +123,7 @@ def resume(
             summary = world.raise_on_all(lambda: load_record(folder)).summary
             if "origin" in summary:
                 raise HoldfastError(
-                    f"{folder} is a run from Python: go on by calling {summary['origin']} with "
+                    f"{folder} is a run from Python: continue by calling {summary['origin']} with "
                     f"run_dir={str(folder)!r} and resume=True"
                 )
             kept = summary.get("data_dir")

@@ -82,7 +82,7 @@ def resume_tuning(folder: Path, device: str | None, *, quiet: bool) -> None:
     notes = read_notes(folder)
     if "origin" in notes:
         raise HoldfastError(
-            f"{folder} is a tuning from Python: go on by calling {notes['origin']} with "
+            f"{folder} is a tuning from Python: continue by calling {notes['origin']} with "
             f"run_dir={str(folder)!r} and resume=True"
         )
     goal = Goal(notes["parameter"], notes["metric"], notes["mode"], notes["widen"])

@@ -36,7 +36,7 @@ def watch(
     from rich.console import Console
 
     with live_page(folders or [_newest(runs_dir)], Console(), port), suppress(KeyboardInterrupt):
-        print("Ctrl-C ends this page; the run goes on without it", flush=True)
+        print("Ctrl-C ends this page; the run continues without it", flush=True)
         threading.Event().wait()
 
 

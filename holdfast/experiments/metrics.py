@@ -16,8 +16,7 @@ from holdfast.contract import ServerAlgorithm
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.precision import unrounded
 from holdfast.core.registry import import_named
-from holdfast.core.validation import Cohort, quoted
-from holdfast.engines.common.dry_run import dry_run
+from holdfast.core.validation import quoted
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.model_figures import HeldOut, ModelFigures, Reads, Score
 from holdfast.experiments.record_files import DELAY_COLUMNS, EPSILON_COLUMN, SOLVER_COLUMNS
@@ -413,12 +412,11 @@ class Evaluation:
 
         Counted are forward passes of a sample, not seconds: the cadence is the same on every machine.
         """
-        rounds, problem = simulation.rounds, simulation.problem
-        cohort: Cohort = "all" if rounds.cohort_size == problem.nodes else rounds.cohort_size
-        cost = dry_run(simulation.method, simulation.network, cohort)
+        work, problem = simulation.work_per_round, simulation.problem
+        minibatches = work.sample_gradients / problem.nodes
+        others = work.gradient_evaluations / problem.nodes - minibatches
         nodes = torch.arange(problem.nodes, device=simulation.nodes.device)
-        samples = cost.minibatches_per_round * problem.samples_per_minibatch(nodes)
-        samples += (cost.gradients_per_round - cost.minibatches_per_round) * problem.samples(nodes)
+        samples = minibatches * problem.samples_per_minibatch(nodes) + others * problem.samples(nodes)
         training = max(1.0, PASSES_OF_A_GRADIENT * samples)
         return max(1, math.ceil(self.passes(simulation) / (SHARE_OF_TRAINING * training)))
 

@@ -17,7 +17,8 @@ from holdfast.contract import IDENTITY, Channel, Method
 from holdfast.core.fingerprint import fingerprint
 from holdfast.core.validation import Cohort
 from holdfast.core.world import ALONE, World
-from holdfast.engines.common.dry_run import Footprint, dry_run
+from holdfast.engines.common.counters import Footprint
+from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.choices import Named, as_channel, as_method, bias_warning, own_epochs

@@ -10,6 +10,7 @@ from holdfast.contract import Channel, Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.dry_run import dry_ledger, planned_messages
+from holdfast.engines.common.profile import Profile
 from holdfast.privacy import Ledger, NodeDP, protection
 from holdfast.privacy.aggregation.arithmetic import default_threshold
 from holdfast.privacy.messages import PrivateMessages, check_clippable
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from holdfast.experiments.setting import Setting
 
 
-def planned_ledger(setting: Setting, method: Method, cohort: Cohort, rounds: int) -> Ledger | None:
+def planned_ledger(
+    setting: Setting, method: Method, cohort: Cohort, rounds: int, profile: Profile | None = None
+) -> Ledger | None:
     """What counts the releases of private data, with the noise that so many rounds need; or None."""
     private, nodes = setting.terms.private, setting.data.nodes
     if private is None:
@@ -29,7 +32,7 @@ def planned_ledger(setting: Setting, method: Method, cohort: Cohort, rounds: int
     if isinstance(private, NodeDP):
         planned = planned_messages(private, nodes, cohort, rounds, setting.seed)
         return protection(private, planned, np.full(nodes, nodes), secret_size(private, cohort))
-    dry = dry_ledger(method, setting.network, cohort, rounds, setting.seed)
+    dry = dry_ledger(method, setting.network, cohort, rounds, setting.seed, profile)
     size = None if setting.terms.batch_size == "full" else setting.terms.batch_size
     ledger = protection(private, dry.accesses, np.asarray(setting.data.counts), size)
     ledger.plan = dry.plan

@@ -39,9 +39,10 @@ from holdfast.data.lazy import AnyData
 from holdfast.engines.cluster.exchange import place
 from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.ranks import Ranks
-from holdfast.engines.common.dry_run import Footprint, dry_run
+from holdfast.engines.common.counters import Footprint
 from holdfast.engines.common.fit import check_fit
 from holdfast.engines.common.place import HERE
+from holdfast.engines.common.profile import Profile
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.choice import executor_for
 from holdfast.experiments.choices import (
@@ -200,6 +201,7 @@ def build_simulation(
     channel: Channel = IDENTITY,
     world: World = ALONE,
     ledger: Ledger | None = None,
+    profile: Profile | None = None,
 ) -> Simulation:
     """The method on the problem, ready to run, with the executor of its device."""
     place = RankPlace(world, network) if isinstance(world, Ranks) else HERE
@@ -213,6 +215,7 @@ def build_simulation(
         place=place,
         executor=executor_for(problem.x0.device),
         ledger=ledger,
+        profile=profile,
     )
 
 
@@ -251,6 +254,8 @@ class Setting:
     classes: int = 0  # in class labels; 0 if that is not known
     test_counts: list[int] | None = None  # test samples of each node, if they have their own
     personalize: int = 0  # local steps that make a node's model its own, for personal metrics
+    # Of methods that were checked, by their ``id``; each profile holds its method, so these stay theirs.
+    profiles: dict[int, Profile] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def dim(self) -> int:
@@ -342,9 +347,11 @@ class Setting:
         ``noiseless``: a run with privacy of samples only clips; an audit compares with that.
         """
         compute_in(self.precision)  # jobs before may have been computed in another
-        ledger = planned_ledger(self, method, cohort, rounds)
-        method, problem = protected(self, method, cohort, ledger, noiseless=noiseless)
+        found = self.profiles.get(id(method))
+        ledger = planned_ledger(self, method, cohort, rounds, found)
+        given, (method, problem) = method, protected(self, method, cohort, ledger, noiseless=noiseless)
         options: Any = {"seed": self.seed, "cohort": cohort, "channel": channel, "world": self.world}
+        options["profile"] = found if method is given else None
         return build_simulation(method, problem, self.network, **options, ledger=ledger)
 
     def check(self, title: str, method: Method, cohort: Cohort, channel: Channel = IDENTITY) -> None:
@@ -354,9 +361,11 @@ class Setting:
                 "aggregation, attack: a rule sees a node's incoming messages one by one, and processes "
                 "send each other sums; run it in one process, without --processes"
             )
-        check_fit(method, self.data.nodes, self.network, cohort, channel)
+        known = self.profiles.get(id(method))
+        found = check_fit(method, self.data.nodes, self.network, cohort, channel, known)
+        self.profiles[id(method)] = found
         check_private(self, method, cohort, channel)
-        rows = self.memory(dry_run(method, self.network, cohort, channel=channel))
+        rows = self.memory(found.footprint(cohort, channel))
         if self.device == "cpu":
             rows -= self.data.bytes_everywhere  # which are there already
         ranks = self.world.on_this_machine if self.device == "cpu" else 1

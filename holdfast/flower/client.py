@@ -20,7 +20,7 @@ from holdfast.data.per_node import as_data
 from holdfast.engines.common.channel_run import Received
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
-from holdfast.engines.common.trial import RecordingPeers, zero_oracle
+from holdfast.engines.common.trial import state_like
 from holdfast.experiments.setting import build_problem
 from holdfast.flower.records import (
     ARRAYS,
@@ -293,7 +293,9 @@ class _Stage:
     def _before(self) -> Tree:
         """The state that the server knows of."""
         like = torch.empty_like(self.problem.x0, device="meta")
-        kept = self.memory.read(self.control.taken, state_like(self.method, len(self.control.counts), like))
+        network = server(len(self.control.counts))
+        expected = state_like(self.method, network, 0, like, lambda probability: False)
+        kept = self.memory.read(self.control.taken, expected)
         return tree_map(lambda t: t.to(self.problem.x0.device), kept)
 
     def _oracle(self, stage: int) -> BatchOracle:
@@ -301,16 +303,6 @@ class _Stage:
         if stage == 0:
             oracle.step = INITIAL_STEP
         return oracle
-
-
-def state_like(method: Method, nodes: int, like: Tensor) -> Tree:
-    """A tree like the state of one client, on the device "meta"."""
-    method = method.at(0)
-    if isinstance(method, ServerAlgorithm):
-        return method.init(like[None])
-    assert isinstance(method, Algorithm)
-    peers = RecordingPeers(server(nodes), 0, like, lambda probability: False)
-    return method.init(like[None], zero_oracle(nodes, 0, like.numel()), peers)
 
 
 def _reply(message: Message, about: Answer, sent: Tree, losses: list[Tensor]) -> Message:

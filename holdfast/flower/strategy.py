@@ -21,7 +21,7 @@ from holdfast.core.randomness import cohort
 from holdfast.core.tree import Tree, tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.fit import check_fit, check_unanswered
-from holdfast.engines.common.trial import client_message, grown
+from holdfast.engines.common.profile import profile
 from holdfast.flower.records import (
     ARRAYS,
     JOIN,
@@ -77,6 +77,7 @@ class Strategy(FlowerStrategy):
             )
         self.method, self.nodes, self.seed, self.dtype = method, nodes, seed, dtype
         self.fitted = method.for_model(self.flat.numbers)
+        self.profile = profile(self.fitted, server(nodes))
         self.cohort_size = nodes if cohort == "all" else cohort
         self.evaluation, self.timeout, self.rounds = evaluation, 3600.0, 0
         self.members: dict[int, int] = {}  # Flower's id of each node, by number
@@ -150,7 +151,7 @@ class Strategy(FlowerStrategy):
             return self._arrays(model[0]), _metrics(self.answered)
         answered = self._read(replies, server_round, expected=self.cohort_size)
         method = self.fitted.at(server_round - 1)
-        like = grown(method, lambda size: client_message(method, self.nodes, size), self.flat.x0)
+        like = self.profile.sent_in_round(self.flat.x0)[0]
         mean = as_tree(self._mean(answered, "message"), like, "the messages of the clients")
         mean = tree_map(lambda t: t[0], mean)
         self.state = method.server(self.state, mean, len(answered) / self.nodes)

@@ -234,7 +234,7 @@ def test_the_command_line_reports_it_and_does_not_resume_it(tmp_path: Path) -> N
     train(tmp_path / "run", callbacks=[At(5, interrupt)])
     outcome = holdfast("resume", tmp_path / "run")
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-    assert "is a run from Python: go on by calling hf.train with run_dir=" in outcome.err
+    assert "is a run from Python: continue by calling hf.train with run_dir=" in outcome.err
     train(tmp_path / "run", resume=True)
     outcome = holdfast("report", tmp_path / "run")
     assert outcome.code == 0, outcome.err

@@ -143,7 +143,7 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     further = tune(run_dir=tmp_path / "run", resume=True, values=[0.001, 0.002], widen=3)
     assert values(further) == [0.001, 0.002, 0.004, 0.008, 0.016]
     outcome = holdfast("resume", tmp_path / "run")
-    assert (outcome.code, "is a tuning from Python: go on by calling hf.tune" in outcome.err) == (2, True)
+    assert (outcome.code, "is a tuning from Python: continue by calling hf.tune" in outcome.err) == (2, True)
     assert holdfast("report", tmp_path / "run").code == 0
     assert "grid-2: FedAvg lr=0.008" in (tmp_path / "run/report.html").read_text()
 

@@ -17,8 +17,8 @@ from holdfast.core.tree import leaves, row_size
 from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.fit import check_fit
+from holdfast.engines.common.profile import profile
 from holdfast.engines.common.simulation import Simulation
-from holdfast.engines.common.trial import sent_in_round
 from holdfast.engines.simulate.choice import executor_for
 
 HALF, GRID = hf.Half(feedback=False), Grid()
@@ -139,7 +139,7 @@ def test_bits_are_those_of_what_travels(case, quadratics):
     begun = simulate(case, quadratics, hf.Identity(), 0).traffic.bits
     for _ in range(3):
         simulation.step()
-    messages = sent_in_round(method(case), network(case), quadratics.x0)
+    messages = profile(method(case), network(case)).sent_in_round(quadratics.x0)
     encoded = sum(8 * row_size(m) + 64 * len(list(leaves(m))) for m in messages)
     full = sum(64 * row_size(m) for m in messages)
     sent = simulation.traffic.bits - at_start

@@ -153,7 +153,7 @@ def test_a_log_that_was_written_anew_contradicts_what_others_saw(tmp_path: Path)
     log = AuditLog(tmp_path)
     log.note("sent", peer="c")
     log.close()
-    with pytest.raises(AuditError, match="the log was written anew"):
+    with pytest.raises(AuditError, match="the log was rewritten"):
         check_heads(tmp_path, read_audit(tmp_path), [("b", seen)])
 
 

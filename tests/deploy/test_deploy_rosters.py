@@ -378,7 +378,7 @@ def test_the_coordinators_commands_say_what_becomes_of_an_order(
     first = holdfast("federation", "remove", path, "c")  # waits for a
     assert (first.code, "takes the place" in first.out) == (0, False)
     second = holdfast("federation", "remove", path, "a")
-    assert (second.code, "takes the place of an order" in second.out) == (0, True)
+    assert (second.code, "replaces an order" in second.out) == (0, True)
     del threads.threads["a"]
     threads.agreed(1)
     threads.until(lambda: [threads.members[name].federation.roster_number for name in "bcd"] == [1, 1, 1])

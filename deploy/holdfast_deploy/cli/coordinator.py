@@ -1,4 +1,4 @@
-"""The coordinator of a federation that runs: it signs orders, and gives them to all members it can reach."""
+"""The coordinator of a running federation: it signs orders, and sends them to all members in reach."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NobodyError(HoldfastError):
 
 
 class Coordinator:
-    """Whoever holds the coordinator's key, and a member's certificate to be heard with."""
+    """The holder of the coordinator's key, who asks members under the certificate of one of them."""
 
     def __init__(
         self, path: Path, certs: Path | None = None, asker: str | None = None, *, insecure: bool = False
@@ -116,7 +116,7 @@ class Coordinator:
     def _give(self, order: Order, log: MembershipLog, replies: list[MembershipReply], output: Path) -> None:
         """Signs ``order``, writes it to ``output``, and sends it to all members that can be reached.
 
-        It takes the place of all that ``replies`` name for this roster, which nobody has carried out.
+        It replaces all orders for this roster in ``replies``, which no member has carried out.
         """
         key, now = load_key(self.folder), log.roster
         before = [other for reply in replies if (other := _given(log, reply)) is not None]
@@ -128,9 +128,9 @@ class Coordinator:
         took = sorted(answers)
         print(f"wrote {output}: {order.summary}, in roster {now.number} of {len(now.nodes)} nodes")
         for summary in sorted({other.summary for other in before if other.document != order.document}):
-            print(f"it takes the place of an order that was not carried out yet: {summary}")
-        print(f"told {', '.join(took) or 'nobody'}; they tell the others, and change at a round's border")
-        print("where nobody can be told over the network, copy it to node-NAME/membership/order.json there")
+            print(f"it replaces an order that was not carried out yet: {summary}")
+        print(f"told {', '.join(took) or 'nobody'}; they tell the others, and change between two rounds")
+        print("where it cannot be sent over the network, copy it to node-NAME/membership/order.json there")
         for _, reply in answers.values():
             other = _given(log, reply)
             if other is not None and other.document != order.document:
@@ -157,7 +157,7 @@ def _given(log: MembershipLog, reply: MembershipReply) -> Order | None:
 
 
 def _node(file: FederationFile, now: Roster, change: Change, member: str, samples: int | None) -> NodeConfig:
-    """Whom the order is about, as it is to be in the next roster."""
+    """The node that the order is about, as it will be in the next roster."""
     name, _, address = member.partition("=")
     known = {node.name: node for node in [*file.node, *now.nodes]}
     if change != "add" and name not in now.names:
@@ -193,9 +193,9 @@ def only_key(federation: FederationFile, folder: Path) -> str:
 
 
 def latest_roster(file: FederationFile, asker: str, credentials: Credentials | None) -> Roster | None:
-    """The roster under way, as far as the members of the file know who can be reached; None: none can."""
-    told = asyncio.run(_tell(file, asker, credentials, None, [])).values()
-    return max((log.roster for log, _ in told), key=lambda roster: roster.number, default=None)
+    """The present roster, as far as the members that can be reached know; None: none can be reached."""
+    answers = asyncio.run(_tell(file, asker, credentials, None, [])).values()
+    return max((log.roster for log, _ in answers), key=lambda roster: roster.number, default=None)
 
 
 async def _tell(
@@ -205,9 +205,9 @@ async def _tell(
     order: Order | None,
     decisions: list[Decision],
 ) -> dict[str, tuple[MembershipLog, MembershipReply]]:
-    """Tells everybody an order, if there is one; all rosters that each can show, and its answer.
+    """Sends an order, if there is one, to all members; all rosters that each can show, and its answer.
 
-    ``decisions``: those that are known. What a member shows is checked: it may want to be no part of it.
+    ``decisions``: those that are known. What a member shows is checked: it may wish to hide its removal.
     """
     federation = MembershipLog(file, credentials, decisions=decisions).federation
     members = [federation.server] if federation.server is not None else federation.node
@@ -216,7 +216,7 @@ async def _tell(
 
     async def tell(name: str) -> tuple[MembershipLog, MembershipReply] | None:
         log = MembershipLog(file, credentials, decisions=decisions)
-        while True:  # a member tells about a few rosters at a time
+        while True:  # a member shows a few rosters at a time
             request = MembershipRequest(
                 federation=file.id, roster=log.roster.number, incarnation="", order=order
             )
@@ -232,5 +232,5 @@ async def _tell(
 
     answers = await asyncio.gather(*(tell(member.name) for member in members))
     await links.close()
-    told = zip(members, answers, strict=True)
-    return {member.name: answer for member, answer in told if answer is not None}
+    answered = zip(members, answers, strict=True)
+    return {member.name: answer for member, answer in answered if answer is not None}

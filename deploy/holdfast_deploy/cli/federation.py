@@ -20,7 +20,7 @@ COMMENTS = {
     "[network]": "Who talks to whom.",
     "[algorithm]": "'holdfast list algorithms' shows all methods and their parameters.",
     "coordinator =": "Whose signature holds for all members: the public half of certs/coordinator.key.",
-    "evaluate_every =": "Rounds between measurements at home. Others may see what shared_metrics lists:\n"
+    "evaluate_every =": "Rounds between local measurements. Others may see what shared_metrics lists:\n"
     "# local_loss, test_accuracy, test_loss.",
     "[limits]": "Seconds to wait for a neighbour, and for a sporadic link; the largest message in MiB.",
     "[server]": "The only one that has to be reachable.",
@@ -48,7 +48,7 @@ def new(
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 100,
     data: Annotated[
         Path | None,
-        typer.Option(help="An npz file whose samples look like everybody's, to read shapes from."),
+        typer.Option(help="An npz file whose samples look like all members', to read shapes from."),
     ] = None,
     input_shape: Annotated[
         str | None, typer.Option(help="Shape of one sample, such as 64 or 1,28,28, instead of --data.")
@@ -234,7 +234,7 @@ def sign(
 
 def revoke(
     file: File,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose certificate holds no longer.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose certificate is no longer valid.")],
     serial: Annotated[
         str | None, typer.Option(help="Which one, by its serial number; by default certs/NAME.crt.")
     ] = None,
@@ -272,7 +272,7 @@ def revoke(
     with private_files():
         wrote = revoke(target, entry, federation.coordinator)
     print(f"wrote {wrote}: the certificate {entry.serial} of {name} is revoked")
-    print("send it to every member, who puts it into its folder of certificates; running members take it up")
+    print("send it to every member, for its folder of certificates; running members need no restart")
 
 
 def _sign_own(path: Path, federation: FederationFile, folder: Path) -> bool:

@@ -68,8 +68,8 @@ def member_log(name: str, log: Log) -> Iterator[Events]:
             events.log("stopping", "error", reason=str(error) or "out of memory", exit_code=code)
             sys.exit(code)
         except Exception as error:  # of the site's own code, or ours: still one line
-            reason, told = f"{type(error).__name__}: {error}", traceback.format_exc()
-            events.log("crashed", "error", reason=reason, traceback=told, exit_code=1)
+            reason, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
+            events.log("crashed", "error", reason=reason, traceback=trace, exit_code=1)
             sys.exit(1)
 
 
@@ -114,7 +114,7 @@ def host(
             )
         except Stopped:
             if log == "progress":
-                print("stopped, all is saved; the same command goes on from here", file=sys.stderr)
+                print("stopped, all is saved; the same command continues from here", file=sys.stderr)
             sys.exit(130)
         except (HoldfastError, OSError) as problem:
             error = explained(problem) if isinstance(problem, OSError) else problem
@@ -174,7 +174,7 @@ def monitor_page(
     pages = answers(member_view(folder, status, shared))
     host, _, port = str(where).rpartition(":")
     host = host or "127.0.0.1"
-    inside = is_loopback(f"{host}:{port}")  # otherwise others are to read it, under whatever name
+    inside = is_loopback(f"{host}:{port}")  # otherwise the page is for other machines, too, under any name
     own = is_local if inside else lambda _: True
     server = serve_monitor(status, int(port), lambda handler: respond(handler, pages), host, own)
     try:

@@ -51,7 +51,7 @@ def node(
 ) -> None:
     """Take part in a federation, next to your own data; they never leave this machine.
 
-    Ctrl-C, a crash or a power cut lose nothing: the same command goes on where it stopped.
+    Ctrl-C, a crash or a power cut lose nothing: the same command continues where it stopped.
     """
     from holdfast.core.files import private_files
     from holdfast_deploy.cli.hosting import host, member_credentials, member_log
@@ -123,7 +123,7 @@ def server(
 
 
 def relay(file: File, certs: Certs = None, listen: Listen = None) -> None:
-    """Pass on what members cannot tell one another directly; the relay cannot read it."""
+    """Pass messages between members that cannot reach each other directly; the relay cannot read them."""
     import asyncio
     import signal
     import sys
@@ -155,4 +155,4 @@ def relay(file: File, certs: Certs = None, listen: Listen = None) -> None:
 
     with watch_handshakes(events):
         asyncio.run(serve())
-    print("stopped; it has nothing to save, and the same command goes on", file=sys.stderr)
+    print("stopped; it has nothing to save, and the same command continues", file=sys.stderr)

@@ -18,7 +18,7 @@ Model = Annotated[
     ),
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--dir", help="Where state, results and report go; the same again to go on.")
+    Path | None, typer.Option("--dir", help="Where state, results and report go; the same again to continue.")
 ]
 Certs = Annotated[
     Path | None,
@@ -90,9 +90,9 @@ OrderFile = Annotated[Path | None, typer.Option("--output", "-o", help="Where th
 
 
 def load_grpc_quietly() -> None:
-    """For commands that ask others: gRPC would tell on standard error, in its own words, whom it misses.
+    """For commands that ask members: gRPC would write to standard error which of them it cannot reach.
 
-    It reads the variable when it is loaded. Members listen to what it says, and load it as it is.
+    It reads the variable when it is loaded. Members themselves load gRPC as it is, and log what it writes.
     """
     before = os.environ.get("GRPC_VERBOSITY")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

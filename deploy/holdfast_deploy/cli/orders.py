@@ -44,7 +44,7 @@ def remove(
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
-    """Have a running federation go on without a member, or several at once; only its coordinator can."""
+    """Have a running federation continue without a member, or several at once; only its coordinator can."""
     load_grpc_quietly()
     from holdfast_deploy.cli.coordinator import Coordinator
 
@@ -81,7 +81,7 @@ def replace(
     output: OrderFile = None,
     insecure: Insecure = False,
 ) -> None:
-    """Have a member go on with an empty folder, on another machine for instance."""
+    """Have a member continue with an empty folder, on another machine for instance."""
     load_grpc_quietly()
     from holdfast_deploy.cli.coordinator import Coordinator
 
@@ -201,7 +201,7 @@ def rollback(
     with private_files():
         round = put_back(where, to, same)
     print(f"{name} is back at the end of round {to} (state of round {round})")
-    print("run the same for every member before you start any of them; who is left out will be named")
+    print("run the same for every member before you start any of them; one that is left out will be named")
 
 
 def _member_folder(federation: FederationFile, path: Path, name: str, folder: Path | None) -> Path:

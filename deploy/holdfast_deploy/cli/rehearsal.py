@@ -33,7 +33,9 @@ def rehearse(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete what is in that folder first.")] = False,
     lose: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Kill this node after a third of the rounds: do the others go on?"),
+        typer.Option(
+            metavar="NAME", help="Kill this node after a third of the rounds: do the others continue?"
+        ),
     ] = None,
     remove: Annotated[
         str | None,
@@ -71,7 +73,7 @@ def rehearse(
             lay_out(original, raw, trial, file, folder, data, write=code is None)
         federation = read_federation(folder / "federation.toml")
         if federation.id != make_federation(raw, str(file)).id:
-            raise HoldfastError(f"{folder} is a rehearsal of another federation; add --fresh to begin anew")
+            raise HoldfastError(f"{folder} is a rehearsal of another federation; add --fresh to start again")
         Rehearsal(federation, folder, model, code, trial).run()
 
 

@@ -49,7 +49,7 @@ def lay_out(
     *,
     write: bool,
 ) -> None:
-    """Makes what the members need in ``folder``: data if they are to be written, certificates, and the file.
+    """Makes what the members need in ``folder``: data if ``write``, certificates, and the file.
 
     ``raw`` is the content of the file ``path``; it is changed for what is to be rehearsed.
     """

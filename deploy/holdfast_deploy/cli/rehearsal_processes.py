@@ -39,7 +39,7 @@ class Rehearsal:
         self.rounds: dict[str, int] = {}
         self.doing: dict[str, str] = {}
         self.processes: dict[str, subprocess.Popen[str]] = {}
-        self.leaving: list[subprocess.Popen[str]] = []  # who was removed
+        self.leaving: list[subprocess.Popen[str]] = []  # nodes that were removed
         self.events_seen: set[str] = set()
         self.followers: list[threading.Thread] = []
 
@@ -59,7 +59,7 @@ class Rehearsal:
                     time.sleep(0.1)
             failed = self._failed()  # before the others are stopped
         except KeyboardInterrupt:
-            print("stopped; the same command goes on from here", file=sys.stderr)
+            print("stopped; the same command continues from here", file=sys.stderr)
             sys.exit(130)
         finally:
             for process in (*self.processes.values(), *self.leaving):

@@ -53,7 +53,10 @@ def show(
 
 def accept(
     fingerprint: Annotated[
-        str, typer.Argument(metavar="FINGERPRINT", help="As 'federation show' and the coordinator tell it.")
+        str,
+        typer.Argument(
+            metavar="FINGERPRINT", help="As 'federation show' prints it, and the coordinator confirms it."
+        ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation file.")] = Path(
         "federation.toml"

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.randomness import coin
 from holdfast.engines.common.channel_run import ChannelMemory, ChannelRun, new_memories, with_channel_state
-from holdfast.engines.common.trial import (
-    Flip,
-    RecordingPeers,
-    client_message,
-    grown,
-    sent_in_round,
-    trial,
-    zero_oracle,
-)
+from holdfast.engines.common.trial import Flip, state_like
 from holdfast_deploy.federation import Federation
 
 
@@ -35,27 +27,23 @@ def channel_memories(federation: Federation, like: Tensor) -> tuple[ChannelMemor
     """What the channel remembers at one node before the first round; ``like`` is a model, [d]."""
     if federation.wire_channel.transparent:
         return ()
-    messages = sent_in_round(federation.member_method, federation.member_network, like)
-    return new_memories(federation.wire_channel, messages)
+    return new_memories(federation.wire_channel, federation.profile.sent_in_round(like))
 
 
 def state_template(federation: Federation, node: int, x0: Tensor) -> Any:
     """A tree like what ``node`` saves, on the device "meta": shapes without memory."""
-    method, like = federation.member_method.at(0), torch.empty_like(x0, device="meta")
-    memories = channel_memories(federation, like)
-    if isinstance(method, ServerAlgorithm):
-        return with_channel_state(method.init(like[None]), memories)
-    assert isinstance(method, Algorithm)
-    oracle = zero_oracle(len(federation.node), node, x0.numel())
-    peers = RecordingPeers(federation.member_network.at(0), node, like, _coins(federation, 0))
-    return with_channel_state(method.init(like[None], oracle, peers), memories)
+    like, method, network = (
+        torch.empty_like(x0, device="meta"),
+        federation.member_method,
+        federation.member_network,
+    )
+    state = state_like(method, network, node, like, _coins(federation, 0)())
+    return with_channel_state(state, channel_memories(federation, like))
 
 
 def client_template(federation: Federation, dim: int) -> Any:
     """A tree like what a client of a server method sends, with models of dimension ``dim``, on "meta"."""
-    method, nodes = federation.member_method, len(federation.node)
-    assert isinstance(method, ServerAlgorithm)
-    return grown(method, lambda size: client_message(method, nodes, size), _model_like(federation, dim))
+    return federation.profile.sent_in_round(_model_like(federation, dim))[0]
 
 
 def averaged_messages(federation: Federation, dim: int, message_round: int) -> list[Any]:
@@ -63,20 +51,19 @@ def averaged_messages(federation: Federation, dim: int, message_round: int) -> l
 
     Stage 0 is before the first round.
     """
-    method, r = federation.member_method, max(message_round - 1, 0)
-    assert isinstance(method, Algorithm)
-
-    def sent(size: int) -> list[Any]:
-        start, round = trial(method, federation.member_network, size, lambda: _coins(federation, r), [r])
-        return start.sent if message_round == 0 else round.sent
-
-    return list(grown(method, sent, _model_like(federation, dim)))
+    r = max(message_round - 1, 0)
+    start, round = federation.profile.sent_in(r, _coins(federation, r), _model_like(federation, dim))
+    return start if message_round == 0 else round
 
 
-def _coins(federation: Federation, round: int) -> Flip:
+def _coins(federation: Federation, round: int) -> Callable[[], Flip]:
     """The coins of a round, which nodes have in common."""
-    draws = count(1)
-    return lambda probability: coin(federation.seed, round, next(draws), probability)
+
+    def coins() -> Flip:
+        draws = count(1)
+        return lambda probability: coin(federation.seed, round, next(draws), probability)
+
+    return coins
 
 
 def _model_like(federation: Federation, dim: int) -> Tensor:

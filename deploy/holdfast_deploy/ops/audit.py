@@ -1,10 +1,10 @@
-"""A member's audit log: who was given what, and who gave what, as lines that depend on all lines before.
+"""A member's audit log: what was sent to whom, and received from whom, as lines that depend on all before.
 
 ``audit.jsonl`` is only ever appended to. Each line holds the SHA-256 of the line before it, so that no line
-can be changed, taken out or put in without all later ones showing it. That lines are missing at the end shows
-elsewhere: the saved state holds the number and the hash of the last line, and so do the logs of neighbours,
-whom each question tells them. Only lines that a power cut cannot take away are told of, and no message leaves
-before its own line is such a one.
+can be changed, taken out or put in without all later ones showing it. The saved state holds the number and
+the hash of the last line, and so do the logs of neighbours, who receive them with each question: they show
+that lines are missing at the end. Only lines that survive a power cut are reported in this way, and no
+message leaves before its own line does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Head | None:
-        """What ``str`` gave; None if it is something else."""
+        """The head that ``str`` wrote; None if ``text`` is something else."""
         found = re.fullmatch(r"(\d{1,15}):([0-9a-f]{64})", text)
         return None if found is None else cls(int(found[1]), found[2])
 
@@ -73,10 +73,10 @@ class AuditLog:
             self.note("repaired", torn_bytes=torn)
 
     def _repair(self) -> int:
-        """Cuts off what a power cut has left of lines that were not synced; how many bytes that were.
+        """Cuts off what a power cut has left of lines that were not synced; returns how many bytes.
 
-        That is a last line without its end, and all from a line on that has holes: where what was appended
-        later is on the disk and this is not, there are zeros, which no line has.
+        That is a last line without its end, and all lines from the first with a hole: zeros, which no line
+        has, stand where only bytes that were appended later had reached the disk.
         """
         size = os.fstat(self._file).st_size
         tail = os.pread(self._file, TAIL, max(size - TAIL, 0))
@@ -98,7 +98,7 @@ class AuditLog:
             raise AuditError(f"{self.path} is damaged: 'holdfast federation audit' says where") from None
 
     def holds(self, head: Head) -> bool:
-        """Whether ``head`` was that of this log once, which has gone on from there."""
+        """Whether this log had ``head`` once, and has only grown since."""
         if not 0 < head.lines <= self.head.lines:
             return head.lines == 0
         with self.path.open("rb") as file:
@@ -136,7 +136,7 @@ class AuditLog:
     def sync(self) -> Head:
         """Makes sure that all lines so far survive a power cut; the head.
 
-        Those who come while another syncs wait for it, and then one sync is enough for all of them.
+        Threads that call it during a sync wait for that one; then one more sync serves all of them.
         """
         wanted = self.head.lines
         with self._syncing:
@@ -149,7 +149,7 @@ class AuditLog:
             return self.durable
 
     async def lasting(self) -> None:
-        """``sync`` from the event loop, which goes on meanwhile."""
+        """``sync`` from the event loop, which continues meanwhile."""
         if self.durable.lines < self.head.lines:
             await asyncio.to_thread(self.sync)
 
@@ -157,7 +157,7 @@ class AuditLog:
         with self._syncing, self._lock:
             if self._file >= 0:
                 os.close(self._file)
-            self._file = -1  # whoever is late writes nowhere
+            self._file = -1  # later lines go nowhere
 
 
 def read_audit(folder: Path) -> Iterator[dict[str, Any]]:
@@ -192,7 +192,7 @@ def read_audit(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def check_heads(folder: Path, entries: Iterable[dict[str, Any]], heads: Iterable[tuple[str, Head]]) -> None:
-    """Refuses a log that lacks a line which others have seen at its end; ``heads``: who, and what it was."""
+    """Refuses a log without a line that others have seen at its end; ``heads``: which member saw what."""
     hashes = [BEGINNING, *(entry["hash"] for entry in entries)]
     for who, head in heads:
         if head.lines >= len(hashes):
@@ -202,7 +202,7 @@ def check_heads(folder: Path, entries: Iterable[dict[str, Any]], heads: Iterable
             )
         if hashes[head.lines] != head.hash:
             raise AuditError(
-                f"{folder / NAME}, line {head.lines}: {who} has seen another one; the log was written anew"
+                f"{folder / NAME}, line {head.lines}: {who} has seen another one; the log was rewritten"
             )
 
 

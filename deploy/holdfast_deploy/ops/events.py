@@ -1,4 +1,4 @@
-"""What a member tells the people who run it: log lines, and where it stands."""
+"""The log of a member: structured lines for its operators, and for its audit log."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def nothing_but_entries(events: Events) -> Iterator[None]:
 
 
 def describe(entry: dict[str, Any]) -> str:
-    """A log entry for people."""
+    """A log entry as one readable line."""
     known = ("time", "level", "node", "event")
     rest = ", ".join(f"{key} {value}" for key, value in entry.items() if key not in known)
     level = "" if entry["level"] == "info" else f"{entry['level']}: "

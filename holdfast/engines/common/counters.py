@@ -1,4 +1,4 @@
-"""What a run has sent and computed so far."""
+"""What a method costs, and what a run has sent and computed so far."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from holdfast.core.tree import row_bits, row_size
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Multiples of the model's dimension d, except for gradients."""
+
+    vectors_at_start: float  # sent over the whole network before the first round
+    vectors_per_round: float  # sent over the whole network in a round
+    vectors_per_link: float  # the same, per directed link
+    scalars_per_round: float  # single numbers sent beside them; negative where a part of a vector is not sent
+    state_vectors: float  # kept by all nodes together between rounds
+    gradients_per_round: float  # per node
+    minibatches_per_round: float  # of these, gradients of minibatches; the others are of all data
+
+    def memory(self, nodes: int, dim: int, itemsize: int) -> float:
+        """Estimated bytes of state, messages and three working copies of all rows, and of the model."""
+        rows = self.state_vectors + (self.vectors_per_link + 3) * nodes
+        model_copies = 4
+        return (rows + model_copies) * dim * itemsize
 
 
 @dataclass

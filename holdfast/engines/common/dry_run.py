@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,30 +12,13 @@ from holdfast.core.randomness import cohort as draw_cohort
 from holdfast.core.tree import leaves
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.channel_run import split_channel_state
+from holdfast.engines.common.counters import Footprint
+from holdfast.engines.common.profile import Profile
 from holdfast.engines.common.rounds import ServerState
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.common.trial import ZeroProblem
 from holdfast.privacy import DP, Ledger, NodeDP
 from holdfast.topology import Network
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """Multiples of the model's dimension d, except for gradients."""
-
-    vectors_at_start: int  # sent over the whole network before the first round
-    vectors_per_round: float  # sent over the whole network in a round
-    vectors_per_link: float  # the same, per directed link
-    scalars_per_round: float  # single numbers sent beside them; negative where a part of a vector is not sent
-    state_vectors: int  # kept by all nodes together between rounds
-    gradients_per_round: float  # per node
-    minibatches_per_round: float  # of these, gradients of minibatches; the others are of all data
-
-    def memory(self, nodes: int, dim: int, itemsize: int) -> float:
-        """Estimated bytes of state, messages and three working copies of all rows, and of the model."""
-        rows = self.state_vectors + (self.vectors_per_link + 3) * nodes
-        model_copies = 4
-        return (rows + model_copies) * dim * itemsize
 
 
 def dry_run(
@@ -53,7 +36,8 @@ def dry_run(
     rounds = -(-rounds // (network.period or 1)) * (network.period or 1)
     links = np.mean([network.at(round).directed_links for round in range(network.period or 1)])
     dim = method.capabilities.least_dim
-    one, two = (_count(method, network, cohort, d, rounds, channel) for d in (dim, dim + 1))
+    one, found = _count(method, network, cohort, dim, rounds, channel, None)
+    two, _ = _count(method, network, cohort, dim + 1, rounds, channel, found)
     vectors = two.per_round - one.per_round
     return Footprint(
         vectors_at_start=two.at_start - one.at_start,
@@ -74,11 +58,19 @@ def planned_accesses(method: Method, network: Network, cohort: Cohort, rounds: i
     return dry_ledger(method, network, cohort, rounds, seed).accesses
 
 
-def dry_ledger(method: Method, network: Network, cohort: Cohort, rounds: int, seed: int) -> Ledger:
+def dry_ledger(
+    method: Method,
+    network: Network,
+    cohort: Cohort,
+    rounds: int,
+    seed: int,
+    profile: Profile | None = None,
+) -> Ledger:
     """The accesses of so many rounds, of each node and round by round (``plan``)."""
     problem = ZeroProblem(network.nodes, method.capabilities.least_dim)
     ledger = Ledger(_ANY, np.ones(network.nodes), None, 1.0)
-    simulation = Simulation(method, problem, network, seed=seed, cohort=cohort, ledger=ledger)
+    options: Any = {"seed": seed, "cohort": cohort, "profile": profile}
+    simulation = Simulation(method, problem, network, **options, ledger=ledger)
     plan = [ledger.last]
     for _ in range(rounds):
         simulation.step()
@@ -108,20 +100,27 @@ class _Counts(NamedTuple):
 
 
 def _count(
-    method: Method, network: Network, cohort: Cohort, dim: int, rounds: int, channel: Channel
-) -> _Counts:
+    method: Method,
+    network: Network,
+    cohort: Cohort,
+    dim: int,
+    rounds: int,
+    channel: Channel,
+    found: Profile | None,
+) -> tuple[_Counts, Profile]:
     problem = ZeroProblem(network.nodes, dim)
-    simulation = Simulation(method, problem, network, cohort=cohort, channel=channel)
+    simulation = Simulation(method, problem, network, cohort=cohort, channel=channel, profile=found)
     at_start, before = simulation.traffic.numbers, replace(simulation.work)
     own, memory = split_channel_state(simulation.state)
     kept = (own.clients if isinstance(own, ServerState) else own, memory)
     state = sum(tensor.numel() for tensor in leaves(kept))
     for _ in range(rounds):
         simulation.step()
-    return _Counts(
+    counts = _Counts(
         at_start,
         (simulation.traffic.numbers - at_start) / rounds,
         state,
         (simulation.work.gradient_evaluations - before.gradient_evaluations) / rounds,
         (simulation.work.sample_gradients - before.sample_gradients) / rounds,  # see ``ZeroProblem.samples``
     )
+    return counts, simulation.rounds.profile

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
+
+import torch
 
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
-from holdfast.contract.channel import Mixing, Use
+from holdfast.contract.channel import Draw, Use
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import has_leaves
+from holdfast.core.tree import has_leaves, leaves, tree_map
 from holdfast.core.validation import Cohort, quoted
-from holdfast.engines.common.contract_check import check_channel, check_method
-from holdfast.engines.common.trial import method_uses
+from holdfast.engines.common.profile import Profile, placed, profile
+from holdfast.engines.common.trial import Expected
 from holdfast.topology import Network
 
 Cohorts = Sequence[Sequence[int]]
@@ -47,30 +49,31 @@ AGAINST_RULES: dict[Use, str] = {
 }
 
 
-def placed(channel: Channel, method: Method, network: Network) -> Channel:
-    """``channel`` as ``method`` uses it on ``network``."""
-    if not network.is_server:
-        twice = method.capabilities.integrates_twice
-        return channel.placed(Mixing("neighbours", network.nodes, network.weights, twice=twice))
-    by: Literal["a leading server", "an averaging server"] = "an averaging server"
-    if isinstance(method, ServerAlgorithm):
-        by = "a leading server"
-    return channel.placed(Mixing(by, network.nodes, compensated=method.capabilities.compensates))
-
-
 def check_fit(
-    method: Method, nodes: int, network: Network, cohort: Cohort | Cohorts, channel: Channel = IDENTITY
-) -> None:
+    method: Method,
+    nodes: int,
+    network: Network,
+    cohort: Cohort | Cohorts,
+    channel: Channel = IDENTITY,
+    found: Profile | None = None,
+) -> Profile:
     """Refuses a method or a channel on a network it is not made for, and cohorts that cannot be drawn.
 
-    A method, an optimiser or a channel that does not keep the contract is refused, too.
+    A method, an optimiser or a channel that does not keep the contract is refused, too. The result is the
+    method's profile: the one ``found`` before, if there is one.
     """
     _check_network(method, nodes, network, cohort)
-    messages = check_method(method, network)
-    if channel.transparent and network.trusting:
-        return
+    found = found or profile(method, network)
+    if not channel.transparent or not network.trusting:
+        _check_messages(found, cohort, channel)
+    return found
+
+
+def _check_messages(found: Profile, cohort: Cohort | Cohorts, channel: Channel) -> None:
+    """Refuses a channel, an aggregation rule or an attack that does not fit the messages."""
+    method, network = found.method, found.network
     can = method.capabilities
-    uses: set[Use] = method_uses(method, network) | {"server" if network.is_server else "graph"}
+    uses: set[Use] = set(found.uses) | {"server" if network.is_server else "graph"}
     if network.sequence is not None or network.activity is not None:
         uses.add("changing graph")
     if cohort != "all":
@@ -95,15 +98,54 @@ def check_fit(
             f"channel {name} makes numbers of zeros, and those that {type(method).__name__} sends stand for "
             "entries that others send; choose another channel, such as 'top-k'"
         )
-    check_channel(channel, method, network, messages)
+    check_channel(channel, found)
     if isinstance(method, ServerAlgorithm) and (can.answers or can.compensates):
-        sender = channel.init(messages[0]) if can.compensates is True else ()
-        memory = (channel.init_receiver(messages[0]), sender)
+        sender = channel.init(found.messages[0]) if can.compensates is True else ()
+        memory = (channel.init_receiver(found.messages[0]), sender)
         if has_leaves(memory):
             raise HoldfastError(
                 f"channel {name} remembers messages, and {type(method).__name__} counts on what arrives of "
                 "each; choose another channel, such as 'top-k'"
             )
+
+
+def check_channel(channel: Channel, found: Profile) -> None:
+    """Sends the messages of a trial through ``channel`` and looks at all that it returns."""
+    name, leads = type(channel).__name__, isinstance(found.method, ServerAlgorithm)
+    expected, network = Expected(found.one.dim), found.network
+    for message in found.messages:
+        sender, receiver = channel.init(message), channel.init_receiver(message)
+        expected.rows(f"{name}.init", "the state", sender)
+        expected.rows(f"{name}.init_receiver", "the state", receiver)
+        arrived = _through(expected, channel, message, sender)
+        later = channel.update(message, arrived, sender)
+        expected.alike(f"{name}.update", "the state", later, sender, "init gave")
+        if leads:
+            mean, receiver = tree_map(lambda t: t[0], (arrived, receiver))
+            where, given = f"{name}.gather", channel.gather(mean, receiver, 1.0)
+        else:
+            mean, where = arrived, f"{name}.average" if network.is_server else f"{name}.combine"
+            receive = channel.average if network.is_server else channel.combine
+            given = receive(message, arrived, mean, later, receiver)
+        seen, kept = expected.pair(
+            where, given, "the message as the method sees it, and the receiver's state"
+        )
+        expected.alike(where, "the message", seen, mean, "it was given")
+        expected.alike(where, "the state", kept, receiver, "init_receiver gave")
+        if network.is_server and not channel.down.transparent:
+            _through(expected, channel.down, tree_map(lambda t: t[:1], message), ())
+
+
+def _through(expected: Expected, channel: Channel, message: Any, state: Any) -> Any:
+    name = type(channel).__name__
+    draw = Draw(0, 0, 0, torch.zeros(len(next(leaves(message))), dtype=torch.int64))
+    wire = channel.encode(message, state, draw)
+    form = "a tensor [m, ...] with one row per sender"
+    rows = len(draw.nodes)
+    expected.tensors(f"{name}.encode", "the wire", wire, form, lambda t: t.ndim > 1 and len(t) == rows)
+    arrived = channel.decode(wire, message)
+    expected.alike(f"{name}.decode", "the message", arrived, message, "encode was given")
+    return arrived
 
 
 def check_unanswered(method: Method, where: str) -> None:

@@ -21,7 +21,13 @@ from holdfast.core.randomness import Word
 from holdfast.core.tree import leaves, tree_map
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import EXACT, BatchOracle
-from holdfast.engines.common.trial import RecordingEdges, RecordingInbox, RecordingPeers, ZeroProblem
+from holdfast.engines.common.trial import (
+    RecordingEdges,
+    RecordingInbox,
+    RecordingPeers,
+    ZeroProblem,
+    links_of,
+)
 from holdfast.topology import Network
 
 M = TypeVar("M")
@@ -196,8 +202,8 @@ def _oracle(seen: _Seen, round: int, coins: Iterator[bool]) -> ProbedOracle:
 
 
 def _peers(network: Network, round: int, coins: Iterator[bool], seen: _Seen) -> ProbedPeers:
-    echo = RecordingPeers(network.at(round), 0, seen.problem.x0, lambda probability: next(coins))
-    return ProbedPeers(echo, seen)
+    links, x0 = links_of(network.at(round), 0), seen.problem.x0
+    return ProbedPeers(RecordingPeers(links, x0, lambda probability: next(coins)), seen)
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from holdfast.engines.common.channel_run import (
     with_channel_state,
 )
 from holdfast.engines.common.counters import Counters
-from holdfast.engines.common.fit import Cohorts, StepsTaken, check_fit, check_steps, placed
+from holdfast.engines.common.fit import Cohorts, StepsTaken, check_fit, check_steps
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
 from holdfast.engines.common.peers import StackedPeers
 from holdfast.engines.common.place import HERE, Place
+from holdfast.engines.common.profile import Profile, placed
 from holdfast.engines.common.robust import aggregated, forged
-from holdfast.engines.common.trial import sent_in_round
 from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
@@ -64,9 +64,10 @@ class Rounds:
         place: Place = HERE,
         channel: Channel = IDENTITY,
         steps: StepsTaken | None = None,
+        profile: Profile | None = None,
     ) -> None:
         check_steps(method, problem.nodes, steps)
-        check_fit(method, problem.nodes, network, cohort, channel)
+        self.profile = check_fit(method, problem.nodes, network, cohort, channel, profile)
         self.method, self.problem, self.network, self.place = method, problem, network, place
         self.steps = steps
         self.seed, self.recorded = seed, None if isinstance(cohort, int | str) else cohort
@@ -110,7 +111,7 @@ class Rounds:
         """What the channel remembers before the first round."""
         if self.channel.transparent:
             return ()
-        messages = sent_in_round(self.method, self.network, self.problem.x0)
+        messages = self.profile.sent_in_round(self.problem.x0)
         all_rows = [tree_map(lambda t: t.expand(len(self.nodes), *t.shape[1:]), m) for m in messages]
         memories: tuple[ChannelMemory, ...] = _own_memory(
             new_memories(self.channel, all_rows), shared=self.problem.x0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -18,7 +19,9 @@ from holdfast.engines.common.counters import Counters, Traffic, Work
 from holdfast.engines.common.fit import Cohorts, StepsTaken
 from holdfast.engines.common.oracle import MinibatchGradient
 from holdfast.engines.common.place import HERE, Place
+from holdfast.engines.common.profile import Profile
 from holdfast.engines.common.rounds import Rounds
+from holdfast.engines.common.trial import ZeroProblem
 from holdfast.privacy import Ledger
 from holdfast.problem.problem import Problem
 from holdfast.topology import Network
@@ -84,9 +87,10 @@ class Simulation:
         round: int = 0,
         start: Tensor | None = None,
         steps: StepsTaken | None = None,
+        profile: Profile | None = None,
     ) -> None:
         options: Any = {"seed": seed, "cohort": cohort, "place": place, "channel": channel, "steps": steps}
-        self.rounds = Rounds(method, problem, network, **options)
+        self.rounds = Rounds(method, problem, network, profile=profile, **options)
         self.executor = executor or Stepwise()
         self.counters = Counters()
         self.round = round
@@ -150,6 +154,22 @@ class Simulation:
         self.rounds.place.raise_pending()
         if not self.rounds.channel.transparent and (wait or not self.rounds.lost.is_cuda):
             self.rounds.check_channel()
+
+    @cached_property
+    def work_per_round(self) -> Work:
+        """What a round takes of all nodes, with ``sample_gradients`` counting minibatches.
+
+        Where chance or the node decides, it is counted in a round on the zero problem.
+        """
+        rounds, profile = self.rounds, self.rounds.profile
+        cohort: Cohort = "all" if rounds.cohort_size == self.problem.nodes else rounds.cohort_size
+        unequal = isinstance(vars(self.method).get("local_steps"), tuple)
+        if not (profile.tosses_coins or unequal or self.network.activity is not None):
+            return profile.work(cohort)
+        zero = ZeroProblem(self.problem.nodes, profile.one.dim)
+        trial, counters = Rounds(self.method, zero, self.network, cohort=cohort, profile=profile), Counters()
+        trial.advance(trial.initial(Counters()), trial.inputs(0), counters)
+        return counters.work
 
     @property
     def private(self) -> bool:

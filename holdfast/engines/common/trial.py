@@ -1,25 +1,31 @@
-"""What a method sends and asks for, found by running it on the zero problem: nothing is computed or sent."""
+"""What a trial is made of: an objective that is zero, links that record what is sent, and checks of the rest.
+
+A mistake is named in one line: the class and the function, what it gave, what was expected, what to do.
+Without this it would fail deep in an engine, or pass silently. A trial has sizes of its own, so that messages
+can say [m, d] for m nodes and models of d numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import Algorithm, Method, ServerAlgorithm
+from holdfast.contract import Algorithm, LocalOptimizer, Method, ServerAlgorithm
 from holdfast.contract.channel import Use
-from holdfast.core.randomness import Word, coin
-from holdfast.core.tree import tree_map
+from holdfast.core.errors import HoldfastError
+from holdfast.core.randomness import Word
+from holdfast.core.tree import Tree
+from holdfast.core.validation import quoted
 from holdfast.engines.common.counters import Work
 from holdfast.engines.common.oracle import BatchOracle
 from holdfast.problem.problem import ExactProblem
 from holdfast.topology import Network
 
-# --- the objective that is zero -------------------------------------------------------------------------
+# --- the objective that is zero, and links over which a node's own messages come back ---------------------
 
 
 class ZeroProblem(ExactProblem):
@@ -52,33 +58,33 @@ class ZeroProblem(ExactProblem):
         return x.new_zeros(())
 
 
-# --- what a method sends and asks for, found by running it on the zero problem --------------------------
-
-
 M = TypeVar("M")
 Flip = Callable[[float], bool]  # how coins fall
 
-TRIALS = 16  # rounds in which shared coins fall this way and that
+
+@dataclass
+class Seen:
+    """What a method did in a round, or before the first one."""
+
+    sent: list[Tree] = field(default_factory=list)  # exchange by exchange, rows [m, ...]
+    over_links: list[Tensor] = field(default_factory=list)  # swap by swap, [m links, d]
+    down: list[Tree] = field(default_factory=list)  # by a server that leads
+    uses: set[Use] = field(default_factory=set)
+    differs_by: set[str] = field(default_factory=set)  # of "coin" and "round": what rounds differ in
 
 
 @dataclass
 class RecordingPeers:
-    """The links of one node, over which its own messages come back. Keeps what was sent and asked for.
+    """The links of a node, over which its own messages come back; notes what was ``seen``.
 
     Messages have so many ``rows``, as if there were several nodes like it.
     """
 
-    network: Network
-    node: int
+    links: int
     like: Tensor
     flip: Flip
     rows: int = 1
-    sent: list[Any] = field(default_factory=list)
-    uses: set[Use] = field(default_factory=set)
-
-    @property
-    def links(self) -> int:
-        return self.network.nodes - 1 if self.network.is_server else len(self.network.neighbours(self.node))
+    seen: Seen = field(default_factory=Seen)
 
     @property
     def degree(self) -> Tensor:
@@ -86,14 +92,15 @@ class RecordingPeers:
 
     @property
     def edges(self) -> RecordingEdges:
-        self.uses.add("links")
-        return RecordingEdges(self.rows, self.links, self.like)
+        self.seen.uses.add("links")
+        return RecordingEdges(self.rows, self.links, self.like, self.seen)
 
     def exchange(self, message: M, sporadic: bool = False) -> RecordingInbox[M]:
-        self.sent.append(message)
-        return RecordingInbox(message, self.uses)
+        self.seen.sent.append(message)
+        return RecordingInbox(message, self.seen)
 
     def coin(self, probability: float) -> bool:
+        self.seen.differs_by.add("coin")
         return self.flip(probability)
 
 
@@ -102,11 +109,11 @@ class RecordingInbox(Generic[M]):
     """What a node itself has sent."""
 
     mixed: M
-    uses: set[Use]
+    seen: Seen
 
     @property
     def neighbour_sum(self) -> M:
-        self.uses.add("neighbour sums")
+        self.seen.uses.add("neighbour sums")
         return self.mixed
 
 
@@ -117,6 +124,7 @@ class RecordingEdges:
     rows: int
     links: int
     like: Tensor
+    seen: Seen
 
     @property
     def sign(self) -> Tensor:
@@ -131,81 +139,159 @@ class RecordingEdges:
         return z.view(self.rows, self.links, -1).sum(1)
 
     def swap(self, z: Tensor) -> Tensor:
+        self.seen.over_links.append(z)
         return z
 
 
-def zero_oracle(nodes: int, node: int, dim: int, round: int = 0) -> BatchOracle:
-    """The view of ``node`` of the zero problem."""
-    return BatchOracle(ZeroProblem(nodes, dim), torch.tensor([node]), 0, round, Work())
+class RecordingOracle:
+    """``oracle``, which notes whether it was asked for something that makes rounds differ."""
+
+    def __init__(self, oracle: BatchOracle, seen: Seen) -> None:
+        self.oracle, self.seen = oracle, seen
+
+    def __getattr__(self, name: str) -> Any:
+        self.seen.differs_by |= {name} & {"coin", "round"}
+        return getattr(self.oracle, name)
 
 
-def trial(
-    method: Algorithm, network: Network, size: int, coins: Callable[[], Flip], rounds: Iterable[int]
-) -> list[RecordingPeers]:
-    """What node 0 with a model of ``size`` numbers sends and asks for: at the start, then in ``rounds``.
+def links_of(network: Network, node: int) -> int:
+    """How many links ``node`` has; on a server, as many as if all nodes were its neighbours."""
+    return network.nodes - 1 if network.is_server else len(network.neighbours(node))
 
-    ``coins`` says anew how coins fall, at the start and in each round.
+
+def state_like(method: Method, network: Network, node: int, like: Tensor, flip: Flip) -> Tree:
+    """A tree like the state of ``node``, for a model ``like`` [d]; nothing is computed if that is on "meta".
+
+    Of a method led by a server, a client's. ``flip``: how coins fall before the first round.
     """
-    x0 = torch.zeros(size, dtype=torch.float64)
-    seen = [RecordingPeers(network.at(0), 0, x0, coins())]
-    state = method.at(0).init(x0[None].clone(), zero_oracle(network.nodes, 0, size), seen[0])
-    for r in rounds:
-        seen.append(RecordingPeers(network.at(r), 0, x0, coins()))
-        state = method.at(r).round(state, zero_oracle(network.nodes, 0, size, r), seen[-1])
-    return seen
-
-
-def method_uses(method: Method, network: Network) -> set[Use]:
-    """What ``method`` asks for beyond ``exchange`` and ``mixed``."""
     if isinstance(method, ServerAlgorithm):
-        return set()
-    start, *rounds = _trials(method, network, method.capabilities.least_dim)
-    before: set[Use] = {"warm start"} if start.sent else set()
-    return before.union(start.uses, *(peers.uses for peers in rounds))
-
-
-def sent_in_round(method: Method, network: Network, like: Tensor) -> list[Any]:
-    """Zeros like the messages of one node in a round, exchange by exchange; ``like`` is a model, [d].
-
-    Of a method led by a server, the client's message. Where coins decide, those of the round that sends most.
-    """
-
-    def sent(size: int) -> list[Any]:
-        if isinstance(method, ServerAlgorithm):
-            return [client_message(method, network.nodes, size)]
-        return max((peers.sent for peers in _trials(method, network, size)[1:]), key=len)
-
-    return list(grown(method, sent, like))
-
-
-def _trials(method: Method, network: Network, size: int) -> list[RecordingPeers]:
-    """Trial rounds in which coins fall this way and that, whatever their probability."""
+        return method.at(0).init(like[None])
     assert isinstance(method, Algorithm)
-    draws = count()
-
-    def flip(probability: float) -> bool:
-        return coin(0, 0, next(draws), 0.5)
-
-    return trial(method, network, size, lambda: flip, range(TRIALS))
+    problem = ZeroProblem(network.nodes, like.numel())
+    oracle = BatchOracle(problem, torch.tensor([node]), 0, 0, Work())
+    now = network.at(0)
+    return method.at(0).init(like[None], oracle, RecordingPeers(links_of(now, node), like, flip))
 
 
-def client_message(method: ServerAlgorithm[Any], nodes: int, size: int) -> Any:
-    """What a client with a model of ``size`` numbers sends to the server."""
-    now, x0 = method.at(0), torch.zeros(size, dtype=torch.float64)
-    received = now.broadcast(now.init_server(x0.clone()))
-    return now.client(now.init(x0[None].clone()), received, zero_oracle(nodes, 0, size))[1]
+# --- what trees of tensors should look like, and one-line errors for those that do not ------------------
 
 
-def grown(method: Method, tree_of: Callable[[int], Any], like: Tensor) -> Any:
-    """A tree of zeros for a model ``like`` [d], given what ``tree_of`` gives for the two smallest models.
+ROWS = 2
+IN_ROWS = "a tensor [m, d] with one row per node, a number per node as [m, 1]"
 
-    The size of every tensor is a number, or grows with the dimension.
+
+@dataclass(frozen=True)
+class Expected:
+    """Checks what a function gave for ``ROWS`` nodes and models of ``dim`` numbers, [m, d] in messages.
+
+    ``where`` names the function and ``what`` the thing that it gave.
     """
-    least = method.capabilities.least_dim
 
-    def grow(a: Tensor, b: Tensor) -> Tensor:
-        sizes = [m + (n - m) * (like.numel() - least) for m, n in zip(a.shape, b.shape, strict=True)]
-        return torch.zeros(sizes, dtype=like.dtype, device=like.device)
+    dim: int
 
-    one, two = tree_of(least), tree_of(least + 1)
-    return tree_map(grow, one, two)
+    def rows(self, where: str, what: str, tree: Any, of_links: int = ROWS) -> None:
+        """Raises unless the first dimension of all tensors counts nodes, or all their links."""
+        self.tensors(where, what, tree, IN_ROWS, lambda t: t.ndim > 1 and len(t) in (ROWS, of_links))
+
+    def message(self, where: str, message: Any) -> None:
+        """Raises unless all tensors are [m, ...] with rows that are vectors."""
+        self.tensors(where, "the message", message, IN_ROWS, lambda t: t.ndim == 2 and len(t) == ROWS)
+
+    def tensors(
+        self, where: str, what: str, tree: Any, expected: str, fits: Callable[[Tensor], bool]
+    ) -> None:
+        """Raises unless ``tree`` holds nothing but tensors that fit."""
+        for name, part in parts(tree):
+            if not isinstance(part, Tensor) or not fits(part):
+                remedy = "reshape it" if isinstance(part, Tensor) else "put tensors into a NamedTuple"
+                if part is None:
+                    remedy = "return a tensor, or leave it out"
+                raise HoldfastError(
+                    f"{where}: {_named(what, name)} is {self.form(part)}, expected {expected}; {remedy}"
+                )
+
+    def alike(self, where: str, what: str, given: Any, like: Any, source: str) -> None:
+        """Raises unless ``given`` has the structure, shapes and number types of ``like``."""
+        if _structure(given) != _structure(like):
+            raise HoldfastError(
+                f"{where}: {what} is {self.form(given)}, {source} {self.form(like)}; return the same parts"
+            )
+        for (name, own), (_, other) in zip(parts(given), parts(like), strict=True):
+            if (own.shape, own.dtype) != (other.shape, other.dtype):
+                remedy = "keep the shape" if own.shape != other.shape else "keep the number type, with .to(x)"
+                was, should = self.form(own), self.form(other)
+                raise HoldfastError(f"{where}: {_named(what, name)} is {was}, {source} {should}; {remedy}")
+
+    def optional(self, method: Method, nodes: Tree, rows: Tensor) -> None:
+        """Raises unless what a method may say of the state of its nodes is None, or a row for each."""
+        for function, what in ((method.dual, "the dual"), (method.personal, "the personal model")):
+            if (given := function(nodes)) is not None:
+                where = f"{type(method).__name__}.{function.__name__}"
+                self.alike(where, what, given, rows, "expected None or")
+
+    def pair(self, where: str, given: Any, expected: str) -> tuple[Any, Any]:
+        """The two things that were ``given``."""
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise HoldfastError(f"{where}: it returned {self.form(given)}, expected two things: {expected}")
+        return given
+
+    def form(self, value: Any) -> str:
+        """``value`` for people: ``a float32 tensor [m, d]``, ``Node(x, c)``."""
+        if isinstance(value, Tensor):
+            sizes = ["d" if size == self.dim else str(size) for size in value.shape]
+            if value.ndim and value.shape[0] == ROWS:
+                sizes[0] = "m"
+            kind = str(value.dtype).removeprefix("torch.")
+            return f"{'an' if kind[0] == 'i' else 'a'} {kind} tensor [{', '.join(sizes)}]"
+        if isinstance(value, tuple | dict):
+            return f"{type(value).__name__}({', '.join(_names(value))})"
+        return quoted(value)
+
+
+def parts(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All that is in ``tree``, tensors or not, with dotted names."""
+    if isinstance(tree, tuple | dict):
+        for name, part in zip(_names(tree), tree.values() if isinstance(tree, dict) else tree, strict=True):
+            yield from parts(part, f"{prefix}.{name}" if prefix else name)
+    else:
+        yield prefix, tree
+
+
+def _names(tree: Any) -> list[str]:
+    if isinstance(tree, dict):
+        return [str(key) for key in tree]
+    return list(getattr(tree, "_fields", map(str, range(len(tree)))))
+
+
+def _structure(tree: Any) -> Any:
+    if isinstance(tree, tuple | dict):
+        inner = tree.values() if isinstance(tree, dict) else tree
+        return type(tree), _names(tree), [_structure(part) for part in inner]
+    return Tensor if isinstance(tree, Tensor) else type(tree)
+
+
+def _named(what: str, name: str) -> str:
+    return f"{what}'s {name!r}" if name else what
+
+
+OF_SERVER = "a tensor [d], a single number as [1]"
+
+
+def check_optimizers(expected: Expected, holder: object) -> None:
+    """Those among the parameters of ``holder``, and those among theirs."""
+    for part in vars(holder).values():
+        if isinstance(part, LocalOptimizer):
+            check_optimizers(expected, part)
+            _try_optimizer(expected, part)
+
+
+def _try_optimizer(expected: Expected, optimizer: LocalOptimizer) -> None:
+    name, x = type(optimizer).__name__, torch.zeros(ROWS, expected.dim, dtype=torch.float64)
+    memory = optimizer.init(x)
+    expected.rows(f"{name}.init", "the memory", memory)
+    given = optimizer.update(torch.zeros_like(x), memory, x)
+    direction, later = expected.pair(
+        f"{name}.update", given, "the direction of the step and the memory after it"
+    )
+    expected.alike(f"{name}.update", "the direction", direction, x, "expected, like x,")
+    expected.alike(f"{name}.update", "the memory", later, memory, "init gave")

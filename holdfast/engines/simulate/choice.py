@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.core.validation import Cohort
-from holdfast.engines.common.dry_run import dry_run
 from holdfast.engines.common.simulation import Executor, Simulation, Stepwise
 from holdfast.engines.simulate.programs import (
     as_written,
@@ -80,7 +78,5 @@ def _gpu_compiles(simulation: Simulation, rounds: int) -> bool:
 
 def _steps(simulation: Simulation, rounds: int) -> float:
     """Gradients that a node computes in so many rounds in which it takes part."""
-    cohort_size, nodes = simulation.rounds.cohort_size, simulation.problem.nodes
-    given: Cohort = cohort_size if cohort_size < nodes else "all"
-    cost = dry_run(simulation.method, simulation.network, given)
-    return rounds * cost.gradients_per_round * nodes / cohort_size
+    cohort_size = simulation.rounds.cohort_size
+    return rounds * simulation.work_per_round.gradient_evaluations / cohort_size

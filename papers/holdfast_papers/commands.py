@@ -263,7 +263,7 @@ def _carry_out(
     for record in records.values():
         made_with, given = record.summary.get("data_dir"), circumstances.data_dir
         if given and made_with and Path(made_with) != given.resolve():
-            progress.note(f"{record.path} was made with the data in {made_with}; delete it to run it anew")
+            progress.note(f"{record.path} was made with the data in {made_with}; delete it to run it again")
     progress.show(f"{paper.id}/{experiment.id}: computing")
     return _judged(paper, experiment, records, circumstances, folder)
 

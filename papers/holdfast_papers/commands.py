@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from holdfast.cli.run import print_path
+from holdfast.cli.options import print_path
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json
 from holdfast.experiments.record import RunRecord, load_record

@@ -13,7 +13,7 @@ from holdfast.core.world import World
 from holdfast.data.lazy import AnyData
 from holdfast.engines.common.dry_run import dry_ledger, planned_messages
 from holdfast.engines.common.profile import Profile
-from holdfast.experiments.spec import Terms
+from holdfast.experiments.spec import Objective
 from holdfast.privacy import Ledger, NodeDP, protection
 from holdfast.privacy.aggregation.arithmetic import default_threshold
 from holdfast.privacy.messages import PrivateMessages, check_clippable
@@ -27,7 +27,7 @@ class Setting(Protocol):
     """What of a run's data, network and problem decides how it is made private."""
 
     @property
-    def terms(self) -> Terms: ...
+    def objective(self) -> Objective: ...
     @property
     def data(self) -> AnyData: ...
     @property

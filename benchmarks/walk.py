@@ -1,9 +1,11 @@
-"""How many files a reader has to open to follow one request: those of holdfast in which it calls a function.
+"""How many files a reader has to open to follow one request: those in which it calls a function.
 
-python benchmarks/walk.py [train run] [--files]
+python benchmarks/walk.py [train run node] [--files]
 
 ``train``: ``hf.train`` of one round of four nodes on a ring. ``run``: ``holdfast run rounds=1`` from the
-command line to the report. Every request is made twice, and the second is counted, so that imports are not.
+command line to the report. ``node``: two deployed nodes on this machine, from opening their sites to the
+final model after one round; files of holdfast_deploy count as well. Every request is made twice, and the
+second is counted, so that imports are not.
 ``zero`` is how often it runs a method on the zero problem, to learn what the method sends and keeps.
 ``--files`` lists the files in the order of the first call.
 """
@@ -26,9 +28,13 @@ from typing import Any
 import numpy as np
 
 import holdfast as hf
+import holdfast_deploy
 from holdfast.cli.app import app
 
-ROOT = Path(hf.__file__).parent
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+from federation_runs import deploy, describe
+
+ROOTS = tuple(f"{Path(package).resolve()}{os.sep}" for package in (*hf.__path__, *holdfast_deploy.__path__))
 RUNS_THE_METHOD = {"round", "client"}  # names of the functions of a method that do a round's work
 
 
@@ -42,15 +48,16 @@ class Walk:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, frame: FrameType, event: str, argument: Any) -> None:
-        """A call, of whatever; only those of holdfast's own functions count."""
+        """A call, of whatever; only those of our own functions count."""
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(f"{ROOT}{os.sep}"):
+        if event != "call" or not code.co_filename.startswith(ROOTS):
             return
-        name = os.path.relpath(code.co_filename, ROOT)
+        root = next(root for root in ROOTS if code.co_filename.startswith(root))
+        name = code.co_filename.removeprefix(str(Path(root).parent) + os.sep)
         with self._lock:
             self.files.setdefault(name)
             self.functions.add((name, code.co_qualname))
-            if code.co_name in RUNS_THE_METHOD and name.startswith("algorithms"):
+            if code.co_name in RUNS_THE_METHOD and name.startswith("holdfast/algorithms"):
                 oracle = frame.f_locals.get("oracle")
                 self.zero += type(getattr(oracle, "problem", None)).__name__ == "ZeroProblem"
 
@@ -82,7 +89,14 @@ def run() -> None:
         app(["run", "rounds=1", "--quiet"], standalone_mode=False)
 
 
-REQUESTS: dict[str, Callable[[], None]] = {"train": train, "run": run}
+def node() -> None:
+    """Two nodes in threads of this process, linked to each other."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw = describe({"name": "local-gecl", "lr": 0.1}, nodes=2, rounds=1)
+        deploy(raw, Path(folder))
+
+
+REQUESTS: dict[str, Callable[[], None]] = {"train": train, "run": run, "node": node}
 
 
 def main() -> None:

@@ -93,7 +93,7 @@ def _compress(parts: tuple[Compressor, ...], x: Tensor, uniforms: Uniforms) -> W
     return wire._replace(numbers=_compress(parts[1:], wire.numbers, uniforms)) if parts[1:] else wire
 
 
-def _expand(parts: tuple[Compressor, ...], wire: Any, like: Tensor) -> Tensor:
+def _expand(parts: tuple[Compressor, ...], wire: Wire, like: Tensor) -> Tensor:
     if parts[1:]:
         numbers = like.new_empty(len(like), parts[0].numbers(like.shape[-1]))
         wire = wire._replace(numbers=_expand(parts[1:], wire.numbers, numbers))

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import AsJson, DataDir, Device, ExperimentPath, Overrides, split_overrides
-from holdfast.cli.run import print_path
+from holdfast.cli.options import (
+    AsJson,
+    DataDir,
+    Device,
+    ExperimentPath,
+    Overrides,
+    print_path,
+    split_overrides,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table

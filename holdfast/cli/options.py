@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ExperimentPath = Annotated[
     Path | None,
@@ -49,3 +52,10 @@ def split_overrides(experiment: Path | None, overrides: list[str] | None) -> tup
     if experiment is not None and "=" in str(experiment) and not experiment.exists():
         return None, [str(experiment), *changes]
     return experiment, changes
+
+
+def print_path(console: Console, what: str, path: object) -> None:
+    """``what: path``, the path in one piece however narrow the terminal."""
+    from rich.text import Text
+
+    console.print(Text.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)

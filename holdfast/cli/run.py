@@ -22,14 +22,13 @@ from holdfast.cli.options import (
     Quiet,
     TensorBoard,
     Watch,
+    print_path,
     split_overrides,
 )
 from holdfast.cli.watch import live_page
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from holdfast.core.world import World
     from holdfast.experiments.plan import Plan
     from holdfast.experiments.runner import Runner
@@ -284,10 +283,3 @@ def _show(runner: Runner, *, quiet: bool, as_json: bool = False) -> None:
     statuses = [job["status"] for job in record.summary["jobs"]]
     if "failed" in statuses or not {"done", "stopped"} & set(statuses):
         sys.exit(1)
-
-
-def print_path(console: Console, what: str, path: object) -> None:
-    """``what: path``, the path in one piece however narrow the terminal."""
-    from rich.text import Text
-
-    console.print(Text.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import DataDir, Device, ExperimentPath, Overrides, Quiet, split_overrides
-from holdfast.cli.run import print_path
+from holdfast.cli.options import (
+    DataDir,
+    Device,
+    ExperimentPath,
+    Overrides,
+    Quiet,
+    print_path,
+    split_overrides,
+)
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ network is a server, with the average of everybody. A ``ServerAlgorithm`` keeps 
 run with a sampled cohort of clients.
 """
 
-from holdfast.contract.capabilities import Capabilities
 from holdfast.contract.channel import CHANNELS, EVERY_USE, IDENTITY, Channel, ChosenChannel, Compensated, Draw
-from holdfast.contract.method import ALGORITHMS, Algorithm, Method, ServerAlgorithm, State
+from holdfast.contract.method import ALGORITHMS, Algorithm, Capabilities, Method, ServerAlgorithm, State
 from holdfast.contract.node import Edges, Inbox, Oracle, Peers
 from holdfast.contract.optimizer import OPTIMIZERS, Gradient, LocalOptimizer, Memory, Optimizer
 from holdfast.contract.parameters import (

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from holdfast.contract import Channel, Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import Cohort
+from holdfast.core.world import World
+from holdfast.data.lazy import AnyData
 from holdfast.engines.common.dry_run import dry_ledger, planned_messages
 from holdfast.engines.common.profile import Profile
+from holdfast.experiments.spec import Terms
 from holdfast.privacy import Ledger, NodeDP, protection
 from holdfast.privacy.aggregation.arithmetic import default_threshold
 from holdfast.privacy.messages import PrivateMessages, check_clippable
+from holdfast.problem.model_problem import ModelProblem
 from holdfast.problem.private import Release, check_releasable, counted_noise
 from holdfast.problem.problem import Problem
 from holdfast.topology import Network
 
-if TYPE_CHECKING:
-    from holdfast.experiments.setting import Setting
+
+class Setting(Protocol):
+    """What of a run's data, network and problem decides how it is made private."""
+
+    @property
+    def terms(self) -> Terms: ...
+    @property
+    def data(self) -> AnyData: ...
+    @property
+    def network(self) -> Network: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def world(self) -> World: ...
+    @property
+    def problem(self) -> ModelProblem:
+        """The nodes' local objectives."""
 
 
 def planned_ledger(

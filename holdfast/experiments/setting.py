@@ -41,7 +41,7 @@ from holdfast.engines.cluster.place import RankPlace
 from holdfast.engines.cluster.ranks import Ranks
 from holdfast.engines.common.counters import Footprint
 from holdfast.engines.common.fit import check_fit
-from holdfast.engines.common.place import HERE
+from holdfast.engines.common.peers import HERE
 from holdfast.engines.common.profile import Profile
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.simulate.choice import executor_for

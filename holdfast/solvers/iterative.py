@@ -6,14 +6,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holdfast.contract.solver import LocalProblem, Solver, require_smooth
 from holdfast.core.errors import HoldfastError
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import Tree, tree_map
 from holdfast.core.validation import Count, NonNegative, Positive, Whole, check
 
 # --- when a local solve is good enough ------------------------------------------------------------------
@@ -125,7 +125,7 @@ def gradient_norm_for_gap(gap: float, rule: GapRule, *, mu: float, nu: float) ->
 class Progress(NamedTuple):
     """A step of all rows."""
 
-    state: Any  # a NamedTuple of [m, ...] tensors with ``answer`` [m, d] and ``energy`` [m, 1] among them
+    state: Tree  # a NamedTuple of [m, ...] tensors with ``answer`` [m, d] and ``energy`` [m, 1] among them
     done: Tensor  # [m, 1]: the stopping rule is met
     stuck: Tensor  # [m, 1]: no further step is possible
 
@@ -142,11 +142,11 @@ class IterativeSolver(Solver):
     max_steps: Count = 10_000
 
     @abstractmethod
-    def begin(self, problem: LocalProblem, start: Tensor, rule: StoppingRule) -> Any:
+    def begin(self, problem: LocalProblem, start: Tensor, rule: StoppingRule) -> Tree:
         """The state before the first step."""
 
     @abstractmethod
-    def advance(self, problem: LocalProblem, state: Any, active: Tensor, rule: StoppingRule) -> Progress:
+    def advance(self, problem: LocalProblem, state: Tree, active: Tensor, rule: StoppingRule) -> Progress:
         """One step; only the ``active`` rows [m, 1] count, and only they may cost evaluations."""
 
     def solve(self, problem: LocalProblem, start: Tensor) -> Tensor:

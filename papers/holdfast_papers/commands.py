@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from holdfast.cli.run import print_path
+from holdfast.cli.options import print_path
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_atomic, write_json
 from holdfast.experiments.record import RunRecord, load_record
@@ -263,7 +263,7 @@ def _carry_out(
     for record in records.values():
         made_with, given = record.summary.get("data_dir"), circumstances.data_dir
         if given and made_with and Path(made_with) != given.resolve():
-            progress.note(f"{record.path} was made with the data in {made_with}; delete it to run it anew")
+            progress.note(f"{record.path} was made with the data in {made_with}; delete it to run it again")
     progress.show(f"{paper.id}/{experiment.id}: computing")
     return _judged(paper, experiment, records, circumstances, folder)
 

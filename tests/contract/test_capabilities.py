@@ -9,7 +9,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.contract import Capabilities
-from holdfast.contract.capabilities import BEFORE
+from holdfast.contract.method import BEFORE
 from tests.support.contract_keepers import Right, RightServer
 
 

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from federation_runs import describe
+from pydantic import BaseModel
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy import keys
 from holdfast_deploy.federation import NodeConfig
 from holdfast_deploy.federation_file import FederationFile, make_federation
-from holdfast_deploy.membership.agreement import Decision, Signed
+from holdfast_deploy.membership.agreement import Decision, Signed, Vote
 from holdfast_deploy.membership.kept_models import KeptModels
 from holdfast_deploy.membership.log import MembershipLog, read_decisions
-from holdfast_deploy.membership.messages import check_vote, sign_vote
-from holdfast_deploy.membership.roster import Roster, first_roster, roster_folder
+from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest, check_vote, sign_vote
+from holdfast_deploy.membership.roster import AvailableModels, Order, Roster, first_roster, roster_folder
 from holdfast_deploy.storage.messages import Header, specs
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials, serial_of
@@ -147,3 +148,17 @@ def test_a_vote_outlasts_the_certificate_that_signed_it_and_other_signatures_do_
     with pytest.raises(ValueError, match="not signed by a for this federation"):
         check_signature(b, "a", a.certificate, signature, b"text")
     check_vote(b, "digest", "a", vote, decision)
+
+
+@pytest.mark.parametrize(("model", "title"), [(MembershipRequest, "a request"), (MembershipReply, "a reply")])
+def test_the_page_names_every_field_that_members_send(model: type[BaseModel], title: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "membership.md").read_text()
+    table = page.split(f"| field of {title} | what |\n|---|---|\n")[1].split("\n\n")[0]
+    assert [row.split("`")[1] for row in table.splitlines()] == list(model.model_fields)
+
+
+@pytest.mark.parametrize("model", [Roster, Order, Decision, Vote, AvailableModels, Signed])
+def test_the_page_names_every_field_within(model: type[BaseModel]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "membership.md").read_text()
+    section = page.split("## What members ask one another")[1].split("\n## ")[0]
+    assert [name for name in model.model_fields if f"`{name}`" not in section] == []

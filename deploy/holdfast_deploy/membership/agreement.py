@@ -1,12 +1,12 @@
 """How members agree on the next roster although any of them may crash at any instant: Paxos, once per roster.
 
-The members of a roster vote about the next one. Whoever wants a change draws a ballot higher than all it has
+The members of a roster vote about the next one. One that wants a change draws a ballot higher than all it has
 heard of. First it asks for promises. A member that gives one writes it down before it answers: from then on
 it takes no lower ballot, and it keeps all models that it has. Its answer says what it has voted for before,
 and how far it is. With the promises of a majority the proposal is fixed: what was voted for in the highest
 ballot, if anything was, else the proposer's own. Then members vote, again writing it down before answering.
 What a majority has voted for in one ballot is decided. Two majorities have a member in common, so a later
-ballot learns of what may have been decided, and proposes the same. Hence two halves never go on apart, and
+ballot learns of what may have been decided, and proposes the same. Hence two halves never continue apart, and
 no order of crashes and messages leads to two decisions (``tests/deploy/test_agreement.py`` tries
 all of them).
 """
@@ -23,9 +23,9 @@ from holdfast_deploy.federation import NodeConfig
 from holdfast_deploy.membership.roster import AvailableModels, Checked, Order, Roster, next_roster
 from holdfast_deploy.storage.messages import Number
 
-# A count, then the name of who drew it; they are ordered.
+# A count, then the name of the member that drew it; they are ordered.
 Ballot = tuple[Annotated[int, Field(ge=0, lt=2**62)], str]
-MOST_AHEAD = 2**20  # by how much a ballot may be above all before: nobody is to use up the numbers
+MOST_AHEAD = 2**20  # by how much a ballot may be above all before: no member is to use up the numbers
 
 NO_BALLOT: Ballot = (0, "")
 
@@ -61,7 +61,7 @@ class Proposal:
     now: Roster
     ballot: Ballot
     voters: list[str]
-    votes: dict[str, Vote] = field(default_factory=dict)  # by whom a promise was given
+    votes: dict[str, Vote] = field(default_factory=dict)  # of those that have given a promise
     available: dict[str, AvailableModels] = field(default_factory=dict)
     value: Roster | None = None  # once it is fixed
 
@@ -72,7 +72,7 @@ class Proposal:
     def fix(
         self, lost: Collection[str], order: Order | None, returning: Sequence[NodeConfig] = ()
     ) -> Roster | None:
-        """What is to be voted for; None as long as too few have promised, or one who stays is missing."""
+        """What is to be voted for; None as long as too few have promised, or one that stays is missing."""
         if self.value is None and is_majority(self.votes, self.voters):
             before = max(self.votes.values(), key=lambda vote: vote.ballot)
             if before.value is not None:
@@ -91,7 +91,7 @@ class Signed(Checked):
 
 
 class Decision(Checked):
-    """A roster that was decided, and the votes that show it, also to those who were not there."""
+    """A roster that was decided, and the votes that show it, also to those that were not there."""
 
     roster: Roster
     ballot: Ballot

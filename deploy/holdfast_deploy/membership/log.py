@@ -246,7 +246,7 @@ class MembershipLog:
             self.memory = changed
 
     def _know(self, roster: Roster) -> None:
-        """Whoever begins ``roster`` with a new folder may come with another incarnation."""
+        """A member that begins ``roster`` with a new folder may come with another incarnation."""
         if roster.number <= self.memory.roster:  # its file was lost, what followed from it was not
             return
         fresh = set(roster.joined) - set(roster.incarnations)

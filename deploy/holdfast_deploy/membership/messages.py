@@ -14,7 +14,7 @@ from holdfast_deploy.storage.messages import Number
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.signatures import check_past_signature, signature_of
 
-MOST_DECISIONS = 2  # in one answer; who is further behind asks again
+MOST_DECISIONS = 2  # in one answer; a member that is further behind asks again
 
 
 class MembershipRequest(Checked):
@@ -27,14 +27,14 @@ class MembershipRequest(Checked):
     ballot: Ballot = (0, "")
     value: Roster | None = None  # what to vote for
     order: Order | None = None  # the coordinator's latest
-    broken: bool = False  # the asker's files are beyond repair: it can go on in another roster only
+    broken: bool = False  # the asker's files are beyond repair: it can continue in another roster only
     decision: Decision | None = None  # about what follows the asker's roster; it need not be asked for then
 
 
 class MembershipReply(Checked):
     """What it is answered."""
 
-    roster: Number  # where the one who answers is
+    roster: Number  # where the member that answers is
     decisions: list[Decision] = Field(default=[], max_length=MOST_DECISIONS)  # after the asker's roster
     known: str = ""  # the incarnation of the asker that is known here
     order: Order | None = None

@@ -1,9 +1,9 @@
-"""Who takes part from which round on: members may change while a federation runs, in rosters.
+"""Who takes part from which round on: members may change while a federation runs, one roster after another.
 
-Roster 0 has the members of the federation file. Each later one has other members, begins at a round's border
+Roster 0 is that of the federation file. Each later one has other members, begins after a round, its border,
 and is a federation of its own: its digest stands in every message, so that no message of one roster is taken
-for one of another. The graph is built anew by the rule of the file, and the method starts anew with ``init``
-from the members' models at the border.
+for one of another. The graph is built again by the rule of the file, and the method starts again with
+``init`` from the members' models at the border.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Order(Checked):
     """What the coordinator wants changed. It counts in one roster only, so it cannot be carried out twice.
 
     Of several for one roster, the one with the highest ``number`` counts: one that cannot be carried out,
-    since somebody else is away, must not stand in the way of the next.
+    since another member is away, must not stand in the way of the next.
     """
 
     federation: str = Field(max_length=64)  # the digest of the file
-    roster: Number  # the roster that it ends
+    roster: Number  # of the roster that it ends
     change: Literal["remove", "add", "replace", "rollback"]
-    node: NodeConfig | None = None  # whom it is about, unless everybody is to go back
-    also: list[str] = Field(default=[], max_length=10_000)  # who is removed with it
-    to: Number | None = None  # the round whose models everybody goes back to
+    node: NodeConfig | None = None  # the one it is about, unless all members are to go back
+    also: list[str] = Field(default=[], max_length=10_000)  # those that are removed with it
+    to: Number | None = None  # the round whose models all go back to
     number: Number = 0
     signature: Signature | None = None
 
@@ -58,12 +58,12 @@ class Order(Checked):
 
     @property
     def name(self) -> str:
-        """Whom it is about; "" if that is everybody."""
+        """The member that it is about; "" if that is all of them."""
         return "" if self.node is None else self.node.name
 
     @property
     def removed(self) -> set[str]:
-        """Whom the others go on without."""
+        """The members that the others continue without."""
         return {self.name, *self.also} if self.change == "remove" else set()
 
     @property
@@ -88,15 +88,15 @@ class Order(Checked):
 
 
 class Roster(Checked):
-    """The members of one roster, and the round that it begins with."""
+    """A set of members, and the round that they begin with."""
 
     number: Number
     first: Number  # rounds that were done before it
-    # Who has no address here is where each site's own file says.
+    # One without an address here is where each site's own file says.
     nodes: list[NodeConfig] = Field(min_length=1, max_length=10_000)
-    joined: list[str] = []  # of these, who starts from the model of another, see ``donor``
-    incarnations: Incarnations = {}  # of those who were heard of; who is not here begins with a new folder
-    order: Order | None = None  # by which it was made; None: the members went on without those they had lost
+    joined: list[str] = []  # of these, those that start from the model of another, see ``donor``
+    incarnations: Incarnations = {}  # of those that were heard of; the others begin with new folders
+    order: Order | None = None  # by which it was made; None: members continue without lost ones
 
     @property
     def names(self) -> list[str]:
@@ -122,7 +122,7 @@ class Roster(Checked):
 
 
 class AvailableModels(Checked):
-    """Which folder a member goes on from, and after which rounds it has its model there, if any."""
+    """Which folder a member continues from, and after which rounds it has its model there, if any."""
 
     incarnation: str = Field(pattern="^[0-9a-f]{16}$")
     oldest: Number | None = None  # from here to ``newest``, without gaps
@@ -158,8 +158,8 @@ def next_roster(
 
     ``available``: of those who were heard of. The border is the last round that all who stay have finished,
     or the one that they are ordered to go back to.
-    The result is None where nobody who stays has a model, or where one who stays was not heard of yet: only
-    it knows how far it is.
+    The result is None where no member that stays has a model, or where one that stays was not heard of yet:
+    only it knows how far it is.
     """
     removed = set() if order is None else order.removed
     newcomers = [] if order is None or order.newcomer is None else [order.newcomer]
@@ -173,7 +173,7 @@ def next_roster(
         return None
     first = min(newest) if order is None or order.to is None else order.to
     fresh |= {name for name, its in known.items() if not its.has(first)}
-    places = {name: i for i, name in enumerate(now.names)}  # who is replaced keeps its own
+    places = {name: i for i, name in enumerate(now.names)}  # a member that is replaced keeps its own
     nodes = sorted([*staying, *newcomers], key=lambda node: places.get(node.name, len(places)))
     joined = [node.name for node in nodes if node.name in fresh]
     if len(joined) == len(nodes):
@@ -195,14 +195,14 @@ def led_roster(
     order: Order | None,
     returning: Sequence[NodeConfig] = (),
 ) -> Roster | None:
-    """What follows ``now`` where a server holds the model: nodes have nothing of their own to go on from.
+    """What follows ``now`` where a server holds the model: nodes have nothing of their own to continue from.
 
-    The result is None where nobody stays.
+    The result is None where no node stays.
     """
-    everybody = {
+    available = {
         node.name: AvailableModels(incarnation="0" * 16, oldest=first, newest=first) for node in now.nodes
     }
-    after = next_roster(now, everybody, lost, order, returning)
+    after = next_roster(now, available, lost, order, returning)
     return None if after is None else after.model_copy(update={"incarnations": {}})
 
 
@@ -214,7 +214,7 @@ def check_change(
 ) -> None:
     """Refuses a roster that does not follow from ``now`` by an order, or as the file allows.
 
-    It may allow to leave out who was lost, and to take in ``former`` members that nobody has ordered away.
+    The file may allow to leave out lost members, and to take in ``former`` ones that no order has removed.
     """
     former = former or {}
     names, order = after.names, after.order
@@ -245,7 +245,7 @@ def check_change(
 
 
 def _carries_out(after: Roster, order: Order) -> bool:
-    """Whether whom the order is about is out, or begins anew."""
+    """Whether the member that the order is about is out, or begins again."""
     if order.newcomer is None:
         return order.removed.isdisjoint(after.names)
     return order.name in after.names and order.name in after.joined

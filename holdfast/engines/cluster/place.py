@@ -15,7 +15,7 @@ from holdfast.engines.common.channel_run import ChannelRun
 from holdfast.engines.common.counters import Counters, Work
 from holdfast.engines.common.links import StackedLinks
 from holdfast.engines.common.oracle import Guard
-from holdfast.engines.common.place import Place
+from holdfast.engines.common.peers import Place
 from holdfast.topology import Network
 
 

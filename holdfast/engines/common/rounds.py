@@ -27,8 +27,7 @@ from holdfast.engines.common.channel_run import (
 from holdfast.engines.common.counters import Counters
 from holdfast.engines.common.fit import Cohorts, StepsTaken, check_fit, check_steps
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle, MinibatchGradient
-from holdfast.engines.common.peers import StackedPeers
-from holdfast.engines.common.place import HERE, Place
+from holdfast.engines.common.peers import HERE, Place, StackedPeers
 from holdfast.engines.common.profile import Profile, placed
 from holdfast.engines.common.robust import aggregated, forged
 from holdfast.problem.problem import Problem

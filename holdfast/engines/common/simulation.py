@@ -18,7 +18,7 @@ from holdfast.core.world import World
 from holdfast.engines.common.counters import Counters, Traffic, Work
 from holdfast.engines.common.fit import Cohorts, StepsTaken
 from holdfast.engines.common.oracle import MinibatchGradient
-from holdfast.engines.common.place import HERE, Place
+from holdfast.engines.common.peers import HERE, Place
 from holdfast.engines.common.profile import Profile
 from holdfast.engines.common.rounds import Rounds
 from holdfast.engines.common.trial import ZeroProblem
@@ -106,10 +106,10 @@ class Simulation:
     def with_members(
         self, problem: Problem, network: Network, origins: Sequence[int], cohort: Cohort | Cohorts = "all"
     ) -> Simulation:
-        """The same run in a new epoch: other nodes, ``problem`` and ``network`` their objectives and links.
+        """The same run with a new roster: ``problem`` and ``network`` are its nodes' objectives and links.
 
-        The method starts anew at the round under way, from the models that there are: node i from that of
-        node ``origins[i]`` of the old epoch. Who stays has itself as its origin, who joins has another.
+        The method starts again at the round under way, from the models that there are: node i from that of
+        node ``origins[i]`` before. A node that stays is its own origin; one that joins has another.
         """
         if self.ledger is not None:
             raise HoldfastError("private: members cannot change, as the noise was found for those there are")

@@ -27,7 +27,7 @@ def optimum(members: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("method", [hf.LocalGECL(lr=0.1, local_steps=2), hf.SCAFFOLD(lr=0.1)])
-def test_exact_methods_find_the_optimum_of_every_epoch(method: Method) -> None:
+def test_exact_methods_find_the_optimum_of_every_roster(method: Method) -> None:
     server = isinstance(method, hf.SCAFFOLD)
     simulation, members = None, [0, 1, 2, 3]
     for after, origins in [(members, []), ([0, 1, 3], [0, 1, 3]), ([0, 1, 3, 4], [0, 1, 2, 0])]:

@@ -26,7 +26,7 @@ class Averaged(NamedTuple):
     """What a node knows after the exchange."""
 
     x: Tensor  # its own model before
-    mean: Tensor  # the mixed model; with a server, everybody's mean
+    mean: Tensor  # the mixed model; with a server, the mean of all nodes
     excess: Tensor  # its mean gradient of the round minus that of those it mixes with
     memory: Memory  # the optimiser's
 

@@ -1,6 +1,6 @@
 """BEER and MoTEF: gradient tracking whose messages may be compressed.
 
-Both papers send C(X - H), where H is a copy of X that everybody adds up. Here the channel does that
+Both papers send C(X - H), where H is a copy of X that all nodes add up. Here the channel does that
 (``PublicCopies``), and its gamma is the papers' gamma: ``exchange`` returns x + gamma (W - I) H. Without a
 channel H is X itself. The papers mix with the copies of the round before, so a node keeps what mixing adds.
 """

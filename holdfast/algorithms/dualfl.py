@@ -28,7 +28,7 @@ GAMMA = 0.01  # of (3.7) and (3.8): any positive number will do
 
 class Node(NamedTuple):
     x: Tensor  # minimiser of the node's last local problem, where it starts on the next
-    mean: Tensor  # everybody's mean of those
+    mean: Tensor  # the mean of those over all nodes
     dual: Tensor  # nu zeta_j: tends to the node's own gradient at the optimum; sums to zero
     plain_dual: Tensor  # the same before momentum
     t: Tensor  # [..., 1]: t_n of (3.4), which the momentum is made of
@@ -120,7 +120,7 @@ class DualFL(Algorithm):
         return Node(x=x0, mean=x0, dual=zero, plain_dual=zero, t=torch.ones_like(x0[..., :1]))
 
     def round(self, s: Node, oracle: Oracle, peers: Peers) -> Node:
-        nodes = int(peers.degree.max()) + 1  # behind a server everybody is everybody's neighbour
+        nodes = int(peers.degree.max()) + 1  # behind a server all nodes are neighbours
         accuracy = self.gradient_norm(oracle.round, nodes)
         x = oracle.argmin(-s.dual, torch.zeros_like(s.x), self.alpha, s.x, self.solver, accuracy)
         mean = peers.exchange(x).mixed
@@ -130,7 +130,7 @@ class DualFL(Algorithm):
         return Node(x=x, mean=mean, dual=dual, plain_dual=plain_dual, t=t)
 
     def begins(self, round: int) -> bool:
-        """Whether ``round`` is the first with its alpha: momentum starts anew."""
+        """Whether ``round`` is the first with its alpha: momentum starts again."""
         return self.shrink_alpha_every is not None and round % self.shrink_alpha_every == 0
 
     def gradient_norm(self, round: int, nodes: int) -> float | None:

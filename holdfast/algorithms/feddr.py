@@ -77,7 +77,7 @@ class FedDR(ServerAlgorithm[Server]):
 
 class Node(NamedTuple):
     z: Tensor  # tends to x* - eta times the node's own gradient there
-    x: Tensor  # everybody's mean z
+    x: Tensor  # the mean z of all nodes
 
 
 @ALGORITHMS.register("fedsplit", family="primal-dual, with a server", paper="Pathak and Wainwright 2020")

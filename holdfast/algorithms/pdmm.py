@@ -1,6 +1,6 @@
 """PDMM and ECL: a dual variable at each end of every link (Local G-ECL, eq. 5).
 
-Printed there, a node goes on with its own dual; it must take the one it receives, as here, or it diverges.
+Printed there, a node continues with its own dual; it must take the one it receives, as here, or it diverges.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def start(x0: Tensor, edges: Edges) -> Node:
 
 
 def reflect(z: Tensor, x: Tensor, edges: Edges) -> Tensor:
-    """What arrives over each link when everybody sends y = z - 2 A x."""
+    """What arrives over each link when all nodes send y = z - 2 A x."""
     return edges.swap(z - 2 * edges.sign * edges.spread(x))
 
 

@@ -25,7 +25,7 @@ from holdfast.optimizers import PLAIN
 
 
 class Node(NamedTuple):
-    x: Tensor  # the mixed model; with a server, everybody's mean
+    x: Tensor  # the mixed model; with a server, the mean of all nodes
     h: Tensor  # tends to the node's own gradient at the optimum; sums to zero
     memory: Memory = ()  # the optimiser's
 

@@ -40,7 +40,7 @@ class Server(NamedTuple):
 class TAMUNA(ServerAlgorithm[Server]):
     """Scaffnew with cohorts; every entry is sent by a few clients (Condat et al. 2023).
 
-    With everybody in every round it is CompressedScaffnew (Condat et al. 2022), and Scaffnew if all send all.
+    With all clients in a round it is CompressedScaffnew (Condat et al. 2022), and Scaffnew if all send all.
     """
 
     declared = Capabilities(

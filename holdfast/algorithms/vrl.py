@@ -24,8 +24,8 @@ from holdfast.optimizers import PLAIN
 
 
 class Node(NamedTuple):
-    x: Tensor  # everybody's mean model
-    delta: Tensor  # the node's mean gradient minus everybody's; sums to zero
+    x: Tensor  # the mean model of all nodes
+    delta: Tensor  # the node's mean gradient minus that of all nodes; sums to zero
     memory: Memory = ()  # the optimiser's
 
 
@@ -64,7 +64,7 @@ class VRLSGD(Algorithm):
 
 
 class Model(NamedTuple):
-    x: Tensor  # everybody's mean model
+    x: Tensor  # the mean model of all nodes
     memory: Memory = ()  # the optimiser's
 
 

@@ -92,7 +92,7 @@ class Scaled(NamedTuple):
 class Half(Compressor):
     """Numbers travel as float16 and are added up in the model's own type.
 
-    Between neighbours a node keeps at home what its own message lost, so that sums are kept. Through a server
+    Between neighbours a node keeps locally what its own message lost, so that sums are kept. Through a server
     they are not, and a dual that adds up means would drift, so there it has ``feedback`` by default: numbers
     are sent as shares of the largest, as float16 ends at 6e-8, and the server answers in full.
     """

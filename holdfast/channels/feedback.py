@@ -78,7 +78,7 @@ class Owing(NamedTuple):
 
 @feedback("an averaging server")
 class CommonMean(Form):
-    """Behind a server that averages: everybody hears the mean of the copies h_i.
+    """Behind a server that averages: all nodes receive the mean of the copies h_i.
 
     A copy lags behind its message m_i, and methods add up means over rounds, so the sum s_i of the lags is
     sent as well, little by little: a node sends C(m_i + gamma s_i - h_i). Without it the duals of Local

@@ -5,7 +5,7 @@ they should be, and mixing acts once: a small step makes it slow. Exact Diffusio
 D-Scaffnew add up in a dual, or in the difference of two models, what mixing changed, so without curvature
 model and dual are a double integrator, a swing that only mixing itself damps. There a copy that lags behind
 its message is negative damping, and a *small* step does not help: the swing gets slower, and the lag stays.
-Such a method is told ``lead`` times what the copies have just changed as well, which makes up for the lag.
+Such a method receives ``lead`` times what the copies have just changed as well, which makes up for the lag.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def find_step(form: Form, d: int) -> Step:
 def tuned_step(form: Form, d: int) -> Step:
     """The step after which random vectors of about ``d`` numbers have come nearest to what they should be.
 
-    Deterministic, on a CPU, so that everybody finds the same.
+    Deterministic, on a CPU, so that all nodes find the same.
     """
     safe = _safe(form, d)
     if d < 3:

@@ -7,7 +7,7 @@ objective) and its ``Peers`` (its links). Communication is a call in the middle 
 reads like the paper's and may exchange once, twice or not at all.
 
 There are two kinds. An ``Algorithm`` has no leader: nodes exchange with their neighbours, or, when the
-network is a server, with the average of everybody. A ``ServerAlgorithm`` keeps state on the server and may
+network is a server, with the average of all nodes. A ``ServerAlgorithm`` keeps state on the server and may
 run with a sampled cohort of clients.
 """
 

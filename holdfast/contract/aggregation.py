@@ -75,7 +75,7 @@ Attackers = Annotated[list[Whole], Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Attack(ABC):
-    """What the attackers ``nodes`` do. They compute as everybody does, and only lie about it.
+    """What the attackers ``nodes`` do. They compute as all nodes do, and send something else.
 
     So a node that attacks keeps a state like the others'; what it sends, or learns from, is another thing.
     """

@@ -142,7 +142,7 @@ class Channel(NotInherited, ABC):
     def average(
         self, message: Message, own: Message, mean: Message, sender: ChannelState, receiver: ChannelState
     ) -> tuple[Message, ChannelState]:
-        """``combine`` for the mean that came back from a server; by default it is alike for everybody."""
+        """``combine`` for the mean that came back from a server; by default it is alike for all nodes."""
         return mean, receiver
 
     def gather(self, mean: Message, receiver: ChannelState, share: float) -> tuple[Message, ChannelState]:

@@ -49,7 +49,7 @@ class Oracle(Protocol):
         """A coin that falls alike for all clients of the round's cohort: true with ``probability``."""
 
     def parts(self, x: Tensor, copies: int) -> Tensor:
-        """Weights like ``x`` [..., d]: which of its entries this client sends, drawn anew in every round.
+        """Weights like ``x`` [..., d]: which of its entries this client sends, drawn again in every round.
 
         Of the c clients in the cohort, ``copies`` send each entry; their weight is c/copies, that of others
         zero. The mean of weighted messages is then, entry by entry, the mean over those who send it.
@@ -83,7 +83,7 @@ class Inbox(Protocol[R]):
 
     @property
     def mixed(self) -> R:
-        """sum_j W_ij m_j over the node's neighbours and itself; for a server the mean of everybody."""
+        """sum_j W_ij m_j over the node's neighbours and itself; for a server the mean over all nodes."""
 
     @property
     def neighbour_sum(self) -> R:
@@ -126,4 +126,4 @@ class Peers(Protocol):
         """Sends ``message`` to every neighbour and waits for theirs; ``sporadic``: over available links."""
 
     def coin(self, probability: float) -> bool:
-        """A coin that falls alike for everybody: true with ``probability``."""
+        """A coin that falls alike for all nodes: true with ``probability``."""

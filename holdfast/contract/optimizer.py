@@ -28,7 +28,7 @@ class LocalOptimizer(NotInherited, Hyperparameters, ABC):
     _promises = ("columnwise",)
     columnwise: ClassVar[bool] = False  # True: no number depends on how many columns d a row has
 
-    keep: bool = field(default=False, kw_only=True)  # its memory lasts for all rounds, or begins anew in each
+    keep: bool = field(default=False, kw_only=True)  # its memory lasts for all rounds, or begins in each
 
     def __repr__(self) -> str:
         """What differs from the defaults."""
@@ -97,14 +97,14 @@ class LocalOptimizer(NotInherited, Hyperparameters, ABC):
         steps: Steps,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """``descend`` with a gradient that is told which nodes are ``busy``, [..., 1]; None: all of them."""
+        """``descend`` with a gradient that receives which nodes are ``busy``, [..., 1]; None: all of them."""
         x, memory = start, self.begin(memory, start)
         for busy in turns(steps):
             direction, after = self.update(gradient(x, busy), memory, x)
             direction = lr * direction  # by the same name, so that the other is freed: models may be large
             moved = x - direction
             del direction
-            if busy is not None:  # who has taken its own steps stays where it is
+            if busy is not None:  # a node that has taken its own steps stays where it is
                 moved = torch.where(busy, moved, x)
                 after = tree_map(partial(torch.where, busy), after, memory)
             x, memory = moved, after

@@ -15,7 +15,7 @@ _one_at_a_time = threading.RLock()  # several nodes may read in threads of one p
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Afterwards the global generators (torch's on the CPU) go on as if nothing had been drawn."""
+    """Afterwards the global generators (torch's on the CPU) continue as if nothing had been drawn."""
     with _one_at_a_time:
         python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:

@@ -34,7 +34,7 @@ def total_memory(device: torch.device) -> int:
 def keep_freed_memory() -> None:
     """Has glibc hold on to large blocks that are freed, instead of giving them back to the system.
 
-    Every step frees and asks for the same megabytes; having them mapped anew each time takes longer than the
+    Every step frees and asks for the same megabytes; having them mapped again each time takes longer than the
     arithmetic in them. Elsewhere than on glibc nothing happens.
     """
     try:

@@ -27,15 +27,15 @@ class World:
         return device
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of everybody's ``part``, the same bits for all."""
+        """The sum of all processes' ``part``, the same bits for all."""
         return part
 
     def mean(self, rows: Tensor, total: int) -> Tensor:
-        """The sum [...] of everybody's ``rows`` [m, ...] over ``total``, mostly the number of them all."""
+        """The sum [...] of all processes' ``rows`` [m, ...] over ``total``, mostly the number of them all."""
         return rows.mean(0) if len(rows) == total else rows.sum(0) / total
 
     def lowest(self, part: Tensor) -> Tensor:
-        """The least of everybody's ``part``, element by element."""
+        """The least of all processes' ``part``, element by element."""
         return part
 
     def any(self, flag: bool) -> bool:
@@ -51,14 +51,14 @@ class World:
         return make()
 
     def raise_on_all(self, work: Callable[[], T]) -> T:
-        """``work``, done by everybody; a ``HoldfastError`` in anybody's is raised by all."""
+        """``work``, done by all processes; a ``HoldfastError`` of any of them is raised by all."""
         return work()
 
     def agree(self, what: str, own: str, remedy: str) -> None:
-        """Raises a ``HoldfastError`` everywhere unless everybody's ``own`` is the same."""
+        """Raises a ``HoldfastError`` everywhere unless ``own`` is the same in all processes."""
 
     def wait(self) -> None:
-        """Returns when everybody is here."""
+        """Returns when all processes are here."""
 
 
 ALONE = World()

@@ -28,7 +28,7 @@ class WarmupCosine(LocalOptimizer):
     """Steps of ``inner`` times a factor that rises to 1 in ``warmup`` local steps, then falls along a cosine.
 
     It falls until the node has taken ``steps`` steps and stays at ``end``; without ``steps`` it stays at 1.
-    Steps are those of all rounds, also where ``inner`` begins anew in each.
+    Steps are those of all rounds, also where ``inner`` begins again in each.
     """
 
     columnwise: ClassVar[bool] = True

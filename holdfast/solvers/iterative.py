@@ -102,7 +102,7 @@ def gradient_norm_for_gap(gap: float, rule: GapRule, *, mu: float, nu: float) ->
 
     ``"strong-convexity"`` (R2) rests on Gamma_j(u) <= ||grad E(u)||^2 / (2 (mu - nu)), so it needs nu < mu.
     ``"dual-point"`` (R3) works for any nu: ||grad E(u)||^2 / (2 nu) is the gap of the dual point grad g_j(u)
-    with its own primal point u - grad E(u)/nu. At u itself, which DualFL goes on with, that is a good guess
+    with its own primal point u - grad E(u)/nu. At u itself, with which DualFL continues, that is a good guess
     and no proof: for nu = mu the gap at an inexact u is in general infinite, whatever the solver does.
     """
     check("gap", Positive, gap)

@@ -87,7 +87,7 @@ class Activity:
     """Probabilities of computing and of transmitting, each one of:
 
     a number for all; a sequence with one per node (or link, in the order of ``Network.links``); for links
-    also a mapping from pairs (i, j), the others being 1; a ``Distribution``, drawn once, or anew every
+    also a mapping from pairs (i, j), the others being 1; a ``Distribution``, drawn once, or again every
     ``redraw_every`` rounds; or a function of the round that returns any of the former.
 
     ``link_draws``: ``once`` per link and round, as in DSpodFL's paper; by ``each-end``, so that a link is

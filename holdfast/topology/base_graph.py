@@ -56,7 +56,7 @@ def _simple(nodes: list[int], degree: int) -> list[Round]:
     By the digits of n in base k + 1, nodes form parts of a (k+1)^p, where a is the digit. Each part averages
     within itself. Then, part after part, every node of the smaller parts is linked with one node of each of
     the part's a blocks of (k+1)^p. With these weights the mean of each block, and that of the smaller parts,
-    becomes the mean of all. A block then averages within itself while the smaller parts go on.
+    becomes the mean of all. A block then averages within itself while the smaller parts continue.
     """
     parts = _parts(nodes, degree + 1)
     first = _at_once([_smooth(list(chain(*blocks)), degree) for blocks in parts])
@@ -102,7 +102,7 @@ def _parts(nodes: list[int], base: int) -> list[list[list[int]]]:
 
 
 def _at_once(schedules: list[list[Round]]) -> list[Round]:
-    """Schedules of disjoint nodes side by side; who is done early waits."""
+    """Schedules of disjoint nodes side by side; those that are done early wait."""
     return [list(chain(*(links or () for links in now))) for now in zip_longest(*schedules)]
 
 

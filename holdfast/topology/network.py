@@ -32,7 +32,7 @@ GraphOrWeights: TypeAlias = Graph | csr_array | NDArray[Any]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Network:
-    """Who talks to whom and with which weights; ``graph is None`` means a server that averages everybody.
+    """Who talks to whom and with which weights; ``graph is None`` means a server that averages all nodes.
 
     Made by ``Network.of``, ``server`` or ``build_network``, which check everything.
     """
@@ -42,7 +42,7 @@ class Network:
     weights: csr_array | None  # [nodes, nodes] float64; None for a server, where W = J
     activity: Activity | None = None  # how often nodes compute and links transmit; None: always
     sequence: Callable[[int], Network] | None = None  # the network of each round, if it varies
-    period: int | None = None  # the rounds after which a varying network begins anew, if it does
+    period: int | None = None  # the rounds after which a varying network begins again, if it does
     aggregation: Aggregation = MEAN  # how received messages are put together
     attack: Attack | None = None  # what some nodes send in place of their messages, in simulations
 
@@ -68,7 +68,7 @@ class Network:
     ) -> Network:
         """A network that changes: ``graphs(e)`` is its graph in rounds e * every to (e + 1) * every - 1.
 
-        ``graphs`` may also be a list, which begins anew after its last. In the place of a graph may stand a
+        ``graphs`` may also be a list, which begins again after its last. In the place of a graph may stand a
         matrix [n, n] of weights, whose links are where it is not zero; graphs get the ``mixing``.
         The single graphs need not be connected, as long as the nodes are connected over time. Asked twice
         for the same e, ``graphs`` must return the same graph, or a run could not be resumed.
@@ -133,7 +133,7 @@ class Network:
     ) -> Network:
         """This network with nodes that compute, and links that transmit, only now and then.
 
-        Only methods made for it leave nodes and links out; the others wait for everybody, which shows in the
+        Only methods made for it leave nodes and links out; the others wait for all nodes, which shows in the
         measured delays. See ``Activity`` for how probabilities are given.
         """
         if self.is_server:
@@ -196,7 +196,7 @@ class Network:
         return self.activity.available(chances, self.nodes, links, seed, round, draw)
 
     def weights_over(self, available: NDArray[np.bool_]) -> csr_array:
-        """P, [n, n]: W with only the ``available`` links, [E]; the weight of the others stays at home."""
+        """P, [n, n]: W with only the ``available`` links, [E]; the others' weight stays with the node."""
         assert self.weights is not None, "a server has no links"
         if available.all():
             return self.weights
@@ -216,7 +216,7 @@ class Network:
 
     @property
     def is_server(self) -> bool:
-        """Whether a server averages everybody, instead of nodes exchanging with neighbours."""
+        """Whether a server averages all nodes, instead of nodes exchanging with neighbours."""
         return self.graph is None
 
     @property

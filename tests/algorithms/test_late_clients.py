@@ -63,7 +63,7 @@ def test_fedavg_leans_towards_those_who_are_never_late(four):
 
 def test_recorded_cohorts_are_those_that_were_drawn(four):
     drawn = Simulation(hf.SCAFFOLD(lr=0.05), four, hf.server(4), seed=5, cohort=2)
-    cohorts = [drawn.rounds.everybody_asked(r) for r in range(4)]
+    cohorts = [drawn.rounds.clients_asked(r) for r in range(4)]
     again = Simulation(hf.SCAFFOLD(lr=0.05), four, hf.server(4), seed=5, cohort=cohorts)
     for _ in range(4):
         drawn.step()

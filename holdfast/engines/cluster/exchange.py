@@ -206,7 +206,7 @@ M = TypeVar("M")
 
 @dataclass
 class ClusterPeers(StackedPeers):
-    """The links of the nodes here in one round; messages are ``[m, d]``. Traffic counts everybody's."""
+    """The links of the nodes here in one round; messages are ``[m, d]``. Traffic counts those of all."""
 
     links: ClusterLinks
     world: World = field(kw_only=True)
@@ -224,7 +224,7 @@ class ClusterPeers(StackedPeers):
 
 @dataclass(frozen=True)
 class ServerInbox(Generic[M]):
-    """What a server made of everybody's message."""
+    """What a server made of all messages."""
 
     sent: M
     world: World

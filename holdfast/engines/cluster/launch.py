@@ -54,7 +54,7 @@ def launch_id() -> str | None:
 def run_to_continue(root: Path, launch: str | None, digest: str) -> Path | None:
     """The run directory of this very job and experiment, if it was started before and is not finished."""
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    # In a container the next torchrun may have the same number: without an id, only a restart goes on.
+    # In a container the next torchrun may have the same number: without an id, only a restart continues.
     if launch is None or (os.environ.get("TORCHELASTIC_RUN_ID") == "none" and not restarted):
         return None
     for path in sorted(root.glob("*/summary.json"), key=lambda path: path.stat().st_mtime, reverse=True):

@@ -49,7 +49,7 @@ class RankPlace(Place):
         return ClusterPeers(network, links, seed, round, counters.traffic, channel_run, world=self.world)
 
     def guard(self, counts: bool) -> Guard:
-        """Notes a solve that fails and goes on with NaN: what is exchanged never depends on values.
+        """Notes a solve that fails and continues with NaN: what is exchanged never depends on values.
 
         So no rank waits for the messages of one where a solve failed. After the round all ranks hear of it,
         and raise the error together (``raise_pending``).

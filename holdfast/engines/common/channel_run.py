@@ -56,7 +56,7 @@ def server_memory(*memories: ChannelMemory) -> ChannelMemory | tuple[()]:
 
 
 Listener = Callable[[Any, Tensor], None]
-"""Is told what arrives of every message, rows [m, ...], and the senders [m]; in stepwise rounds only."""
+"""Receives what arrives of every message, rows [m, ...], and the senders [m]; in stepwise rounds only."""
 
 
 class Sent(NamedTuple):
@@ -102,7 +102,7 @@ class ChannelRun:
         self.listener = listener
         self.seed, self.round = seed, round
         self.exchanges = 0  # of this round so far, those over single links included
-        self.sends = 0  # of these, messages to everybody: each has its memory
+        self.sends = 0  # of these, messages to all neighbours: each has its memory
         self.last = ChannelMemory((), ())  # that of the last exchange
 
     @property
@@ -140,7 +140,7 @@ class ChannelRun:
         return self._through(self.channel, z, self.channel.init(z), self.nodes[rows], self._count())
 
     def answer(self, message: Any, exchange: int, nodes: int) -> Sent:
-        """What a server of so many ``nodes`` sends to everybody; ``message`` has one row."""
+        """What a server of so many ``nodes`` sends to all nodes; ``message`` has one row."""
         if self.channel.down.transparent:
             return Sent(message, message, message)
         return self._through(self.channel.down, message, (), self.nodes.new_full((1,), nodes), exchange)

@@ -152,7 +152,7 @@ class StackedLinks:
         return self._matrix(self.network.adjacency)
 
     def weights_over(self, available: NDArray[np.bool_]) -> Matrix:
-        """P, [n, n]: W with only the ``available`` links, [E]; the weight of the others stays at home."""
+        """P, [n, n]: W with only the ``available`` links, [E]; the others' weight stays with the node."""
         return self._matrix(self.network.weights_over(available))
 
     @cached_property
@@ -175,7 +175,7 @@ class StackedLinks:
 
     @cached_property
     def all_degrees(self) -> Tensor:
-        """Number of neighbours, [n, 1]; behind a server everybody is everybody's neighbour."""
+        """Number of neighbours, [n, 1]; behind a server all nodes are neighbours."""
         nodes = self.network.nodes
         degrees = [nodes - 1] * nodes if self.network.is_server else self.network.degrees
         return torch.as_tensor(degrees).to(self.like)[:, None]

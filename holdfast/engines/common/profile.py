@@ -147,7 +147,7 @@ def _oracle(network: Network, trial: Trial, round: int, seen: Seen, work: Work) 
 
 
 def _alternating(heads: bool) -> Callable[[], Flip]:
-    """Whatever their probability: a method may go on until one falls as it wants."""
+    """Whatever their probability: a method may continue until one falls as it wants."""
 
     def coins() -> Flip:
         sides = cycle([heads, not heads])

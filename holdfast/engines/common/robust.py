@@ -51,7 +51,7 @@ def combine(rule: Aggregation, weights: Sequence[float], messages: Sequence[M]) 
 
 @dataclass(frozen=True)
 class SummedUp(Generic[M]):
-    """What a server that averages made of everybody's messages ``received``."""
+    """What a server that averages made of all messages ``received``."""
 
     one: M  # without rows
     received: M

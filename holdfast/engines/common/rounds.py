@@ -81,7 +81,7 @@ class Rounds:
         # Of a network that varies with a period, the links of every round are made once.
         self._links = lru_cache(maxsize=network.period or 1)(lambda now: place.links(now, problem.x0))
         self.channel = placed(channel, method, network)
-        self.listener: Listener | None = None  # who is told what travels
+        self.listener: Listener | None = None  # receives what travels
         self.lost = torch.zeros((), dtype=torch.bool, device=problem.x0.device)  # a flag for ``ChannelRun``
         # [2]: the sum of the losses of the last round's minibatches here, and their number. Like the flag a
         # tensor that stays where it is: rounds that are recorded write it as well.
@@ -129,10 +129,10 @@ class Rounds:
         """[k]: the clients of the round's cohort that are here; perhaps none."""
         if self.recorded is None and self.cohort_size == self.problem.nodes:
             return self.nodes
-        chosen = torch.tensor(self.everybody_asked(round), dtype=torch.int64, device=self.nodes.device)
+        chosen = torch.tensor(self.clients_asked(round), dtype=torch.int64, device=self.nodes.device)
         return self.place.held(self.nodes, chosen)
 
-    def everybody_asked(self, round: int) -> list[int]:
+    def clients_asked(self, round: int) -> list[int]:
         """The nodes, here or elsewhere, that take part in the round, ascending."""
         if self.recorded is not None:
             if round >= len(self.recorded):
@@ -166,7 +166,7 @@ class Rounds:
         return with_channel_state(after, channel_run.memories)
 
     def models(self, state: Any) -> Tensor:
-        """The model of each node here after the last exchange, [m, d]; a server's model is everybody's."""
+        """The model of each node here after the last exchange, [m, d]; a server's is that of all."""
         if isinstance(self.method, ServerAlgorithm):
             return self.method.model(split_channel_state(state)[0].server).expand(len(self.nodes), -1)
         assert isinstance(self.method, Algorithm)
@@ -216,7 +216,7 @@ class Rounds:
         after, message = method.client(before, answer.arrived, oracle)
         self._note(oracle.losses if takes_part else [])
         sent = channel_run.send(message)
-        asked = len(self.everybody_asked(now.round)) if self.capabilities.poisson_cohorts else size
+        asked = len(self.clients_asked(now.round)) if self.capabilities.poisson_cohorts else size
         counters.traffic.count(asked, answer.message, answer.wire)
         counters.traffic.count(asked, message, sent.wire)
         arrived, kept = sent.arrived, (state.clients, remembered.sender)
@@ -239,12 +239,12 @@ class Rounds:
         return ServerState(server, kept[0]), ChannelMemory(kept[1], receiver) if memory else ()
 
     def _asked(self, now: Inputs) -> Tensor | None:
-        """[c], ascending: everybody in the round's cohort, also elsewhere; None if that is every client."""
+        """[c], ascending: all clients in the round's cohort, also elsewhere; None if that is every client."""
         if self.recorded is None and self.cohort_size == self.problem.nodes:
             return None
         if len(self.nodes) == self.problem.nodes:
             return now.cohort
-        return torch.tensor(self.everybody_asked(now.round), device=self.nodes.device)
+        return torch.tensor(self.clients_asked(now.round), device=self.nodes.device)
 
     def _note(self, losses: list[Tensor]) -> None:
         """Keeps sum and number of the ``losses`` of a round."""

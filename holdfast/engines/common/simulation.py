@@ -39,7 +39,7 @@ class Executor(Protocol):
         """Runs the next round: changes the simulation's state and counters, not its round."""
 
     def put(self, old: Any, new: Any) -> Any:
-        """The state to go on with where ``new`` replaces ``old``."""
+        """The state to continue with where ``new`` replaces ``old``."""
 
     def repeated(self, simulation: Simulation, look: Look, times: int) -> Look:
         """``look``, a function of the state after a round, in the fastest way to call it so many times."""
@@ -142,7 +142,7 @@ class Simulation:
         self.executor.step(self)
         if self.ledger is not None:
             more = [now - then for now, then in zip(astuple(self.counters.accesses), before, strict=True)]
-            self.ledger.record(more, self.rounds.everybody_asked(self.round))
+            self.ledger.record(more, self.rounds.clients_asked(self.round))
         self.raise_pending()
         self.round += 1
 
@@ -207,7 +207,7 @@ class Simulation:
 
     @property
     def models(self) -> Tensor:
-        """The model after the last exchange of each node here, [m, d]; a server's model is everybody's."""
+        """The model after the last exchange of each node here, [m, d]; a server's is that of all."""
         return self.rounds.models(self.state)
 
     @property
@@ -225,7 +225,7 @@ class Simulation:
         return self.rounds.place.total(self.work)
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that ``restore`` needs to go on: the tensors here by name, and everybody's counters."""
+        """All that ``restore`` needs to continue: the tensors here by name, and the counters of all nodes."""
         tensors = {
             name: tensor.detach().to("cpu", copy=True).contiguous()
             for name, tensor in named_leaves(self.state)

@@ -1,6 +1,6 @@
 """What a trial is made of: an objective that is zero, links that record what is sent, and checks of the rest.
 
-A mistake is named in one line: the class and the function, what it gave, what was expected, what to do.
+A mistake is named in one line: the class and the function, the result, what was expected, what to do.
 Without this it would fail deep in an engine, or pass silently. A trial has sizes of its own, so that messages
 can say [m, d] for m nodes and models of d numbers.
 """
@@ -236,7 +236,7 @@ class Expected:
         return given
 
     def form(self, value: Any) -> str:
-        """``value`` for people: ``a float32 tensor [m, d]``, ``Node(x, c)``."""
+        """``value``, human-readable: ``a float32 tensor [m, d]``, ``Node(x, c)``."""
         if isinstance(value, Tensor):
             sizes = ["d" if size == self.dim else str(size) for size in value.shape]
             if value.ndim and value.shape[0] == ROWS:

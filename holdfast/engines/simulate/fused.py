@@ -71,7 +71,7 @@ def _compile(program: Program, inputs: Sequence[Tensor]) -> Program:
 def _compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
     """``graph`` by the compiler behind ``torch.compile``.
 
-    That would read the program anew, and once more where two of its inputs are the same tensor.
+    That would read the program again, and once more where two of its inputs are the same tensor.
     """
     from torch._inductor import compile  # seconds to import
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # slow to import
@@ -287,7 +287,7 @@ def _moves_rows(node: fx.Node, dim: int) -> bool:
 def _cut(nodes: list[fx.Node], dim: int) -> Iterator[list[fx.Node]]:
     """The operations in runs, a new one before each gradient and before the exchange that follows it.
 
-    Compiled with the last step, an exchange would compute that step anew for every neighbour.
+    Compiled with the last step, an exchange would compute that step again for every neighbour.
     """
     run: list[fx.Node] = []
     for node in nodes:

@@ -199,7 +199,7 @@ def _same(a: Any, b: Any) -> bool:
 # Why a round may not be prepared, where it still runs step by step.
 REFUSALS = (
     NotReplayableError,  # our own reasons
-    HoldfastError,  # the method cannot go on; the step itself says so
+    HoldfastError,  # the method cannot continue; the step itself says so
     RuntimeError,  # what CUDA, the tracer and the compiler object to, and values read on the host
     *(TypeError, ValueError, AttributeError),  # the method uses an input in a way that only a number allows
     OSError,  # no compiler on this machine, or no place for what it writes
@@ -275,7 +275,7 @@ class Replaying:
     """Replays rounds in the first of ``ways`` that works; otherwise runs them step by step.
 
     ``ways``: for so many rounds of a simulation, the ways that pay, the fastest first; none for short runs.
-    ``done``: what happens to rounds there, for people. ``stepwise``: how to run rounds if no way works.
+    ``done``: what happens to rounds there, human-readable. ``stepwise``: how to run rounds if no way works.
     ``record``: a function of a state that stays in place, as one that is faster to call.
     """
 

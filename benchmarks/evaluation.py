@@ -26,8 +26,9 @@ from holdfast.data.samples import Pair
 from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.execution import Execution
 from holdfast.experiments.metrics import Evaluation, choose_metrics
+from holdfast.experiments.option_forms import Cadence, Metrics
 from holdfast.experiments.setting import Setting
-from holdfast.experiments.spec import Cadence, Metrics, TrainSpec
+from holdfast.experiments.spec import TrainSpec
 from holdfast.models import MODELS
 from holdfast.problem.losses import CrossEntropy
 

@@ -29,15 +29,8 @@ from holdfast.cli.app import app
 from holdfast.cli.listing import KINDS, entries
 from holdfast.core.registry import Registry
 from holdfast.core.validation import Section
-from holdfast.experiments.spec import (
-    AlgorithmConfig,
-    AsGiven,
-    Checked,
-    Choice,
-    Experiment,
-    OneOf,
-    meanings,
-)
+from holdfast.experiments.option_forms import AsGiven, Checked, Choice, OneOf
+from holdfast.experiments.spec import AlgorithmConfig, Experiment, meanings
 
 ROOT = Path(__file__).parents[1]
 EXTERNAL = re.compile(

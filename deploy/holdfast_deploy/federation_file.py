@@ -28,7 +28,8 @@ from holdfast.engines.common.profile import placed
 from holdfast.experiments.choices import initial_module, network_of
 from holdfast.experiments.experiment_file import check_keys, read_foreign_toml
 from holdfast.experiments.methods import LocalEpochs
-from holdfast.experiments.spec import Choice, ChosenAlgorithm, GivenChannel, NetworkSpec, Objective, as_choice
+from holdfast.experiments.option_forms import Choice, GivenChannel, as_choice
+from holdfast.experiments.spec import ChosenAlgorithm, NetworkSpec, Objective
 from holdfast.models import load_model
 from holdfast.models.base import MODELS
 from holdfast.privacy import Ledger, NodeDP

@@ -27,9 +27,10 @@ from holdfast.core.precision import switches_restored
 from holdfast.core.validation import quoted
 from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.methods import LabelledMethod
+from holdfast.experiments.option_forms import GivenModel, Named, OfSeed
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.runner import Interrupted, open_run
-from holdfast.experiments.spec import GivenModel, Named, OfSeed, TrainOptions, TrainSpec, takes_options
+from holdfast.experiments.spec import TrainOptions, TrainSpec, takes_options
 from holdfast.report.terminal import plain_text, summary_table
 
 if TYPE_CHECKING:

@@ -20,16 +20,9 @@ from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.choices import as_channel, as_method, network_of
 from holdfast.experiments.execution import Execution
 from holdfast.experiments.metrics import Evaluation, choose_metrics
+from holdfast.experiments.option_forms import GivenChannel, Named, NumberType
 from holdfast.experiments.setting import build_simulation
-from holdfast.experiments.spec import (
-    GivenChannel,
-    Named,
-    NetworkOptions,
-    NetworkSpec,
-    NumberType,
-    check_names,
-    takes_options,
-)
+from holdfast.experiments.spec import NetworkOptions, NetworkSpec, check_names, takes_options
 from holdfast.problem.problem import FunctionProblem
 
 

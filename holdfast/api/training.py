@@ -22,18 +22,11 @@ from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.execution import Execution, stop_signals
 from holdfast.experiments.growth import grown_loss
 from holdfast.experiments.methods import LabelledMethod
+from holdfast.experiments.option_forms import Choice, GivenModel, Named
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.record_files import JobStatus, Outcome
 from holdfast.experiments.runner import open_run
-from holdfast.experiments.spec import (
-    Choice,
-    GivenModel,
-    Named,
-    TrainOptions,
-    TrainSpec,
-    check_names,
-    takes_options,
-)
+from holdfast.experiments.spec import TrainOptions, TrainSpec, check_names, takes_options
 from holdfast.report.progress import Progress, somebody_watches
 
 NodeData = AnyData | Sequence[Any] | TrainTest | Named

@@ -26,10 +26,11 @@ from holdfast.experiments.callbacks import Callback
 from holdfast.experiments.choices import as_method, own_epochs
 from holdfast.experiments.execution import stop_signals
 from holdfast.experiments.methods import LabelledMethod
+from holdfast.experiments.option_forms import GivenModel, Named
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.record_files import Mode
 from holdfast.experiments.runner import Interrupted
-from holdfast.experiments.spec import GivenModel, Named, TrainOptions, TrainSpec, takes_options
+from holdfast.experiments.spec import TrainOptions, TrainSpec, takes_options
 from holdfast.experiments.tuning import (
     Grids,
     Trial,

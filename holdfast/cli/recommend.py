@@ -161,7 +161,7 @@ def _network(setting: Setting, graph: Advice) -> Network:
 
 def _changes(proposal: Proposal, job: Job, *, beside: bool) -> list[str]:
     """What is advised as overrides; with compression, the same run without it ``beside`` it."""
-    from holdfast.experiments.spec import as_choice
+    from holdfast.experiments.option_forms import as_choice
 
     both = [_algorithm(proposal.method), _algorithm(proposal.control)]
     found: list[tuple[str, Any]] = [("algorithm", both)]

@@ -22,7 +22,8 @@ from holdfast.core.registry import Registry, import_named, make_own
 from holdfast.core.validation import Count, check, quoted
 from holdfast.data import PARTITIONERS, FederatedData, Partitioner
 from holdfast.data.lazy import AnyData
-from holdfast.experiments.spec import Choice, Named, NetworkSpec, Topology, as_choice
+from holdfast.experiments.option_forms import Choice, Named, Topology, as_choice
+from holdfast.experiments.spec import NetworkSpec
 from holdfast.models import load_model
 from holdfast.problem.losses import LOSSES, Loss, LossFunction
 from holdfast.problem.losses import as_loss as given_loss

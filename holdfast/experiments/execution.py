@@ -19,8 +19,8 @@ from holdfast.engines.common.simulation import Look, Simulation
 from holdfast.experiments.callbacks import Callback, JobInfo, Measurements, Stop
 from holdfast.experiments.growth import unbounded
 from holdfast.experiments.metrics import Evaluation, costs
+from holdfast.experiments.option_forms import Cadence
 from holdfast.experiments.record_files import Outcome
-from holdfast.experiments.spec import Cadence
 from holdfast.problem.problem import on_threads, step_threads
 
 # --- figures and times of a GPU that are read later, so that nobody waits for them ----------------------

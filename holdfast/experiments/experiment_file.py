@@ -14,7 +14,8 @@ from typing import Any, get_args, get_origin
 from holdfast.algorithms import ALGORITHMS
 from holdfast.core.errors import HoldfastError, unknown
 from holdfast.core.validation import Section, quoted
-from holdfast.experiments.spec import Choice, Experiment, as_table
+from holdfast.experiments.option_forms import Choice, as_table
+from holdfast.experiments.spec import Experiment
 
 
 def default_experiment() -> str:

@@ -14,8 +14,9 @@ from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
 from holdfast.core.validation import parameters
 from holdfast.experiments.choices import as_method, own_epochs
+from holdfast.experiments.option_forms import Named
 from holdfast.experiments.record_files import short
-from holdfast.experiments.spec import AlgorithmConfig, Named
+from holdfast.experiments.spec import AlgorithmConfig
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from holdfast.core.registry import import_named
 from holdfast.core.validation import quoted
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.model_figures import HeldOut, ModelFigures, Reads, Score
+from holdfast.experiments.option_forms import GivenMetrics
 from holdfast.experiments.record_files import DELAY_COLUMNS, EPSILON_COLUMN, SOLVER_COLUMNS
-from holdfast.experiments.spec import GivenMetrics
 from holdfast.problem.optimum import gradients_at_optimum, known_optimum
 
 # --- what can be measured of a simulation after a round. Every metric is one small function -------------

@@ -25,8 +25,9 @@ from holdfast.experiments.callbacks import JobInfo
 from holdfast.experiments.choices import as_channel, bias_warning
 from holdfast.experiments.experiment_file import read_overridden, with_defaults
 from holdfast.experiments.methods import LabelledMethod
+from holdfast.experiments.option_forms import Cadence, Choice, of_seed
 from holdfast.experiments.setting import Setting, build_setting, convexity_warning, torch_device
-from holdfast.experiments.spec import AlgorithmConfig, Cadence, Choice, Experiment, TrainSpec, leaves, of_seed
+from holdfast.experiments.spec import AlgorithmConfig, Experiment, TrainSpec, leaves
 from holdfast.experiments.sweep import expand
 
 

@@ -54,19 +54,15 @@ from holdfast.experiments.choices import (
 from holdfast.experiments.methods import LabelledMethod, LocalEpochs
 from holdfast.experiments.metrics import Evaluation, Metric, choose_metrics
 from holdfast.experiments.model_figures import HeldOut
+from holdfast.experiments.option_forms import Choice, GivenLoss, GivenPartition, as_choice, of_seed
 from holdfast.experiments.private_runs import check_private, planned_ledger, protected
 from holdfast.experiments.spec import (
     AlgorithmConfig,
-    Choice,
-    GivenLoss,
-    GivenPartition,
     Objective,
     ObjectiveOptions,
     ProblemSpec,
     TrainSpec,
-    as_choice,
     check_names,
-    of_seed,
     takes_options,
 )
 from holdfast.privacy import Ledger

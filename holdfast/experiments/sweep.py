@@ -16,7 +16,8 @@ from holdfast.algorithms.load import import_algorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import Registry
 from holdfast.core.validation import accepts, hints, quoted
-from holdfast.experiments.spec import Experiment, OneOf, leaves
+from holdfast.experiments.option_forms import OneOf
+from holdfast.experiments.spec import Experiment, leaves
 
 REGISTRIES: dict[str, Registry[Any]] = {
     ".".join(filter(None, (leaf.table, leaf.key))): mark.registry

@@ -17,12 +17,12 @@ from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.callbacks import Callback, JobInfo
 from holdfast.experiments.experiment_file import read_experiment
+from holdfast.experiments.option_forms import as_choice
 from holdfast.experiments.plan import Job, Plan
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast.experiments.record_files import SETTLED, Outcome, Summary, read_summary
 from holdfast.experiments.runner import Runner
 from holdfast.experiments.setting import Setting, load_dataset
-from holdfast.experiments.spec import as_choice
 from holdfast.report.format import seconds_text
 from holdfast_papers.base import Circumstances, Paper, PaperExperiment, Preset
 

@@ -16,6 +16,7 @@ import holdfast as hf
 from holdfast.core.fingerprint import fingerprint
 from holdfast.experiments import spec
 from holdfast.experiments.experiment_file import read_overridden, with_defaults
+from holdfast.experiments.option_forms import Choice
 from holdfast.experiments.plan import Plan
 from holdfast.experiments.runner import Runner
 from holdfast.experiments.spec import Count, NetworkSpec, Objective, ProblemSpec, Section, TrainSpec, leaves
@@ -78,7 +79,7 @@ OTHERS: dict[str, Any] = {
 
 def plain(value: Any) -> Any:
     """As a file has it."""
-    return value.plain if isinstance(value, spec.Choice) else value
+    return value.plain if isinstance(value, Choice) else value
 
 
 def stored(found: Section, name: str) -> Any:

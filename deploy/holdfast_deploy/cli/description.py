@@ -7,7 +7,7 @@ from typing import NamedTuple
 import holdfast
 from holdfast.algorithms import ALGORITHMS
 from holdfast.core.validation import quoted
-from holdfast.experiments.spec import as_choice
+from holdfast.experiments.option_forms import as_choice
 from holdfast.privacy import Ledger, NodeDP
 from holdfast.privacy.messages import PrivateMessages
 from holdfast.report.format import bytes_text
